@@ -1,0 +1,51 @@
+# Every target sets up what it needs. All that is required: git, make and Python 3.11 or later.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench conformance format clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || grep '##' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.core ## Produce, consume, crash and balance some thousand orders (under a minute)
+	@$(BIN)/onceward demo
+
+test: $(VENV)/.test ## Run every test
+	@$(BIN)/python -m pytest
+
+lint: $(VENV)/.test ## Check style, types, import directions and generated docs
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache | tail -n 3
+	@$(BIN)/python spec/conformance.py --check
+
+bench: $(VENV)/.test ## Measure, beside bare loops in the same run, and print ratios
+	@$(BIN)/python -m bench
+
+conformance: $(VENV)/.test ## Write docs/conformance.md anew
+	@$(BIN)/python spec/conformance.py
+
+format: $(VENV)/.test ## Put the code into shape
+	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
+
+clean: ## Remove everything that was made
+	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# hatchling and editables build the package without pip's isolated, unpinned environment.
+$(VENV)/.core: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) …"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "onceward needs Python 3.11 or later; say make PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --constraint constraints.txt hatchling editables
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.core
+	@echo "Installing what tests need …"
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[test]'
+	@touch $@
