@@ -1,0 +1,107 @@
+"""What a task is given before it runs, and what the engine keeps for each task instance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from onceward.task.clock import Clock
+from onceward.task.exceptions import ConfigurationError
+from onceward.task.ids import IdsInFlight
+from onceward.task.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from onceward.task.loops import LoopPorts
+
+
+class EngineState:
+    """The engine's memory of one task instance: what runs, what was asked to stop, which ids are in flight."""
+
+    def __init__(self) -> None:
+        self.ids = IdsInFlight()
+        self.running: dict[int, LoopPorts] = {}
+        self.stops = 0
+        """How often `stop` was called."""
+        self.stops_obeyed = 0
+        """Up to which of them calls have come and gone."""
+
+    def stop(self) -> None:
+        # Runs in signal handlers: no lock, nothing that waits.
+        self.stops += 1
+        for ports in list(self.running.values()):
+            ports.alarm()
+
+
+class BaseTask:
+    """Connectors and services, injected. Domain logic only: a task builds none of them and opens nothing."""
+
+    _fetch_method: ClassVar[str]
+    _other_fetch_method: ClassVar[str]
+    _asynchronous: ClassVar[bool]
+
+    settings: EngineSettings = EngineSettings()
+    clock: Clock = Clock()
+    connectors: Mapping[str, Any]
+    services: Mapping[str, Any]
+
+    def __init__(
+        self,
+        connectors: Mapping[str, Any] | None = None,
+        services: Mapping[str, Any] | None = None,
+        *,
+        settings: EngineSettings | None = None,
+    ) -> None:
+        name = type(self).__name__
+        if connectors is None:
+            raise ConfigurationError(
+                f"{name} has no connectors; give it some: {name}(connectors={{'source': …}}). "
+                "A producer that needs none says so with connectors={}."
+            )
+        for kind, given in (("connectors", connectors), ("services", services or {})):
+            if not isinstance(given, Mapping):
+                raise ConfigurationError(
+                    f"{kind} of {name} must be a dict by name, such as {{'source': …}}, not {type(given).__name__}"
+                )
+        if settings is not None:
+            self.settings = settings
+        self.connectors = dict(connectors)
+        self.services = dict(services or {})
+        self._check()
+
+    def _check(self) -> None:
+        """Mixins look here whether what they need is there."""
+
+    @property
+    def name(self) -> str:
+        """What spans, metrics and log lines call this task."""
+        return type(self).__name__
+
+    @property
+    def _engine(self) -> EngineState:
+        # Made on first use, so that a task that overrides __init__ and forgets super() still works.
+        state: EngineState = self.__dict__.setdefault("_engine_state", EngineState())
+        return state
+
+    def stop(self) -> None:
+        """End the calls that run now: what is in flight finishes, nothing more is started.
+
+        Safe from a signal handler and from any thread, and as often as you like. Called while nothing
+        runs, it ends the next call before it begins.
+        """
+        self._engine.stop()
+
+
+class Task(BaseTask):
+    """A task that runs in threads."""
+
+    _fetch_method = "fetch_transactions"
+    _other_fetch_method = "fetch_transactions_async"
+    _asynchronous = False
+
+
+class AsyncTask(BaseTask):
+    """A task that runs in asyncio."""
+
+    _fetch_method = "fetch_transactions_async"
+    _other_fetch_method = "fetch_transactions"
+    _asynchronous = True

@@ -1,0 +1,73 @@
+"""Attempts under a time limit, all watched by one watchdog per call.
+
+Entering an attempt is a dict entry, leaving it another; there is no timer, thread or task per attempt. The
+watchdog sleeps until the earliest deadline it knows of. Since most attempts end long before theirs, it
+mostly finds younger ones when it wakes, and sleeps again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from onceward.task.lifecycle import Work
+from onceward.task.reply import Failed, Limit
+
+
+class Try:
+    """One attempt under a time limit: first it runs, then it may be overdue, then it may be stuck."""
+
+    __slots__ = ("due", "expired", "limit", "work")
+
+    def __init__(self, work: Work, due: float, limit: Limit) -> None:
+        self.work = work
+        self.due = due
+        """When the watchdog has to act next."""
+        self.limit = limit
+        self.expired = False
+
+    def expire(self) -> bool:
+        """Ask the attempt to stop, unless it has just ended: whether it was asked."""
+        raise NotImplementedError
+
+    def give_up(self) -> bool:
+        """Stop waiting for the attempt, unless it has just ended: whether it is stuck."""
+        raise NotImplementedError
+
+
+class Deadlines:
+    """The attempts in hand, by the thread or task they run in."""
+
+    def __init__(self, stuck_grace: float, on_timeout: Callable[[Work, Limit], None]) -> None:
+        self.tries: dict[Any, Try] = {}
+        self.watch_at = inf
+        """Whoever enters an attempt due before this pokes the watchdog."""
+        self._stuck_grace = stuck_grace
+        self._on_timeout = on_timeout
+
+    def look(self, now: float) -> float:
+        """Act on what is due, and say when to look again."""
+        # While it looks around, every newcomer pokes: none can slip past between look and sleep.
+        self.watch_at = inf
+        nearest = inf
+        for this in list(self.tries.values()):
+            if this.due <= now:
+                self._act(this, now)
+            nearest = min(nearest, this.due)
+        self.watch_at = nearest
+        return nearest
+
+    def _act(self, this: Try, now: float) -> None:
+        if this.expired:
+            this.due = inf
+            if this.give_up():
+                this.work.stuck = True
+                this.work.resume(Failed(None, this.limit, stuck=True))
+        else:
+            # The loop's own limit ends the call: there is no next attempt to hold back, so no grace.
+            this.due = inf if this.limit is Limit.LOOP else now + self._stuck_grace
+            if this.expire():
+                self._on_timeout(this.work, this.limit)
+            else:
+                this.due = inf

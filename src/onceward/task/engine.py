@@ -1,0 +1,256 @@
+"""One call of an engine, put together: plan, slots, loop and ports; and its end, as a report or an error."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import queue
+from collections.abc import Callable
+from math import inf
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from onceward.task import guard
+from onceward.task.base import BaseTask
+from onceward.task.exceptions import ConsumerLoopTimeoutException, LoopError, ProducerLoopTimeoutException
+from onceward.task.lifecycle import Outcome, Plan, Step, Work
+from onceward.task.loops import LANDING, Loop, LoopPorts, Source
+from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
+from onceward.task.reply import Limit
+from onceward.task.report import Report, StopReason
+from onceward.task.script import Script
+from onceward.task.slots import Exited, Slots
+from onceward.task.tasks import TaskPorts
+from onceward.task.threads import ThreadPorts
+from onceward.telemetry import logs
+from onceward.telemetry.scope import current_work
+from onceward.telemetry.watch import Names, Watch
+
+logger = logging.getLogger("onceward.engine")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Wiring(msgspec.Struct, kw_only=True):
+    """What distinguishes one kind of call from another."""
+
+    span: str
+    life_span: str
+    policy: ConsumerPolicy | ProducerPolicy
+    main: Step
+    success: Step
+    exception: Step
+    source: Source | None
+    script: Callable[[Loop], Script[StopReason]]
+    timeout_error: type[ConsumerLoopTimeoutException] | type[ProducerLoopTimeoutException]
+    on_outcome: Callable[[Outcome], None] | None = None
+
+
+class Call:
+    """One consume or produce call, from assembly to report."""
+
+    def __init__(self, task: BaseTask, wiring: Wiring) -> None:
+        logs.install()
+        self.task = task
+        self.wiring = wiring
+        self.now = task.clock.now
+        self.began = self.now()
+        self.deadline = inf if wiring.policy.loop.timeout is None else self.began + wiring.policy.loop.timeout
+        self.watch = Watch.when_somebody_listens(
+            Names(
+                task.name, wiring.span, wiring.life_span, shown(wiring.policy), task.settings.telemetry_fields
+            )
+        )
+        self.context = contextvars.copy_context()
+        self.stops_before = task._engine.stops_obeyed
+        self.ports: ThreadPorts | TaskPorts
+        self.slots: Slots
+        self.loop: Loop
+
+    def assemble(self, ports: ThreadPorts | TaskPorts, hand_over: Callable[..., None]) -> None:
+        """Everything that needs to know how this call waits."""
+        task, wiring = self.task, self.wiring
+        ports.on_crash = self.crashed
+        ids = task._engine.ids
+        if self.watch is not None:
+            self.context.run(self.watch.loop_begins, lambda: len(ids.holders))
+        limited = self.deadline != inf or wiring.policy.loop.transaction_timeout is not None
+        plan = Plan(
+            task=task.name,
+            main=self._watched(guard.guarded(wiring.main, task)),
+            success=self._watched(wiring.success),
+            exception=self._watched(wiring.exception),
+            transaction_timeout=wiring.policy.loop.transaction_timeout,
+            loop_deadline=self.deadline,
+            limited=limited,
+            plain=not limited and self.watch is None,
+            watch=self.watch,
+        )
+        self.ports = ports
+        self.slots = Slots(
+            plan, ids, cast(LoopPorts, ports), wiring.policy.loop.concurrency.value, self.context
+        )
+        self.slots.on_outcome = wiring.on_outcome
+        self.loop = Loop(
+            task.name,
+            self.context,
+            self.deadline,
+            policy=wiring.policy.loop,
+            slots=self.slots,
+            ports=cast(LoopPorts, ports),
+            source=wiring.source,
+            stop_requested=lambda: task._engine.stops > self.stops_before,
+            hand_over=hand_over,
+        )
+        self.loop.script = wiring.script(self.loop)
+        task._engine.running[id(self)] = cast(LoopPorts, ports)
+
+    def _watched(self, step: Step) -> Step:
+        """The step with spans around its attempts; or, when nobody listens, without a handler that does nothing."""
+        if self.watch is None:
+            silent = getattr(step.call, "__func__", None) in NOT_DEFINED
+            return msgspec.structs.replace(step, silent=silent)
+        around = self.watch.around_async if self.task._asynchronous else self.watch.around
+        return msgspec.structs.replace(step, call=around(step))
+
+    def timed_out(self, work: Work, limit: Limit) -> None:
+        """Told at the deadline of an attempt, whatever becomes of the attempt."""
+        token = current_work.set(work)
+        try:
+            logger.warning("%s attempt %d ran out of time (%s limit)", work.step, work.attempt, limit)
+        finally:
+            current_work.reset(token)
+        if self.watch is not None:
+            self.watch.timed_out(work, limit)
+
+    def crashed(self, error: BaseException) -> None:
+        """Something in the engine itself broke: end the call with that error rather than hang."""
+        logger.critical("the engine broke", exc_info=error)
+        self.slots.break_off(error)
+
+    def conclude(self, ended: StopReason | Exited) -> Report:
+        """The report of the call, or the error that carries it."""
+        engine = self.task._engine
+        engine.running.pop(id(self), None)
+        engine.stops_obeyed = max(engine.stops_obeyed, engine.stops)
+        report = msgspec.structs.replace(self.slots.tally, duration=self.now() - self.began)
+        error: BaseException | None
+        if isinstance(ended, Exited):
+            report.stop_reason, error = StopReason.INTERRUPTED, ended.error
+        elif ended is StopReason.INTERRUPTED:
+            report.stop_reason, error = ended, self.slots.exited
+        elif ended is StopReason.TIMEOUT:
+            limit = self.wiring.policy.loop.timeout
+            report.stop_reason, error = (
+                ended,
+                self.wiring.timeout_error(f"the loop took longer than {limit} s"),
+            )
+        else:
+            report.stop_reason, error = ended, self.loop.error
+        if isinstance(error, LoopError):
+            error.report = report
+        if self.watch is not None:
+            self.watch.loop_ends(report, error)
+        if error is not None:
+            raise error
+        return report
+
+
+def shown(policy: ConsumerPolicy | ProducerPolicy) -> dict[str, Any]:
+    """The settings of a loop, as attributes of its span."""
+    loop = policy.loop
+    settings = {
+        "batch_size": loop.batch.size,
+        "concurrency": loop.concurrency.value,
+        "limit": loop.limit,
+        "loop_timeout": loop.timeout,
+        "transaction_timeout": loop.transaction_timeout,
+        "mode": getattr(loop, "mode", None),
+        "streaming": getattr(loop, "streaming", None),
+    }
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+NOT_DEFINED: set[Any] = set()
+"""The handlers that mixins bring along, which do nothing."""
+
+
+def does_nothing(handler: F) -> F:
+    """Marks a mixin's default handler."""
+    NOT_DEFINED.add(handler)
+    return handler
+
+
+def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
+    """The call, driven by threads; the caller's thread only waits."""
+    call = Call(task, wiring)
+    ports = ThreadPorts(task.clock, task.settings.stuck_grace, call.timed_out)
+    ended: queue.SimpleQueue[StopReason | Exited] = queue.SimpleQueue()
+
+    def carry(reply: Any) -> None:
+        result = ports.enter_script(call.loop, reply)
+        if result is not None:
+            ended.put(result)
+
+    def hand_over(loop: Loop, reply: Any) -> None:
+        loop.context = loop.context.copy()
+        ports.start(carry, reply)
+
+    call.assemble(ports, hand_over)
+    ports.start(carry, None)
+    interrupted: KeyboardInterrupt | None = None
+    while True:
+        try:
+            result = ended.get(
+                timeout=None if call.deadline == inf else max(call.deadline - call.now(), 0) + 2 * LANDING
+            )
+            break
+        except queue.Empty:
+            result = StopReason.TIMEOUT
+            break
+        except KeyboardInterrupt as error:
+            # Once: let work in flight finish. Twice: the user means now.
+            if interrupted is not None:
+                result = Exited(error)
+                break
+            interrupted = error
+            call.slots.exited = error
+            ports.alarm()
+    call.slots.dismiss()
+    ports.close(wait=not call.slots.pending and not call.slots.stuck_now)
+    return call.conclude(result)
+
+
+async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
+    """The call, driven by asyncio tasks; the caller's task only waits."""
+    call = Call(task, wiring)
+    ports = TaskPorts(task.clock, task.settings.stuck_grace, call.timed_out)
+    ended: asyncio.Future[StopReason | Exited] = asyncio.get_running_loop().create_future()
+
+    async def carry(reply: Any) -> None:
+        result = await ports.enter_script(call.loop, reply)
+        if result is not None and not ended.done():
+            ended.set_result(result)
+
+    def hand_over(loop: Loop, reply: Any) -> None:
+        loop.context = loop.context.copy()
+        ports.start(carry(reply))
+
+    call.assemble(ports, hand_over)
+    ports.start(carry(None))
+    result: StopReason | Exited
+    try:
+        done, _ = await asyncio.wait(
+            (ended,), timeout=None if call.deadline == inf else call.deadline - call.now() + 2 * LANDING
+        )
+        result = ended.result() if done else StopReason.TIMEOUT
+    except asyncio.CancelledError as error:
+        result = Exited(error)
+        call.slots.close()
+        tasks = ports.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=task.settings.stuck_grace)
+    call.slots.dismiss()
+    ports.close()
+    return call.conclude(result)

@@ -1,0 +1,149 @@
+"""What can go wrong, as one short tree.
+
+    OncewardError
+    ├── ConfigurationError            (ValueError)   a task, policy or connector that cannot work
+    ├── TransactionException                         one transaction failed; has a category
+    ├── IOGuardError                                 a task opened a socket, file or process itself
+    └── LoopError                                    a consume or produce call ended early; has a report
+        ├── FetchException                           the source failed for good
+        │   └── FetchTimeoutException (TimeoutError)
+        ├── SettlementException                      the source would not take an outcome
+        ├── InputException                           the caller's iterable failed
+        ├── ConsumerLoopTimeoutException (TimeoutError)
+        └── ProducerLoopTimeoutException (TimeoutError)
+
+    AttemptInterrupted (BaseException)               raised inside an attempt that ran out of time
+
+Every error pickles, and keeps its cause across pickling.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onceward.task.report import Report
+
+
+class ExceptionCategory(StrEnum):
+    """Why a transaction failed. These three are the only reasons."""
+
+    BUSINESS = "BUSINESS"
+    """The task said so: trying again would give the same answer. Never retried."""
+    SYSTEM = "SYSTEM"
+    """Something unexpected: a bug, a network, a service. Retried within the policy."""
+    TIMEOUT = "TIMEOUT"
+    """An attempt or a lifecycle ran out of time. Attempts are retried within the policy."""
+
+
+class OncewardError(Exception):
+    """The base of every error this package raises."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__.copy(), self.__cause__)
+
+
+def _rebuild(
+    cls: type[OncewardError], args: tuple[Any, ...], state: dict[str, Any], cause: BaseException | None
+) -> OncewardError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    error.__cause__ = cause
+    return error
+
+
+class ConfigurationError(OncewardError, ValueError):
+    """Something was put together in a way that cannot work. The message says what to do."""
+
+
+class IOGuardError(OncewardError):
+    """A task did I/O of its own instead of going through an injected service or connector."""
+
+
+class TransactionException(OncewardError):
+    """One transaction failed.
+
+    Raise it from a task to say why: `TransactionException("card expired", category=ExceptionCategory.BUSINESS)`.
+    Whatever else a task raises reaches handlers and callers as one of these, with the original as `cause`.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        category: ExceptionCategory | str = ExceptionCategory.SYSTEM,
+        transaction_id: str | None = None,
+        cause: BaseException | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.category = ExceptionCategory(category)
+        self.transaction_id = transaction_id
+        if cause is not None:
+            self.__cause__ = cause
+
+    @property
+    def cause(self) -> BaseException | None:
+        """What was raised in the first place, if this wraps something."""
+        return self.__cause__
+
+    def __str__(self) -> str:
+        where = f" [{self.transaction_id}]" if self.transaction_id else ""
+        return f"{self.category}{where}: {self.message}"
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.message!r}, category={self.category}, "
+            f"transaction_id={self.transaction_id!r})"
+        )
+
+
+class LoopError(OncewardError):
+    """A consume or produce call ended before its work did. `report` says how far it came."""
+
+    category = ExceptionCategory.SYSTEM
+    report: Report | None = None
+
+    @property
+    def cause(self) -> BaseException | None:
+        """What was raised in the first place, if this wraps something."""
+        return self.__cause__
+
+
+class FetchException(LoopError):
+    """The source failed, and the fetch policy allows no further attempt."""
+
+
+class FetchTimeoutException(FetchException, TimeoutError):
+    """The source did not answer in time, and the fetch policy allows no further attempt."""
+
+    category = ExceptionCategory.TIMEOUT
+
+
+class SettlementException(LoopError):
+    """The source would not take an outcome. What it was not told is delivered again."""
+
+
+class InputException(LoopError):
+    """The iterable given to `produce_transactions` raised, or yielded something else than transactions."""
+
+
+class ConsumerLoopTimeoutException(LoopError, TimeoutError):
+    """`loop.timeout` of a consumer policy ran out."""
+
+    category = ExceptionCategory.TIMEOUT
+
+
+class ProducerLoopTimeoutException(LoopError, TimeoutError):
+    """`loop.timeout` of a producer policy ran out."""
+
+    category = ExceptionCategory.TIMEOUT
+
+
+class AttemptInterrupted(BaseException):
+    """Raised by the engine inside a thread whose attempt ran out of time.
+
+    Not an `Exception`, so that `except Exception` in a task does not swallow it. A task may catch it to
+    clean up, and should let it go on.
+    """

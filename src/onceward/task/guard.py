@@ -1,0 +1,158 @@
+"""The I/O guard: a task that opens a socket, file or process of its own is told so.
+
+Tasks get their I/O injected. With `EngineSettings.io_guard` set to `warn` or `raise`, an audit hook looks at what
+CPython reports while `process_transaction` or `produce_transaction` runs. I/O is the task's own if the call stack leads
+from the call to the task's method without passing through an injected connector or service. With the guard off,
+there is no hook, and nothing is wrapped.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from contextvars import ContextVar
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from onceward.task.base import BaseTask
+from onceward.task.exceptions import IOGuardError
+from onceward.task.lifecycle import Step
+
+WATCHED = frozenset(
+    {
+        "open", "socket.__new__", "socket.connect", "socket.bind", "socket.getaddrinfo", "socket.sendto",
+        "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty",
+        "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "os.truncate",
+        "shutil.copyfile", "shutil.rmtree", "shutil.move", "urllib.Request", "http.client.connect",
+        "ftplib.connect", "smtplib.connect", "sqlite3.connect", "tempfile.mkstemp", "tempfile.mkdtemp",
+    }
+)  # fmt: skip
+
+NOT_THE_TASKS_DOING = (
+    "importlib",
+    "logging",
+    "linecache",
+    "traceback",
+    "warnings",
+    "opentelemetry",
+    "zoneinfo",
+)
+"""Modules that open files on behalf of the interpreter or of the log: an import, a log line, a traceback."""
+
+
+class Watched(NamedTuple):
+    """The task's method that runs in this context, and what may do I/O for it."""
+
+    method: CodeType
+    name: str
+    injected: frozenset[int]
+    code_of_injected: frozenset[CodeType]
+    raises: bool
+
+
+_watched: ContextVar[Watched | None] = ContextVar("onceward_io_guard", default=None)
+_hooked = False
+
+
+def guarded(step: Step, task: BaseTask) -> Step:
+    """The step, watched, if the task's settings say so."""
+    mode = task.settings.io_guard
+    code = getattr(getattr(step.call, "__func__", step.call), "__code__", None)
+    if mode == "off" or code is None:
+        return step
+    _install()
+    injected = [*task.connectors.values(), *task.services.values()]
+    watched = Watched(
+        code,
+        f"{task.name}.{code.co_name}",
+        frozenset(map(id, injected)),
+        frozenset(each.__code__ for each in injected if hasattr(each, "__code__")),
+        mode == "raise",
+    )
+    around = _around_async if task._asynchronous else _around
+    return msgspec.structs.replace(step, call=around(step.call, watched))
+
+
+def _around(call: Callable[..., Any], watched: Watched) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        token = _watched.set(watched)
+        try:
+            return call(*arguments)
+        finally:
+            _watched.reset(token)
+
+    return run
+
+
+def _around_async(call: Callable[..., Any], watched: Watched) -> Callable[..., Any]:
+    async def run(*arguments: Any) -> Any:
+        token = _watched.set(watched)
+        try:
+            return await call(*arguments)
+        finally:
+            _watched.reset(token)
+
+    return run
+
+
+def _install() -> None:
+    global _hooked
+    if not _hooked:
+        _hooked = True
+        sys.addaudithook(_audit)
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if event not in WATCHED:
+        return
+    watched = _watched.get()
+    if watched is None or not _is_own(sys._getframe(1), watched):
+        return
+    token = _watched.set(None)
+    try:
+        where = _line_in_task(sys._getframe(1), watched)
+        text = (
+            f"{watched.name} did I/O of its own: {event}({_shown(event, arguments)}) at {where}. "
+            "Put it behind a service or connector and inject that."
+        )
+        if watched.raises:
+            raise IOGuardError(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    finally:
+        _watched.reset(token)
+
+
+def _is_own(frame: FrameType | None, watched: Watched) -> bool:
+    while frame is not None:
+        code = frame.f_code
+        if code is watched.method:
+            return True
+        if code in watched.code_of_injected or _module(frame) in NOT_THE_TASKS_DOING:
+            return False
+        if code.co_argcount and id(frame.f_locals.get(code.co_varnames[0])) in watched.injected:
+            return False
+        frame = frame.f_back
+    # Not under the task's method: a thread or callback that merely inherited its context.
+    return False
+
+
+def _module(frame: FrameType) -> str:
+    name = frame.f_globals.get("__name__")
+    return name.partition(".")[0] if isinstance(name, str) else ""
+
+
+def _line_in_task(frame: FrameType | None, watched: Watched) -> str:
+    while frame is not None:
+        if frame.f_code is watched.method:
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "an unknown line"
+
+
+def _shown(event: str, arguments: tuple[Any, ...]) -> str:
+    # A path, an address or a program name says enough; environments and bodies stay out of messages.
+    shown = arguments[1:2] if event in ("socket.connect", "socket.bind", "socket.sendto") else arguments[:1]
+    return ", ".join(repr(each) for each in shown)[:200]

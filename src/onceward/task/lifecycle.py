@@ -1,0 +1,391 @@
+"""THE life of one transaction, for consumers and producers, threads and asyncio.
+
+    START ──► main step (process or produce)
+                ├─ returned ─────────────────► success handler
+                │                                ├─ returned ────────► SUCCEEDED
+                │                                └─ gave up ──┐
+                └─ BUSINESS, or gave up, or out of time ──────┴──► exception handler ──► FAILED
+
+Each step has its own attempts, timeout and backoff (`attempts` below). Rules:
+
+* BUSINESS is never retried. In a producer's success handler it counts as SYSTEM.
+* A step that times out is TIMEOUT and retried; a stuck one forfeits its remaining attempts.
+* When `transaction_timeout` runs out, the lifecycle is TIMEOUT: the exception handler is entered, under its own
+  policy, unless it has been entered before.
+* When the loop's own time runs out, or the call is cancelled, the transaction is abandoned as in a crash.
+* The exception handler's last error, if it gives up too, is the outcome's error.
+
+What follows an attempt is decided by `decide`, a plain function.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextvars import Context
+from enum import StrEnum
+from math import inf
+from typing import Any, Final, Protocol, cast
+
+import msgspec
+
+from onceward.task.exceptions import ExceptionCategory, TransactionException
+from onceward.task.mixins.policies import RetryPolicy
+from onceward.task.reply import Failed, Limit
+from onceward.task.script import Script
+from onceward.telemetry.scope import current_work
+from onceward.transaction import Transaction
+
+logger = logging.getLogger("onceward.engine")
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a plan: what to call, and how often and how long."""
+
+    name: str
+    span: str
+    call: Callable[..., Any]
+    max_attempts: int
+    timeout: float | None
+    backoff: float
+    backoff_multiplier: float
+    backoff_cap: float
+    business_is_system: bool = False
+    has_attempt_spans: bool = False
+    """A span for the step and one inside it for each attempt, instead of one for each attempt."""
+    silent: bool = False
+    """Nobody listens: the task does not define this handler, and there is no telemetry."""
+
+    @classmethod
+    def of(cls, name: str, span: str, call: Callable[..., Any], retry: RetryPolicy, **more: Any) -> Step:
+        return cls(
+            name=name,
+            span=span,
+            call=call,
+            max_attempts=retry.max_attempts,
+            timeout=retry.timeout,
+            backoff=retry.backoff,
+            backoff_multiplier=retry.backoff_multiplier,
+            backoff_cap=retry.backoff_cap,
+            **more,
+        )
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What all lifecycles of one call share."""
+
+    task: str
+    main: Step
+    success: Step
+    exception: Step
+    transaction_timeout: float | None
+    loop_deadline: float
+    limited: bool
+    """Whether any time limit but a step's applies."""
+    plain: bool
+    """Neither limits nor a watch."""
+    watch: Any
+    """Spans and per-step metrics, or None when there is no SDK."""
+
+
+class Status(StrEnum):
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    ABANDONED = "abandoned"
+
+
+# Looking up an enum's member costs more than a step of the hot path.
+SUCCEEDED, FAILED, ABANDONED = Status.SUCCEEDED, Status.FAILED, Status.ABANDONED
+LOOP = Limit.LOOP
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How one transaction ended. `attempt` is the number, from 0, of the last attempt of `step`."""
+
+    transaction: Transaction
+    status: Status
+    result: Any = None
+    error: TransactionException | None = None
+    step: str = ""
+    attempt: int = 0
+
+
+class Work:
+    """A script that can change hands, with the context and the time limits it runs in.
+
+    It is also what log lines are stamped with: task, step, attempt and transaction id. What rarely changes
+    is a default of the class, so that making one costs little.
+    """
+
+    __slots__ = ("__dict__", "context", "step")
+
+    context: Context
+    step: str
+    script: Script[Any] | None = None
+    task: str
+    transaction_id: str | None = None
+    attempt = 0
+    deadline = inf
+    limit = LOOP
+    stuck = False
+    """An earlier driver has not come back; `script` is in other hands."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.step = ""
+
+    def resume(self, reply: Failed) -> None:
+        """The driver is stuck: let another go on with the script, beginning with this reply."""
+        raise NotImplementedError
+
+
+class Life(Work):
+    """The work of one transaction."""
+
+    __slots__ = ("hand_over", "plan", "transaction")
+
+    drivers = 1
+    """How many workers are still in it: more than one when all but the last are stuck."""
+    retries = 0
+    timeouts = 0
+    blocked = False
+    """Another attempt at the same id is stuck; this one cannot start."""
+    spans: Any = None
+
+    def __init__(
+        self,
+        transaction: Transaction,
+        plan: Plan,
+        context: Context,
+        hand_over: Callable[[Life, Failed], None],
+    ) -> None:
+        self.context = context
+        self.transaction = transaction
+        self.plan = plan
+        self.hand_over = hand_over
+
+    @property
+    def task(self) -> str:  # type: ignore[override]
+        return self.plan.task
+
+    @property
+    def transaction_id(self) -> str:  # type: ignore[override]
+        return self.transaction.id
+
+    def resume(self, reply: Failed) -> None:
+        self.hand_over(self, reply)
+
+
+class LifePorts(Protocol):
+    """What a life needs from outside."""
+
+    def now(self) -> float: ...
+    def invoke(
+        self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
+    ) -> Any:
+        """The reply of one attempt: what it returned, or `Failed`, or `DISOWNED`. Obeys `work.deadline` too."""
+        ...
+
+    def pause(self, work: Work, seconds: float) -> Any:
+        """Sleep, but not past `work.deadline`."""
+        ...
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What follows a failed attempt: another one after `delay` seconds, or none when `delay` is None."""
+
+    error: TransactionException
+    delay: float | None
+
+
+def compute_backoff(backoff: float, multiplier: float, cap: float, attempt: int) -> float:
+    """Seconds to wait after failed attempt number `attempt`, counted from 0.
+
+    `backoff * multiplier ** attempt`, and at most `cap` when `cap` is above 0. Never overflows: a delay too
+    large for a float is the cap, or the largest float.
+    """
+    try:
+        delay = backoff * multiplier**attempt if backoff else 0.0
+    except OverflowError:
+        delay = inf
+    if cap > 0:
+        return min(delay, cap)
+    return min(delay, _LONGEST)
+
+
+_LONGEST: Final = 86_400.0 * 365
+
+
+def decide(step: Step, attempt: int, failed: Failed, transaction_id: str | None) -> Decision:
+    """The one place that says which errors are retried, and when."""
+    error = classify(step, attempt, failed, transaction_id)
+    final = (
+        error.category is ExceptionCategory.BUSINESS
+        or failed.stuck
+        or failed.limit is Limit.TRANSACTION
+        or attempt + 1 >= step.max_attempts
+    )
+    if final:
+        return Decision(error, None)
+    return Decision(error, compute_backoff(step.backoff, step.backoff_multiplier, step.backoff_cap, attempt))
+
+
+def classify(step: Step, attempt: int, failed: Failed, transaction_id: str | None) -> TransactionException:
+    """The error of a failed attempt as a `TransactionException`, with the original as its cause."""
+    error = failed.error
+    if failed.limit is not None:
+        what = {
+            Limit.STEP: f"attempt {attempt} of {step.name} took longer than {step.timeout} s",
+            Limit.TRANSACTION: f"the lifecycle ran out of time in {step.name}, attempt {attempt}",
+            Limit.LOOP: f"the loop ran out of time in {step.name}, attempt {attempt}",
+        }[failed.limit]
+        more = ", and has not ended since; its slot is stuck" if failed.stuck else ""
+        return TransactionException(what + more, ExceptionCategory.TIMEOUT, transaction_id, error)
+    if isinstance(error, TransactionException):
+        if step.business_is_system and error.category is ExceptionCategory.BUSINESS:
+            return TransactionException(error.message, ExceptionCategory.SYSTEM, transaction_id, error)
+        if error.transaction_id is None:
+            error.transaction_id = transaction_id
+        return error
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return TransactionException(text, ExceptionCategory.SYSTEM, transaction_id, error)
+
+
+# ── the script ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def opening(life: Life, ports: LifePorts) -> Any:
+    """Attempt 0 of the main step, called in the life's context.
+
+    It stands before the script because most lives need no more than this: see `closed`.
+    """
+    current_work.set(life)
+    plan = life.plan
+    step = plan.main
+    life.step = step.name
+    if not plan.plain:
+        if plan.limited:
+            set_limits(life, ports.now())
+        if plan.watch is not None:
+            plan.watch.life_begins(life)
+            plan.watch.step_begins(life, step)
+    if life.blocked:
+        return blocked(life)
+    return ports.invoke(life, step.call, (life.transaction,), step.timeout)
+
+
+def closed(life: Life, reply: Any) -> Outcome | None:
+    """The outcome, if the opening attempt was all there is to do."""
+    if life.plan.success.silent and type(reply) is not Failed:
+        return Outcome(life.transaction, SUCCEEDED, reply, None, life.step)
+    return None
+
+
+def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome]:
+    """Take a transaction from the reply of its opening attempt to its one outcome."""
+    plan = life.plan
+    transaction = life.transaction
+    step = plan.main
+    if type(reply) is Failed and not life.blocked:
+        reply = yield from retry(life, step, (transaction,), ports, reply)
+    leave_step(life, step, reply)
+    if type(reply) is not Failed:
+        result = reply
+        if not plan.success.silent:
+            reply = yield from whole_step(life, plan.success, (transaction, result), ports)
+        if type(reply) is not Failed:
+            return Outcome(transaction, SUCCEEDED, result, None, life.step, life.attempt)
+    error = cast(TransactionException, reply.error)
+    if reply.limit is not LOOP and not plan.exception.silent:
+        if reply.limit is Limit.TRANSACTION:
+            # The handler runs under its own policy, not in what is left of a time that has run out.
+            life.deadline, life.limit = plan.loop_deadline, LOOP
+        reply = yield from whole_step(life, plan.exception, (transaction, error), ports)
+        if type(reply) is Failed:
+            error = cast(TransactionException, reply.error)
+    if type(reply) is Failed and reply.limit is LOOP:
+        return Outcome(transaction, ABANDONED, None, None, life.step, life.attempt)
+    return Outcome(transaction, FAILED, None, error, life.step, life.attempt)
+
+
+def whole_step(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts) -> Script[Any]:
+    """A handler, from attempt 0 until it returns or gives up."""
+    life.step = step.name
+    life.attempt = 0
+    if life.plan.watch is not None:
+        life.plan.watch.step_begins(life, step)
+    reply = yield ports.invoke, (life, step.call, arguments, step.timeout)
+    if type(reply) is Failed:
+        reply = yield from retry(life, step, arguments, ports, reply)
+    leave_step(life, step, reply)
+    return reply
+
+
+def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, reply: Any) -> Script[Any]:
+    """Go on with a step whose attempt 0 failed, until it returns or gives up.
+
+    Returns its value, or `Failed` with the final error.
+    """
+    while True:
+        if reply.limit is LOOP:
+            return reply
+        life.timeouts += reply.limit is not None
+        decision = decide(step, life.attempt, reply, life.transaction_id)
+        log_failure(life, step, decision)
+        if decision.delay is None:
+            return Failed(decision.error, reply.limit)
+        if life.plan.watch is not None:
+            life.plan.watch.decided(life, step, decision.delay)
+        life.retries += 1
+        if decision.delay > 0:
+            yield ports.pause, (life, decision.delay)
+            if ports.now() >= life.deadline:
+                return out_of_time(life, step, decision.error)
+        life.attempt += 1
+        reply = yield ports.invoke, (life, step.call, arguments, step.timeout)
+        if type(reply) is not Failed:
+            return reply
+
+
+def leave_step(life: Life, step: Step, reply: Any) -> None:
+    if life.plan.watch is not None:
+        life.plan.watch.step_ends(life, step, reply.error if type(reply) is Failed else None)
+
+
+def out_of_time(life: Life, step: Step, last_error: TransactionException) -> Failed:
+    """The time ran out during a backoff."""
+    reply = Failed(last_error, life.limit)
+    if life.limit is Limit.TRANSACTION:
+        life.timeouts += 1
+        reply.error = classify(step, life.attempt, reply, life.transaction_id)
+        logger.error("%s gave up: %s", step.name, reply.error)
+    return reply
+
+
+def set_limits(life: Life, now: float) -> None:
+    plan = life.plan
+    life.deadline = plan.loop_deadline
+    if plan.transaction_timeout is not None and now + plan.transaction_timeout < life.deadline:
+        life.deadline, life.limit = now + plan.transaction_timeout, Limit.TRANSACTION
+
+
+def blocked(life: Life) -> Failed:
+    text = "an earlier delivery with this id is stuck and still running; this one was not started"
+    error = TransactionException(text, ExceptionCategory.TIMEOUT, life.transaction_id)
+    logger.error("%s", error)
+    return Failed(error)
+
+
+def log_failure(life: Life, step: Step, decision: Decision) -> None:
+    if decision.delay is not None:
+        logger.warning(
+            "%s failed, attempt %d of %d, next in %.3g s: %s",
+            step.name, life.attempt, step.max_attempts, decision.delay, decision.error,
+        )  # fmt: skip
+    elif decision.error.category is ExceptionCategory.BUSINESS:
+        logger.warning("%s refused: %s", step.name, decision.error)
+    else:
+        logger.error(
+            "%s gave up after attempt %d of %d: %s",
+            step.name, life.attempt, step.max_attempts, decision.error, exc_info=decision.error.cause,
+        )  # fmt: skip

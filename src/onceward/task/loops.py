@@ -1,0 +1,438 @@
+"""The two loops, written once: take transactions in, keep the slots busy, tell the source, end for a reason.
+
+    consume:  fetch ─► submit ─► attend (settle, extend leases) ─► fetch …
+    produce:  next batch of the caller's iterable ─► submit ─► attend ─► …
+
+A loop ends in one of the ways of `StopReason`. However it ends, work in flight comes to its end first, except
+when time has run out: then attempts in flight are interrupted, and their transactions abandoned unsettled.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import deque
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from contextvars import Context
+from itertools import islice
+from math import inf
+from typing import Any, Protocol
+
+import msgspec
+
+from onceward.settlement import Settlement, Verdict
+from onceward.task.exceptions import (
+    FetchException,
+    FetchTimeoutException,
+    InputException,
+    LoopError,
+    SettlementException,
+)
+from onceward.task.lifecycle import Step, Work, compute_backoff, decide
+from onceward.task.mixins.policies import ConsumerLoopPolicy, ProducerLoopPolicy
+from onceward.task.reply import Failed, Limit
+from onceward.task.report import StopReason
+from onceward.task.script import Script
+from onceward.task.slots import SlotPorts, Slots
+from onceward.telemetry.scope import current_work
+from onceward.transaction import Transaction
+
+logger = logging.getLogger("onceward.engine")
+
+SETTLE_INTERVAL = 0.2
+"""Seconds an outcome waits at most for company before the source is told, while others are in flight."""
+LANDING = 0.25
+"""Seconds interrupted attempts get to end when the loop's time has run out."""
+
+
+class LoopPorts(SlotPorts, Protocol):
+    """What a loop needs from outside, beside what slots and lives need."""
+
+    def park(self, seconds: float | None) -> Any:
+        """Wait until woken, but no longer than this."""
+        ...
+
+    def alarm(self) -> None:
+        """`wake`, safe from signal handlers and other threads."""
+        ...
+
+    def sleeping(self, seconds: float) -> float:
+        """How long a sleep of this length shall really take: see `Clock`."""
+        ...
+
+
+class Source(msgspec.Struct, kw_only=True):
+    """Where transactions come from, as far as the loop cares."""
+
+    fetch: Step
+    extra: dict[str, Any]
+    settle: Step | None = None
+    extend: Step | None = None
+    lease: float = inf
+
+
+class Loop(Work):
+    """The work of one call."""
+
+    def __init__(
+        self,
+        task: str,
+        context: Context,
+        deadline: float,
+        *,
+        policy: ProducerLoopPolicy,
+        slots: Slots,
+        ports: LoopPorts,
+        source: Source | None,
+        stop_requested: Callable[[], bool],
+        hand_over: Callable[[Loop, Failed], None],
+    ) -> None:
+        super().__init__(context)
+        self.task = task
+        self.deadline = deadline
+        self.policy = policy
+        self.slots = slots
+        self.ports = ports
+        self.source = source
+        self.stop_requested = stop_requested
+        self.hand_over = hand_over
+        self.watch = slots.plan.watch
+        self.started = 0
+        self.error: LoopError | None = None
+        self.reason: StopReason | None = None
+        self.open: dict[int, Transaction] = {}
+        """Deliveries the source has not been told the end of, by identity."""
+        self.settled_at = 0.0
+        self.extend_due = inf
+        if source is not None and source.settle is not None:
+            slots.settled = deque()
+
+    def resume(self, reply: Failed) -> None:
+        self.hand_over(self, reply)
+
+    def ending(self) -> StopReason | None:
+        """A reason to end that does not come from the source, if there is one."""
+        if self.error is not None:
+            return self.reason
+        if self.slots.exited is not None:
+            return StopReason.INTERRUPTED
+        if self.ports.now() >= self.deadline:
+            return StopReason.TIMEOUT
+        if self.stop_requested():
+            return StopReason.STOPPED
+        return None
+
+    def room(self) -> int:
+        """How many to take in next: a batch, or what is left of the limit."""
+        size, limit = self.policy.batch.size, self.policy.limit
+        return size if limit is None else min(size, limit - self.started)
+
+    def submit(self, batch: Sequence[Transaction]) -> None:
+        self.started += len(batch)
+        if self.slots.settled is not None:
+            for transaction in batch:
+                self.open[id(transaction)] = transaction
+            if self.source is not None and self.extend_due == inf:
+                self.extend_due = self.ports.now() + self.source.lease / 3
+        self.slots.submit(batch)
+
+
+# ── consuming ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def consume(loop: Loop) -> Script[StopReason]:
+    """Fetch and process until there is a reason to end."""
+    current_work.set(loop)
+    policy = loop.policy
+    assert isinstance(policy, ConsumerLoopPolicy)
+    low_water = 2 * loop.slots.size - 1 if policy.mode == "continuous" else 0
+    loop.slots.wake_at = low_water
+    empties = 0
+    while True:
+        reason = loop.ending()
+        if reason is None and loop.room() == 0:
+            reason = StopReason.LIMIT
+        if reason is not None:
+            break
+        batch = yield from fetch(loop, loop.room())
+        if batch is None:
+            continue
+        if batch:
+            empties = 0
+            loop.submit(batch)
+            yield from attend(loop, low_water)
+            continue
+        if not policy.streaming:
+            reason = StopReason.EMPTY
+            break
+        queue = policy.empty_queue
+        delay = compute_backoff(queue.backoff, queue.backoff_multiplier, queue.backoff_cap, empties)
+        yield from rest(loop, delay)
+        empties += 1
+    return (yield from finish(loop, reason))
+
+
+def fetch(loop: Loop, size: int) -> Script[Sequence[Transaction] | None]:
+    """One batch, within the fetch policy. None when the loop has a reason to end instead."""
+    source = loop.source
+    assert source is not None
+    # A connector may do what it likes with its arguments; the policy stays as it was.
+    extra = copy.deepcopy(source.extra)
+
+    def call(*arguments: Any) -> Any:
+        return source.fetch.call(*arguments, **extra)
+
+    reply = yield from ask(loop, source.fetch, call if extra else source.fetch.call, (size,))
+    if type(reply) is Failed:
+        if reply.limit is not Limit.LOOP and loop.ending() is None:
+            fail(loop, StopReason.FETCH_ERROR, fetch_error(reply))
+        return None
+    batch: Sequence[Transaction] = () if reply is None else reply
+    loop.slots.tally.fetches += 1
+    loop.slots.tally.empty_fetches += not batch
+    if not batch and loop.watch is not None:
+        loop.watch.empty()
+    problem = unfit(batch, size)
+    if problem:
+        fail(loop, StopReason.FETCH_ERROR, FetchException(problem))
+        return None
+    return batch
+
+
+def unfit(batch: Any, size: int) -> str | None:
+    """What is wrong with a fetched batch, if anything."""
+    if not isinstance(batch, Sequence):
+        return f"the connector returned {type(batch).__name__}; fetch must return a list of Transaction"
+    if len(batch) > size:
+        return f"the connector returned {len(batch)} transactions where at most {size} were asked for"
+    for kind in set(map(type, batch)):
+        if not issubclass(kind, Transaction):
+            return f"the connector returned a {kind.__name__} among its transactions"
+    return None
+
+
+def fetch_error(reply: Failed) -> FetchException:
+    """A fetch that gave up, as what the caller of the loop gets."""
+    error = reply.error
+    original = error.__cause__ or error if error is not None else None
+    if isinstance(original, FetchException):
+        return original
+    cls = FetchTimeoutException if reply.limit is not None else FetchException
+    wrapped = cls(f"fetching gave up: {error}")
+    wrapped.__cause__ = original
+    return wrapped
+
+
+# ── producing ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def produce(loop: Loop, take: Callable[[int], Any]) -> Script[StopReason]:
+    """Produce what `take` hands out, batch by batch, until there is a reason to end."""
+    current_work.set(loop)
+    while True:
+        reason = loop.ending()
+        if reason is None and loop.room() == 0:
+            reason = StopReason.LIMIT
+        if reason is not None:
+            break
+        loop.step = "input"
+        batch = yield loop.ports.invoke, (loop, take, (loop.room(),), None)
+        if type(batch) is Failed:
+            if batch.limit is not Limit.LOOP:
+                fail(loop, StopReason.INPUT_ERROR, input_error(batch.error))
+            continue
+        if not batch:
+            reason = StopReason.DONE
+            break
+        loop.submit(batch)
+        yield from attend(loop, 0)
+    return (yield from finish(loop, reason))
+
+
+def input_error(error: BaseException | None) -> InputException:
+    wrapped = InputException(f"the iterable of transactions raised {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def batches(transactions: Iterable[Transaction]) -> Callable[[int], list[Transaction]]:
+    """Takes the next so many from the caller's iterable, and holds no more than that."""
+    iterator = iter(transactions)
+    return lambda size: [checked(item) for item in islice(iterator, size)]
+
+
+def batches_async(transactions: Iterable[Transaction] | AsyncIterable[Transaction]) -> Callable[[int], Any]:
+    """The same for asyncio, where the iterable may be asynchronous too."""
+    if isinstance(transactions, AsyncIterable):
+        iterator = aiter(transactions)
+
+        async def take(size: int) -> list[Transaction]:
+            taken: list[Transaction] = []
+            while len(taken) < size:
+                try:
+                    taken.append(checked(await anext(iterator)))
+                except StopAsyncIteration:
+                    break
+            return taken
+
+        return take
+    take_now = batches(transactions)
+
+    async def take_sync(size: int) -> list[Transaction]:
+        return take_now(size)
+
+    return take_sync
+
+
+def checked(item: Any) -> Transaction:
+    if not isinstance(item, Transaction):
+        raise TypeError(f"expected a Transaction, got {type(item).__name__}; wrap it: Transaction(payload=…)")
+    return item
+
+
+# ── what both do ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fail(loop: Loop, reason: StopReason, error: LoopError) -> None:
+    """End the loop with this error, unless it has one already."""
+    logger.error("the loop ends: %s", error)
+    if loop.error is None:
+        loop.error, loop.reason = error, reason
+
+
+def ask(loop: Loop, step: Step, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Script[Any]:
+    """Call the source, within a step's attempts. Returns its answer, or `Failed` with the final error."""
+    watch = loop.watch
+    attempt = 0
+    while True:
+        loop.step, loop.attempt = step.name, attempt
+        begun = None if watch is None else watch.ask_begins(loop, step)
+        reply = yield loop.ports.invoke, (loop, call, arguments, step.timeout)
+        if type(reply) is not Failed:
+            if watch is not None:
+                watch.ask_ends(begun, step, None, None)
+            return reply
+        decision = decide(step, attempt, reply, None)
+        if watch is not None:
+            watch.ask_ends(begun, step, decision.error, decision.delay)
+        loop.slots.tally.timed_out += reply.limit is not None
+        if decision.delay is None or reply.limit is Limit.LOOP:
+            return Failed(decision.error, reply.limit)
+        logger.warning(
+            "%s failed, attempt %d of %d, next in %.3g s: %s",
+            step.name, attempt, step.max_attempts, decision.delay, decision.error,
+        )  # fmt: skip
+        loop.slots.tally.retries += 1
+        yield from rest(loop, decision.delay)
+        if loop.ending() is not None:
+            return Failed(decision.error, reply.limit)
+        attempt += 1
+
+
+def rest(loop: Loop, seconds: float) -> Script[None]:
+    """Sleep out a backoff, with an eye on chores, or until the loop has a reason to end."""
+    if loop.watch is not None:
+        loop.watch.backoff(loop.step, seconds)
+    real = loop.ports.sleeping(seconds)
+    until = loop.ports.now() + real
+    while loop.ending() is None:
+        left = until - loop.ports.now()
+        if left <= 0:
+            return
+        yield loop.ports.park, (min(left, patience(loop)),)
+        yield from chores(loop)
+
+
+def attend(loop: Loop, low_water: int) -> Script[None]:
+    """Wait until at most `low_water` transactions are pending, or the loop has a reason to end."""
+    while loop.slots.pending > low_water and loop.ending() is None:
+        yield loop.ports.park, (patience(loop),)
+        yield from chores(loop)
+    if loop.watch is not None:
+        loop.watch.count(loop.slots.tally)
+    if not loop.slots.pending:
+        yield from settle(loop)
+
+
+def patience(loop: Loop) -> float:
+    """Seconds until the loop has something to do, whatever happens."""
+    now = loop.ports.now()
+    until = min(loop.deadline, loop.extend_due)
+    if loop.slots.settled is not None:
+        until = min(until, now + SETTLE_INTERVAL)
+    return max(until - now, 0.0)
+
+
+def chores(loop: Loop) -> Script[None]:
+    """Tell the source what is due."""
+    settled = loop.slots.settled
+    if settled is None:
+        return
+    now = loop.ports.now()
+    if len(settled) >= loop.policy.batch.size or now - loop.settled_at >= SETTLE_INTERVAL:
+        yield from settle(loop)
+    if now >= loop.extend_due:
+        yield from extend(loop)
+
+
+def settle(loop: Loop) -> Script[None]:
+    """Tell the source every outcome there is, in one call."""
+    loop.settled_at = loop.ports.now()
+    settled = loop.slots.settled
+    if not settled or loop.reason is StopReason.SETTLE_ERROR:
+        return
+    assert loop.source is not None
+    assert loop.source.settle is not None
+    told: list[Settlement] = [settled.popleft() for _ in range(len(settled))]
+    reply = yield from ask(loop, loop.source.settle, loop.source.settle.call, (told,))
+    if type(reply) is Failed:
+        error = SettlementException(f"{len(told)} outcomes could not be settled: {reply.error}")
+        error.__cause__ = reply.error.__cause__ or reply.error if reply.error is not None else None
+        fail(loop, StopReason.SETTLE_ERROR, error)
+        return
+    for settlement in told:
+        loop.open.pop(id(settlement.transaction), None)
+
+
+def extend(loop: Loop) -> Script[None]:
+    """Keep every delivery that is not settled yet."""
+    source = loop.source
+    assert source is not None
+    loop.extend_due = loop.ports.now() + source.lease / 3
+    if source.extend is None or not loop.open:
+        return
+    reply = yield from ask(loop, source.extend, source.extend.call, (list(loop.open.values()),))
+    if type(reply) is Failed:
+        # The next round may still be in time, and if not, redelivery is what leases are for.
+        logger.error("leases of %d transactions could not be extended: %s", len(loop.open), reply.error)
+
+
+def finish(loop: Loop, reason: StopReason) -> Script[StopReason]:
+    """Let work in flight end, give back what was not started, and tell the source."""
+    slots = loop.slots
+    slots.wake_at = 0
+    settles = slots.settled is not None
+    if reason in (StopReason.INTERRUPTED, StopReason.SETTLE_ERROR) or (
+        reason is StopReason.STOPPED and settles
+    ):
+        slots.close()
+    while slots.pending and loop.ports.now() < loop.deadline:
+        yield loop.ports.park, (patience(loop),)
+        yield from chores(loop)
+        if slots.exited is not None:
+            slots.close()
+    if slots.pending:
+        reason = StopReason.TIMEOUT
+        slots.close()
+        loop.deadline = loop.ports.now() + LANDING
+        while slots.pending and loop.ports.now() < loop.deadline:
+            yield loop.ports.park, (patience(loop),)
+        slots.tally.abandoned += slots.pending
+    loop.deadline = inf
+    slots.tally.unstarted = len(slots.unstarted)
+    if slots.settled is not None:
+        slots.settled.extend(Settlement(transaction, Verdict.RETURNED) for transaction in slots.unstarted)
+        yield from settle(loop)
+    if slots.exited is not None:
+        return StopReason.INTERRUPTED
+    return loop.reason or reason

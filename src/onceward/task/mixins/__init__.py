@@ -1,0 +1,1 @@
+"""What a task class is mixed from."""

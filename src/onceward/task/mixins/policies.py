@@ -1,0 +1,223 @@
+"""Policies: how often, how long, how many at once. Data only, frozen, the same in every notation.
+
+A policy is built in Python, or loaded: `ConsumerPolicy.load("policy.toml")` (or `.json`),
+`ConsumerPolicy.from_env("ORDERS_")`, `ConsumerPolicy.model_validate({...})`. Durations are seconds.
+Tasks, connectors and services never see one.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    model_validator,
+)
+
+from onceward.task.exceptions import ConfigurationError
+
+
+def _none_from_text(value: Any) -> Any:
+    # TOML has no null and the environment has only strings.
+    if isinstance(value, str) and value.strip().lower() in ("", "none", "null"):
+        return None
+    return value
+
+
+def _dict_from_text(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+Timeout = Annotated[
+    Annotated[float, Field(gt=0, allow_inf_nan=False)] | None,
+    BeforeValidator(_none_from_text),
+    Field(description="Seconds, or None for no limit."),
+]
+Seconds = Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]
+Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+OptionalCount = Annotated[PositiveInt | None, BeforeValidator(_none_from_text)]
+
+
+class Policy(BaseModel):
+    """What every policy shares: frozen, no unknown fields, loadable."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a `.toml` or `.json` file."""
+        file = Path(path)
+        if file.suffix == ".toml":
+            return cls.model_validate(tomllib.loads(file.read_text("utf-8")))
+        if file.suffix == ".json":
+            return cls.model_validate_json(file.read_bytes())
+        raise ConfigurationError(f"{file}: a policy file ends in .toml or .json")
+
+    @classmethod
+    def from_env(cls, prefix: str, environ: Mapping[str, str] | None = None) -> Self:
+        """Read variables like `PREFIX` + `LOOP__CONCURRENCY__VALUE=8`; two underscores step into a field."""
+        import os
+
+        tree: dict[str, Any] = {}
+        for name, text in (os.environ if environ is None else environ).items():
+            if name.upper().startswith(prefix.upper()):
+                *path, leaf = name[len(prefix) :].lower().split("__")
+                node = tree
+                for key in path:
+                    node = node.setdefault(key, {})
+                    if not isinstance(node, dict):
+                        raise ConfigurationError(
+                            f"{name} steps into a field that another variable sets to a text"
+                        )
+                node[leaf] = text
+        return cls.model_validate(tree)
+
+
+# ── pieces ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class RetryPolicy(Policy):
+    """How one step is tried: attempt 0, then `backoff * backoff_multiplier ** n` seconds, then the next."""
+
+    max_attempts: PositiveInt = Field(default=1, description="The first attempt included.")
+    timeout: Timeout = Field(default=None, description="Seconds each attempt may take.")
+    backoff: Seconds = 0.0
+    backoff_multiplier: Factor = 2.0
+    backoff_cap: Seconds = Field(default=0.0, description="The longest wait; 0 is no cap.")
+
+
+class ConcurrencyPolicy(Policy):
+    """How many transactions are in flight at once. `min` and `max` bound what may be set here."""
+
+    value: PositiveInt = 1
+    min: PositiveInt = 1
+    max: OptionalCount = None
+
+    @model_validator(mode="after")
+    def _inside(self) -> Self:
+        _check_inside("value", self.value, "min", self.min, "max", self.max)
+        return self
+
+
+class BatchPolicy(Policy):
+    """How many transactions are taken in at once."""
+
+    size: PositiveInt = 10
+    min_size: PositiveInt = 1
+    max_size: OptionalCount = None
+    interval: Seconds = Field(default=0.0, description="Reserved.")
+
+    @model_validator(mode="after")
+    def _inside(self) -> Self:
+        _check_inside("size", self.size, "min_size", self.min_size, "max_size", self.max_size)
+        return self
+
+
+class EmptyQueuePolicy(Policy):
+    """How long to wait after the n-th empty fetch in a row. Only when streaming."""
+
+    backoff: Seconds = 0.1
+    backoff_multiplier: Factor = 2.0
+    backoff_cap: Seconds = 5.0
+    interval: Seconds = Field(default=0.0, description="Reserved.")
+
+
+def _check_inside(name: str, value: int, low_name: str, low: int, high_name: str, high: int | None) -> None:
+    if value < low:
+        raise ValueError(f"{name} is {value}, below {low_name} ({low})")
+    if high is not None and value > high:
+        raise ValueError(f"{name} is {value}, above {high_name} ({high})")
+
+
+# ── steps ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class FetchPolicy(Policy):
+    """How the source is asked, and told outcomes: `retry` also covers settling with it."""
+
+    retry: RetryPolicy = RetryPolicy()
+    extra: Annotated[dict[str, Any], BeforeValidator(_dict_from_text)] = Field(
+        default_factory=dict, description="Keyword arguments for the connector's fetch."
+    )
+    connector_name: Annotated[str | None, BeforeValidator(_none_from_text)] = Field(
+        default=None, description="Which connector to fetch from; needed when a task has several."
+    )
+
+
+class ProcessPolicy(Policy):
+    retry: RetryPolicy = RetryPolicy()
+
+
+class ProducePolicy(Policy):
+    retry: RetryPolicy = RetryPolicy()
+
+
+class SuccessPolicy(Policy):
+    retry: RetryPolicy = RetryPolicy()
+
+
+class ExceptionPolicy(Policy):
+    retry: RetryPolicy = RetryPolicy()
+
+
+class ConsumerSteps(Policy):
+    fetch: FetchPolicy = FetchPolicy()
+    process: ProcessPolicy = ProcessPolicy()
+    success: SuccessPolicy = SuccessPolicy()
+    exception: ExceptionPolicy = ExceptionPolicy()
+
+
+class ProducerSteps(Policy):
+    produce: ProducePolicy = ProducePolicy()
+    success: SuccessPolicy = SuccessPolicy()
+    exception: ExceptionPolicy = ExceptionPolicy()
+
+
+# ── loops ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class ProducerLoopPolicy(Policy):
+    batch: BatchPolicy = BatchPolicy()
+    concurrency: ConcurrencyPolicy = ConcurrencyPolicy()
+    timeout: Timeout = Field(default=None, description="Seconds the whole call may take.")
+    limit: Annotated[NonNegativeInt | None, BeforeValidator(_none_from_text)] = Field(
+        default=None, description="How many transactions to start at most; 0 is none, None is no limit."
+    )
+    transaction_timeout: Timeout = Field(
+        default=None, description="Seconds one lifecycle may take, retries and backoff included."
+    )
+
+
+class ConsumerLoopPolicy(ProducerLoopPolicy):
+    streaming: bool = Field(
+        default=False, description="Wait for more when the source is empty, instead of ending."
+    )
+    empty_queue: EmptyQueuePolicy = EmptyQueuePolicy()
+    mode: Literal["batch", "continuous"] = Field(
+        default="batch",
+        description="batch: fetch again when a batch is done. continuous: keep all slots full.",
+    )
+
+
+class ProducerPolicy(Policy):
+    """Everything `produce_transactions` obeys."""
+
+    loop: ProducerLoopPolicy = ProducerLoopPolicy()
+    steps: ProducerSteps = ProducerSteps()
+
+
+class ConsumerPolicy(Policy):
+    """Everything `consume_transactions` obeys."""
+
+    loop: ConsumerLoopPolicy = ConsumerLoopPolicy()
+    steps: ConsumerSteps = ConsumerSteps()

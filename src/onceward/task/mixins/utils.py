@@ -1,0 +1,102 @@
+"""Helpers of the engine that tasks, services and connectors may use as well.
+
+`run_with_timeout` and `with_context` carry the caller's context (contextvars, and so the OpenTelemetry context) into
+the function they run, and let nothing leak back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, ParamSpec, TypeVar
+
+from onceward.task.interrupt import interrupt
+from onceward.task.lifecycle import compute_backoff
+from onceward.telemetry.scope import attempt_expired as cancel_requested
+
+__all__ = [
+    "cancel_requested",
+    "compute_backoff",
+    "run_with_timeout",
+    "run_with_timeout_async",
+    "with_context",
+    "with_context_async",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def with_context(fn: Callable[P, R]) -> Callable[P, R]:
+    """`fn`, bound to the context of now: run it in whatever thread, and it sees what you see.
+
+    Every call gets a copy of its own, so that calls see nothing of one another either.
+    """
+    captured = contextvars.copy_context()
+
+    @functools.wraps(fn)
+    def bound(*args: P.args, **kwargs: P.kwargs) -> R:
+        return captured.copy().run(fn, *args, **kwargs)
+
+    return bound
+
+
+def with_context_async(fn: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+    """The same for a coroutine function: awaited from whatever task, it sees what you see."""
+    captured = contextvars.copy_context()
+
+    @functools.wraps(fn)
+    async def bound(*args: P.args, **kwargs: P.kwargs) -> R:
+        async def call() -> R:
+            return await fn(*args, **kwargs)
+
+        return await asyncio.create_task(call(), context=captured.copy())
+
+    return bound
+
+
+def run_with_timeout(fn: Callable[P, R], timeout: float | None, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """`fn(*args)`, or `TimeoutError` after `timeout` seconds.
+
+    A thread cannot be killed: when the time is out, `AttemptInterrupted` is raised in it, and it ends when it
+    next runs Python code. Its late result is discarded. For I/O, a timeout of the library that does
+    it is better. The engine itself makes no thread per attempt; this helper makes one per call.
+    """
+    bound = with_context(fn)
+    if timeout is None:
+        return bound(*args, **kwargs)
+    outcome: list[tuple[Any, BaseException | None]] = []
+
+    def call() -> None:
+        try:
+            outcome.append((bound(*args, **kwargs), None))
+        except BaseException as error:  # noqa: BLE001  raised again in the caller's thread
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=call, name="onceward-timeout", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if thread.is_alive() or not outcome:
+        if thread.ident is not None:
+            interrupt(thread.ident)
+        raise TimeoutError(f"{getattr(fn, '__qualname__', fn)} took longer than {timeout} s")
+    value, error = outcome[0]
+    if error is not None:
+        raise error
+    return value  # type: ignore[no-any-return]
+
+
+async def run_with_timeout_async(
+    fn: Callable[P, Awaitable[R]], timeout: float | None, /, *args: P.args, **kwargs: P.kwargs
+) -> R:
+    """`await fn(*args)`, or `TimeoutError` after `timeout` seconds, when it has been cancelled and has ended."""
+    try:
+        async with asyncio.timeout(timeout):
+            return await with_context_async(fn)(*args, **kwargs)
+    except TimeoutError as error:
+        if error.args:
+            raise
+        raise TimeoutError(f"{getattr(fn, '__qualname__', fn)} took longer than {timeout} s") from None

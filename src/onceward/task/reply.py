@@ -1,0 +1,47 @@
+"""What an attempt replies when it does not return a value."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+
+
+class Limit(StrEnum):
+    """Which of the three independent time limits ended an attempt."""
+
+    STEP = "step"
+    TRANSACTION = "transaction"
+    LOOP = "loop"
+
+
+class Failed:
+    """The reply of an attempt that did not return: it raised `error`, or `limit` ended it."""
+
+    __slots__ = ("error", "limit", "stuck")
+
+    def __init__(
+        self, error: BaseException | None = None, limit: Limit | None = None, stuck: bool = False
+    ) -> None:
+        self.error = error
+        self.limit = limit
+        self.stuck = stuck
+
+
+def caught(error: BaseException) -> Failed:
+    """What user code raised, as a reply. Exits are not replies: they go through the engine to the caller.
+
+    A `CancelledError` that arrives here came out of the user's own code, with nobody cancelling the
+    engine: a failure like any other, or one poisonous message could take down every worker in turn.
+    """
+    if isinstance(error, (Exception, asyncio.CancelledError)):
+        return Failed(error)
+    raise error
+
+
+def caught_in_task(error: BaseException) -> Failed:
+    """`caught`, in asyncio: a cancellation that somebody asked of this task goes on to whoever asked."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        if task is not None and task.cancelling() > 0:
+            raise error
+    return caught(error)

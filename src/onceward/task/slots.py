@@ -1,0 +1,261 @@
+"""Bounded work: at most `size` transactions in flight, refilled as they end.
+
+Workers (threads or tasks) run the script `work`. What differs between them is how they wait for an item,
+how a life enters its context, and how a worker is born: that is `SlotPorts`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from typing import Any, NamedTuple, Protocol
+
+from onceward.settlement import Settlement, Verdict
+from onceward.task.ids import IdsInFlight
+from onceward.task.lifecycle import (
+    ABANDONED,
+    FAILED,
+    SUCCEEDED,
+    Life,
+    LifePorts,
+    Outcome,
+    Plan,
+    Work,
+    live,
+)
+from onceward.task.reply import Failed
+from onceward.task.report import Report
+from onceward.task.script import Script
+from onceward.transaction import Transaction
+
+
+class Takeover(NamedTuple):
+    """A life whose worker is stuck, and the reply its script waits for."""
+
+    life: Life
+    reply: Failed | None
+
+
+class Exited(NamedTuple):
+    """A life that was left by way of a KeyboardInterrupt, SystemExit or cancellation."""
+
+    error: BaseException
+
+
+DONE, NOT_DONE = Verdict.DONE, Verdict.FAILED
+
+WAIT: Any = object()
+
+Item = Transaction | None
+"""None sends a worker home."""
+
+
+class SlotPorts(LifePorts, Protocol):
+    """What slots need from outside, beside what lives need."""
+
+    def poll(self) -> Any:
+        """An item, or `WAIT` if that would take an await."""
+        ...
+
+    def take(self) -> Any:
+        """Wait for an item."""
+        ...
+
+    def enter(self, life: Life) -> Any:
+        """Live a life in its context. Replies `Outcome`, `Exited`, or None if it was taken over."""
+        ...
+
+    def enter_script(self, work: Work, reply: Failed | None) -> Any:
+        """Go on with a script in its context, beginning with this reply."""
+        ...
+
+    def put(self, *items: Item) -> None: ...
+    def drain(self) -> list[Transaction]:
+        """Take back what was put and not taken."""
+        ...
+
+    def spawn(self, script: Script[None]) -> None: ...
+    def wake(self) -> None:
+        """Make the loop look at what has changed."""
+        ...
+
+
+class Slots:
+    """The slots of one call."""
+
+    def __init__(self, plan: Plan, ids: IdsInFlight, ports: SlotPorts, size: int, base: Context) -> None:
+        self.plan = plan
+        self.size = size
+        self.tally = Report()
+        self.settled: deque[Settlement] | None = None
+        """Outcomes to tell the source; None for a source that cannot settle."""
+        self.on_outcome: Callable[[Outcome], None] | None = None
+        self.unstarted: list[Transaction] = []
+        self.exited: BaseException | None = None
+        self.pending = 0
+        """Taken in and not yet ended."""
+        self.stuck_now = 0
+        self.wake_at = 0
+        """The loop is woken when this many are left pending."""
+        self._ids = ids
+        self._holders = ids.holders
+        self._ports = ports
+        self._base = base
+        self._watch = plan.watch
+        self._workers = 0
+        self._closed = False
+        self._lock = threading.Lock()
+
+    # ── the loop's side ─────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, transactions: Sequence[Transaction]) -> None:
+        """Take these in, in order."""
+        with self._lock:
+            self.pending += len(transactions)
+            newcomers = min(self.size - self._workers, self.pending - self._workers)
+            self._workers += max(newcomers, 0)
+        self._ports.put(*transactions)
+        for _ in range(newcomers):
+            self._ports.spawn(self.work())
+
+    def close(self) -> None:
+        """Start nothing more; what waits for a slot becomes `unstarted`."""
+        self._closed = True
+        for transaction in self._ports.drain():
+            self._turn_away(transaction)
+
+    def break_off(self, error: BaseException) -> None:
+        """The engine itself broke: nobody knows what is pending any more."""
+        with self._lock:
+            self.exited = error
+            self.tally.abandoned += self.pending
+            self.pending = 0
+        self._ports.wake()
+
+    def dismiss(self) -> None:
+        """Send the workers home."""
+        self._ports.put(*[None] * self._workers)
+
+    # ── the workers' side ───────────────────────────────────────────────────────────────────────────────
+
+    def work(self, first: Takeover | None = None) -> Script[None]:
+        """What one worker does: take, live, end, until sent home or stuck."""
+        poll, enter = self._ports.poll, self._ports.enter
+        if first is not None:
+            outcome = yield self._ports.enter_script, first
+            if outcome is None:
+                self._unstick(first.life)
+                return
+            self._end(first.life, outcome)
+        while True:
+            item = poll()
+            while item is WAIT:
+                yield self._ports.take, ()
+                item = poll()
+            if item is None:
+                return
+            life = self._begin(item)
+            if life is None:
+                continue
+            outcome = yield enter, (life,)
+            if outcome is None:
+                self._unstick(life)
+                return
+            self._end(life, outcome)
+
+    def _begin(self, transaction: Transaction) -> Life | None:
+        if self._closed:
+            self._turn_away(transaction)
+            return None
+        life = Life(transaction, self.plan, self._base.copy(), self._take_over)
+        if self._holders.setdefault(transaction.id, life) is life or self._ids.wait(life, self._ports.put):
+            return life
+        return None
+
+    def _end(self, life: Life, outcome: Outcome | Exited) -> None:
+        if isinstance(outcome, Exited):
+            self._exit(life, outcome.error)
+            return
+        if life.stuck:
+            self._leave(life)
+        else:
+            self._ids.release(life)
+        status = outcome.status
+        if self._watch is not None:
+            self._watch.life_ends(life, outcome)
+        if self.settled is not None and status is not ABANDONED:
+            verdict = DONE if status is SUCCEEDED else NOT_DONE
+            self.settled.append(Settlement(outcome.transaction, verdict, outcome.error))
+        if self.on_outcome is not None:
+            self.on_outcome(outcome)
+        tally = self.tally
+        with self._lock:
+            if status is SUCCEEDED:
+                tally.succeeded += 1
+            elif status is FAILED:
+                tally.failed += 1
+                assert outcome.error is not None
+                tally.failed_by_category[outcome.error.category] += 1
+            else:
+                tally.abandoned += 1
+            if life.retries:
+                tally.retries += life.retries
+            if life.timeouts:
+                tally.timed_out += life.timeouts
+            self.pending = left = self.pending - 1
+        if left == self.wake_at:
+            self._ports.wake()
+
+    def _exit(self, life: Life, error: BaseException) -> None:
+        if life.script is not None:
+            life.script.close()
+        if self._watch is not None:
+            self._watch.life_ends(life, None)
+        self._leave(life)
+        with self._lock:
+            self.tally.abandoned += 1
+            self.exited = self.exited or error
+            self.pending -= 1
+        self._ports.wake()
+
+    def _turn_away(self, transaction: Transaction) -> None:
+        with self._lock:
+            self.unstarted.append(transaction)
+            self.pending = left = self.pending - 1
+        if left == self.wake_at:
+            self._ports.wake()
+
+    # ── stuck workers ───────────────────────────────────────────────────────────────────────────────────
+
+    def _take_over(self, life: Life, reply: Failed) -> None:
+        with self._lock:
+            self.tally.stuck += 1
+            self.stuck_now += 1
+            life.drivers += 1
+        if self._watch is not None:
+            self._watch.stuck(+1)
+        life.context = life.context.copy()
+        waiting_for: Failed | None = reply
+        if life.script is None:
+            # Stuck in its opening attempt: the script begins with the reply instead of getting it.
+            life.script, waiting_for = live(life, self._ports, reply), None
+        self._ids.block(life)
+        self._ports.spawn(self.work(Takeover(life, waiting_for)))
+
+    def _unstick(self, life: Life) -> None:
+        """A stuck attempt has ended after all. What it returned is nobody's business any more."""
+        with self._lock:
+            self.stuck_now -= 1
+        if self._watch is not None:
+            self._watch.stuck(-1)
+        self._leave(life)
+
+    def _leave(self, life: Life) -> None:
+        """Give back the id when the last worker leaves the life."""
+        with self._lock:
+            life.drivers -= 1
+            if life.drivers:
+                return
+        self._ids.release(life)

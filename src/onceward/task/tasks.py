@@ -1,0 +1,322 @@
+"""The engine's ports in asyncio.
+
+Workers are tasks. A life runs inside its worker's task, stepped in a context of its own, so that a
+transaction costs no task; a time limit costs one timer handle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from math import inf
+from types import CoroutineType, coroutine
+from typing import Any
+
+from onceward.task.clock import Clock
+from onceward.task.deadlines import Deadlines, Try
+from onceward.task.lifecycle import Life, Work, closed, live, opening
+from onceward.task.reply import Failed, Limit, caught, caught_in_task
+from onceward.task.script import DISOWNED, Script, drive_async
+from onceward.task.slots import WAIT, Exited, Item
+from onceward.telemetry.scope import current_attempt
+from onceward.transaction import Transaction
+
+_outliving: set[asyncio.Task[Any]] = set()
+"""Tasks of engines, held here because the event loop holds its tasks only weakly."""
+
+
+class TaskTry(Try):
+    """An attempt in a task. Here nothing happens between two steps, so plain attributes settle who was first."""
+
+    __slots__ = ("stuck", "task")
+
+    def __init__(self, work: Work, due: float, limit: Limit, task: asyncio.Task[Any]) -> None:
+        super().__init__(work, due, limit)
+        self.task = task
+        self.stuck = False
+
+    def expire(self) -> bool:
+        self.expired = True
+        self.task.cancel()
+        return True
+
+    def give_up(self) -> bool:
+        self.stuck = True
+        return True
+
+
+class TaskPorts:
+    """Ports of one call, bound to the running event loop."""
+
+    def __init__(self, clock: Clock, stuck_grace: float, on_timeout: Callable[[Work, Limit], None]) -> None:
+        self.now = clock.now
+        self.sleeping = clock.sleeping
+        self._deadlines = Deadlines(stuck_grace, on_timeout)
+        self._tries = self._deadlines.tries
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._items: deque[Item] = deque()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._rousing = False
+        self._mail = False
+        self._parked: asyncio.Future[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.on_crash: Callable[[BaseException], None]
+
+    # ── lives ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def invoke(
+        self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
+    ) -> Any:
+        if timeout is None and work.deadline == inf:
+            try:
+                reply = call(*arguments)
+            except BaseException as error:  # noqa: BLE001  what user code raises is a reply
+                return caught(error)
+            # Awaited by the driver itself, which makes a reply of what it raises: one coroutine less.
+            return reply if type(reply) is CoroutineType else _awaited(reply)
+        return self._invoke_limited(work, call, arguments, timeout)
+
+    async def _invoke_limited(
+        self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
+    ) -> Any:
+        now = self.now()
+        due, limit = work.deadline, work.limit
+        if timeout is not None and now + timeout < due:
+            due, limit = now + timeout, Limit.STEP
+        if due <= now:
+            return Failed(None, limit)
+        reply: Any = None
+        error: BaseException | None = None
+        task = asyncio.current_task()
+        assert task is not None
+        self._tries[task] = this = TaskTry(work, due, limit, task)
+        current_attempt.set(this)
+        if due < self._deadlines.watch_at:
+            self._look()
+        try:
+            reply = await call(*arguments)
+        except BaseException as raised:  # noqa: BLE001
+            error = raised
+        del self._tries[task]
+        current_attempt.set(None)
+        if this.expired and task.uncancel() > 0:
+            # Somebody else wants this task cancelled, too.
+            raise asyncio.CancelledError
+        if this.stuck:
+            return DISOWNED
+        if this.expired:
+            if error is not None and not isinstance(error, asyncio.CancelledError):
+                caught(error)
+            return Failed(None, limit)
+        return reply if error is None else caught_in_task(error)
+
+    def _look(self) -> None:
+        """The watchdog: a timer set for the earliest deadline."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = self.now()
+        try:
+            nearest = self._deadlines.look(now)
+        except Exception as error:  # noqa: BLE001  other attempts still need their watchdog
+            self.on_crash(error)
+            nearest = self._deadlines.look(now)
+        if nearest != inf:
+            self._timer = self._loop.call_later(max(nearest - now, 0.0), self._look)
+
+    @coroutine
+    def pause(self, work: Work, seconds: float) -> Generator[Any, Any, None]:
+        real = self.sleeping(min(seconds, work.deadline - self.now()))
+        if real > 0:
+            yield from asyncio.sleep(real).__await__()
+
+    def enter(self, life: Life) -> Any:
+        """Short work that never has to wait is over when this returns; the rest is a generator to await."""
+        run = life.context.run
+        try:
+            reply = run(opening, life, self)
+            if type(reply) is CoroutineType:
+                try:
+                    return self._go_on(life, reply, run(reply.send, None))
+                except StopIteration as end:
+                    reply = end.value
+                except BaseException as error:  # noqa: BLE001  what user code raises is a reply
+                    reply = caught_in_task(error)
+            return closed(life, reply) or self._go_on(life, None, reply)
+        except BaseException as error:  # noqa: BLE001  exits are reported, and raised by the loop
+            return Exited(error)
+
+    @coroutine
+    def _go_on(
+        self, life: Life, opened: CoroutineType[Any, Any, Any] | None, reply: Any
+    ) -> Generator[Any, Any, Any]:
+        """From inside an opening attempt that waits for `reply`, or from its reply, to the outcome."""
+        run = life.context.run
+        try:
+            if opened is not None:
+                try:
+                    reply = yield from _stepped(run, opened, reply)
+                except GeneratorExit:
+                    raise
+                except BaseException as error:  # noqa: BLE001
+                    reply = caught_in_task(error)
+                if reply is DISOWNED:
+                    return None
+                outcome = closed(life, reply)
+                if outcome is not None:
+                    return outcome
+            life.script = live(life, self, reply)
+            result = yield from _stepped(run, drive_async(life.script))
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: BLE001
+            return Exited(error)
+        return None if result is DISOWNED else result
+
+    @coroutine
+    def enter_script(self, work: Work, reply: Failed | None) -> Generator[Any, Any, Any]:
+        try:
+            assert work.script is not None
+            result = yield from _stepped(work.context.run, drive_async(work.script, reply))
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: BLE001
+            return Exited(error)
+        return None if result is DISOWNED else result
+
+    # ── slots and loop ──────────────────────────────────────────────────────────────────────────────────
+
+    def poll(self) -> Any:
+        items = self._items
+        if not items:
+            return WAIT
+        item = items.popleft()
+        if items and self._idle and not self._rousing:
+            self._rouse()
+        return item
+
+    @coroutine
+    def take(self) -> Generator[Any, Any, None]:
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._idle.append(waiter)
+        try:
+            yield from waiter
+        finally:
+            self._rousing = False
+
+    def put(self, *items: Item) -> None:
+        if threading.get_ident() != self._thread:
+            self._call_soon(self.put, *items)
+            return
+        self._items.extend(items)
+        if self._idle and not self._rousing:
+            self._rouse()
+
+    def _rouse(self) -> None:
+        # One at a time, each rousing the next: a worker that is quick about it finds no competition to wake.
+        waiter = self._idle.popleft()
+        if not waiter.done():
+            self._rousing = True
+            waiter.set_result(None)
+
+    def drain(self) -> list[Transaction]:
+        drained = [item for item in self._items if isinstance(item, Transaction)]
+        self._items.clear()
+        return drained
+
+    def spawn(self, script: Script[None]) -> None:
+        self.start(drive_async(script))
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        _outliving.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        _outliving.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.on_crash(error)
+
+    def wake(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._wake_now()
+        else:
+            self.alarm()
+
+    def alarm(self) -> None:
+        # A signal handler runs in the event loop's own thread, but the loop may be asleep in its selector.
+        self._call_soon(self._wake_now)
+
+    def _wake_now(self) -> None:
+        self._mail = True
+        if self._parked is not None and not self._parked.done():
+            self._parked.set_result(None)
+
+    def _call_soon(self, callback: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            # The event loop is closed: whoever would have been woken is gone.
+            return
+
+    @coroutine
+    def park(self, seconds: float | None) -> Generator[Any, Any, None]:
+        if not self._mail:
+            self._parked = parked = self._loop.create_future()
+            timer = None
+            if seconds is not None and seconds != inf:
+                timer = self._loop.call_later(seconds, self._wake_now)
+            try:
+                yield from parked
+            finally:
+                self._parked = None
+                if timer is not None:
+                    timer.cancel()
+        self._mail = False
+
+    def close(self) -> None:
+        """Stop the watchdog."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def cancel(self) -> list[asyncio.Task[Any]]:
+        """Cancel every task of this call, and name them."""
+        for task in self._tasks:
+            task.cancel()
+        return list(self._tasks)
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+_NOT_STARTED: Any = object()
+
+
+def _stepped(
+    run: Callable[..., Any], driven: Coroutine[Any, Any, Any], awaited: Any = _NOT_STARTED
+) -> Generator[Any, Any, Any]:
+    """Await a coroutine inside the current task, but in another context. `awaited` is what it waits for."""
+    try:
+        if awaited is _NOT_STARTED:
+            awaited = run(driven.send, None)
+        while True:
+            try:
+                value = yield awaited
+            except GeneratorExit:
+                driven.close()
+                raise
+            except BaseException as thrown:  # noqa: BLE001  whatever the event loop throws in goes on in
+                awaited = run(driven.throw, thrown)
+            else:
+                awaited = run(driven.send, value)
+    except StopIteration as end:
+        return end.value

@@ -1,0 +1,244 @@
+"""The engine's ports in threads.
+
+Attempts run on the worker's own thread. An attempt with a time limit is entered in a list that one watchdog
+thread keeps an eye on; no thread and no timer is made for it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from onceward.task.clock import Clock
+from onceward.task.deadlines import Deadlines, Try
+from onceward.task.exceptions import AttemptInterrupted
+from onceward.task.interrupt import absorb, interrupt
+from onceward.task.lifecycle import Life, Work, closed, live, opening
+from onceward.task.reply import Failed, Limit, caught
+from onceward.task.script import DISOWNED, Script, drive
+from onceward.task.slots import Exited, Item
+from onceward.telemetry.scope import current_attempt
+from onceward.transaction import Transaction
+
+
+class ThreadTry(Try):
+    """An attempt in a thread.
+
+    Thread and watchdog settle who was first with `list.pop`, which is atomic and, unlike a lock, cannot be
+    left half done by an interrupt: whoever pops `running` says whether the attempt ended or expired, and
+    whoever pops `landing` says whether an expired attempt ended after all or is stuck.
+    """
+
+    __slots__ = ("ident", "landing", "running", "sent")
+
+    def __init__(self, work: Work, due: float, limit: Limit, ident: int) -> None:
+        super().__init__(work, due, limit)
+        self.ident = ident
+        self.sent = False
+        self.running = [True]
+        self.landing = [True]
+
+    def expire(self) -> bool:
+        if not _first(self.running):
+            return False
+        self.expired = True
+        interrupt(self.ident)
+        self.sent = True
+        return True
+
+    def give_up(self) -> bool:
+        return _first(self.landing)
+
+
+def _first(token: list[bool]) -> bool:
+    try:
+        token.pop()
+    except IndexError:
+        return False
+    return True
+
+
+class ThreadPorts:
+    """Ports of one call. `on_timeout` is told at the deadline of an attempt, from the watchdog's thread."""
+
+    def __init__(self, clock: Clock, stuck_grace: float, on_timeout: Callable[[Work, Limit], None]) -> None:
+        self.now = clock.now
+        self.sleeping = clock.sleeping
+        self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        # Put to from signal handlers: a SimpleQueue is reentrant, an Event's lock is not.
+        self._mail: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._deadlines = Deadlines(stuck_grace, on_timeout)
+        self._tries = self._deadlines.tries
+        self._pokes: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._watchdog: threading.Thread | None = None
+        self._start_lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self.poll = self.take = self._items.get
+        self.on_crash: Callable[[BaseException], None]
+
+    # ── lives ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def invoke(
+        self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
+    ) -> Any:
+        if timeout is None and work.deadline == inf:
+            try:
+                return call(*arguments)
+            except BaseException as error:  # noqa: BLE001  what user code raises is a reply
+                return caught(error)
+        return self._invoke_limited(work, call, arguments, timeout)
+
+    def _invoke_limited(
+        self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
+    ) -> Any:
+        now = self.now()
+        due, limit = work.deadline, work.limit
+        if timeout is not None and now + timeout < due:
+            due, limit = now + timeout, Limit.STEP
+        if due <= now:
+            return Failed(None, limit)
+        ident = threading.get_ident()
+        reply: Any = None
+        error: BaseException | None = None
+        this = ThreadTry(work, due, limit, ident)
+        current_attempt.set(this)
+        try:
+            self._tries[ident] = this
+            if due < self._deadlines.watch_at:
+                self._poke()
+            try:
+                reply = call(*arguments)
+            except BaseException as raised:  # noqa: BLE001
+                error = raised
+            if not _first(this.running):
+                # Expired. The interrupt may have landed and been swallowed, or be still on its way.
+                while not this.sent:
+                    time.sleep(0)
+                absorb(ident)
+        except AttemptInterrupted:
+            pass
+        current_attempt.set(None)
+        del self._tries[ident]
+        if not this.expired:
+            return reply if error is None else caught(error)
+        if not _first(this.landing):
+            return DISOWNED
+        if error is not None and not isinstance(error, AttemptInterrupted):
+            caught(error)
+        return Failed(None, limit)
+
+    def pause(self, work: Work, seconds: float) -> None:
+        real = self.sleeping(min(seconds, work.deadline - self.now()))
+        if real > 0:
+            time.sleep(real)
+
+    def enter(self, life: Life) -> Any:
+        try:
+            outcome = life.context.run(self._live, life)
+        except BaseException as error:  # noqa: BLE001  exits are reported, and raised by the loop
+            return Exited(error)
+        return None if outcome is DISOWNED else outcome
+
+    def _live(self, life: Life) -> Any:
+        reply = opening(life, self)
+        if reply is DISOWNED:
+            return DISOWNED
+        outcome = closed(life, reply)
+        if outcome is not None:
+            return outcome
+        life.script = live(life, self, reply)
+        return drive(life.script)
+
+    def enter_script(self, work: Work, reply: Failed | None) -> Any:
+        try:
+            assert work.script is not None
+            result = work.context.run(drive, work.script, reply)
+        except BaseException as error:  # noqa: BLE001
+            return Exited(error)
+        return None if result is DISOWNED else result
+
+    # ── slots and loop ──────────────────────────────────────────────────────────────────────────────────
+
+    def put(self, *items: Item) -> None:
+        for item in items:
+            self._items.put(item)
+
+    def drain(self) -> list[Transaction]:
+        drained: list[Transaction] = []
+        while True:
+            try:
+                item = self._items.get_nowait()
+            except queue.Empty:
+                return drained
+            if isinstance(item, Transaction):
+                drained.append(item)
+
+    def spawn(self, script: Script[None]) -> None:
+        self.start(self._carry, script)
+
+    def _carry(self, script: Script[None]) -> None:
+        try:
+            drive(script)
+        except BaseException as error:  # noqa: BLE001  an engine that dies in silence would hang its caller
+            self.on_crash(error)
+
+    def start(self, target: Callable[..., Any], *arguments: Any) -> None:
+        """A new thread of the engine. Daemon, because a stuck one must not keep the process from ending."""
+        thread = threading.Thread(target=target, args=arguments, name="onceward", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def wake(self) -> None:
+        self._mail.put(None)
+
+    alarm = wake
+
+    def park(self, seconds: float | None) -> None:
+        try:
+            self._mail.get(timeout=None if seconds is None or seconds == inf else min(seconds, 3600.0))
+            while True:
+                self._mail.get_nowait()
+        except queue.Empty:
+            return
+
+    def close(self, *, wait: bool) -> None:
+        """End the watchdog, and see the workers, who have been sent home, out."""
+        if self._watchdog is not None:
+            self._pokes.put(False)
+            self._threads.append(self._watchdog)
+        if wait:
+            for thread in self._threads:
+                thread.join()
+
+    # ── the watchdog ────────────────────────────────────────────────────────────────────────────────────
+
+    def _poke(self) -> None:
+        if self._watchdog is None:
+            with self._start_lock:
+                if self._watchdog is None:
+                    self._watchdog = threading.Thread(
+                        target=self._watch, name="onceward-watchdog", daemon=True
+                    )
+                    self._watchdog.start()
+                    return
+        self._pokes.put(True)
+
+    def _watch(self) -> None:
+        while True:
+            now = self.now()
+            try:
+                nearest = self._deadlines.look(now)
+            except Exception as error:  # noqa: BLE001  other attempts still need their watchdog
+                self.on_crash(error)
+                continue
+            try:
+                if not self._pokes.get(
+                    timeout=None if nearest == inf else min(max(nearest - now, 0.0), 3600.0)
+                ):
+                    return
+            except queue.Empty:
+                pass

@@ -1,0 +1,197 @@
+"""From a task and a policy to what the engine runs; and the checks that say early what cannot work."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterable, Iterable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from onceward.task.base import BaseTask
+from onceward.task.engine import Wiring
+from onceward.task.exceptions import (
+    ConfigurationError,
+    ConsumerLoopTimeoutException,
+    ProducerLoopTimeoutException,
+)
+from onceward.task.lifecycle import Outcome, Step
+from onceward.task.loops import Source, batches, batches_async, consume, produce
+from onceward.task.mixins.policies import ConsumerPolicy, FetchPolicy, ProducerPolicy
+from onceward.transaction import Transaction
+
+CONSUMER_HANDLERS = ("process_transaction", "handle_transaction_success", "handle_transaction_exception")
+PRODUCER_HANDLERS = ("produce_transaction", "handle_produce_success", "handle_produce_exception")
+
+
+def consumer(task: Any, policy: ConsumerPolicy | None, *, fetches: bool = True) -> Wiring:
+    policy = _policy(task, policy, ConsumerPolicy, "consume_transactions")
+    steps = policy.steps
+    return Wiring(
+        span="consume_transactions",
+        life_span="start_processing",
+        policy=policy,
+        main=Step.of("process", "process", task.process_transaction, steps.process.retry),
+        success=Step.of("success", "handle_success", task.handle_transaction_success, steps.success.retry),
+        exception=Step.of(
+            "exception", "handle_exception", task.handle_transaction_exception, steps.exception.retry
+        ),
+        source=_source(task, steps.fetch) if fetches else None,
+        script=consume,
+        timeout_error=ConsumerLoopTimeoutException,
+    )
+
+
+def producer(
+    task: Any, policy: ProducerPolicy | None, transactions: Iterable[Transaction] | AsyncIterable[Transaction]
+) -> Wiring:
+    policy = _policy(task, policy, ProducerPolicy, "produce_transactions")
+    steps = policy.steps
+    return Wiring(
+        span="produce_transactions",
+        life_span="start_producing",
+        policy=policy,
+        main=Step.of(
+            "produce", "produce", task.produce_transaction, steps.produce.retry, has_attempt_spans=True
+        ),
+        success=Step.of(
+            "success",
+            "handle_produce_success",
+            task.handle_produce_success,
+            steps.success.retry,
+            has_attempt_spans=True,
+            business_is_system=True,
+        ),
+        exception=Step.of(
+            "exception",
+            "handle_produce_exception",
+            task.handle_produce_exception,
+            steps.exception.retry,
+            has_attempt_spans=True,
+        ),
+        source=None,
+        script=partial(produce, take=_taker(task, transactions)),
+        timeout_error=ProducerLoopTimeoutException,
+    )
+
+
+def _taker(task: BaseTask, transactions: Any) -> Any:
+    if task._asynchronous and isinstance(transactions, AsyncIterable):
+        return batches_async(transactions)
+    if not isinstance(transactions, Iterable) or isinstance(transactions, (str, bytes, Transaction, dict)):
+        raise ConfigurationError(
+            f"produce_transactions of {task.name} takes an iterable of Transaction, not {type(transactions).__name__}"
+        )
+    return batches_async(transactions) if task._asynchronous else batches(transactions)
+
+
+class Kept:
+    """A wiring for one transaction, and the place its outcome is kept."""
+
+    wiring: Wiring
+    outcome: Outcome
+
+    def keep(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+
+def one(wiring: Wiring, transaction: Transaction, asynchronous: bool) -> Kept:
+    kept = Kept()
+    take = batches_async([transaction]) if asynchronous else batches([transaction])
+    kept.wiring = msgspec.structs.replace(
+        wiring, source=None, script=partial(produce, take=take), on_outcome=kept.keep
+    )
+    return kept
+
+
+def _policy(task: BaseTask, policy: Any, cls: Any, method: str) -> Any:
+    if policy is None:
+        return cls()
+    if not isinstance(policy, cls):
+        raise ConfigurationError(
+            f"{method} of {task.name} takes a {cls.__name__}, not {type(policy).__name__}; "
+            f"a dict becomes one with {cls.__name__}.model_validate(…)"
+        )
+    return policy
+
+
+# ── the source ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _source(task: BaseTask, policy: FetchPolicy) -> Source:
+    name = _source_name(task, policy.connector_name)
+    connector = task.connectors[name]
+    fetch = getattr(connector, task._fetch_method, None)
+    if fetch is None:
+        raise ConfigurationError(
+            f"connector {name!r} of {task.name} ({type(connector).__name__}) has no {task._fetch_method}; "
+            "name another one in steps.fetch.connector_name"
+        )
+    suffix = "_async" if task._asynchronous else ""
+    settle = getattr(connector, "settle_transactions" + suffix, None)
+    extend = getattr(connector, "extend_transactions" + suffix, None)
+    return Source(
+        fetch=Step.of("fetch", "fetch_transactions", fetch, policy.retry),
+        extra=policy.extra,
+        settle=None if settle is None else Step.of("settle", "settle_transactions", settle, policy.retry),
+        extend=None if extend is None else Step.of("extend", "extend_transactions", extend, policy.retry),
+        lease=getattr(connector, "lease", float("inf")),
+    )
+
+
+def _source_name(task: BaseTask, wanted: str | None) -> str:
+    names = ", ".join(map(repr, task.connectors))
+    if wanted is not None:
+        if wanted not in task.connectors:
+            raise ConfigurationError(f"{task.name} has no connector {wanted!r}; it has {names or 'none'}")
+        return wanted
+    if len(task.connectors) == 1:
+        return next(iter(task.connectors))
+    if "source" in task.connectors:
+        return "source"
+    raise ConfigurationError(
+        f"{task.name} has the connectors {names}; say which to fetch from in steps.fetch.connector_name, "
+        "or call it 'source'"
+    )
+
+
+# ── checks at construction ──────────────────────────────────────────────────────────────────────────────
+
+
+def check_consumer(task: BaseTask) -> None:
+    """A consumer needs handlers of its kind and at least one connector to fetch from."""
+    check_handlers(task, CONSUMER_HANDLERS)
+    if any(callable(getattr(connector, task._fetch_method, None)) for connector in task.connectors.values()):
+        return
+    kind = "asynchronous" if task._asynchronous else "synchronous"
+    for name, connector in task.connectors.items():
+        if callable(getattr(connector, task._other_fetch_method, None)):
+            cls = type(connector).__name__
+            other = f"Async{cls}" if task._asynchronous else cls.removeprefix("Async")
+            raise ConfigurationError(
+                f"{task.name} is {kind}, but its connector {name!r} ({cls}) has only {task._other_fetch_method}; "
+                f"give it one with {task._fetch_method} (perhaps {other}), or use "
+                f"{'ConsumerTask' if task._asynchronous else 'AsyncConsumerTask'}"
+            )
+    have = ", ".join(f"{name!r} ({type(each).__name__})" for name, each in task.connectors.items()) or "none"
+    raise ConfigurationError(
+        f"{task.name} has nothing to consume from: none of its connectors ({have}) has {task._fetch_method}(batch_size)"
+    )
+
+
+def check_handlers(task: BaseTask, names: Iterable[str]) -> None:
+    """Handlers of an asynchronous task are `async def`, those of the other are not."""
+    for name in names:
+        handler = getattr(task, name)
+        if not task._asynchronous and inspect.iscoroutinefunction(handler):
+            raise ConfigurationError(
+                f"{task.name}.{name} is `async def`, but {task.name} runs in threads; "
+                "derive it from the Async… class, or make it a plain `def`"
+            )
+        function = getattr(handler, "__func__", None)
+        plain = inspect.isfunction(function) and not hasattr(function, "__wrapped__")
+        if task._asynchronous and plain and not inspect.iscoroutinefunction(handler):
+            raise ConfigurationError(
+                f"{task.name}.{name} is a plain `def`, but {task.name} runs in asyncio; make it `async def`"
+            )

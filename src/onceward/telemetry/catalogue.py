@@ -1,0 +1,85 @@
+"""Everything onceward tells the outside, by name. What is not listed here is not emitted.
+
+Spans of a consumer:                        Spans of a producer:
+
+    consume_transactions                        produce_transactions
+    ├── fetch_transactions    (per attempt)     └── start_producing            (per transaction)
+    ├── settle_transactions   (per attempt)         ├── produce
+    ├── extend_transactions   (per attempt)         │   └── produce.attempt
+    └── start_processing      (per transaction)     ├── handle_produce_success
+        ├── process           (per attempt)         │   └── handle_produce_success.attempt
+        ├── handle_success    (per attempt)         └── handle_produce_exception
+        └── handle_exception  (per attempt)             └── handle_produce_exception.attempt
+
+A transaction that carries a trace context continues that trace: its `start_processing` is a child of the
+producer's span, and linked to `consume_transactions`. All spans of a transaction are in one trace.
+
+Payloads, results, metadata and credentials are on no span, metric or log line, except fields named in
+`EngineSettings.telemetry_fields`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+SCOPE: Final = "onceward"
+"""The instrumentation scope of every tracer and meter."""
+
+SPAN_ATTRIBUTES: Final = {
+    "task": "class name of the task",
+    "step": "fetch, settle, extend, process, produce, success or exception",
+    "attempt": "number of the attempt, from 0",
+    "max_attempts": "how many attempts the policy allows, the first included",
+    "attempts": "how many attempts a step took (step spans of a producer)",
+    "timeout": "seconds each attempt may take; absent when unlimited",
+    "backoff": "seconds before the first retry",
+    "backoff_multiplier": "factor from one delay to the next",
+    "backoff_cap": "longest delay, 0 when uncapped",
+    "transaction_id": "id of the transaction",
+    "category": "BUSINESS, SYSTEM or TIMEOUT, when something failed",
+    "exception.message": "what failed, when something did",
+    "outcome": "succeeded, failed or abandoned (one span per transaction)",
+    "batch_size": "transactions taken in at once, or asked for",
+    "concurrency": "transactions in flight at once",
+    "limit": "transactions to start at most; absent when unlimited",
+    "loop_timeout": "seconds the call may take; absent when unlimited",
+    "transaction_timeout": "seconds one lifecycle may take; absent when unlimited",
+    "mode": "batch or continuous (consumers)",
+    "streaming": "whether the loop waits for more (consumers)",
+    "processed": "transactions that came to an outcome (loop spans)",
+    "succeeded": "of those, how many succeeded (loop spans)",
+    "failed": "of those, how many failed (loop spans)",
+    "stop_reason": "why the loop ended (loop spans)",
+}
+
+RETRY_EVENT: Final = "retry"
+"""Span event on a transaction's span: another attempt follows. Attributes: step, attempt, delay."""
+
+
+class Metric(NamedTuple):
+    kind: str
+    unit: str
+    description: str
+    attributes: tuple[str, ...]
+
+
+METRICS: Final = {
+    "onceward.transactions.processed": Metric("counter", "{transaction}", "came to an outcome", ("task",)),
+    "onceward.transactions.succeeded": Metric("counter", "{transaction}", "ended in success", ("task",)),
+    "onceward.transactions.failed": Metric(
+        "counter", "{transaction}", "ended in failure", ("task", "category")
+    ),
+    "onceward.transactions.abandoned": Metric(
+        "counter", "{transaction}", "cut off without an outcome", ("task",)
+    ),
+    "onceward.attempts.timeouts": Metric(
+        "counter", "{attempt}", "ran out of time", ("task", "step", "limit")
+    ),
+    "onceward.attempts.retries": Metric("counter", "{attempt}", "followed a failed one", ("task", "step")),
+    "onceward.attempts.backoff": Metric("counter", "s", "spent between attempts", ("task", "step")),
+    "onceward.step.duration": Metric("histogram", "s", "how long attempts took", ("task", "step")),
+    "onceward.fetches": Metric("counter", "{fetch}", "batches asked of the source", ("task",)),
+    "onceward.fetches.empty": Metric("counter", "{fetch}", "of those, empty ones", ("task",)),
+    "onceward.slots.in_use": Metric("gauge", "{slot}", "transactions in flight now", ("task",)),
+    "onceward.slots.stuck": Metric("up_down", "{slot}", "attempts given up on that still run", ("task",)),
+}

@@ -1,0 +1,35 @@
+"""What the code that runs now belongs to: for log lines, spans, and code that asks whether to go on."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Protocol
+
+
+class WorkInHand(Protocol):
+    """The facts of the work in hand. The engine's own work objects have them."""
+
+    step: str
+    attempt: int
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def transaction_id(self) -> str | None: ...
+
+
+class AttemptInHand(Protocol):
+    """An attempt under a time limit."""
+
+    expired: bool
+
+
+current_work: ContextVar[WorkInHand | None] = ContextVar("onceward_work", default=None)
+current_attempt: ContextVar[AttemptInHand | None] = ContextVar("onceward_attempt", default=None)
+"""Set while an attempt under a time limit runs."""
+
+
+def attempt_expired() -> bool:
+    """Whether the attempt that runs here has been asked to stop."""
+    attempt = current_attempt.get()
+    return attempt is not None and attempt.expired

@@ -1,0 +1,103 @@
+"""Wire the OpenTelemetry SDK from the standard `OTEL_*` variables. Nothing is opened that was not asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from onceward.telemetry import logs
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricReader
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+
+class Telemetry:
+    """What `setup` started."""
+
+    def __init__(self, stops: list[Callable[[], Any]]) -> None:
+        self._stops = stops
+
+    def shutdown(self) -> None:
+        """Send what is still waiting, and stop. Idempotent."""
+        while self._stops:
+            self._stops.pop()()
+
+
+def setup() -> Telemetry:
+    """Install the SDK's tracer and meter providers, and the log fields. Call it once, when the process starts.
+
+    Obeys `OTEL_SDK_DISABLED`, `OTEL_TRACES_EXPORTER` (`otlp`, `console`, `none`), `OTEL_METRICS_EXPORTER` (`otlp`,
+    `console`, `prometheus`, `none`), and whatever the SDK and its exporters read themselves: `OTEL_SERVICE_NAME`,
+    `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_TRACES_SAMPLER`, `OTEL_BSP_…`, …
+    A Prometheus port (`OTEL_EXPORTER_PROMETHEUS_HOST`, `…_PORT`) is opened only when that exporter is named.
+    """
+    logs.install()
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return Telemetry([])
+    try:
+        from opentelemetry import metrics, trace
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise ImportError(
+            "telemetry.setup() needs the OpenTelemetry SDK: pip install 'onceward[otel]'"
+        ) from error
+    stops: list[Callable[[], Any]] = []
+    span_exporter = _span_exporter(_choice("OTEL_TRACES_EXPORTER"))
+    if span_exporter is not None:
+        tracers = TracerProvider()
+        tracers.add_span_processor(BatchSpanProcessor(span_exporter))
+        trace.set_tracer_provider(tracers)
+        stops.append(tracers.shutdown)
+    reader = _metric_reader(_choice("OTEL_METRICS_EXPORTER"))
+    if reader is not None:
+        meters = MeterProvider([reader])
+        metrics.set_meter_provider(meters)
+        stops.append(meters.shutdown)
+    return Telemetry(stops)
+
+
+def _choice(variable: str) -> str:
+    return os.environ.get(variable, "").strip().lower() or "otlp"
+
+
+def _span_exporter(choice: str) -> SpanExporter | None:
+    if choice == "none":
+        return None
+    if choice == "console":
+        from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+
+        return ConsoleSpanExporter()
+    if choice == "otlp":
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        return OTLPSpanExporter()
+    raise ValueError(f"OTEL_TRACES_EXPORTER={choice} is not known here; use otlp, console or none")
+
+
+def _metric_reader(choice: str) -> MetricReader | None:
+    if choice == "none":
+        return None
+    if choice == "prometheus":
+        from opentelemetry.exporter.prometheus import PrometheusMetricReader
+        from prometheus_client import start_http_server
+
+        start_http_server(
+            port=int(os.environ.get("OTEL_EXPORTER_PROMETHEUS_PORT", "9464")),
+            addr=os.environ.get("OTEL_EXPORTER_PROMETHEUS_HOST", "localhost"),
+        )
+        return PrometheusMetricReader()
+    from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, PeriodicExportingMetricReader
+
+    if choice == "console":
+        return PeriodicExportingMetricReader(ConsoleMetricExporter())
+    if choice == "otlp":
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
+        return PeriodicExportingMetricReader(OTLPMetricExporter())
+    raise ValueError(
+        f"OTEL_METRICS_EXPORTER={choice} is not known here; use otlp, console, prometheus or none"
+    )
