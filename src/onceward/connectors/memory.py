@@ -1,0 +1,251 @@
+"""A queue in this process's memory, for tests and for work that may die with the process.
+
+It keeps bytes, leases and counts deliveries as a broker does: what works here works on a real wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from heapq import heapify, heappop, heappush
+from threading import RLock
+from typing import ParamSpec, TypeVar
+
+from onceward.connectors.aio import AsyncLeasingConnector
+from onceward.connectors.handouts import Held
+from onceward.connectors.leasing import Burial, ConnectorClosedError, DeadRow, LeasingConnector, Row
+from onceward.connectors.rules import LeaseRules, OnFailure
+from onceward.task.exceptions import ExceptionCategory
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+READY = 0.0
+"""The `visible_at` of a row that waits for nothing."""
+
+
+class MemoryConnector(LeasingConnector):
+    """A `Connector` without a wire. Several threads may share it; other processes see nothing of it.
+
+    `clock` tells the time that leases and delays are measured in; tests give their own.
+    """
+
+    def __init__(
+        self,
+        *,
+        lease: float = 60.0,
+        max_deliveries: int = 5,
+        redelivery_delay: float = 1.0,
+        on_failure: OnFailure = "auto",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        rules = LeaseRules(
+            lease=lease,
+            max_deliveries=max_deliveries,
+            redelivery_delay=redelivery_delay,
+            on_failure=on_failure,
+        )
+        super().__init__(MemoryStore(), rules, clock)
+
+
+class AsyncMemoryConnector(AsyncLeasingConnector):
+    """An `AsyncConnector` without a wire; settings as for `MemoryConnector`."""
+
+    def __init__(
+        self,
+        *,
+        lease: float = 60.0,
+        max_deliveries: int = 5,
+        redelivery_delay: float = 1.0,
+        on_failure: OnFailure = "auto",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(
+            MemoryConnector(
+                lease=lease,
+                max_deliveries=max_deliveries,
+                redelivery_delay=redelivery_delay,
+                on_failure=on_failure,
+                clock=clock,
+            )
+        )
+
+    async def _call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        # A wire always lets others run meanwhile; a loop that relies on it must not hang here.
+        await asyncio.sleep(0)
+        return function(*args, **kwargs)
+
+
+class _Message:
+    __slots__ = (
+        "body",
+        "category",
+        "deliveries",
+        "enqueued_at",
+        "error",
+        "key",
+        "lost",
+        "token",
+        "visible_at",
+    )
+
+    def __init__(self, key: int, body: bytes, enqueued_at: float) -> None:
+        self.key = key
+        self.body = body
+        self.enqueued_at = enqueued_at
+        self.visible_at = READY
+        self.deliveries = 0
+        self.lost = 0
+        self.token: int | None = None
+        self.category: ExceptionCategory | None = None
+        self.error: str | None = None
+
+
+class MemoryStore:
+    """Rows in a dict, and two heaps over them.
+
+    A heap entry counts only while its message still has that `visible_at`: moving a message pushes a new
+    entry and leaves the old one to be skipped.
+    """
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self._closed = False
+        self._keys = itertools.count(1)
+        self._messages: dict[int, _Message] = {}
+        self._ready: list[int] = []
+        self._waiting: list[tuple[float, int]] = []
+        self._dead: list[DeadRow] = []
+
+    @contextmanager
+    def transaction(self, wait: float) -> Iterator[None]:
+        # All or none without a rollback: nothing inside can fail half way.
+        with self._lock:
+            if self._closed:
+                raise ConnectorClosedError("this memory connector is closed; make a new one to go on")
+            yield
+
+    def append(self, bodies: Sequence[bytes], now: float) -> None:
+        messages = {key: _Message(key, body, now) for key, body in zip(self._keys, bodies, strict=False)}
+        self._ready.extend(messages)  # larger than all keys before: still a heap
+        self._messages.update(messages)
+
+    def available(self, now: float, limit: int) -> list[Row]:
+        taken: dict[int, _Message] = {}
+        try:
+            while self._waiting and self._waiting[0][0] <= now and len(taken) < limit:
+                visible_at, key = heappop(self._waiting)
+                self._take(key, visible_at, taken)
+            while self._ready and len(taken) < limit:
+                self._take(heappop(self._ready), READY, taken)
+        finally:
+            for message in taken.values():  # they were only looked at
+                self._push(message.key, message.visible_at)
+        return [
+            (m.key, m.token, m.deliveries, m.lost + (m.token is not None), m.body) for m in taken.values()
+        ]
+
+    def lease(self, rows: Sequence[Row], token: int, until: float) -> None:
+        for key, _, deliveries, lost, _ in rows:
+            message = self._messages[key]
+            message.token = token
+            message.deliveries = deliveries + 1
+            message.lost = lost
+            self._move(message, until)
+
+    def extend(self, deliveries: Sequence[Held], until: float) -> list[Held]:
+        missed = []
+        for held in deliveries:
+            if (message := self._held(*held)) is None:
+                missed.append(held)
+            else:
+                self._move(message, until)
+        return missed
+
+    def remove(self, deliveries: Sequence[Held]) -> list[Held]:
+        missed = []
+        for held in deliveries:
+            if self._held(*held) is None:
+                missed.append(held)
+            else:
+                del self._messages[held[0]]
+        return missed
+
+    def give_back(self, key: int, token: int) -> bool:
+        if (message := self._held(key, token)) is None:
+            return False
+        message.token = None
+        message.deliveries -= 1
+        self._move(message, READY)
+        return True
+
+    def delay(
+        self, key: int, token: int, until: float, category: ExceptionCategory | None, error: str | None
+    ) -> bool:
+        if (message := self._held(key, token)) is None:
+            return False
+        message.token = None
+        message.category = category
+        message.error = error
+        self._move(message, until)
+        return True
+
+    def bury(self, burial: Burial, now: float) -> bool:
+        if (message := self._held(burial.key, burial.token)) is None:
+            return False
+        del self._messages[burial.key]
+        self._dead.append(
+            DeadRow(
+                burial.transaction_id,
+                message.body,
+                burial.reason,
+                message.category if burial.category is None else burial.category,
+                message.error if burial.error is None else burial.error,
+                message.deliveries,
+                message.enqueued_at,
+                now,
+            )
+        )
+        return True
+
+    def counts(self, now: float) -> dict[str, int]:
+        counts = {"ready": 0, "leased": 0, "delayed": 0, "dead": len(self._dead)}
+        for message in self._messages.values():
+            if message.visible_at <= now:
+                counts["ready"] += 1
+            else:
+                counts["delayed" if message.token is None else "leased"] += 1
+        return counts
+
+    def dead(self, limit: int) -> list[DeadRow]:
+        return self._dead[:limit]
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+
+    def _held(self, key: int, token: int | None) -> _Message | None:
+        message = self._messages.get(key)
+        return message if message is not None and message.token == token else None
+
+    def _take(self, key: int, visible_at: float, taken: dict[int, _Message]) -> None:
+        message = self._messages.get(key)
+        if message is not None and message.visible_at == visible_at:
+            taken[key] = message
+
+    def _move(self, message: _Message, visible_at: float) -> None:
+        self._push(message.key, visible_at)  # first, so that an interrupt does not leave it without an entry
+        message.visible_at = visible_at
+
+    def _push(self, key: int, visible_at: float) -> None:
+        if visible_at == READY:
+            heappush(self._ready, key)
+            return
+        if len(self._waiting) > 2 * len(self._messages) + 1000:  # mostly entries of settled messages
+            waiting = [(m.visible_at, m.key) for m in self._messages.values() if m.visible_at != READY]
+            heapify(waiting)
+            self._waiting = waiting
+        heappush(self._waiting, (visible_at, key))

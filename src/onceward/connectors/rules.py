@@ -1,0 +1,107 @@
+"""The decisions of a leasing queue, apart from any store: when to deliver again, and when to stop.
+
+Every fetch of a message is a delivery, counted before it is handed out. A delivery ends when it is settled,
+or when its lease runs out: a start without an end, as a killed process leaves behind.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal, get_args
+
+import msgspec
+
+from onceward.task.exceptions import ConfigurationError, ExceptionCategory
+from onceward.transaction import Transaction
+
+OnFailure = Literal["auto", "dead_letter", "redeliver"]
+
+LONGEST_DELAY = 60.0
+"""Seconds at which the doubling of `redelivery_delay` ends."""
+
+
+class BurialReason(StrEnum):
+    """Why a message became a dead letter."""
+
+    FAILED = "failed"
+    """It failed, and the failure rule does not deliver such failures again."""
+    MAX_DELIVERIES = "max_deliveries"
+    """It was delivered as often as allowed."""
+    UNDECODABLE = "undecodable"
+    """Its bytes are not a transaction."""
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that will not be delivered again, kept for people. Its bytes are stored unchanged."""
+
+    transaction_id: str | None
+    transaction: Transaction | None
+    """None where the bytes cannot be read as a transaction."""
+    reason: BurialReason
+    category: ExceptionCategory | None
+    """Of the last known failure."""
+    error: str | None
+    deliveries: int
+    enqueued_at: datetime
+    died_at: datetime
+
+
+class Redeliver(msgspec.Struct, frozen=True):
+    delay: float
+    """Seconds."""
+
+
+class Bury(msgspec.Struct, frozen=True):
+    reason: BurialReason
+
+
+class LeaseRules(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a leasing queue, and what follows from them."""
+
+    lease: float = 60.0
+    """Seconds a delivery is kept from others."""
+    max_deliveries: int = 5
+    """A message that was delivered so often without success becomes a dead letter. With 1, every message
+    is fetched alone, so that one that kills its process takes no other with it."""
+    redelivery_delay: float = 1.0
+    """Seconds before a failed message comes back; doubled with each delivery, up to a minute."""
+    on_failure: OnFailure = "auto"
+    """`auto`: business failures become dead letters at once, others are delivered again. `dead_letter`: every
+    failure becomes a dead letter at once. `redeliver`: every failure is delivered again."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lease < math.inf:
+            raise ConfigurationError(f"lease must be a positive number of seconds, not {self.lease!r}")
+        if not isinstance(self.max_deliveries, int) or self.max_deliveries < 1:
+            raise ConfigurationError(f"max_deliveries must be 1 or more, not {self.max_deliveries!r}")
+        if not 0 < self.redelivery_delay < math.inf:
+            raise ConfigurationError(
+                "redelivery_delay must be a positive number of seconds, so that a failing message does not "
+                f"come back in a hot loop, not {self.redelivery_delay!r}"
+            )
+        if self.on_failure not in get_args(OnFailure):
+            raise ConfigurationError(
+                f"on_failure must be one of {', '.join(get_args(OnFailure))}, not {self.on_failure!r}"
+            )
+
+    @property
+    def suspect_after(self) -> int:
+        """Lost leases after which a message is fetched alone: it may be what kills its processes, and those
+        fetched with it must not come to their own `max_deliveries` by its doing."""
+        return min(2, self.max_deliveries - 1)
+
+    def after_failure(self, category: ExceptionCategory | None, deliveries: int) -> Redeliver | Bury:
+        """What becomes of a message whose delivery number `deliveries` has failed."""
+        if self.on_failure == "dead_letter":
+            return Bury(BurialReason.FAILED)
+        if self.on_failure == "auto" and category is ExceptionCategory.BUSINESS:
+            return Bury(BurialReason.FAILED)
+        if deliveries >= self.max_deliveries:
+            return Bury(BurialReason.MAX_DELIVERIES)
+        return Redeliver(self._delay_after(deliveries))
+
+    def _delay_after(self, deliveries: int) -> float:
+        doublings = min(deliveries - 1, 60)  # far beyond the cap already, and a float still
+        return min(self.redelivery_delay * 2.0**doublings, max(self.redelivery_delay, LONGEST_DELAY))

@@ -1,0 +1,197 @@
+"""One connection to one queue file: opening it, one transaction at a time, and forks."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import RLock
+from typing import Literal, get_args
+from weakref import WeakSet
+
+from onceward.connectors.leasing import ConnectorClosedError
+from onceward.connectors.sqlite import statements as sql
+from onceward.task.exceptions import ConfigurationError, OncewardError
+
+Synchronous = Literal["OFF", "NORMAL", "FULL", "EXTRA"]
+
+OPEN_WAIT = 10.0
+"""Seconds to wait for processes that are opening, creating or recovering the same file."""
+POLL = 0.01
+"""Seconds SQLite waits by itself for another writer. Its own waits grow to 0.1 s and are unfair under load;
+asking again soon is what gives every process its turn."""
+
+
+class DatabaseBusyError(OncewardError, TimeoutError):
+    """Other processes kept the queue file locked for too long. Nothing was changed."""
+
+
+class Database:
+    """Shared by threads behind one lock, and never carried across a fork: see the end of this file."""
+
+    def __init__(self, path: str | os.PathLike[str], synchronous: Synchronous) -> None:
+        if synchronous not in get_args(Synchronous):
+            raise ConfigurationError(
+                f"synchronous must be one of {', '.join(get_args(Synchronous))}, not {synchronous!r}"
+            )
+        self.path = _checked(path)
+        self._synchronous = synchronous
+        self.lock = RLock()
+        self._closed = False
+        self._cursor: sqlite3.Cursor | None = self._open()
+        _open_databases.add(self)
+
+    @property
+    def cursor(self) -> sqlite3.Cursor:
+        """The cursor of the transaction under way."""
+        assert self._cursor is not None
+        return self._cursor
+
+    @contextmanager
+    def transaction(self, wait: float) -> Iterator[None]:
+        """A write transaction: one at a time over all processes, all or none, durable at its end."""
+        with self.lock:
+            if self._closed:
+                raise ConnectorClosedError(f"the connector to {self.path} is closed; make a new one to go on")
+            if self._cursor is None:
+                self._cursor = self._open()
+            _roll_back(self._cursor)  # left over when an interrupt came between BEGIN and try
+            self._begin(self._cursor, wait)
+            try:
+                yield
+                self._cursor.execute(sql.COMMIT)
+            except BaseException:
+                _roll_back(self._cursor)
+                raise
+
+    def close(self) -> None:
+        with self.lock:
+            self._closed = True
+            self.disconnect()
+            _open_databases.discard(self)
+
+    def disconnect(self) -> None:
+        """Close the connection; the next transaction opens another."""
+        if self._cursor is not None:
+            self._cursor.connection.close()
+            self._cursor = None
+
+    def _begin(self, cursor: sqlite3.Cursor, wait: float) -> None:
+        deadline = time.monotonic() + wait
+        while not _got(cursor, sql.BEGIN):
+            if time.monotonic() >= deadline:
+                raise DatabaseBusyError(
+                    f"other processes kept {self.path} locked for {wait:g} s; nothing was changed"
+                )
+
+    def _open(self) -> sqlite3.Cursor:
+        connection = sqlite3.connect(self.path, timeout=POLL, isolation_level=None, check_same_thread=False)
+        try:
+            cursor = connection.cursor()
+            self._prepare(cursor)
+        except sqlite3.DatabaseError as error:
+            connection.close()
+            raise ConfigurationError(
+                f"{self.path} cannot be opened as a queue: {error}; "
+                "give a path whose directory is writable, to a file that is new or made by this connector"
+            ) from error
+        except BaseException:
+            connection.close()
+            raise
+        return cursor
+
+    def _prepare(self, cursor: sqlite3.Cursor) -> None:
+        deadline = time.monotonic() + OPEN_WAIT
+        while not _got(cursor, sql.READ_USER_VERSION):  # the first read also recovers after a crash
+            _give_up_after(deadline, self.path)
+        self._begin(cursor, OPEN_WAIT)
+        try:
+            self._check_or_create(cursor)
+            cursor.execute(sql.COMMIT)
+        except BaseException:
+            _roll_back(cursor)
+            raise
+        while not _got(cursor, sql.USE_WAL):
+            _give_up_after(deadline, self.path)
+        if cursor.fetchone()[0] != "wal":
+            raise ConfigurationError(
+                f"{self.path} is on a file system without shared memory, which SQLite needs for several "
+                "processes; put it on a local disk"
+            )
+        cursor.execute(sql.USE_SYNCHRONOUS.format(self._synchronous))
+
+    def _check_or_create(self, cursor: sqlite3.Cursor) -> None:
+        if cursor.execute(sql.READ_IS_EMPTY).fetchone()[0]:
+            for statement in sql.SCHEMA:
+                cursor.execute(statement)
+            return
+        if cursor.execute(sql.READ_APPLICATION_ID).fetchone()[0] != sql.APPLICATION_ID:
+            raise ConfigurationError(
+                f"{self.path} is a database of another program; give the queue a file of its own"
+            )
+        version = cursor.execute(sql.READ_USER_VERSION).fetchone()[0]
+        if version > sql.SCHEMA_VERSION:
+            raise ConfigurationError(
+                f"{self.path} was written by a newer onceward (schema {version}, this one knows "
+                f"{sql.SCHEMA_VERSION}); upgrade this process"
+            )
+
+
+def _checked(path: str | os.PathLike[str]) -> Path:
+    if str(path) in ("", ":memory:"):
+        raise ConfigurationError("a SQLite queue needs a file; for a queue in memory take MemoryConnector")
+    absolute = Path(path).absolute()  # the working directory may change before a reopening
+    if not absolute.parent.is_dir():
+        raise ConfigurationError(f"the directory of the queue file does not exist: {absolute.parent}")
+    if absolute.is_dir():
+        raise ConfigurationError(f"{absolute} is a directory; give the path of a file in it")
+    return absolute
+
+
+def _got(cursor: sqlite3.Cursor, statement: str) -> bool:
+    """Execute it; False if another process was in the way."""
+    try:
+        cursor.execute(statement)
+    except sqlite3.OperationalError as error:
+        # The low byte is the primary code: BUSY has variants for recovery and for snapshots.
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+            raise
+        return False
+    return True
+
+
+def _give_up_after(deadline: float, path: Path) -> None:
+    if time.monotonic() >= deadline:
+        raise DatabaseBusyError(f"other processes kept {path} locked for {OPEN_WAIT:g} s; it was not opened")
+    time.sleep(POLL)  # these do not always wait by themselves
+
+
+def _roll_back(cursor: sqlite3.Cursor) -> None:
+    if cursor.connection.in_transaction:
+        cursor.execute(sql.ROLLBACK)
+
+
+# A connection that is carried across a fork corrupts the locking of the file, even if the child only closes
+# it. So it is closed before a fork, and parent and child each open their own when they next need one. The
+# lock is held meanwhile: no transaction is cut in half, and the child does not inherit it locked.
+
+_open_databases: WeakSet[Database] = WeakSet()
+_forking: list[Database] = []
+
+
+def _before_fork() -> None:
+    for database in list(_open_databases):
+        database.lock.acquire()
+        _forking.append(database)
+        database.disconnect()
+
+
+def _after_fork() -> None:
+    while _forking:
+        _forking.pop().lock.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

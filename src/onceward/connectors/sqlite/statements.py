@@ -1,0 +1,94 @@
+"""All SQL of the SQLite queue, by name.
+
+`visible_at` is 0 for a message that waits for nothing, else the end of its lease or delay; `token` is set
+while it is leased. The index keeps a fetch at the cost of its batch, however many messages wait.
+"""
+
+APPLICATION_ID = 0x6F6E6377
+"""Marks a file as ours ("oncw"), so that somebody else's database is not taken for a queue."""
+SCHEMA_VERSION = 1
+
+SCHEMA = (
+    """
+    CREATE TABLE messages (
+        seq INTEGER PRIMARY KEY,
+        visible_at REAL NOT NULL DEFAULT 0,
+        token INTEGER,
+        deliveries INTEGER NOT NULL DEFAULT 0,
+        lost INTEGER NOT NULL DEFAULT 0,
+        enqueued_at REAL NOT NULL,
+        category TEXT,
+        error TEXT,
+        body BLOB NOT NULL
+    )
+    """,
+    "CREATE INDEX messages_by_visible_at ON messages (visible_at)",
+    """
+    CREATE TABLE dead_letters (
+        seq INTEGER PRIMARY KEY,
+        transaction_id TEXT,
+        reason TEXT NOT NULL,
+        category TEXT,
+        error TEXT,
+        deliveries INTEGER NOT NULL,
+        enqueued_at REAL NOT NULL,
+        died_at REAL NOT NULL,
+        body BLOB NOT NULL
+    )
+    """,
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
+)
+
+READ_APPLICATION_ID = "PRAGMA application_id"
+READ_USER_VERSION = "PRAGMA user_version"
+READ_IS_EMPTY = "SELECT NOT EXISTS (SELECT 1 FROM sqlite_master)"
+USE_WAL = "PRAGMA journal_mode = WAL"
+USE_SYNCHRONOUS = "PRAGMA synchronous = {}"
+
+BEGIN = "BEGIN IMMEDIATE"
+COMMIT = "COMMIT"
+ROLLBACK = "ROLLBACK"
+SAVEPOINT = "SAVEPOINT in_one_go"
+KEEP_SAVEPOINT = "RELEASE in_one_go"
+UNDO_SAVEPOINT = "ROLLBACK TO in_one_go"
+
+APPEND = "INSERT INTO messages (enqueued_at, body) VALUES (?, ?)"
+
+AVAILABLE_AGAIN = """
+    SELECT seq, token, deliveries, lost + (token IS NOT NULL), body FROM messages
+    WHERE visible_at > 0 AND visible_at <= ? ORDER BY visible_at, seq LIMIT ?
+"""
+READY = """
+    SELECT seq, token, deliveries, lost, body FROM messages
+    WHERE visible_at = 0 ORDER BY seq LIMIT ?
+"""
+LEASE = "UPDATE messages SET visible_at = ?, token = ?, deliveries = deliveries + 1, lost = ? WHERE seq = ?"
+EXTEND = "UPDATE messages SET visible_at = ? WHERE seq = ? AND token = ?"
+REMOVE = "DELETE FROM messages WHERE seq = ? AND token IS ?"
+GIVE_BACK = """
+    UPDATE messages SET visible_at = 0, token = NULL, deliveries = deliveries - 1
+    WHERE seq = ? AND token = ?
+"""
+DELAY = """
+    UPDATE messages SET visible_at = ?, token = NULL, category = ?, error = ?
+    WHERE seq = ? AND token = ?
+"""
+COPY_TO_DEAD_LETTERS = """
+    INSERT INTO dead_letters
+        (transaction_id, reason, category, error, deliveries, enqueued_at, died_at, body)
+    SELECT ?, ?, coalesce(?, category), coalesce(?, error), deliveries, enqueued_at, ?, body
+    FROM messages WHERE seq = ? AND token IS ?
+"""
+
+COUNTS = """
+    SELECT count(*) FILTER (WHERE visible_at <= :now),
+           count(*) FILTER (WHERE visible_at > :now AND token IS NOT NULL),
+           count(*) FILTER (WHERE visible_at > :now AND token IS NULL),
+           (SELECT count(*) FROM dead_letters)
+    FROM messages
+"""
+DEAD_LETTERS = """
+    SELECT transaction_id, body, reason, category, error, deliveries, enqueued_at, died_at
+    FROM dead_letters ORDER BY seq LIMIT ?
+"""

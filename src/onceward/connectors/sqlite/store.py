@@ -1,0 +1,92 @@
+"""The rows of a leasing queue, in SQLite. What each statement does is in `statements`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from onceward.connectors.handouts import Held
+from onceward.connectors.leasing import Burial, DeadRow, Row
+from onceward.connectors.sqlite import statements as sql
+from onceward.connectors.sqlite.database import Database
+from onceward.task.exceptions import ExceptionCategory
+
+Values = TypeVar("Values", bound=tuple[Any, ...])
+
+
+class SqliteStore:
+    """A `Store` in one file."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def transaction(self, wait: float) -> AbstractContextManager[object]:
+        return self._database.transaction(wait)
+
+    def append(self, bodies: Sequence[bytes], now: float) -> None:
+        self._database.cursor.executemany(sql.APPEND, [(now, body) for body in bodies])
+
+    def available(self, now: float, limit: int) -> Sequence[Row]:
+        cursor = self._database.cursor
+        rows: list[Row] = cursor.execute(sql.AVAILABLE_AGAIN, (now, limit)).fetchall()
+        if len(rows) < limit:
+            rows += cursor.execute(sql.READY, (limit - len(rows),)).fetchall()
+        return rows
+
+    def lease(self, rows: Sequence[Row], token: int, until: float) -> None:
+        self._database.cursor.executemany(sql.LEASE, [(until, token, row[3], row[0]) for row in rows])
+
+    def extend(self, deliveries: Sequence[Held], until: float) -> Sequence[Held]:
+        missed = self._missed(sql.EXTEND, [(until, *held) for held in deliveries])
+        return [(key, token) for _, key, token in missed]
+
+    def remove(self, deliveries: Sequence[Held]) -> Sequence[Held]:
+        return self._missed(sql.REMOVE, deliveries)
+
+    def give_back(self, key: int, token: int) -> bool:
+        return self._changed(sql.GIVE_BACK, key, token)
+
+    def delay(
+        self, key: int, token: int, until: float, category: ExceptionCategory | None, error: str | None
+    ) -> bool:
+        return self._changed(sql.DELAY, until, category, error, key, token)
+
+    def bury(self, burial: Burial, now: float) -> bool:
+        self._changed(
+            sql.COPY_TO_DEAD_LETTERS,
+            burial.transaction_id,
+            burial.reason,
+            burial.category,
+            burial.error,
+            now,
+            burial.key,
+            burial.token,
+        )
+        return self._changed(sql.REMOVE, burial.key, burial.token)
+
+    def counts(self, now: float) -> dict[str, int]:
+        counts = self._database.cursor.execute(sql.COUNTS, {"now": now}).fetchone()
+        return dict(zip(("ready", "leased", "delayed", "dead"), counts, strict=True))
+
+    def dead(self, limit: int) -> Sequence[DeadRow]:
+        return [DeadRow._make(row) for row in self._database.cursor.execute(sql.DEAD_LETTERS, (limit,))]
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _missed(self, statement: str, rows: Sequence[Values]) -> Sequence[Values]:
+        """Execute it for each, in one go. Those that found nothing to change are looked for only if there
+        are any: as a rule there are none."""
+        if not rows:
+            return ()
+        cursor = self._database.cursor
+        cursor.execute(sql.SAVEPOINT)
+        if cursor.executemany(statement, rows).rowcount == len(rows):
+            cursor.execute(sql.KEEP_SAVEPOINT)
+            return ()
+        cursor.execute(sql.UNDO_SAVEPOINT)
+        return [row for row in rows if not self._changed(statement, *row)]
+
+    def _changed(self, statement: str, *values: object) -> bool:
+        return self._database.cursor.execute(statement, values).rowcount == 1

@@ -1,0 +1,135 @@
+"""How a delivery ends when it is not settled."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from onceward.connectors import BurialReason
+from onceward.testing.connectors.samples import (
+    SYSTEM_FAILURE,
+    numbered,
+    payloads_of,
+)
+from onceward.testing.connectors.suite import ConnectorSuite, needs
+from onceward.transaction import Transaction
+
+
+class Leases(ConnectorSuite):
+    def test_what_is_not_settled_comes_back_when_its_lease_runs_out(self) -> None:
+        with self.queue(lease=60.0) as (queue, clock):
+            queue.dispatch(*numbered(0, 3))
+            queue.fetch()
+            self.advance(clock, 59.0)
+            assert queue.fetch() == []
+            self.advance(clock, 2.0)
+            assert payloads_of(queue.fetch()) == [0, 1, 2]
+
+    def test_an_extended_lease_lasts_a_whole_lease_from_then(self) -> None:
+        with self.queue(lease=60.0) as (queue, clock):
+            queue.dispatch(Transaction())
+            fetched = queue.fetch()
+            for _ in range(3):
+                self.advance(clock, 50.0)
+                queue.extend(*fetched)
+            queue.extend(*fetched)
+            self.advance(clock, 59.0)
+            assert queue.fetch() == []
+            self.advance(clock, 2.0)
+            assert len(queue.fetch()) == 1
+
+    def test_an_outcome_that_comes_after_the_lease_was_lost_changes_nothing_and_is_logged(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with self.queue(lease=60.0) as (queue, clock):
+            queue.dispatch(*numbered(0, 2))
+            late, kept = queue.fetch()
+            self.advance(clock, 59.0)
+            queue.extend(kept)
+            self.advance(clock, 2.0)
+            [again] = queue.fetch()
+            with caplog.at_level(logging.WARNING):
+                queue.done(late, kept)
+            assert [late.id in record.getMessage() for record in caplog.records] == [True]
+            queue.give_back(again)
+            assert queue.fetch() == [late]
+
+    def test_extending_a_lost_lease_changes_nothing_and_is_logged(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with self.queue(lease=60.0) as (queue, clock):
+            queue.dispatch(Transaction())
+            [late] = queue.fetch()
+            self.advance(clock, 61.0)
+            [again] = queue.fetch()
+            self.advance(clock, 50.0)
+            with caplog.at_level(logging.WARNING):
+                queue.extend(late)
+            assert [late.id in record.getMessage() for record in caplog.records] == [True]
+            self.advance(clock, 11.0)
+            assert queue.fetch() == [again]
+
+    def test_deliveries_that_never_end_are_counted_and_end_as_a_dead_letter(self) -> None:
+        with self.queue(lease=60.0, max_deliveries=3, redelivery_delay=1.0) as (queue, clock):
+            queue.dispatch(Transaction("poison"))
+            queue.fail(*queue.fetch(), error=SYSTEM_FAILURE)
+            for _ in range(2):
+                self.advance(clock, 61.0)
+                assert len(queue.fetch()) == 1
+            self.advance(clock, 61.0)
+            assert queue.fetch() == []
+            [letter] = self.dead_letters(queue)
+            assert (letter.transaction_id, letter.reason) == ("poison", BurialReason.MAX_DELIVERIES)
+            assert letter.deliveries == 3
+            assert letter.error is not None, "the last known failure is kept"
+            assert "went wrong" in letter.error
+
+    def test_dead_letters_do_not_hide_what_is_behind_them(self) -> None:
+        with self.queue(lease=60.0, max_deliveries=1) as (queue, clock):
+            queue.dispatch(*numbered(0, 4))
+            for _ in range(3):
+                queue.fetch()
+            self.advance(clock, 61.0)
+            assert payloads_of(queue.fetch(1)) == [3]
+            assert len(self.dead_letters(queue)) == 3
+
+    @pytest.mark.parametrize("max_deliveries", [1, 2, 3, 5])
+    def test_a_message_that_kills_its_process_takes_no_other_with_it(self, max_deliveries: int) -> None:
+        """A process that fetches the poison dies: nothing of its batch is settled."""
+        with self.queue(lease=60.0, max_deliveries=max_deliveries) as (queue, clock):
+            queue.dispatch(*(Transaction(payload=name) for name in ["a", "poison", "b", "c"]))
+            survived: list[str] = []
+            for _ in range(50):
+                batch = queue.fetch(4)
+                if "poison" not in payloads_of(batch):
+                    queue.done(*batch)
+                    survived += payloads_of(batch)
+                self.advance(clock, 61.0)
+            assert sorted(survived) == ["a", "b", "c"]
+            [letter] = self.dead_letters(queue)
+            assert letter.transaction is not None
+            assert (letter.transaction.payload, letter.deliveries) == ("poison", max_deliveries)
+
+    def test_a_message_whose_lease_was_lost_twice_is_fetched_alone(self) -> None:
+        with self.queue(lease=60.0, max_deliveries=5) as (queue, clock):
+            queue.dispatch(*numbered(0, 2))
+            for _ in range(2):
+                queue.fetch(2)
+                self.advance(clock, 61.0)
+            queue.dispatch(*numbered(2, 4))
+            assert [payloads_of(queue.fetch(10)) for _ in range(4)] == [[0], [1], [2, 3], []]
+
+    @needs("put_raw")
+    def test_bytes_that_are_no_transaction_become_a_dead_letter_and_hide_nothing(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        assert self.put_raw is not None
+        with self.queue() as (queue, _):
+            self.put_raw(queue.connector, b"rubbish")
+            queue.dispatch(*numbered(0, 2))
+            with caplog.at_level(logging.ERROR):
+                assert payloads_of(queue.fetch(1)) == [0]
+            assert [record.levelname for record in caplog.records] == ["ERROR"]
+            [letter] = self.dead_letters(queue)
+            assert (letter.reason, letter.transaction) == (BurialReason.UNDECODABLE, None)

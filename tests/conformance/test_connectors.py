@@ -1,0 +1,67 @@
+"""The wires of this package, under the suite that we give to others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onceward.connectors import (
+    AsyncConnector,
+    AsyncMemoryConnector,
+    AsyncSqliteConnector,
+    Connector,
+    MemoryConnector,
+    SqliteConnector,
+)
+from onceward.testing.connectors import ConnectorConformance
+
+
+def put_raw(connector: Any, body: bytes) -> None:
+    """Below the connector, where no codec guards the door."""
+    store = getattr(connector, "_wire", connector)._store
+    with store.transaction(1.0):
+        store.append([body], 0.0)
+
+
+class TestMemoryConnector(ConnectorConformance):
+    def make(self, clock: Any, **settings: Any) -> Connector:
+        return MemoryConnector(clock=clock, **settings)
+
+    put_raw = staticmethod(put_raw)
+
+
+class TestAsyncMemoryConnector(ConnectorConformance):
+    def make(self, clock: Any, **settings: Any) -> AsyncConnector:
+        return AsyncMemoryConnector(clock=clock, **settings)
+
+    put_raw = staticmethod(put_raw)
+
+
+class TestSqliteConnector(ConnectorConformance):
+    @pytest.fixture(autouse=True)
+    def in_a_new_directory(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "queue.db"
+
+    def make(self, clock: Any, **settings: Any) -> Connector:
+        return SqliteConnector(self.path, clock=clock, **settings)
+
+    def reopen(self, connector: Connector, clock: Any, **settings: Any) -> Connector:
+        return self.make(clock, **settings)
+
+    put_raw = staticmethod(put_raw)
+
+
+class TestAsyncSqliteConnector(ConnectorConformance):
+    @pytest.fixture(autouse=True)
+    def in_a_new_directory(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "queue.db"
+
+    def make(self, clock: Any, **settings: Any) -> AsyncConnector:
+        return AsyncSqliteConnector(self.path, clock=clock, **settings)
+
+    def reopen(self, connector: AsyncConnector, clock: Any, **settings: Any) -> AsyncConnector:
+        return self.make(clock, **settings)
+
+    put_raw = staticmethod(put_raw)

@@ -1,0 +1,108 @@
+"""Real processes for the crash tests of the SQLite queue, which are really killed.
+
+Run as `python sqlite_processes.py <what> <path> <seconds>`. The last is how far the process's clock is ahead,
+so that a test can be past a lease without waiting for it. What a process has to say is one word a line.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import NoReturn
+
+from onceward.connectors import SqliteConnector
+from onceward.connectors.sqlite import statements
+from onceward.connectors.sqlite.store import SqliteStore
+from onceward.settlement import Settlement, Verdict
+from onceward.transaction import Transaction
+
+LEASE = 60.0
+DISPATCH = 500
+
+
+def connect(path: str, ahead: float = 0.0, lease: float = LEASE) -> SqliteConnector:
+    return SqliteConnector(
+        path, lease=lease, max_deliveries=3, on_failure="dead_letter", clock=lambda: time.time() + ahead
+    )
+
+
+def say(word: object) -> None:
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+
+
+def die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("not reached")
+
+
+def fetch_and_hang(queue: SqliteConnector) -> None:
+    fetched = queue.fetch_transactions(10)
+    for transaction in fetched:
+        say(transaction.payload)
+    signal.pause()
+
+
+def consume(queue: SqliteConnector) -> None:
+    """Until nothing is available. Dies of poison."""
+    while batch := queue.fetch_transactions(5):
+        if any(transaction.payload == "poison" for transaction in batch):
+            die()
+        queue.settle_transactions([Settlement(transaction, Verdict.DONE) for transaction in batch])
+        for transaction in batch:
+            say(transaction.payload)
+
+
+def dispatch_for_ever(queue: SqliteConnector) -> None:
+    number = 0
+    while True:
+        queue.dispatch_transactions([Transaction(payload=number)] * DISPATCH)
+        say(number)
+        number += 1
+
+
+def die_before_the_commit_of_a_dispatch(queue: SqliteConnector) -> None:
+    real = SqliteStore.append
+
+    def append(self: SqliteStore, *args: object) -> None:
+        real(self, *args)  # type: ignore[arg-type]
+        die()
+
+    SqliteStore.append = append  # type: ignore[method-assign]
+    queue.dispatch_transactions([Transaction()] * DISPATCH)
+
+
+def die_between_copy_and_removal_of_a_burial(queue: SqliteConnector) -> None:
+    real = SqliteStore._changed
+
+    def changed(self: SqliteStore, statement: str, *values: object) -> bool:
+        result = real(self, statement, *values)
+        if statement == statements.COPY_TO_DEAD_LETTERS:
+            die()
+        return result
+
+    SqliteStore._changed = changed  # type: ignore[method-assign]
+    queue.settle_transactions([Settlement(t, Verdict.FAILED) for t in queue.fetch_transactions(1)])
+
+
+def fork_and_share(queue: SqliteConnector) -> None:
+    """Parent and child go on with the connector the parent had opened."""
+    queue.dispatch_transactions([Transaction(payload=number) for number in range(200)])
+    fetched = queue.fetch_transactions(1)
+    child = os.fork()
+    queue.settle_transactions([Settlement(transaction, Verdict.DONE) for transaction in fetched if child])
+    consume(queue)
+    if child:
+        for transaction in fetched:
+            say(transaction.payload)
+        queue.close()
+        _, status = os.waitpid(child, 0)
+        sys.exit(os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    what, path, ahead = sys.argv[1:]
+    with connect(path, float(ahead)) as opened:
+        globals()[what](opened)

@@ -1,0 +1,382 @@
+"""The two modes behind one face: behaviours are plain functions, and `World` makes tasks and sources of them.
+
+A behaviour is called with what the engine hands over. It returns a value or raises; or it returns `After(seconds,
+value)`, which is slept out in the way of the mode before the value is returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onceward import (
+    AsyncConsumerTask,
+    AsyncHybridTask,
+    AsyncProducerTask,
+    ConsumerTask,
+    HybridTask,
+    ProducerTask,
+    Transaction,
+)
+from onceward.settlement import Settlement
+from onceward.task.exceptions import ExceptionCategory, TransactionException
+from onceward.task.mixins.policies import (
+    BatchPolicy,
+    ConcurrencyPolicy,
+    ConsumerLoopPolicy,
+    ConsumerPolicy,
+    ConsumerSteps,
+    ExceptionPolicy,
+    FetchPolicy,
+    ProcessPolicy,
+    ProducePolicy,
+    ProducerLoopPolicy,
+    ProducerPolicy,
+    ProducerSteps,
+    RetryPolicy,
+    SuccessPolicy,
+)
+from onceward.task.report import Report
+from onceward.task.settings import EngineSettings
+from onceward.testing.clock import FakeClock
+
+Behaviour = Callable[..., Any]
+
+
+@dataclass
+class After:
+    seconds: float
+    value: Any = None
+
+
+@dataclass
+class Until:
+    """Wait, in the way of the mode, until the condition holds; an error if that takes longer than `limit`."""
+
+    condition: Callable[[], Any]
+    value: Any = None
+    limit: float = 30.0
+
+    def over(self, began: float) -> bool:
+        if self.condition():
+            return True
+        if time.monotonic() - began > self.limit:
+            raise AssertionError(f"waited {self.limit} s in vain")
+        return False
+
+
+def business(text: str = "no") -> TransactionException:
+    return TransactionException(text, category=ExceptionCategory.BUSINESS)
+
+
+def system(text: str = "broken") -> TransactionException:
+    return TransactionException(text, category=ExceptionCategory.SYSTEM)
+
+
+def timeout(text: str = "late") -> TransactionException:
+    return TransactionException(text, category=ExceptionCategory.TIMEOUT)
+
+
+def transactions(count: int, start: int = 0) -> list[Transaction]:
+    return [Transaction(id=f"t{number}", payload=number) for number in range(start, start + count)]
+
+
+def results(*script: Any) -> Behaviour:
+    """A behaviour that plays a script: an exception is raised, anything else returned; the last one repeats."""
+    remaining = list(script)
+    lock = threading.Lock()
+
+    def play(*_: Any) -> Any:
+        with lock:
+            item = remaining.pop(0) if len(remaining) > 1 else remaining[0]
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    return play
+
+
+def resolve(value: Any) -> Any:
+    if isinstance(value, After):
+        time.sleep(value.seconds)
+        return resolve(value.value)
+    if isinstance(value, Until):
+        began = time.monotonic()
+        while not value.over(began):
+            time.sleep(0.001)
+        return resolve(value.value)
+    if isinstance(value, BaseException):
+        raise value
+    return value
+
+
+async def resolve_async(value: Any) -> Any:
+    if isinstance(value, After):
+        await asyncio.sleep(value.seconds)
+        return await resolve_async(value.value)
+    if isinstance(value, Until):
+        began = time.monotonic()
+        while not value.over(began):
+            await asyncio.sleep(0.001)
+        return await resolve_async(value.value)
+    if isinstance(value, BaseException):
+        raise value
+    return value
+
+
+class ListSource:
+    """A source that settles nothing: hands out batches, or plays a script of batches and exceptions."""
+
+    def __init__(self, items: Iterable[Any] = (), *, script: Sequence[Any] | None = None) -> None:
+        self.items = list(items)
+        self.script = None if script is None else list(script)
+        self.asked: list[tuple[int, dict[str, Any]]] = []
+        self.on_fetch: Callable[[], Any] = lambda: None
+
+    def _next(self, size: int, extra: dict[str, Any]) -> Any:
+        self.asked.append((size, extra))
+        self.on_fetch()
+        if self.script is not None:
+            item = self.script.pop(0) if self.script else []
+            if isinstance(item, BaseException):
+                raise item
+            return item
+        batch, self.items = self.items[:size], self.items[size:]
+        return batch
+
+    def fetch_transactions(self, size: int, **extra: Any) -> Any:
+        return resolve(self._next(size, extra))
+
+    async def fetch_transactions_async(self, size: int, **extra: Any) -> Any:
+        return await resolve_async(self._next(size, extra))
+
+
+class SettlingSource(ListSource):
+    """A source that notes what it is told."""
+
+    def __init__(
+        self, items: Iterable[Any] = (), *, lease: float = 60.0, script: Sequence[Any] | None = None
+    ) -> None:
+        super().__init__(items, script=script)
+        self.lease = lease
+        self.told: list[Settlement] = []
+        self.calls: list[list[Settlement]] = []
+        self.extended: list[list[str]] = []
+        self.on_settle: Callable[[], Any] = lambda: None
+
+    def settle_transactions(self, settlements: Sequence[Settlement]) -> None:
+        resolve(self.on_settle())
+        self.calls.append(list(settlements))
+        self.told.extend(settlements)
+
+    async def settle_transactions_async(self, settlements: Sequence[Settlement]) -> None:
+        await resolve_async(self.on_settle())
+        self.calls.append(list(settlements))
+        self.told.extend(settlements)
+
+    def extend_transactions(self, given: Sequence[Transaction]) -> None:
+        self.extended.append([transaction.id for transaction in given])
+
+    async def extend_transactions_async(self, given: Sequence[Transaction]) -> None:
+        self.extended.append([transaction.id for transaction in given])
+
+    def verdicts(self) -> dict[str, str]:
+        return {settlement.transaction.id: settlement.verdict for settlement in self.told}
+
+
+class World:
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+        self.asynchronous = mode == "asyncio"
+        self.calls: list[tuple[str, str]] = []
+        """Every handler call, as (step, transaction id), in order of their beginning."""
+        self.errors: list[tuple[str, TransactionException]] = []
+        """What exception handlers were given."""
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    # ── making ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def consumer(
+        self,
+        process: Behaviour = lambda _: None,
+        *,
+        success: Behaviour | None = None,
+        exception: Behaviour | None = None,
+        source: Any = None,
+        settings: EngineSettings | None = None,
+        clock: FakeClock | None = None,
+        services: dict[str, Any] | None = None,
+    ) -> Any:
+        base: Any = AsyncConsumerTask if self.asynchronous else ConsumerTask
+        made = self._class(
+            base,
+            process_transaction=self._noting("process", process),
+            handle_transaction_success=success and self._noting("success", success),
+            handle_transaction_exception=exception and self._noting("exception", exception),
+        )
+        task = made(connectors={"source": source or ListSource()}, services=services or {}, settings=settings)
+        if clock is not None:
+            task.clock = clock
+        return task
+
+    def producer(
+        self,
+        produce: Behaviour = lambda _: None,
+        *,
+        success: Behaviour | None = None,
+        exception: Behaviour | None = None,
+        settings: EngineSettings | None = None,
+        clock: FakeClock | None = None,
+        connectors: dict[str, Any] | None = None,
+    ) -> Any:
+        base: Any = AsyncProducerTask if self.asynchronous else ProducerTask
+        made = self._class(
+            base,
+            produce_transaction=self._noting("produce", produce),
+            handle_produce_success=success and self._noting("success", success),
+            handle_produce_exception=exception and self._noting("exception", exception),
+        )
+        task = made(connectors=connectors or {}, settings=settings)
+        if clock is not None:
+            task.clock = clock
+        return task
+
+    @property
+    def hybrid_base(self) -> Any:
+        return AsyncHybridTask if self.asynchronous else HybridTask
+
+    def handler(self, behaviour: Behaviour) -> Any:
+        """A behaviour as a method of this mode."""
+        if self.asynchronous:
+
+            async def method(task: Any, *arguments: Any) -> Any:
+                return await resolve_async(behaviour(*arguments))
+        else:
+
+            def method(task: Any, *arguments: Any) -> Any:
+                return resolve(behaviour(*arguments))
+
+        return method
+
+    def _noting(self, step: str, behaviour: Behaviour) -> Any:
+        def noted(transaction: Transaction, *more: Any) -> Any:
+            self.calls.append((step, transaction.id))
+            if step == "exception":
+                self.errors.append((transaction.id, more[0]))
+            return behaviour(transaction, *more)
+
+        return self.handler(noted)
+
+    def _class(self, base: Any, **methods: Any) -> Any:
+        return type(
+            "Orders", (base,), {name: method for name, method in methods.items() if method is not None}
+        )
+
+    # ── running ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of a task, or await it on an event loop of its own."""
+        if self.asynchronous:
+            return asyncio.run(self._await(method, *arguments))
+        return method(*arguments)
+
+    async def _await(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        return await method(*arguments)
+
+    def run_together(self, *calls: tuple[Any, ...]) -> list[Any]:
+        """Several calls at once, each `(method, *arguments)`: in threads, or as tasks of one event loop.
+
+        Returns what each returned or raised.
+        """
+        if self.asynchronous:
+
+            async def gathered() -> list[Any]:
+                return await asyncio.gather(*(self._await(*call) for call in calls), return_exceptions=True)
+
+            return asyncio.run(gathered())
+        outcomes: list[Any] = [None] * len(calls)
+
+        def carry(number: int, method: Callable[..., Any], *arguments: Any) -> None:
+            try:
+                outcomes[number] = method(*arguments)
+            except BaseException as error:
+                outcomes[number] = error
+
+        threads = [threading.Thread(target=carry, args=(number, *call)) for number, call in enumerate(calls)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return outcomes
+
+    def consume(self, task: Any, policy: ConsumerPolicy | None = None) -> Report:
+        report = self.run(task.consume_transactions, policy)
+        assert isinstance(report, Report)
+        return report
+
+    def produce(
+        self, task: Any, given: Iterable[Transaction], policy: ProducerPolicy | None = None
+    ) -> Report:
+        report = self.run(task.produce_transactions, given, policy)
+        assert isinstance(report, Report)
+        return report
+
+    def steps_of(self, transaction_id: str) -> list[str]:
+        return [step for step, called in self.calls if called == transaction_id]
+
+
+def retry(attempts: int = 1, **more: Any) -> RetryPolicy:
+    return RetryPolicy(max_attempts=attempts, **more)
+
+
+def consuming(
+    *,
+    fetch: RetryPolicy | None = None,
+    extra: dict[str, Any] | None = None,
+    process: RetryPolicy | None = None,
+    success: RetryPolicy | None = None,
+    exception: RetryPolicy | None = None,
+    batch: int = 10,
+    concurrency: int = 1,
+    **loop: Any,
+) -> ConsumerPolicy:
+    return ConsumerPolicy(
+        loop=ConsumerLoopPolicy(
+            batch=BatchPolicy(size=batch), concurrency=ConcurrencyPolicy(value=concurrency), **loop
+        ),
+        steps=ConsumerSteps(
+            fetch=FetchPolicy(retry=fetch or RetryPolicy(), extra=extra or {}),
+            process=ProcessPolicy(retry=process or RetryPolicy()),
+            success=SuccessPolicy(retry=success or RetryPolicy()),
+            exception=ExceptionPolicy(retry=exception or RetryPolicy()),
+        ),
+    )
+
+
+def producing(
+    *,
+    produce: RetryPolicy | None = None,
+    success: RetryPolicy | None = None,
+    exception: RetryPolicy | None = None,
+    batch: int = 10,
+    concurrency: int = 1,
+    **loop: Any,
+) -> ProducerPolicy:
+    return ProducerPolicy(
+        loop=ProducerLoopPolicy(
+            batch=BatchPolicy(size=batch), concurrency=ConcurrencyPolicy(value=concurrency), **loop
+        ),
+        steps=ProducerSteps(
+            produce=ProducePolicy(retry=produce or RetryPolicy()),
+            success=SuccessPolicy(retry=success or RetryPolicy()),
+            exception=ExceptionPolicy(retry=exception or RetryPolicy()),
+        ),
+    )
