@@ -1,8 +1,7 @@
 """Wires: where transactions come from and go to. `base` has the contract, the rest keeps it."""
 
-from onceward.connectors.base import AsyncConnector, Connector
+from onceward.connectors.base import AsyncConnector, Connector, ConnectorClosedError
 from onceward.connectors.codec import DecodeError, PayloadError
-from onceward.connectors.leasing import ConnectorClosedError
 from onceward.connectors.memory import AsyncMemoryConnector, MemoryConnector
 from onceward.connectors.rules import BurialReason, DeadLetter
 from onceward.connectors.sqlite import AsyncSqliteConnector, DatabaseBusyError, SqliteConnector

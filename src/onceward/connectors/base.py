@@ -10,7 +10,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from onceward.settlement import Settlement
+from onceward.task.exceptions import OncewardError
 from onceward.transaction import Transaction
+
+
+class ConnectorClosedError(OncewardError):
+    """The connector was closed; make a new one to go on."""
 
 
 class Connector(Protocol):
@@ -23,9 +28,10 @@ class Connector(Protocol):
         """Take at most `batch_size` transactions, oldest available first.
 
         Blocks: briefly, one second at the most; outcomes of earlier work wait meanwhile. Empty: returns an
-        empty sequence. Idempotent: no, each call is a new delivery; its count is durable before the call
-        returns. Crash: what was fetched and not settled is delivered again when its lease runs out.
-        After close: raises.
+        empty sequence; a wire that cannot get its turn raises instead. Idempotent: no, each call is a new delivery; its count is durable before the call
+        returns. Crash: what was fetched and not settled is delivered again when its lease runs out; the
+        lease counts as lost once another delivery has taken it.
+        After close: raises `ConnectorClosedError`.
         """
         ...
 
@@ -49,7 +55,8 @@ class Connector(Protocol):
     def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Keep these deliveries for another `lease` seconds, counted from now.
 
-        Idempotent: yes. A delivery whose lease was lost stays lost, and is logged. After close: raises.
+        Idempotent: yes. A delivery whose lease was lost stays lost, and is logged; one that was settled is
+        passed over. After close: raises.
         """
         ...
 

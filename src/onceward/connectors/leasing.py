@@ -20,7 +20,7 @@ from onceward.connectors.codec import DecodeError, decode, encode_all
 from onceward.connectors.handouts import Handout, Handouts, Held
 from onceward.connectors.rules import BurialReason, Bury, DeadLetter, LeaseRules
 from onceward.settlement import Settlement, Verdict
-from onceward.task.exceptions import ExceptionCategory, OncewardError
+from onceward.task.exceptions import ExceptionCategory
 from onceward.transaction import Transaction
 
 _log = logging.getLogger(__name__)
@@ -29,10 +29,6 @@ FETCH_WAIT = 1.0
 """Seconds a fetch may wait for its turn at the store: the contract of `fetch_transactions`."""
 WRITE_WAIT = 10.0
 """Seconds any other call may wait. An outcome is worth more patience than a fetch that is tried again."""
-
-
-class ConnectorClosedError(OncewardError):
-    """The connector was closed; make a new one to go on."""
 
 
 Row = tuple[int, int | None, int, int, bytes]

@@ -15,8 +15,9 @@ from threading import RLock
 from typing import ParamSpec, TypeVar
 
 from onceward.connectors.aio import AsyncLeasingConnector
+from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.handouts import Held
-from onceward.connectors.leasing import Burial, ConnectorClosedError, DeadRow, LeasingConnector, Row
+from onceward.connectors.leasing import Burial, DeadRow, LeasingConnector, Row
 from onceward.connectors.rules import LeaseRules, OnFailure
 from onceward.task.exceptions import ExceptionCategory
 

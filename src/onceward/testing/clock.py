@@ -15,6 +15,10 @@ class FakeClock(Clock):
     def now(self) -> float:
         return self._now
 
+    def __call__(self) -> float:
+        """For whoever takes a clock as a function, as connectors do."""
+        return self._now
+
     def advance(self, seconds: float) -> None:
         self._now += seconds
 

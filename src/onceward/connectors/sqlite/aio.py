@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from onceward.connectors.aio import AsyncLeasingConnector
-from onceward.connectors.leasing import ConnectorClosedError
+from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.rules import OnFailure
 from onceward.connectors.sqlite.connector import SqliteConnector
 from onceward.connectors.sqlite.database import Synchronous

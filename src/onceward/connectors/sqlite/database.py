@@ -12,7 +12,7 @@ from threading import RLock
 from typing import Literal, get_args
 from weakref import WeakSet
 
-from onceward.connectors.leasing import ConnectorClosedError
+from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.sqlite import statements as sql
 from onceward.task.exceptions import ConfigurationError, OncewardError
 

@@ -16,8 +16,9 @@ pytest.register_assert_rewrite(
     *(f"{__name__}.{part}" for part in ("carrying", "outcomes", "leases", "sharing"))
 )
 
+from onceward.testing.clock import FakeClock  # noqa: E402
 from onceward.testing.connectors.carrying import Carrying  # noqa: E402
-from onceward.testing.connectors.driver import ConnectorDriver, FakeClock  # noqa: E402
+from onceward.testing.connectors.driver import ConnectorDriver  # noqa: E402
 from onceward.testing.connectors.leases import Leases  # noqa: E402
 from onceward.testing.connectors.outcomes import Outcomes  # noqa: E402
 from onceward.testing.connectors.samples import payloads, transactions  # noqa: E402

@@ -13,19 +13,6 @@ from onceward.task.exceptions import TransactionException
 from onceward.transaction import Transaction
 
 
-class FakeClock:
-    """Seconds since the epoch that pass only when told to."""
-
-    def __init__(self, now: float = 1_000_000_000.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
-
-
 class ConnectorDriver:
     """A connector with blocking methods, whatever its kind. An async one runs on an event loop of its own.
 

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from onceward.connectors import DeadLetter
-from onceward.testing.connectors.driver import ConnectorDriver, FakeClock
+from onceward.testing.clock import FakeClock
+from onceward.testing.connectors.driver import ConnectorDriver
 
 Test = TypeVar("Test", bound=Callable[..., None])
 
@@ -49,6 +50,6 @@ class ConnectorSuite:
 
     @contextmanager
     def queue(self, **settings: Any) -> Iterator[tuple[ConnectorDriver, FakeClock]]:
-        clock = FakeClock()
+        clock = FakeClock(1_000_000_000.0)
         with ConnectorDriver(self.make(clock, **settings)) as driver:
             yield driver, clock
