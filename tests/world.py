@@ -7,6 +7,7 @@ value)`, which is slept out in the way of the mode before the value is returned.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -69,6 +70,37 @@ class Until:
         return False
 
 
+@dataclass
+class Deaf:
+    """Wait for an event without listening to anybody: interrupts and cancellations come to nothing until it is
+    set. Lets go by itself, and says so, after `limit` seconds."""
+
+    event: threading.Event
+    value: Any = None
+    limit: float = 5.0
+    gave_up: bool = False
+
+    def wait(self) -> None:
+        try:
+            self.event.wait(self.limit)
+        finally:
+            self.gave_up = not self.event.is_set()
+
+    async def wait_async(self) -> None:
+        began = time.monotonic()
+        while not self.event.is_set() and not self.gave_up:
+            self.gave_up = time.monotonic() - began > self.limit
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.002)
+
+
+@dataclass
+class Exactly:
+    """This value, whatever it is: an exception is returned, not raised."""
+
+    value: Any
+
+
 def business(text: str = "no") -> TransactionException:
     return TransactionException(text, category=ExceptionCategory.BUSINESS)
 
@@ -101,6 +133,11 @@ def results(*script: Any) -> Behaviour:
 
 
 def resolve(value: Any) -> Any:
+    if isinstance(value, Exactly):
+        return value.value
+    if isinstance(value, Deaf):
+        value.wait()
+        return resolve(value.value)
     if isinstance(value, After):
         time.sleep(value.seconds)
         return resolve(value.value)
@@ -115,6 +152,11 @@ def resolve(value: Any) -> Any:
 
 
 async def resolve_async(value: Any) -> Any:
+    if isinstance(value, Exactly):
+        return value.value
+    if isinstance(value, Deaf):
+        await value.wait_async()
+        return await resolve_async(value.value)
     if isinstance(value, After):
         await asyncio.sleep(value.seconds)
         return await resolve_async(value.value)
@@ -322,6 +364,41 @@ class World:
         assert isinstance(report, Report)
         return report
 
+    def consume_then(self, task: Any, policy: ConsumerPolicy | None, then: Callable[[], Any]) -> Report:
+        """Consume, and call `then` the moment the call has ended, however it ended."""
+
+        def call() -> Any:
+            try:
+                return task.consume_transactions(policy)
+            finally:
+                then()
+
+        async def call_async() -> Any:
+            try:
+                return await task.consume_transactions(policy)
+            finally:
+                then()
+
+        report = within(15, self.run, call_async if self.asynchronous else call)
+        assert isinstance(report, Report)
+        return report
+
+    def consume_in_turn(self, task: Any, *policies: ConsumerPolicy) -> list[Any]:
+        """Consume once per policy, one call after another; the reports, or the errors raised instead."""
+
+        async def calls_async() -> list[Any]:
+            ends: list[Any] = []
+            for policy in policies:
+                ends.extend(await asyncio.gather(task.consume_transactions(policy), return_exceptions=True))
+            return ends
+
+        def calls() -> list[Any]:
+            return [self.run_together((task.consume_transactions, policy))[0] for policy in policies]
+
+        ends = self.run(calls_async if self.asynchronous else calls)
+        assert isinstance(ends, list)
+        return ends
+
     def produce(
         self, task: Any, given: Iterable[Transaction], policy: ProducerPolicy | None = None
     ) -> Report:
@@ -331,6 +408,27 @@ class World:
 
     def steps_of(self, transaction_id: str) -> list[str]:
         return [step for step, called in self.calls if called == transaction_id]
+
+
+def within(seconds: float, call: Callable[..., Any], *arguments: Any) -> Any:
+    """What the call returns or raises; an error if it has not ended by then. It is left behind in that case."""
+    ends: list[tuple[Any, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            ends.append((call(*arguments), None))
+        except BaseException as error:
+            ends.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not ends:
+        raise AssertionError(f"it has not ended after {seconds} s")
+    value, error = ends[0]
+    if error is not None:
+        raise error
+    return value
 
 
 def retry(attempts: int = 1, **more: Any) -> RetryPolicy:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Self
 
 import msgspec
 
+
 class ReadOnlyDict(dict[str, Any]):
     """A dict that refuses change. Unlike `MappingProxyType` it pickles and serialises as a dict does."""
 

@@ -28,9 +28,9 @@ class Connector(Protocol):
         """Take at most `batch_size` transactions, oldest available first.
 
         Blocks: briefly, one second at the most; outcomes of earlier work wait meanwhile. Empty: returns an
-        empty sequence; a wire that cannot get its turn raises instead. Idempotent: no, each call is a new delivery; its count is durable before the call
-        returns. Crash: what was fetched and not settled is delivered again when its lease runs out; the
-        lease counts as lost once another delivery has taken it.
+        empty sequence; a wire that cannot get its turn raises instead. Idempotent: no, each call is a new
+        delivery; its count is durable before the call returns. Crash: what was fetched and not settled is
+        delivered again when its lease runs out; the lease counts as lost once another delivery has taken it.
         After close: raises `ConnectorClosedError`.
         """
         ...

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 
+LONGEST_SLEEP = 1e9
+"""Seconds. Threads and timers refuse to sleep for as long as a float can say."""
+
 
 class Clock:
     """The real clock. `onceward.testing.FakeClock` replaces it in tests."""

@@ -7,6 +7,7 @@ import contextvars
 import logging
 import queue
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Any, TypeVar, cast
 
@@ -16,16 +17,16 @@ from onceward.task import guard
 from onceward.task.base import BaseTask
 from onceward.task.exceptions import ConsumerLoopTimeoutException, LoopError, ProducerLoopTimeoutException
 from onceward.task.lifecycle import Outcome, Plan, Step, Work
-from onceward.task.loops import LANDING, Loop, LoopPorts, Source
+from onceward.task.loops import LANDING, Loop, LoopPorts, Source, give_back
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
-from onceward.task.reply import Limit
+from onceward.task.reply import Failed, Limit
 from onceward.task.report import Report, StopReason
-from onceward.task.script import Script
+from onceward.task.script import Script, drive_async
 from onceward.task.slots import Exited, Slots
 from onceward.task.tasks import TaskPorts
 from onceward.task.threads import ThreadPorts
 from onceward.telemetry import logs
-from onceward.telemetry.scope import current_work
+from onceward.telemetry.scope import current_attempt, working_on
 from onceward.telemetry.watch import Names, Watch
 
 logger = logging.getLogger("onceward.engine")
@@ -64,11 +65,12 @@ class Call:
         )
         self.context = contextvars.copy_context()
         self.stops_before = task._engine.stops_obeyed
+        self.stuck_asking = False
         self.ports: ThreadPorts | TaskPorts
         self.slots: Slots
         self.loop: Loop
 
-    def assemble(self, ports: ThreadPorts | TaskPorts, hand_over: Callable[..., None]) -> None:
+    def assemble(self, ports: ThreadPorts | TaskPorts, hand_over: Callable[[Failed], None]) -> None:
         """Everything that needs to know how this call waits."""
         task, wiring = self.task, self.wiring
         ports.on_crash = self.crashed
@@ -101,7 +103,7 @@ class Call:
             ports=cast(LoopPorts, ports),
             source=wiring.source,
             stop_requested=lambda: task._engine.stops > self.stops_before,
-            hand_over=hand_over,
+            hand_over=partial(self._take_over, hand_over),
         )
         self.loop.script = wiring.script(self.loop)
         task._engine.running[id(self)] = cast(LoopPorts, ports)
@@ -114,13 +116,18 @@ class Call:
         around = self.watch.around_async if self.task._asynchronous else self.watch.around
         return msgspec.structs.replace(step, call=around(step))
 
+    def _take_over(self, hand_over: Callable[[Failed], None], loop: Loop, reply: Failed) -> None:
+        """The source does not answer, and whoever asked it is stuck: another goes on with the loop."""
+        self.stuck_asking = True
+        self.slots.tally.stuck += 1
+        loop.context = loop.context.copy()
+        loop.context.run(current_attempt.set, None)
+        hand_over(reply)
+
     def timed_out(self, work: Work, limit: Limit) -> None:
         """Told at the deadline of an attempt, whatever becomes of the attempt."""
-        token = current_work.set(work)
-        try:
+        with working_on(work):
             logger.warning("%s attempt %d ran out of time (%s limit)", work.step, work.attempt, limit)
-        finally:
-            current_work.reset(token)
         if self.watch is not None:
             self.watch.timed_out(work, limit)
 
@@ -134,7 +141,10 @@ class Call:
         engine = self.task._engine
         engine.running.pop(id(self), None)
         engine.stops_obeyed = max(engine.stops_obeyed, engine.stops)
-        report = msgspec.structs.replace(self.slots.tally, duration=self.now() - self.began)
+        tally = self.slots.tally
+        report = msgspec.structs.replace(
+            tally, duration=self.now() - self.began, failed_by_category=dict(tally.failed_by_category)
+        )
         error: BaseException | None
         if isinstance(ended, Exited):
             report.stop_reason, error = StopReason.INTERRUPTED, ended.error
@@ -193,13 +203,13 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
         if result is not None:
             ended.put(result)
 
-    def hand_over(loop: Loop, reply: Any) -> None:
-        loop.context = loop.context.copy()
+    def hand_over(reply: Any) -> None:
         ports.start(carry, reply)
 
     call.assemble(ports, hand_over)
     ports.start(carry, None)
     interrupted: KeyboardInterrupt | None = None
+    clean = True
     while True:
         try:
             result = ended.get(
@@ -207,18 +217,18 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
             )
             break
         except queue.Empty:
-            result = StopReason.TIMEOUT
+            result, clean = StopReason.TIMEOUT, False
             break
         except KeyboardInterrupt as error:
             # Once: let work in flight finish. Twice: the user means now.
             if interrupted is not None:
-                result = Exited(error)
+                result, clean = Exited(error), False
                 break
             interrupted = error
             call.slots.exited = error
             ports.alarm()
     call.slots.dismiss()
-    ports.close(wait=not call.slots.pending and not call.slots.stuck_now)
+    ports.close(wait=clean and not (call.slots.pending or call.slots.stuck_now or call.stuck_asking))
     return call.conclude(result)
 
 
@@ -233,8 +243,7 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
         if result is not None and not ended.done():
             ended.set_result(result)
 
-    def hand_over(loop: Loop, reply: Any) -> None:
-        loop.context = loop.context.copy()
+    def hand_over(reply: Any) -> None:
         ports.start(carry(reply))
 
     call.assemble(ports, hand_over)
@@ -249,8 +258,10 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
         result = Exited(error)
         call.slots.close()
         tasks = ports.cancel()
+        call.slots.dismiss()
         if tasks:
             await asyncio.wait(tasks, timeout=task.settings.stuck_grace)
+        await asyncio.wait_for(drive_async(give_back(call.loop)), task.settings.stuck_grace)
     call.slots.dismiss()
     ports.close()
     return call.conclude(result)

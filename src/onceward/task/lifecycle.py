@@ -8,7 +8,7 @@
 
 Each step has its own attempts, timeout and backoff (`attempts` below). Rules:
 
-* BUSINESS is never retried. In a producer's success handler it counts as SYSTEM.
+* BUSINESS is never retried. Whatever a producer's success handler raises counts as SYSTEM, BUSINESS too.
 * A step that times out is TIMEOUT and retried; a stuck one forfeits its remaining attempts.
 * When `transaction_timeout` runs out, the lifecycle is TIMEOUT: the exception handler is entered, under its own
   policy, unless it has been entered before.
@@ -25,10 +25,11 @@ from collections.abc import Callable
 from contextvars import Context
 from enum import StrEnum
 from math import inf
-from typing import Any, Final, Protocol, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 
+from onceward.task.clock import LONGEST_SLEEP
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.task.mixins.policies import RetryPolicy
 from onceward.task.reply import Failed, Limit
@@ -50,7 +51,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     backoff: float
     backoff_multiplier: float
     backoff_cap: float
-    business_is_system: bool = False
+    always_system: bool = False
+    """Whatever it raises is SYSTEM, also if it says otherwise."""
     has_attempt_spans: bool = False
     """A span for the step and one inside it for each attempt, instead of one for each attempt."""
     silent: bool = False
@@ -201,19 +203,14 @@ class Decision(msgspec.Struct, frozen=True):
 def compute_backoff(backoff: float, multiplier: float, cap: float, attempt: int) -> float:
     """Seconds to wait after failed attempt number `attempt`, counted from 0.
 
-    `backoff * multiplier ** attempt`, and at most `cap` when `cap` is above 0. Never overflows: a delay too
-    large for a float is the cap, or the largest float.
+    `backoff * multiplier ** attempt`, and at most `cap` when `cap` is above 0. Never overflows, and is never
+    longer than a thread can sleep, which is some decades.
     """
     try:
         delay = backoff * multiplier**attempt if backoff else 0.0
     except OverflowError:
         delay = inf
-    if cap > 0:
-        return min(delay, cap)
-    return min(delay, _LONGEST)
-
-
-_LONGEST: Final = 86_400.0 * 365
+    return min(delay, cap if cap > 0 else LONGEST_SLEEP, LONGEST_SLEEP)
 
 
 def decide(step: Step, attempt: int, failed: Failed, transaction_id: str | None) -> Decision:
@@ -242,13 +239,19 @@ def classify(step: Step, attempt: int, failed: Failed, transaction_id: str | Non
         more = ", and has not ended since; its slot is stuck" if failed.stuck else ""
         return TransactionException(what + more, ExceptionCategory.TIMEOUT, transaction_id, error)
     if isinstance(error, TransactionException):
-        if step.business_is_system and error.category is ExceptionCategory.BUSINESS:
+        if step.always_system and error.category is not ExceptionCategory.SYSTEM:
             return TransactionException(error.message, ExceptionCategory.SYSTEM, transaction_id, error)
         if error.transaction_id is None:
             error.transaction_id = transaction_id
         return error
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return TransactionException(text, ExceptionCategory.SYSTEM, transaction_id, error)
+    return TransactionException(text_of(error), ExceptionCategory.SYSTEM, transaction_id, error)
+
+
+def text_of(error: BaseException | None) -> str:
+    """An error in a line: what kind it is and what it says."""
+    if isinstance(error, TransactionException):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 # ── the script ──────────────────────────────────────────────────────────────────────────────────────────
@@ -339,7 +342,7 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
         life.retries += 1
         if decision.delay > 0:
             yield ports.pause, (life, decision.delay)
-            if ports.now() >= life.deadline:
+            if life.deadline != inf and ports.now() >= life.deadline:
                 return out_of_time(life, step, decision.error)
         life.attempt += 1
         reply = yield ports.invoke, (life, step.call, arguments, step.timeout)

@@ -28,7 +28,7 @@ from onceward.task.exceptions import (
     LoopError,
     SettlementException,
 )
-from onceward.task.lifecycle import Step, Work, compute_backoff, decide
+from onceward.task.lifecycle import Step, Work, compute_backoff, decide, text_of
 from onceward.task.mixins.policies import ConsumerLoopPolicy, ProducerLoopPolicy
 from onceward.task.reply import Failed, Limit
 from onceward.task.report import StopReason
@@ -116,11 +116,14 @@ class Loop(Work):
             return self.reason
         if self.slots.exited is not None:
             return StopReason.INTERRUPTED
-        if self.ports.now() >= self.deadline:
+        if self.out_of_time():
             return StopReason.TIMEOUT
         if self.stop_requested():
             return StopReason.STOPPED
         return None
+
+    def out_of_time(self) -> bool:
+        return self.deadline != inf and self.ports.now() >= self.deadline
 
     def room(self) -> int:
         """How many to take in next: a batch, or what is left of the limit."""
@@ -186,6 +189,8 @@ def fetch(loop: Loop, size: int) -> Script[Sequence[Transaction] | None]:
     if type(reply) is Failed:
         if reply.limit is not Limit.LOOP and loop.ending() is None:
             fail(loop, StopReason.FETCH_ERROR, fetch_error(reply))
+        else:
+            logger.warning("the last fetch failed while the loop was ending: %s", text_of(reply.error))
         return None
     batch: Sequence[Transaction] = () if reply is None else reply
     loop.slots.tally.fetches += 1
@@ -213,14 +218,12 @@ def unfit(batch: Any, size: int) -> str | None:
 
 def fetch_error(reply: Failed) -> FetchException:
     """A fetch that gave up, as what the caller of the loop gets."""
-    error = reply.error
-    original = error.__cause__ or error if error is not None else None
-    if isinstance(original, FetchException):
-        return original
+    if isinstance(reply.error, FetchException):
+        return reply.error
     cls = FetchTimeoutException if reply.limit is not None else FetchException
-    wrapped = cls(f"fetching gave up: {error}")
-    wrapped.__cause__ = original
-    return wrapped
+    error = cls(f"fetching gave up: {text_of(reply.error)}")
+    error.__cause__ = reply.error
+    return error
 
 
 # ── producing ───────────────────────────────────────────────────────────────────────────────────────────
@@ -250,7 +253,7 @@ def produce(loop: Loop, take: Callable[[int], Any]) -> Script[StopReason]:
 
 
 def input_error(error: BaseException | None) -> InputException:
-    wrapped = InputException(f"the iterable of transactions raised {type(error).__name__}: {error}")
+    wrapped = InputException(f"the iterable of transactions raised {text_of(error)}")
     wrapped.__cause__ = error
     return wrapped
 
@@ -301,7 +304,7 @@ def fail(loop: Loop, reason: StopReason, error: LoopError) -> None:
 
 
 def ask(loop: Loop, step: Step, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Script[Any]:
-    """Call the source, within a step's attempts. Returns its answer, or `Failed` with the final error."""
+    """Call the source, within a step's attempts. Returns its answer, or `Failed` with what it raised last."""
     watch = loop.watch
     attempt = 0
     while True:
@@ -316,8 +319,9 @@ def ask(loop: Loop, step: Step, call: Callable[..., Any], arguments: tuple[Any, 
         if watch is not None:
             watch.ask_ends(begun, step, decision.error, decision.delay)
         loop.slots.tally.timed_out += reply.limit is not None
+        reply.error = reply.error or decision.error
         if decision.delay is None or reply.limit is Limit.LOOP:
-            return Failed(decision.error, reply.limit)
+            return reply
         logger.warning(
             "%s failed, attempt %d of %d, next in %.3g s: %s",
             step.name, attempt, step.max_attempts, decision.delay, decision.error,
@@ -325,7 +329,7 @@ def ask(loop: Loop, step: Step, call: Callable[..., Any], arguments: tuple[Any, 
         loop.slots.tally.retries += 1
         yield from rest(loop, decision.delay)
         if loop.ending() is not None:
-            return Failed(decision.error, reply.limit)
+            return reply
         attempt += 1
 
 
@@ -386,8 +390,8 @@ def settle(loop: Loop) -> Script[None]:
     told: list[Settlement] = [settled.popleft() for _ in range(len(settled))]
     reply = yield from ask(loop, loop.source.settle, loop.source.settle.call, (told,))
     if type(reply) is Failed:
-        error = SettlementException(f"{len(told)} outcomes could not be settled: {reply.error}")
-        error.__cause__ = reply.error.__cause__ or reply.error if reply.error is not None else None
+        error = SettlementException(f"{len(told)} outcomes could not be settled: {text_of(reply.error)}")
+        error.__cause__ = reply.error
         fail(loop, StopReason.SETTLE_ERROR, error)
         return
     for settlement in told:
@@ -404,7 +408,9 @@ def extend(loop: Loop) -> Script[None]:
     reply = yield from ask(loop, source.extend, source.extend.call, (list(loop.open.values()),))
     if type(reply) is Failed:
         # The next round may still be in time, and if not, redelivery is what leases are for.
-        logger.error("leases of %d transactions could not be extended: %s", len(loop.open), reply.error)
+        logger.error(
+            "leases of %d transactions could not be extended: %s", len(loop.open), text_of(reply.error)
+        )
 
 
 def finish(loop: Loop, reason: StopReason) -> Script[StopReason]:
@@ -416,7 +422,7 @@ def finish(loop: Loop, reason: StopReason) -> Script[StopReason]:
         reason is StopReason.STOPPED and settles
     ):
         slots.close()
-    while slots.pending and loop.ports.now() < loop.deadline:
+    while slots.pending and not loop.out_of_time():
         yield loop.ports.park, (patience(loop),)
         yield from chores(loop)
         if slots.exited is not None:
@@ -425,14 +431,20 @@ def finish(loop: Loop, reason: StopReason) -> Script[StopReason]:
         reason = StopReason.TIMEOUT
         slots.close()
         loop.deadline = loop.ports.now() + LANDING
-        while slots.pending and loop.ports.now() < loop.deadline:
+        while slots.pending and not loop.out_of_time():
             yield loop.ports.park, (patience(loop),)
         slots.tally.abandoned += slots.pending
+    yield from give_back(loop)
+    if slots.exited is not None:
+        return StopReason.INTERRUPTED
+    return loop.reason or reason
+
+
+def give_back(loop: Loop) -> Script[None]:
+    """The last words to the source: what has ended, and what was never started."""
+    slots = loop.slots
     loop.deadline = inf
     slots.tally.unstarted = len(slots.unstarted)
     if slots.settled is not None:
         slots.settled.extend(Settlement(transaction, Verdict.RETURNED) for transaction in slots.unstarted)
         yield from settle(loop)
-    if slots.exited is not None:
-        return StopReason.INTERRUPTED
-    return loop.reason or reason

@@ -40,7 +40,7 @@ def drive(script: Script[T], reply: Any = None) -> T | _Disowned:
             reply = port(*arguments)
     except StopIteration as end:
         return cast(T, end.value)
-    return cast(_Disowned, reply)
+    return reply
 
 
 async def drive_async(script: Script[T], reply: Any = None) -> T | _Disowned:
@@ -63,4 +63,4 @@ async def drive_async(script: Script[T], reply: Any = None) -> T | _Disowned:
                 reply = await reply  # type: ignore[misc]  # made awaitable by types.coroutine
     except StopIteration as end:
         return cast(T, end.value)
-    return cast(_Disowned, reply)
+    return reply

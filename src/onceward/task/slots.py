@@ -6,6 +6,7 @@ how a life enters its context, and how a worker is born: that is `SlotPorts`.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,7 +29,10 @@ from onceward.task.lifecycle import (
 from onceward.task.reply import Failed
 from onceward.task.report import Report
 from onceward.task.script import Script
+from onceward.telemetry.scope import current_attempt, working_on
 from onceward.transaction import Transaction
+
+logger = logging.getLogger("onceward.engine")
 
 
 class Takeover(NamedTuple):
@@ -48,7 +52,7 @@ DONE, NOT_DONE = Verdict.DONE, Verdict.FAILED
 
 WAIT: Any = object()
 
-Item = Transaction | None
+Item = Transaction | Life | None
 """None sends a worker home."""
 
 
@@ -72,7 +76,7 @@ class SlotPorts(LifePorts, Protocol):
         ...
 
     def put(self, *items: Item) -> None: ...
-    def drain(self) -> list[Transaction]:
+    def drain(self) -> list[Transaction | Life]:
         """Take back what was put and not taken."""
         ...
 
@@ -104,6 +108,7 @@ class Slots:
         self._ports = ports
         self._base = base
         self._watch = plan.watch
+        self._hand_over = self._take_over
         self._workers = 0
         self._closed = False
         self._lock = threading.Lock()
@@ -123,8 +128,10 @@ class Slots:
     def close(self) -> None:
         """Start nothing more; what waits for a slot becomes `unstarted`."""
         self._closed = True
-        for transaction in self._ports.drain():
-            self._turn_away(transaction)
+        for item in self._ports.drain():
+            self._turn_away(item)
+        for life in self._ids.withdraw(self):
+            self._turn_away(life)
 
     def break_off(self, error: BaseException) -> None:
         """The engine itself broke: nobody knows what is pending any more."""
@@ -145,8 +152,7 @@ class Slots:
         poll, enter = self._ports.poll, self._ports.enter
         if first is not None:
             outcome = yield self._ports.enter_script, first
-            if outcome is None:
-                self._unstick(first.life)
+            if self._is_over(first.life, outcome):
                 return
             self._end(first.life, outcome)
         while True:
@@ -160,24 +166,36 @@ class Slots:
             if life is None:
                 continue
             outcome = yield enter, (life,)
-            if outcome is None:
-                self._unstick(life)
+            if type(outcome) is not Outcome and self._is_over(life, outcome):
                 return
             self._end(life, outcome)
 
-    def _begin(self, transaction: Transaction) -> Life | None:
+    def _begin(self, item: Any) -> Life | None:
         if self._closed:
-            self._turn_away(transaction)
+            self._turn_away(item)
             return None
-        life = Life(transaction, self.plan, self._base.copy(), self._take_over)
-        if self._holders.setdefault(transaction.id, life) is life or self._ids.wait(life, self._ports.put):
+        if type(item) is Life:
+            return item
+        life = Life(item, self.plan, self._base.copy(), self._hand_over)
+        if self._holders.setdefault(item.id, life) is life or self._ids.wait(life, self):
             return life
         return None
 
-    def _end(self, life: Life, outcome: Outcome | Exited) -> None:
-        if isinstance(outcome, Exited):
+    def call_up(self, life: Life) -> None:
+        """Its id is free now; or held by a stuck one, and it is blocked."""
+        self._ports.put(life)
+
+    def _is_over(self, life: Life, outcome: Outcome | Exited | None) -> bool:
+        """Whether this worker goes home: its life went on without it, or the call is to end."""
+        if outcome is None:
+            self._unstick(life)
+            return True
+        if type(outcome) is Exited:
             self._exit(life, outcome.error)
-            return
+            return True
+        return False
+
+    def _end(self, life: Life, outcome: Outcome) -> None:
         if life.stuck:
             self._leave(life)
         else:
@@ -205,6 +223,9 @@ class Slots:
             if life.timeouts:
                 tally.timed_out += life.timeouts
             self.pending = left = self.pending - 1
+        if status is ABANDONED:
+            with working_on(life):
+                logger.warning("%s was cut off; transaction %s is abandoned", life.step, life.transaction_id)
         if left == self.wake_at:
             self._ports.wake()
 
@@ -214,15 +235,20 @@ class Slots:
         if self._watch is not None:
             self._watch.life_ends(life, None)
         self._leave(life)
+        with working_on(life):
+            logger.warning("%s raised %r; transaction %s is abandoned", life.step, error, life.transaction_id)
         with self._lock:
             self.tally.abandoned += 1
             self.exited = self.exited or error
             self.pending -= 1
         self._ports.wake()
 
-    def _turn_away(self, transaction: Transaction) -> None:
+    def _turn_away(self, item: Transaction | Life) -> None:
+        if isinstance(item, Life):
+            self._ids.release(item)
+            item = item.transaction
         with self._lock:
-            self.unstarted.append(transaction)
+            self.unstarted.append(item)
             self.pending = left = self.pending - 1
         if left == self.wake_at:
             self._ports.wake()
@@ -237,6 +263,7 @@ class Slots:
         if self._watch is not None:
             self._watch.stuck(+1)
         life.context = life.context.copy()
+        life.context.run(current_attempt.set, None)
         waiting_for: Failed | None = reply
         if life.script is None:
             # Stuck in its opening attempt: the script begins with the reply instead of getting it.
@@ -246,6 +273,9 @@ class Slots:
 
     def _unstick(self, life: Life) -> None:
         """A stuck attempt has ended after all. What it returned is nobody's business any more."""
+        logger.warning(
+            "a stuck attempt at transaction %s has ended; its result is discarded", life.transaction_id
+        )
         with self._lock:
             self.stuck_now -= 1
         if self._watch is not None:

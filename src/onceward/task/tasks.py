@@ -14,7 +14,7 @@ from math import inf
 from types import CoroutineType, coroutine
 from typing import Any
 
-from onceward.task.clock import Clock
+from onceward.task.clock import LONGEST_SLEEP, Clock
 from onceward.task.deadlines import Deadlines, Try
 from onceward.task.lifecycle import Life, Work, closed, live, opening
 from onceward.task.reply import Failed, Limit, caught, caught_in_task
@@ -96,29 +96,26 @@ class TaskPorts:
         self._tries[task] = this = TaskTry(work, due, limit, task)
         current_attempt.set(this)
         if due < self._deadlines.watch_at:
-            self._look()
+            self._watch_from(due, now)
         try:
             reply = await call(*arguments)
         except BaseException as raised:  # noqa: BLE001
             error = raised
         del self._tries[task]
         current_attempt.set(None)
+        if this.stuck:
+            return DISOWNED
         if this.expired and task.uncancel() > 0:
             # Somebody else wants this task cancelled, too.
             raise asyncio.CancelledError
-        if this.stuck:
-            return DISOWNED
         if this.expired:
-            if error is not None and not isinstance(error, asyncio.CancelledError):
-                caught(error)
-            return Failed(None, limit)
+            if error is None or isinstance(error, asyncio.CancelledError):
+                return Failed(None, limit)
+            return Failed(caught(error).error, limit)
         return reply if error is None else caught_in_task(error)
 
     def _look(self) -> None:
         """The watchdog: a timer set for the earliest deadline."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         now = self.now()
         try:
             nearest = self._deadlines.look(now)
@@ -126,13 +123,20 @@ class TaskPorts:
             self.on_crash(error)
             nearest = self._deadlines.look(now)
         if nearest != inf:
-            self._timer = self._loop.call_later(max(nearest - now, 0.0), self._look)
+            self._watch_from(nearest, now)
+
+    def _watch_from(self, due: float, now: float) -> None:
+        # Always by a timer: a task that is running now could not be cancelled where it should.
+        if self._timer is not None:
+            self._timer.cancel()
+        self._deadlines.watch_at = due
+        self._timer = self._loop.call_later(min(max(due - now, 0.0), LONGEST_SLEEP), self._look)
 
     @coroutine
     def pause(self, work: Work, seconds: float) -> Generator[Any, Any, None]:
         real = self.sleeping(min(seconds, work.deadline - self.now()))
         if real > 0:
-            yield from asyncio.sleep(real).__await__()
+            yield from asyncio.sleep(min(real, LONGEST_SLEEP)).__await__()
 
     def enter(self, life: Life) -> Any:
         """Short work that never has to wait is over when this returns; the rest is a generator to await."""
@@ -223,8 +227,8 @@ class TaskPorts:
             self._rousing = True
             waiter.set_result(None)
 
-    def drain(self) -> list[Transaction]:
-        drained = [item for item in self._items if isinstance(item, Transaction)]
+    def drain(self) -> list[Transaction | Life]:
+        drained = [item for item in self._items if item is not None]
         self._items.clear()
         return drained
 
@@ -273,7 +277,7 @@ class TaskPorts:
             self._parked = parked = self._loop.create_future()
             timer = None
             if seconds is not None and seconds != inf:
-                timer = self._loop.call_later(seconds, self._wake_now)
+                timer = self._loop.call_later(min(seconds, LONGEST_SLEEP), self._wake_now)
             try:
                 yield from parked
             finally:

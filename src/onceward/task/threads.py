@@ -13,7 +13,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from onceward.task.clock import Clock
+from onceward.task.clock import LONGEST_SLEEP, Clock
 from onceward.task.deadlines import Deadlines, Try
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.interrupt import absorb, interrupt
@@ -127,14 +127,14 @@ class ThreadPorts:
             return reply if error is None else caught(error)
         if not _first(this.landing):
             return DISOWNED
-        if error is not None and not isinstance(error, AttemptInterrupted):
-            caught(error)
-        return Failed(None, limit)
+        if error is None or isinstance(error, AttemptInterrupted):
+            return Failed(None, limit)
+        return Failed(caught(error).error, limit)
 
     def pause(self, work: Work, seconds: float) -> None:
         real = self.sleeping(min(seconds, work.deadline - self.now()))
         if real > 0:
-            time.sleep(real)
+            time.sleep(min(real, LONGEST_SLEEP))
 
     def enter(self, life: Life) -> Any:
         try:
@@ -167,14 +167,14 @@ class ThreadPorts:
         for item in items:
             self._items.put(item)
 
-    def drain(self) -> list[Transaction]:
-        drained: list[Transaction] = []
+    def drain(self) -> list[Transaction | Life]:
+        drained: list[Transaction | Life] = []
         while True:
             try:
                 item = self._items.get_nowait()
             except queue.Empty:
                 return drained
-            if isinstance(item, Transaction):
+            if item is not None:
                 drained.append(item)
 
     def spawn(self, script: Script[None]) -> None:

@@ -14,6 +14,7 @@ from onceward.task.engine import Wiring
 from onceward.task.exceptions import (
     ConfigurationError,
     ConsumerLoopTimeoutException,
+    LoopError,
     ProducerLoopTimeoutException,
 )
 from onceward.task.lifecycle import Outcome, Step
@@ -61,7 +62,7 @@ def producer(
             task.handle_produce_success,
             steps.success.retry,
             has_attempt_spans=True,
-            business_is_system=True,
+            always_system=True,
         ),
         exception=Step.of(
             "exception",
@@ -89,20 +90,27 @@ def _taker(task: BaseTask, transactions: Any) -> Any:
 class Kept:
     """A wiring for one transaction, and the place its outcome is kept."""
 
-    wiring: Wiring
-    outcome: Outcome
+    def __init__(self, wiring: Wiring, transaction: Transaction, take: Any) -> None:
+        self._transaction = transaction
+        self._outcome: Outcome | None = None
+        script = partial(produce, take=take)
+        self.wiring = msgspec.structs.replace(wiring, source=None, script=script, on_outcome=self._keep)
 
-    def keep(self, outcome: Outcome) -> None:
-        self.outcome = outcome
+    def _keep(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
+    @property
+    def outcome(self) -> Outcome:
+        if self._outcome is None:
+            raise LoopError(
+                f"transaction {self._transaction.id} was not started: the task was stopped, or limit is 0"
+            )
+        return self._outcome
 
 
 def one(wiring: Wiring, transaction: Transaction, asynchronous: bool) -> Kept:
-    kept = Kept()
     take = batches_async([transaction]) if asynchronous else batches([transaction])
-    kept.wiring = msgspec.structs.replace(
-        wiring, source=None, script=partial(produce, take=take), on_outcome=kept.keep
-    )
-    return kept
+    return Kept(wiring, transaction, take)
 
 
 def _policy(task: BaseTask, policy: Any, cls: Any, method: str) -> Any:

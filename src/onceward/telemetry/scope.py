@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -33,3 +35,13 @@ def attempt_expired() -> bool:
     """Whether the attempt that runs here has been asked to stop."""
     attempt = current_attempt.get()
     return attempt is not None and attempt.expired
+
+
+@contextmanager
+def working_on(work: WorkInHand) -> Iterator[None]:
+    """Log lines in here belong to this work, although it runs elsewhere, or no more."""
+    token = current_work.set(work)
+    try:
+        yield
+    finally:
+        current_work.reset(token)
