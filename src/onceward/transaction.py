@@ -33,6 +33,14 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
+def _in_utc(value: Any) -> datetime:
+    if not isinstance(value, datetime):
+        raise TypeError(f"a transaction's created_at must be a datetime, not {type(value).__name__}")
+    if value.utcoffset() is None:
+        raise ValueError("a transaction's created_at needs a time zone, for example datetime.now(UTC)")
+    return value.astimezone(UTC)
+
+
 class Transaction(msgspec.Struct, frozen=True, weakref=True):
     """Something to do once, immutable from birth to settlement.
 
@@ -58,8 +66,8 @@ class Transaction(msgspec.Struct, frozen=True, weakref=True):
                     f"a transaction's metadata must be a mapping, not {type(self.metadata).__name__}"
                 )
             msgspec.structs.force_setattr(self, "metadata", ReadOnlyDict(self.metadata))
-        if self.created_at.utcoffset() is None:
-            raise ValueError("a transaction's created_at needs a time zone, for example datetime.now(UTC)")
+        if self.created_at.__class__ is not datetime or self.created_at.tzinfo is not UTC:
+            msgspec.structs.force_setattr(self, "created_at", _in_utc(self.created_at))
 
     @property
     def transaction_id(self) -> str:

@@ -115,7 +115,7 @@ def test_a_slow_retry_does_not_idle_the_other_slots(world: World) -> None:
         success=lambda given, _: done.append(given.id),
         source=ListSource(transactions(6)),
     )
-    world.consume(task, consuming(concurrency=2, process=retry(2, backoff=0.5)))
+    world.consume(task, consuming(concurrency=2, process=retry(2, backoff=0.3)))
     assert done[-1] == "t0"
 
 

@@ -121,14 +121,14 @@ def test_an_exception_handler_that_only_times_out_is_a_timeout_in_the_end(world:
 
 @pytest.mark.req("CE-20")
 def test_a_step_timeout_is_for_each_attempt_and_each_step_not_for_their_sum(world: World) -> None:
-    slow = After(0.25, OSError())
+    slow = After(0.15, OSError())
     task = world.consumer(
-        results(slow, slow, After(0.25, "r")),
+        results(slow, slow, After(0.15, "r")),
         success=results(slow, slow, slow),
-        exception=results(slow, slow, After(0.25)),
+        exception=results(slow, slow, After(0.15)),
         source=ListSource([ONE]),
     )
-    limit = retry(3, timeout=0.6)
+    limit = retry(3, timeout=0.4)
     report = world.consume(task, consuming(process=limit, success=limit, exception=limit))
     assert report.timed_out == 0
     assert world.steps_of("t0") == ["process"] * 3 + ["success"] * 3 + ["exception"] * 3
@@ -137,7 +137,7 @@ def test_a_step_timeout_is_for_each_attempt_and_each_step_not_for_their_sum(worl
 @pytest.mark.req("CE-20")
 def test_backoff_does_not_count_as_time_of_an_attempt(world: World) -> None:
     task = world.consumer(results(OSError(), "r"))
-    ended = outcome(world, task, consuming(process=retry(2, timeout=0.3, backoff=0.5)))
+    ended = outcome(world, task, consuming(process=retry(2, timeout=0.25, backoff=0.3)))
     assert ended.status is Status.SUCCEEDED
 
 
@@ -205,8 +205,8 @@ def test_backoff_counts_as_time_of_the_lifecycle(world: World) -> None:
 
 @pytest.mark.req("CE-19")
 def test_waiting_for_a_slot_is_not_time_of_the_lifecycle(world: World) -> None:
-    task = world.consumer(lambda _: After(0.15), source=ListSource(transactions(5)))
-    report = world.consume(task, consuming(concurrency=1, transaction_timeout=0.6))
+    task = world.consumer(lambda _: After(0.1), source=ListSource(transactions(5)))
+    report = world.consume(task, consuming(concurrency=1, transaction_timeout=0.4))
     assert report.succeeded == 5
 
 
@@ -335,10 +335,10 @@ def test_lifecycle_limits_fire_until_the_loop_limit_does(world: World) -> None:
 
 @pytest.mark.req("CE-22")
 def test_a_fetch_limit_knows_nothing_of_the_lifecycles(world: World) -> None:
-    source = ListSource(script=[After(0.3, [ONE]), FOREVER])
-    task = world.consumer(results(After(0.3, "r")), source=source)
+    source = ListSource(script=[After(0.2, [ONE]), FOREVER])
+    task = world.consumer(results(After(0.2, "r")), source=source)
     with pytest.raises(FetchTimeoutException) as raised:
-        world.consume(task, consuming(fetch=retry(1, timeout=0.9), transaction_timeout=0.8))
+        world.consume(task, consuming(fetch=retry(1, timeout=0.5), transaction_timeout=0.5))
     assert raised.value.report is not None
     assert raised.value.report.succeeded == 1
 
@@ -510,17 +510,17 @@ def test_interrupts_that_come_late_hit_nobody_else() -> None:
         for _ in range(2000):
             pass
 
-    task = world.consumer(process, success=handler, exception=handler, source=ListSource(transactions(1500)))
+    task = world.consumer(process, success=handler, exception=handler, source=ListSource(transactions(800)))
     report = world.consume(
         task, consuming(concurrency=4, batch=100, process=retry(2, timeout=0.003), mode="continuous")
     )
-    assert report.processed == 1500
+    assert report.processed == 800
     assert report.timed_out > 50
     assert report.succeeded > 50
-    for number in range(1500):
+    for number in range(800):
         steps = world.steps_of(f"t{number}") if number % 50 == 0 else []
         assert steps.count("success") + steps.count("exception") == (1 if steps else 0)
-    assert sum(step in ("success", "exception") for step, _ in world.calls) == 1500
+    assert sum(step in ("success", "exception") for step, _ in world.calls) == 800
 
 
 @pytest.mark.req("CE-20")

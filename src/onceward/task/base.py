@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from onceward.task.clock import Clock
 from onceward.task.exceptions import ConfigurationError
 from onceward.task.ids import IdsInFlight
 from onceward.task.settings import EngineSettings
-
-if TYPE_CHECKING:
-    from onceward.task.loops import LoopPorts
 
 
 class EngineState:
@@ -19,7 +16,8 @@ class EngineState:
 
     def __init__(self) -> None:
         self.ids = IdsInFlight()
-        self.running: dict[int, LoopPorts] = {}
+        self.running: dict[int, Callable[[], None]] = {}
+        """How to tell each call that runs that it shall stop."""
         self.stops = 0
         """How often `stop` was called."""
         self.stops_obeyed = 0
@@ -28,8 +26,8 @@ class EngineState:
     def stop(self) -> None:
         # Runs in signal handlers: no lock, nothing that waits.
         self.stops += 1
-        for ports in list(self.running.values()):
-            ports.alarm()
+        for tell in list(self.running.values()):
+            tell()
 
 
 class BaseTask:
@@ -63,6 +61,10 @@ class BaseTask:
                     f"{kind} of {name} must be a dict by name, such as {{'source': …}}, not {type(given).__name__}"
                 )
         if settings is not None:
+            if not isinstance(settings, EngineSettings):
+                raise ConfigurationError(
+                    f"settings of {name} must be EngineSettings(…), not {type(settings).__name__}"
+                )
             self.settings = settings
         self.connectors = dict(connectors)
         self.services = dict(services or {})

@@ -61,9 +61,13 @@ class Deadlines:
     def _act(self, this: Try, now: float) -> None:
         if this.expired:
             this.due = inf
+            # Counted before: the moment it is given up, the stuck one may return and leave.
+            this.work.count_drivers(+1)
             if this.give_up():
                 this.work.stuck = True
                 this.work.resume(Failed(None, this.limit, stuck=True))
+            else:
+                this.work.count_drivers(-1)
         else:
             # The loop's own limit ends the call: there is no next attempt to hold back, so no grace.
             this.due = inf if this.limit is Limit.LOOP else now + self._stuck_grace

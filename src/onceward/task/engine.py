@@ -7,6 +7,7 @@ import contextvars
 import logging
 import queue
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any, TypeVar, cast
@@ -19,10 +20,10 @@ from onceward.task.exceptions import ConsumerLoopTimeoutException, LoopError, Pr
 from onceward.task.lifecycle import Outcome, Plan, Step, Work
 from onceward.task.loops import LANDING, Loop, LoopPorts, Source, give_back
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
-from onceward.task.reply import Failed, Limit
+from onceward.task.reply import Exited, Failed, Limit
 from onceward.task.report import Report, StopReason
 from onceward.task.script import Script, drive_async
-from onceward.task.slots import Exited, Slots
+from onceward.task.slots import Slots
 from onceward.task.tasks import TaskPorts
 from onceward.task.threads import ThreadPorts
 from onceward.telemetry import logs
@@ -30,6 +31,9 @@ from onceward.telemetry.scope import current_attempt, working_on
 from onceward.telemetry.watch import Names, Watch
 
 logger = logging.getLogger("onceward.engine")
+
+SIGNAL_CHECK = 0.25
+"""Seconds until the caller's thread looks for signals at the latest."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -106,7 +110,7 @@ class Call:
             hand_over=partial(self._take_over, hand_over),
         )
         self.loop.script = wiring.script(self.loop)
-        task._engine.running[id(self)] = cast(LoopPorts, ports)
+        task._engine.running[id(self)] = self.loop.stop
 
     def _watched(self, step: Step) -> Step:
         """The step with spans around its attempts; or, when nobody listens, without a handler that does nothing."""
@@ -192,44 +196,61 @@ def does_nothing(handler: F) -> F:
     return handler
 
 
+REQUIRED: set[Any] = set()
+"""The methods that a task has to define."""
+
+
+def required(method: F) -> F:
+    """Marks a method that a mixin names and a task defines."""
+    REQUIRED.add(method)
+    return method
+
+
 def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
     """The call, driven by threads; the caller's thread only waits."""
     call = Call(task, wiring)
     ports = ThreadPorts(task.clock, task.settings.stuck_grace, call.timed_out)
-    ended: queue.SimpleQueue[StopReason | Exited] = queue.SimpleQueue()
+    ended: list[StopReason | Exited] = []
+    bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def carry(reply: Any) -> None:
         result = ports.enter_script(call.loop, reply)
         if result is not None:
-            ended.put(result)
+            ended.append(result)
+            bell.put(None)
 
-    def hand_over(reply: Any) -> None:
-        ports.start(carry, reply)
+    ticket = [True]
 
-    call.assemble(ports, hand_over)
-    ports.start(carry, None)
+    def begin() -> None:
+        # Only the first that comes: a Ctrl-C may have cut off the start of this thread, or just after it.
+        if ticket and ticket.pop():
+            carry(None)
+
+    call.assemble(ports, lambda reply: ports.start(carry, reply))
     interrupted: KeyboardInterrupt | None = None
-    clean = True
-    while True:
+    over = False
+    while not over:
         try:
-            result = ended.get(
-                timeout=None if call.deadline == inf else max(call.deadline - call.now(), 0) + 2 * LANDING
-            )
-            break
-        except queue.Empty:
-            result, clean = StopReason.TIMEOUT, False
-            break
+            while not ended and call.now() < call.deadline + 2 * LANDING:
+                if ticket:
+                    ports.start(begin)
+                with suppress(queue.Empty):
+                    # Not for long: a signal may have been delivered to another thread, which wakes nobody.
+                    bell.get(timeout=SIGNAL_CHECK)
+            over = True
+            call.slots.dismiss()
+            idle = not (call.slots.pending or call.slots.stuck_now or call.stuck_asking)
+            ports.close(wait=bool(ended) and idle)
         except KeyboardInterrupt as error:
-            # Once: let work in flight finish. Twice: the user means now.
-            if interrupted is not None:
-                result, clean = Exited(error), False
-                break
-            interrupted = error
-            call.slots.exited = error
+            # The first lets work in flight finish, the second does not.
+            over = over or interrupted is not None
+            interrupted = interrupted or error
+            call.slots.exited = call.slots.exited or error
+            call.slots.closed = True
             ports.alarm()
-    call.slots.dismiss()
-    ports.close(wait=clean and not (call.slots.pending or call.slots.stuck_now or call.stuck_asking))
-    return call.conclude(result)
+    if interrupted is not None:
+        return call.conclude(Exited(interrupted))
+    return call.conclude(ended[0] if ended else StopReason.TIMEOUT)
 
 
 async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
@@ -259,9 +280,11 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
         call.slots.close()
         tasks = ports.cancel()
         call.slots.dismiss()
-        if tasks:
-            await asyncio.wait(tasks, timeout=task.settings.stuck_grace)
-        await asyncio.wait_for(drive_async(give_back(call.loop)), task.settings.stuck_grace)
+        # Whatever comes now, the caller wanted to cancel, and that is what it gets.
+        with suppress(asyncio.CancelledError, TimeoutError):
+            if tasks:
+                await asyncio.wait(tasks, timeout=task.settings.stuck_grace)
+            await asyncio.wait_for(drive_async(give_back(call.loop)), task.settings.stuck_grace)
     call.slots.dismiss()
     ports.close()
     return call.conclude(result)

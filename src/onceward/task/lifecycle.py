@@ -20,7 +20,9 @@ What follows an attempt is decided by `decide`, a plain function.
 
 from __future__ import annotations
 
+import copy
 import logging
+import threading
 from collections.abc import Callable
 from contextvars import Context
 from enum import StrEnum
@@ -32,7 +34,7 @@ import msgspec
 from onceward.task.clock import LONGEST_SLEEP
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.task.mixins.policies import RetryPolicy
-from onceward.task.reply import Failed, Limit
+from onceward.task.reply import Exited, Failed, Limit
 from onceward.task.script import Script
 from onceward.telemetry.scope import current_work
 from onceward.transaction import Transaction
@@ -112,6 +114,9 @@ class Outcome(msgspec.Struct, frozen=True):
     attempt: int = 0
 
 
+_drivers_lock = threading.Lock()
+
+
 class Work:
     """A script that can change hands, with the context and the time limits it runs in.
 
@@ -131,10 +136,17 @@ class Work:
     limit = LOOP
     stuck = False
     """An earlier driver has not come back; `script` is in other hands."""
+    _drivers = 1
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self.step = ""
+
+    def count_drivers(self, change: int) -> int:
+        """How many are still in it: more than one when all but the last are stuck."""
+        with _drivers_lock:
+            self._drivers += change
+            return self._drivers
 
     def resume(self, reply: Failed) -> None:
         """The driver is stuck: let another go on with the script, beginning with this reply."""
@@ -146,8 +158,6 @@ class Life(Work):
 
     __slots__ = ("hand_over", "plan", "transaction")
 
-    drivers = 1
-    """How many workers are still in it: more than one when all but the last are stuck."""
     retries = 0
     timeouts = 0
     blocked = False
@@ -243,6 +253,10 @@ def classify(step: Step, attempt: int, failed: Failed, transaction_id: str | Non
             return TransactionException(error.message, ExceptionCategory.SYSTEM, transaction_id, error)
         if error.transaction_id is None:
             error.transaction_id = transaction_id
+        elif error.transaction_id != transaction_id:
+            # One error object was raised for several transactions: each gets its own.
+            error = copy.copy(error)
+            error.transaction_id = transaction_id
         return error
     return TransactionException(text_of(error), ExceptionCategory.SYSTEM, transaction_id, error)
 
@@ -251,7 +265,11 @@ def text_of(error: BaseException | None) -> str:
     """An error in a line: what kind it is and what it says."""
     if isinstance(error, TransactionException):
         return str(error)
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001  the error of an error must not hide it
+        said = "(its text cannot be shown)"
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 # ── the script ──────────────────────────────────────────────────────────────────────────────────────────
@@ -284,7 +302,7 @@ def closed(life: Life, reply: Any) -> Outcome | None:
     return None
 
 
-def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome]:
+def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
     """Take a transaction from the reply of its opening attempt to its one outcome."""
     plan = life.plan
     transaction = life.transaction
@@ -298,6 +316,8 @@ def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome]:
             reply = yield from whole_step(life, plan.success, (transaction, result), ports)
         if type(reply) is not Failed:
             return Outcome(transaction, SUCCEEDED, result, None, life.step, life.attempt)
+    if reply.exits:
+        return Exited(cast(BaseException, reply.error))
     error = cast(TransactionException, reply.error)
     if reply.limit is not LOOP and not plan.exception.silent:
         if reply.limit is Limit.TRANSACTION:
@@ -305,6 +325,8 @@ def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome]:
             life.deadline, life.limit = plan.loop_deadline, LOOP
         reply = yield from whole_step(life, plan.exception, (transaction, error), ports)
         if type(reply) is Failed:
+            if reply.exits:
+                return Exited(cast(BaseException, reply.error))
             error = cast(TransactionException, reply.error)
     if type(reply) is Failed and reply.limit is LOOP:
         return Outcome(transaction, ABANDONED, None, None, life.step, life.attempt)
@@ -330,7 +352,7 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
     Returns its value, or `Failed` with the final error.
     """
     while True:
-        if reply.limit is LOOP:
+        if reply.limit is LOOP or reply.exits:
             return reply
         life.timeouts += reply.limit is not None
         decision = decide(step, life.attempt, reply, life.transaction_id)
@@ -352,7 +374,8 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
 
 def leave_step(life: Life, step: Step, reply: Any) -> None:
     if life.plan.watch is not None:
-        life.plan.watch.step_ends(life, step, reply.error if type(reply) is Failed else None)
+        failed = type(reply) is Failed and not reply.exits
+        life.plan.watch.step_ends(life, step, reply.error if failed else None)
 
 
 def out_of_time(life: Life, step: Step, last_error: TransactionException) -> Failed:

@@ -12,15 +12,15 @@ from __future__ import annotations
 import copy
 import logging
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Context
-from itertools import islice
 from math import inf
 from typing import Any, Protocol
 
 import msgspec
 
 from onceward.settlement import Settlement, Verdict
+from onceward.task.batches import AsyncBatches, Batches
 from onceward.task.exceptions import (
     FetchException,
     FetchTimeoutException,
@@ -110,6 +110,20 @@ class Loop(Work):
     def resume(self, reply: Failed) -> None:
         self.hand_over(self, reply)
 
+    def stop(self) -> None:
+        """Asked to stop, perhaps in a signal handler: from now on nothing is started that can be given back."""
+        if self.returnable:
+            self.slots.closed = True
+        self.ports.alarm()
+
+    @property
+    def returnable(self) -> bool:
+        """Whether unstarted work has somewhere to go back to: to the source, or it never left the caller.
+
+        A source that cannot take back what it gave would lose it: that is finished even when stopped.
+        """
+        return self.slots.settled is not None or self.source is None
+
     def ending(self) -> StopReason | None:
         """A reason to end that does not come from the source, if there is one."""
         if self.error is not None:
@@ -179,14 +193,15 @@ def fetch(loop: Loop, size: int) -> Script[Sequence[Transaction] | None]:
     """One batch, within the fetch policy. None when the loop has a reason to end instead."""
     source = loop.source
     assert source is not None
-    # A connector may do what it likes with its arguments; the policy stays as it was.
-    extra = copy.deepcopy(source.extra)
 
     def call(*arguments: Any) -> Any:
-        return source.fetch.call(*arguments, **extra)
+        # A connector may do what it likes with its arguments; the policy stays as it was.
+        return source.fetch.call(*arguments, **copy.deepcopy(source.extra))
 
-    reply = yield from ask(loop, source.fetch, call if extra else source.fetch.call, (size,))
+    reply = yield from ask(loop, source.fetch, call if source.extra else source.fetch.call, (size,))
     if type(reply) is Failed:
+        if reply.exits:
+            return None
         if reply.limit is not Limit.LOOP and loop.ending() is None:
             fail(loop, StopReason.FETCH_ERROR, fetch_error(reply))
         else:
@@ -229,7 +244,7 @@ def fetch_error(reply: Failed) -> FetchException:
 # ── producing ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def produce(loop: Loop, take: Callable[[int], Any]) -> Script[StopReason]:
+def produce(loop: Loop, take: Batches | AsyncBatches) -> Script[StopReason]:
     """Produce what `take` hands out, batch by batch, until there is a reason to end."""
     current_work.set(loop)
     while True:
@@ -241,7 +256,10 @@ def produce(loop: Loop, take: Callable[[int], Any]) -> Script[StopReason]:
         loop.step = "input"
         batch = yield loop.ports.invoke, (loop, take, (loop.room(),), None)
         if type(batch) is Failed:
-            if batch.limit is not Limit.LOOP:
+            loop.slots.unstarted.extend(take.held)
+            if batch.exits:
+                loop.slots.exited = loop.slots.exited or batch.error
+            elif batch.limit is not Limit.LOOP:
                 fail(loop, StopReason.INPUT_ERROR, input_error(batch.error))
             continue
         if not batch:
@@ -258,41 +276,6 @@ def input_error(error: BaseException | None) -> InputException:
     return wrapped
 
 
-def batches(transactions: Iterable[Transaction]) -> Callable[[int], list[Transaction]]:
-    """Takes the next so many from the caller's iterable, and holds no more than that."""
-    iterator = iter(transactions)
-    return lambda size: [checked(item) for item in islice(iterator, size)]
-
-
-def batches_async(transactions: Iterable[Transaction] | AsyncIterable[Transaction]) -> Callable[[int], Any]:
-    """The same for asyncio, where the iterable may be asynchronous too."""
-    if isinstance(transactions, AsyncIterable):
-        iterator = aiter(transactions)
-
-        async def take(size: int) -> list[Transaction]:
-            taken: list[Transaction] = []
-            while len(taken) < size:
-                try:
-                    taken.append(checked(await anext(iterator)))
-                except StopAsyncIteration:
-                    break
-            return taken
-
-        return take
-    take_now = batches(transactions)
-
-    async def take_sync(size: int) -> list[Transaction]:
-        return take_now(size)
-
-    return take_sync
-
-
-def checked(item: Any) -> Transaction:
-    if not isinstance(item, Transaction):
-        raise TypeError(f"expected a Transaction, got {type(item).__name__}; wrap it: Transaction(payload=…)")
-    return item
-
-
 # ── what both do ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -303,8 +286,13 @@ def fail(loop: Loop, reason: StopReason, error: LoopError) -> None:
         loop.error, loop.reason = error, reason
 
 
-def ask(loop: Loop, step: Step, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Script[Any]:
-    """Call the source, within a step's attempts. Returns its answer, or `Failed` with what it raised last."""
+def ask(
+    loop: Loop, step: Step, call: Callable[..., Any], arguments: tuple[Any, ...], *, insist: bool = False
+) -> Script[Any]:
+    """Call the source, within a step's attempts. Returns its answer, or `Failed` with what it raised last.
+
+    A loop that is to end asks no further, unless it insists: what has been done must be told.
+    """
     watch = loop.watch
     attempt = 0
     while True:
@@ -318,6 +306,9 @@ def ask(loop: Loop, step: Step, call: Callable[..., Any], arguments: tuple[Any, 
         decision = decide(step, attempt, reply, None)
         if watch is not None:
             watch.ask_ends(begun, step, decision.error, decision.delay)
+        if reply.exits:
+            loop.slots.exited = loop.slots.exited or reply.error
+            return reply
         loop.slots.tally.timed_out += reply.limit is not None
         reply.error = reply.error or decision.error
         if decision.delay is None or reply.limit is Limit.LOOP:
@@ -327,34 +318,36 @@ def ask(loop: Loop, step: Step, call: Callable[..., Any], arguments: tuple[Any, 
             step.name, attempt, step.max_attempts, decision.delay, decision.error,
         )  # fmt: skip
         loop.slots.tally.retries += 1
-        yield from rest(loop, decision.delay)
-        if loop.ending() is not None:
+        yield from rest(loop, decision.delay, insist=insist)
+        if loop.out_of_time() or (loop.ending() is not None and not insist):
             return reply
         attempt += 1
 
 
-def rest(loop: Loop, seconds: float) -> Script[None]:
+def rest(loop: Loop, seconds: float, *, insist: bool = False) -> Script[None]:
     """Sleep out a backoff, with an eye on chores, or until the loop has a reason to end."""
     if loop.watch is not None:
         loop.watch.backoff(loop.step, seconds)
-    real = loop.ports.sleeping(seconds)
-    until = loop.ports.now() + real
-    while loop.ending() is None:
-        left = until - loop.ports.now()
-        if left <= 0:
-            return
+    until = loop.ports.now() + loop.ports.sleeping(seconds)
+    while True:
+        left = max(until - loop.ports.now(), 0.0)
+        # Also when there is nothing to wait for: others on the same event loop want their turn.
         yield loop.ports.park, (min(left, patience(loop)),)
-        yield from chores(loop)
+        if left == 0 or loop.out_of_time() or (loop.ending() is not None and not insist):
+            return
+        if not insist:
+            yield from chores(loop)
 
 
 def attend(loop: Loop, low_water: int) -> Script[None]:
     """Wait until at most `low_water` transactions are pending, or the loop has a reason to end."""
+    yield from chores(loop)
     while loop.slots.pending > low_water and loop.ending() is None:
         yield loop.ports.park, (patience(loop),)
         yield from chores(loop)
     if loop.watch is not None:
         loop.watch.count(loop.slots.tally)
-    if not loop.slots.pending:
+    if loop.slots.pending <= 0:
         yield from settle(loop)
 
 
@@ -373,9 +366,10 @@ def chores(loop: Loop) -> Script[None]:
     if settled is None:
         return
     now = loop.ports.now()
-    if len(settled) >= loop.policy.batch.size or now - loop.settled_at >= SETTLE_INTERVAL:
+    extend_now = now >= loop.extend_due
+    if extend_now or len(settled) >= loop.policy.batch.size or now - loop.settled_at >= SETTLE_INTERVAL:
         yield from settle(loop)
-    if now >= loop.extend_due:
+    if extend_now:
         yield from extend(loop)
 
 
@@ -388,7 +382,7 @@ def settle(loop: Loop) -> Script[None]:
     assert loop.source is not None
     assert loop.source.settle is not None
     told: list[Settlement] = [settled.popleft() for _ in range(len(settled))]
-    reply = yield from ask(loop, loop.source.settle, loop.source.settle.call, (told,))
+    reply = yield from ask(loop, loop.source.settle, loop.source.settle.call, (told,), insist=True)
     if type(reply) is Failed:
         error = SettlementException(f"{len(told)} outcomes could not be settled: {text_of(reply.error)}")
         error.__cause__ = reply.error
@@ -417,23 +411,22 @@ def finish(loop: Loop, reason: StopReason) -> Script[StopReason]:
     """Let work in flight end, give back what was not started, and tell the source."""
     slots = loop.slots
     slots.wake_at = 0
-    settles = slots.settled is not None
     if reason in (StopReason.INTERRUPTED, StopReason.SETTLE_ERROR) or (
-        reason is StopReason.STOPPED and settles
+        reason is StopReason.STOPPED and loop.returnable
     ):
         slots.close()
-    while slots.pending and not loop.out_of_time():
+    while slots.pending > 0 and not loop.out_of_time():
         yield loop.ports.park, (patience(loop),)
         yield from chores(loop)
         if slots.exited is not None:
             slots.close()
-    if slots.pending:
+    if slots.pending > 0:
         reason = StopReason.TIMEOUT
         slots.close()
         loop.deadline = loop.ports.now() + LANDING
-        while slots.pending and not loop.out_of_time():
+        while slots.pending > 0 and not loop.out_of_time():
             yield loop.ports.park, (patience(loop),)
-        slots.tally.abandoned += slots.pending
+        slots.tally.abandoned += max(slots.pending, 0)
     yield from give_back(loop)
     if slots.exited is not None:
         return StopReason.INTERRUPTED

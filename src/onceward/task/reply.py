@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Limit(StrEnum):
@@ -15,27 +16,43 @@ class Limit(StrEnum):
 
 
 class Failed:
-    """The reply of an attempt that did not return: it raised `error`, or `limit` ended it."""
+    """The reply of an attempt that did not return: it raised `error`, or `limit` ended it.
 
-    __slots__ = ("error", "limit", "stuck")
+    `exits` marks what is no failure of the work but a wish to leave: KeyboardInterrupt, SystemExit and their
+    like. It is never an outcome; the engine brings it to the caller.
+    """
+
+    __slots__ = ("error", "exits", "limit", "stuck")
 
     def __init__(
-        self, error: BaseException | None = None, limit: Limit | None = None, stuck: bool = False
+        self,
+        error: BaseException | None = None,
+        limit: Limit | None = None,
+        *,
+        stuck: bool = False,
+        exits: bool = False,
     ) -> None:
         self.error = error
         self.limit = limit
         self.stuck = stuck
+        self.exits = exits
 
 
-def caught(error: BaseException) -> Failed:
-    """What user code raised, as a reply. Exits are not replies: they go through the engine to the caller.
+class Exited(NamedTuple):
+    """The end of a script that was left by way of a KeyboardInterrupt, SystemExit or cancellation."""
+
+    error: BaseException
+
+
+def caught(error: BaseException, limit: Limit | None = None) -> Failed:
+    """What user code raised, as a reply; `limit` if that was only after its time had run out.
 
     A `CancelledError` that arrives here came out of the user's own code, with nobody cancelling the
     engine: a failure like any other, or one poisonous message could take down every worker in turn.
     """
     if isinstance(error, (Exception, asyncio.CancelledError)):
-        return Failed(error)
-    raise error
+        return Failed(error, limit)
+    return Failed(error, exits=True)
 
 
 def caught_in_task(error: BaseException) -> Failed:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from onceward.task.mixins.policies import Policy, Seconds
+from onceward.task.mixins.policies import Policy, Seconds, from_json_text
 
 
 class EngineSettings(Policy):
@@ -22,7 +22,7 @@ class EngineSettings(Policy):
     io_guard: Literal["off", "warn", "raise"] = Field(
         default="off", description="What to do when a task opens a socket, file or process of its own."
     )
-    telemetry_fields: tuple[str, ...] = Field(
+    telemetry_fields: Annotated[tuple[str, ...], BeforeValidator(from_json_text)] = Field(
         default=(),
         description='What spans may show of the work, for example "payload.order_id" or "result.total".',
     )

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from onceward.settlement import Settlement, Verdict
@@ -26,7 +27,7 @@ from onceward.task.lifecycle import (
     Work,
     live,
 )
-from onceward.task.reply import Failed
+from onceward.task.reply import Exited, Failed
 from onceward.task.report import Report
 from onceward.task.script import Script
 from onceward.telemetry.scope import current_attempt, working_on
@@ -42,15 +43,10 @@ class Takeover(NamedTuple):
     reply: Failed | None
 
 
-class Exited(NamedTuple):
-    """A life that was left by way of a KeyboardInterrupt, SystemExit or cancellation."""
-
-    error: BaseException
-
-
 DONE, NOT_DONE = Verdict.DONE, Verdict.FAILED
 
 WAIT: Any = object()
+NO_CONTEXT = Context()
 
 Item = Transaction | Life | None
 """None sends a worker home."""
@@ -108,9 +104,11 @@ class Slots:
         self._ports = ports
         self._base = base
         self._watch = plan.watch
+        self._deadline = plan.loop_deadline
         self._hand_over = self._take_over
         self._workers = 0
-        self._closed = False
+        self.closed = False
+        """Nothing more is started."""
         self._lock = threading.Lock()
 
     # ── the loop's side ─────────────────────────────────────────────────────────────────────────────────
@@ -127,14 +125,14 @@ class Slots:
 
     def close(self) -> None:
         """Start nothing more; what waits for a slot becomes `unstarted`."""
-        self._closed = True
+        self.closed = True
         for item in self._ports.drain():
             self._turn_away(item)
         for life in self._ids.withdraw(self):
             self._turn_away(life)
 
     def break_off(self, error: BaseException) -> None:
-        """The engine itself broke: nobody knows what is pending any more."""
+        """The engine itself broke: nobody knows what is pending any more, and what still ends counts below 0."""
         with self._lock:
             self.exited = error
             self.tally.abandoned += self.pending
@@ -171,7 +169,7 @@ class Slots:
             self._end(life, outcome)
 
     def _begin(self, item: Any) -> Life | None:
-        if self._closed:
+        if self.closed or (self._deadline != inf and self._ports.now() >= self._deadline):
             self._turn_away(item)
             return None
         if type(item) is Life:
@@ -200,6 +198,8 @@ class Slots:
             self._leave(life)
         else:
             self._ids.release(life)
+        # The context refers to the life: cut the circle, or only the garbage collector could free them.
+        life.context = NO_CONTEXT
         status = outcome.status
         if self._watch is not None:
             self._watch.life_ends(life, outcome)
@@ -259,7 +259,6 @@ class Slots:
         with self._lock:
             self.tally.stuck += 1
             self.stuck_now += 1
-            life.drivers += 1
         if self._watch is not None:
             self._watch.stuck(+1)
         life.context = life.context.copy()
@@ -284,8 +283,5 @@ class Slots:
 
     def _leave(self, life: Life) -> None:
         """Give back the id when the last worker leaves the life."""
-        with self._lock:
-            life.drivers -= 1
-            if life.drivers:
-                return
-        self._ids.release(life)
+        if life.count_drivers(-1) == 0:
+            self._ids.release(life)

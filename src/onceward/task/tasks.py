@@ -17,9 +17,9 @@ from typing import Any
 from onceward.task.clock import LONGEST_SLEEP, Clock
 from onceward.task.deadlines import Deadlines, Try
 from onceward.task.lifecycle import Life, Work, closed, live, opening
-from onceward.task.reply import Failed, Limit, caught, caught_in_task
+from onceward.task.reply import Exited, Failed, Limit, caught, caught_in_task
 from onceward.task.script import DISOWNED, Script, drive_async
-from onceward.task.slots import WAIT, Exited, Item
+from onceward.task.slots import WAIT, Item
 from onceward.telemetry.scope import current_attempt
 from onceward.transaction import Transaction
 
@@ -111,7 +111,7 @@ class TaskPorts:
         if this.expired:
             if error is None or isinstance(error, asyncio.CancelledError):
                 return Failed(None, limit)
-            return Failed(caught(error).error, limit)
+            return caught(error, limit)
         return reply if error is None else caught_in_task(error)
 
     def _look(self) -> None:
@@ -134,7 +134,7 @@ class TaskPorts:
 
     @coroutine
     def pause(self, work: Work, seconds: float) -> Generator[Any, Any, None]:
-        real = self.sleeping(min(seconds, work.deadline - self.now()))
+        real = self.sleeping(max(min(seconds, work.deadline - self.now()), 0.0))
         if real > 0:
             yield from asyncio.sleep(min(real, LONGEST_SLEEP)).__await__()
 
@@ -164,7 +164,7 @@ class TaskPorts:
             if opened is not None:
                 try:
                     reply = yield from _stepped(run, opened, reply)
-                except GeneratorExit:
+                except _Closed:
                     raise
                 except BaseException as error:  # noqa: BLE001
                     reply = caught_in_task(error)
@@ -175,7 +175,7 @@ class TaskPorts:
                     return outcome
             life.script = live(life, self, reply)
             result = yield from _stepped(run, drive_async(life.script))
-        except GeneratorExit:
+        except _Closed:
             raise
         except BaseException as error:  # noqa: BLE001
             return Exited(error)
@@ -186,7 +186,7 @@ class TaskPorts:
         try:
             assert work.script is not None
             result = yield from _stepped(work.context.run, drive_async(work.script, reply))
-        except GeneratorExit:
+        except _Closed:
             raise
         except BaseException as error:  # noqa: BLE001
             return Exited(error)
@@ -305,6 +305,10 @@ async def _awaited(awaitable: Awaitable[Any]) -> Any:
 _NOT_STARTED: Any = object()
 
 
+class _Closed(GeneratorExit):
+    """The task was closed from outside; any other GeneratorExit was raised by user code."""
+
+
 def _stepped(
     run: Callable[..., Any], driven: Coroutine[Any, Any, Any], awaited: Any = _NOT_STARTED
 ) -> Generator[Any, Any, Any]:
@@ -315,9 +319,9 @@ def _stepped(
         while True:
             try:
                 value = yield awaited
-            except GeneratorExit:
+            except GeneratorExit as closing:
                 driven.close()
-                raise
+                raise _Closed from closing
             except BaseException as thrown:  # noqa: BLE001  whatever the event loop throws in goes on in
                 awaited = run(driven.throw, thrown)
             else:

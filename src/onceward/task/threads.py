@@ -18,9 +18,9 @@ from onceward.task.deadlines import Deadlines, Try
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.interrupt import absorb, interrupt
 from onceward.task.lifecycle import Life, Work, closed, live, opening
-from onceward.task.reply import Failed, Limit, caught
+from onceward.task.reply import Exited, Failed, Limit, caught
 from onceward.task.script import DISOWNED, Script, drive
-from onceward.task.slots import Exited, Item
+from onceward.task.slots import Item
 from onceward.telemetry.scope import current_attempt
 from onceward.transaction import Transaction
 
@@ -129,10 +129,10 @@ class ThreadPorts:
             return DISOWNED
         if error is None or isinstance(error, AttemptInterrupted):
             return Failed(None, limit)
-        return Failed(caught(error).error, limit)
+        return caught(error, limit)
 
     def pause(self, work: Work, seconds: float) -> None:
-        real = self.sleeping(min(seconds, work.deadline - self.now()))
+        real = self.sleeping(max(min(seconds, work.deadline - self.now()), 0.0))
         if real > 0:
             time.sleep(min(real, LONGEST_SLEEP))
 

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from onceward.task.base import BaseTask
-from onceward.task.engine import Wiring
+from onceward.task.batches import AsyncBatches, Batches
+from onceward.task.engine import REQUIRED, Wiring
 from onceward.task.exceptions import (
     ConfigurationError,
     ConsumerLoopTimeoutException,
@@ -18,7 +19,7 @@ from onceward.task.exceptions import (
     ProducerLoopTimeoutException,
 )
 from onceward.task.lifecycle import Outcome, Step
-from onceward.task.loops import Source, batches, batches_async, consume, produce
+from onceward.task.loops import Source, consume, produce
 from onceward.task.mixins.policies import ConsumerPolicy, FetchPolicy, ProducerPolicy
 from onceward.transaction import Transaction
 
@@ -79,12 +80,12 @@ def producer(
 
 def _taker(task: BaseTask, transactions: Any) -> Any:
     if task._asynchronous and isinstance(transactions, AsyncIterable):
-        return batches_async(transactions)
+        return AsyncBatches(transactions)
     if not isinstance(transactions, Iterable) or isinstance(transactions, (str, bytes, Transaction, dict)):
         raise ConfigurationError(
             f"produce_transactions of {task.name} takes an iterable of Transaction, not {type(transactions).__name__}"
         )
-    return batches_async(transactions) if task._asynchronous else batches(transactions)
+    return AsyncBatches(transactions) if task._asynchronous else Batches(transactions)
 
 
 class Kept:
@@ -109,7 +110,7 @@ class Kept:
 
 
 def one(wiring: Wiring, transaction: Transaction, asynchronous: bool) -> Kept:
-    take = batches_async([transaction]) if asynchronous else batches([transaction])
+    take = AsyncBatches([transaction]) if asynchronous else Batches([transaction])
     return Kept(wiring, transaction, take)
 
 
@@ -189,9 +190,13 @@ def check_consumer(task: BaseTask) -> None:
 
 
 def check_handlers(task: BaseTask, names: Iterable[str]) -> None:
-    """Handlers of an asynchronous task are `async def`, those of the other are not."""
+    """The main one is there; those of an asynchronous task are `async def`, those of the other are not."""
     for name in names:
         handler = getattr(task, name)
+        if getattr(handler, "__func__", None) in REQUIRED:
+            raise ConfigurationError(
+                f"{task.name} does not define {name}(self, transaction); it has nothing to do"
+            )
         if not task._asynchronous and inspect.iscoroutinefunction(handler):
             raise ConfigurationError(
                 f"{task.name}.{name} is `async def`, but {task.name} runs in threads; "

@@ -6,7 +6,7 @@ from typing import Any
 
 from onceward.task import wiring
 from onceward.task.base import AsyncTask, Task
-from onceward.task.engine import does_nothing, run_in_tasks, run_in_threads
+from onceward.task.engine import does_nothing, required, run_in_tasks, run_in_threads
 from onceward.task.exceptions import TransactionException
 from onceward.task.lifecycle import Outcome
 from onceward.task.mixins.policies import ConsumerPolicy
@@ -17,6 +17,7 @@ from onceward.transaction import Transaction
 class ConsumerMixin(Task):
     """Consumes in threads. Define `process_transaction`; the handlers are optional."""
 
+    @required
     def process_transaction(self, transaction: Transaction) -> Any:
         """Do what the transaction asks. What is returned goes to the success handler.
 
@@ -56,6 +57,7 @@ class ConsumerMixin(Task):
 class AsyncConsumerMixin(AsyncTask):
     """Consumes in asyncio. The same methods as `ConsumerMixin`, awaited."""
 
+    @required
     async def process_transaction(self, transaction: Transaction) -> Any:
         """As `ConsumerMixin.process_transaction`."""
         raise NotImplementedError(f"{self.name} does not define process_transaction")

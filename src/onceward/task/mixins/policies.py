@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -34,8 +35,17 @@ def _none_from_text(value: Any) -> Any:
     return value
 
 
-def _dict_from_text(value: Any) -> Any:
+def from_json_text(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
+
+
+def _must_be_json(value: dict[str, Any]) -> dict[str, Any]:
+    # A policy is data: it travels between processes and versions.
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"must hold plain data only: {error}") from None
+    return value
 
 
 Timeout = Annotated[
@@ -146,7 +156,7 @@ class FetchPolicy(Policy):
     """How the source is asked, and told outcomes: `retry` also covers settling with it."""
 
     retry: RetryPolicy = RetryPolicy()
-    extra: Annotated[dict[str, Any], BeforeValidator(_dict_from_text)] = Field(
+    extra: Annotated[dict[str, Any], BeforeValidator(from_json_text), AfterValidator(_must_be_json)] = Field(
         default_factory=dict, description="Keyword arguments for the connector's fetch."
     )
     connector_name: Annotated[str | None, BeforeValidator(_none_from_text)] = Field(

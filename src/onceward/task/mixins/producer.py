@@ -7,7 +7,7 @@ from typing import Any
 
 from onceward.task import wiring
 from onceward.task.base import AsyncTask, Task
-from onceward.task.engine import does_nothing, run_in_tasks, run_in_threads
+from onceward.task.engine import does_nothing, required, run_in_tasks, run_in_threads
 from onceward.task.exceptions import TransactionException
 from onceward.task.lifecycle import Outcome
 from onceward.task.mixins.consumer import AsyncConsumerMixin, ConsumerMixin
@@ -19,6 +19,7 @@ from onceward.transaction import Transaction
 class ProducerMixin(Task):
     """Produces in threads. Define `produce_transaction`; the handlers are optional."""
 
+    @required
     def produce_transaction(self, transaction: Transaction) -> Any:
         """Hand the transaction on, through a connector or service. What is returned goes to the success handler.
 
@@ -59,6 +60,7 @@ class ProducerMixin(Task):
 class AsyncProducerMixin(AsyncTask):
     """Produces in asyncio. The same methods as `ProducerMixin`, awaited."""
 
+    @required
     async def produce_transaction(self, transaction: Transaction) -> Any:
         """As `ProducerMixin.produce_transaction`."""
         raise NotImplementedError(f"{self.name} does not define produce_transaction")

@@ -1,0 +1,235 @@
+"""The public API as users write it. Never run: `mypy --strict` reads it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
+from typing import Any, assert_type
+
+from onceward import (
+    AsyncConsumerTask,
+    AsyncHybridTask,
+    AsyncProducerTask,
+    ConsumerTask,
+    HybridTask,
+    ProducerTask,
+    Transaction,
+)
+from onceward.task.exceptions import (
+    ConsumerLoopTimeoutException,
+    ExceptionCategory,
+    FetchException,
+    LoopError,
+    ProducerLoopTimeoutException,
+    TransactionException,
+)
+from onceward.task.lifecycle import Outcome, Status
+from onceward.task.mixins.policies import (
+    BatchPolicy,
+    ConcurrencyPolicy,
+    ConsumerLoopPolicy,
+    ConsumerPolicy,
+    ConsumerSteps,
+    EmptyQueuePolicy,
+    ExceptionPolicy,
+    FetchPolicy,
+    ProcessPolicy,
+    ProducePolicy,
+    ProducerLoopPolicy,
+    ProducerPolicy,
+    ProducerSteps,
+    RetryPolicy,
+    SuccessPolicy,
+)
+from onceward.task.report import Report, StopReason
+from onceward.task.settings import EngineSettings
+
+# ── transactions ────────────────────────────────────────────────────────────────────────────────────────
+
+order = Transaction(payload={"order": 7}, metadata={"tenant": "a"}, source="shop")
+assert_type(order.id, str)
+assert_type(order.transaction_id, str)
+assert_type(order.created_at, datetime)
+assert_type(order.correlation_id, str | None)
+assert_type(order.parent_id, str | None)
+assert_type(order.source, str | None)
+assert_type(order.derive(payload={"order": 8}), Transaction)
+
+
+# ── connectors and services ─────────────────────────────────────────────────────────────────────────────
+
+
+class Queue:
+    def fetch_transactions(self, size: int, *, shard: int = 0) -> list[Transaction]:
+        return [Transaction(payload=number) for number in range(size)]
+
+
+class AsyncQueue:
+    async def fetch_transactions_async(self, size: int) -> list[Transaction]:
+        return [Transaction(payload=number) for number in range(size)]
+
+
+class Mailer:
+    def send(self, text: str) -> int:
+        return len(text)
+
+
+# ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Orders(ConsumerTask):
+    settings = EngineSettings(stuck_grace=5.0)
+
+    def process_transaction(self, transaction: Transaction) -> int:
+        if transaction.payload is None:
+            raise TransactionException("no order", category=ExceptionCategory.BUSINESS)
+        mailer: Mailer = self.services["mailer"]
+        return mailer.send("thanks")
+
+    def handle_transaction_success(self, transaction: Transaction, result: int) -> None: ...
+
+    def handle_transaction_exception(self, transaction: Transaction, exc: TransactionException) -> None:
+        assert_type(exc.category, ExceptionCategory)
+        assert_type(exc.transaction_id, str | None)
+        assert_type(exc.cause, BaseException | None)
+
+
+class AsyncOrders(AsyncConsumerTask):
+    async def process_transaction(self, transaction: Transaction) -> str:
+        return transaction.id
+
+    async def handle_transaction_success(self, transaction: Transaction, result: str) -> None: ...
+
+    async def handle_transaction_exception(
+        self, transaction: Transaction, exc: TransactionException
+    ) -> None: ...
+
+
+class Invoices(ProducerTask):
+    def produce_transaction(self, transaction: Transaction) -> None: ...
+
+    def handle_produce_success(self, transaction: Transaction, result: None) -> None: ...
+
+    def handle_produce_exception(self, transaction: Transaction, exc: TransactionException) -> None: ...
+
+
+class AsyncInvoices(AsyncProducerTask):
+    async def produce_transaction(self, transaction: Transaction) -> bool:
+        return True
+
+
+class Relay(HybridTask):
+    def process_transaction(self, transaction: Transaction) -> Report:
+        return self.produce_transactions([transaction.derive()])
+
+    def produce_transaction(self, transaction: Transaction) -> None: ...
+
+
+class AsyncRelay(AsyncHybridTask):
+    async def process_transaction(self, transaction: Transaction) -> Report:
+        return await self.produce_transactions([transaction.derive()])
+
+    async def produce_transaction(self, transaction: Transaction) -> None: ...
+
+
+# ── policies ────────────────────────────────────────────────────────────────────────────────────────────
+
+patient = RetryPolicy(max_attempts=5, timeout=2.0, backoff=0.1, backoff_multiplier=2.0, backoff_cap=3.0)
+consumer_policy = ConsumerPolicy(
+    loop=ConsumerLoopPolicy(
+        batch=BatchPolicy(size=100, min_size=1, max_size=500),
+        concurrency=ConcurrencyPolicy(value=8, max=16),
+        timeout=60.0,
+        limit=None,
+        transaction_timeout=10,
+        streaming=True,
+        empty_queue=EmptyQueuePolicy(backoff=0.5, backoff_cap=10.0),
+        mode="continuous",
+    ),
+    steps=ConsumerSteps(
+        fetch=FetchPolicy(retry=patient, extra={"shard": 3}, connector_name="orders"),
+        process=ProcessPolicy(retry=patient),
+        success=SuccessPolicy(retry=RetryPolicy(max_attempts=2)),
+        exception=ExceptionPolicy(),
+    ),
+)
+producer_policy = ProducerPolicy(
+    loop=ProducerLoopPolicy(batch=BatchPolicy(size=10), limit=1000),
+    steps=ProducerSteps(produce=ProducePolicy(retry=patient), success=SuccessPolicy()),
+)
+assert_type(ConsumerPolicy.load("policy.toml"), ConsumerPolicy)
+assert_type(ProducerPolicy.from_env("ORDERS_"), ProducerPolicy)
+assert_type(ProducerPolicy.from_env("ORDERS_", {"ORDERS_LOOP__LIMIT": "3"}), ProducerPolicy)
+assert_type(ConsumerPolicy.model_validate({}), ConsumerPolicy)
+assert_type(consumer_policy.loop.concurrency.value, int)
+assert_type(consumer_policy.loop.timeout, float | None)
+assert_type(consumer_policy.steps.fetch.extra, dict[str, Any])
+assert_type(producer_policy.steps.produce.retry.backoff, float)
+
+
+# ── calls ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def consume() -> None:
+    task = Orders(connectors={"orders": Queue()}, services={"mailer": Mailer()})
+    try:
+        report = task.consume_transactions(consumer_policy)
+    except FetchException as error:
+        assert_type(error.report, Report | None)
+        assert_type(error.cause, BaseException | None)
+        return
+    except ConsumerLoopTimeoutException:
+        return
+    assert_type(report, Report)
+    assert_type(report.processed, int)
+    assert_type(report.succeeded, int)
+    assert_type(report.failed, int)
+    assert_type(report.failed_by_category, dict[ExceptionCategory, int])
+    assert_type(report.timed_out, int)
+    assert_type(report.stuck, int)
+    assert_type(report.abandoned, int)
+    assert_type(report.unstarted, int)
+    assert_type(report.retries, int)
+    assert_type(report.fetches, int)
+    assert_type(report.empty_fetches, int)
+    assert_type(report.duration, float)
+    assert_type(report.stop_reason, StopReason | None)
+    assert_type(task.consume_transactions(), Report)
+    assert_type(task.start_processing(order, consumer_policy), Outcome)
+    task.stop()
+
+
+def produce(numbers: Iterator[int]) -> None:
+    task = Invoices(connectors={}, settings=EngineSettings(io_guard="warn"))
+    try:
+        assert_type(
+            task.produce_transactions((Transaction(payload=n) for n in numbers), producer_policy), Report
+        )
+        assert_type(task.produce_transactions([order]), Report)
+    except ProducerLoopTimeoutException as error:
+        assert_type(error.report, Report | None)
+    except LoopError as error:
+        assert_type(error.category, ExceptionCategory)
+    outcome = task.start_producing(order)
+    assert_type(outcome.transaction, Transaction)
+    assert_type(outcome.status, Status)
+    assert_type(outcome.error, TransactionException | None)
+    assert_type(outcome.attempt, int)
+    task.stop()
+
+
+async def orders() -> AsyncIterator[Transaction]:
+    yield order
+
+
+async def both() -> None:
+    consumer = AsyncOrders(connectors={"source": AsyncQueue()})
+    assert_type(await consumer.consume_transactions(), Report)
+    assert_type(await consumer.start_processing(order), Outcome)
+    producer = AsyncInvoices(connectors={})
+    assert_type(await producer.produce_transactions(orders(), producer_policy), Report)
+    assert_type(await producer.produce_transactions([order]), Report)
+    assert_type(await producer.start_producing(order), Outcome)
+    relay = AsyncRelay(connectors={"source": AsyncQueue()})
+    assert_type(await relay.consume_transactions(), Report)
+    assert_type(Relay(connectors={"source": Queue()}).consume_transactions(), Report)

@@ -1,0 +1,124 @@
+"""The public names are a list under test, and importing them costs no driver."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import onceward
+
+NAMES = {
+    "onceward": [
+        "AsyncConsumerTask",
+        "AsyncHybridTask",
+        "AsyncProducerTask",
+        "ConsumerTask",
+        "HybridTask",
+        "ProducerTask",
+        "Transaction",
+    ],
+    "onceward.task.exceptions": [
+        "ConsumerLoopTimeoutException",
+        "ExceptionCategory",
+        "FetchException",
+        "FetchTimeoutException",
+        "ProducerLoopTimeoutException",
+        "TransactionException",
+    ],
+    "onceward.task.mixins.policies": [
+        "BatchPolicy",
+        "ConcurrencyPolicy",
+        "ConsumerLoopPolicy",
+        "ConsumerPolicy",
+        "ConsumerSteps",
+        "EmptyQueuePolicy",
+        "ExceptionPolicy",
+        "FetchPolicy",
+        "ProcessPolicy",
+        "ProducePolicy",
+        "ProducerLoopPolicy",
+        "ProducerPolicy",
+        "ProducerSteps",
+        "RetryPolicy",
+        "SuccessPolicy",
+    ],
+    "onceward.task.mixins.consumer": ["AsyncConsumerMixin", "ConsumerMixin"],
+    "onceward.task.mixins.producer": ["AsyncProducerMixin", "ProducerMixin"],
+    "onceward.task.mixins.utils": [
+        "compute_backoff",
+        "run_with_timeout",
+        "run_with_timeout_async",
+        "with_context",
+        "with_context_async",
+    ],
+    "onceward.task.report": ["Report", "StopReason"],
+    "onceward.task.settings": ["EngineSettings"],
+}
+
+
+def test_the_public_names_are_exactly_these_and_sorted() -> None:
+    assert onceward.__all__ == sorted(onceward.__all__) == NAMES["onceward"]
+
+
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module in NAMES for name in NAMES[module]])
+def test_the_name_is_where_it_is_promised(module: str, name: str) -> None:
+    value = getattr(importlib.import_module(module), name)
+    assert callable(value)
+    assert getattr(value, "__name__", None) == name
+
+
+@pytest.mark.parametrize("name", NAMES["onceward"])
+def test_every_public_class_says_what_it_is_for(name: str) -> None:
+    assert vars(getattr(onceward, name)).get("__doc__")
+
+
+@pytest.mark.parametrize("name", NAMES["onceward.task.mixins.utils"])
+def test_the_asynchronous_helpers_are_awaited_and_the_others_are_not(name: str) -> None:
+    module = importlib.import_module("onceward.task.mixins.utils")
+    assert callable(getattr(module, name))
+    if name.startswith("run_with_timeout"):
+        assert inspect.iscoroutinefunction(getattr(module, name)) is name.endswith("_async")
+
+
+PAIRS = [
+    ("ConsumerTask", "AsyncConsumerTask"),
+    ("ProducerTask", "AsyncProducerTask"),
+    ("HybridTask", "AsyncHybridTask"),
+]
+
+
+@pytest.mark.parametrize(("sync", "asynchronous"), PAIRS)
+def test_sync_and_async_tasks_have_the_same_methods_with_the_same_parameters(
+    sync: str, asynchronous: str
+) -> None:
+    def methods(cls: type) -> dict[str, list[str]]:
+        return {
+            name: list(inspect.signature(member).parameters)
+            for name, member in inspect.getmembers(cls, inspect.isfunction)
+            if not name.startswith("_")
+        }
+
+    assert methods(getattr(onceward, sync)) == methods(getattr(onceward, asynchronous))
+
+
+@pytest.mark.parametrize("name", ["HybridTask", "AsyncHybridTask"])
+def test_a_hybrid_task_both_consumes_and_produces(name: str) -> None:
+    assert {"consume_transactions", "produce_transactions"} <= set(dir(getattr(onceward, name)))
+
+
+HEAVY = ["redis", "psycopg", "nats", "connectrpc", "starlette", "sqlalchemy", "typer", "opentelemetry.sdk"]
+
+
+def test_importing_the_package_imports_no_driver_no_database_layer_and_no_command_line() -> None:
+    code = f"import sys, onceward; print([name for name in {HEAVY} if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("module", sorted(NAMES))
+def test_every_public_module_can_be_imported_first(module: str) -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", f"import {module}"], timeout=60, check=True)
