@@ -23,7 +23,6 @@ from onceward.task.exceptions import (
     ProducerLoopTimeoutException,
     TransactionException,
 )
-from onceward.task.lifecycle import Outcome, Status
 from onceward.task.mixins.policies import (
     BatchPolicy,
     ConcurrencyPolicy,
@@ -43,6 +42,7 @@ from onceward.task.mixins.policies import (
 )
 from onceward.task.report import Report, StopReason
 from onceward.task.settings import EngineSettings
+from onceward.task.work import Outcome, Status
 
 # ── transactions ────────────────────────────────────────────────────────────────────────────────────────
 

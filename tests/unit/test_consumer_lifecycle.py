@@ -10,9 +10,9 @@ import pytest
 
 from onceward import Transaction
 from onceward.task.exceptions import ExceptionCategory, TransactionException
-from onceward.task.lifecycle import Outcome, Status
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.report import StopReason
+from onceward.task.work import Outcome, Status
 from onceward.testing.clock import FakeClock
 from tests.world import (
     Exactly,

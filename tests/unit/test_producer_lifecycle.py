@@ -19,10 +19,10 @@ from onceward.task.exceptions import (
     ProducerLoopTimeoutException,
     TransactionException,
 )
-from onceward.task.lifecycle import Status
 from onceward.task.mixins.policies import ProducerPolicy
 from onceward.task.mixins.producer import AsyncProducerMixin, ProducerMixin
 from onceward.task.report import StopReason
+from onceward.task.work import Status
 from onceward.testing.clock import FakeClock
 from tests.world import Until, World, business, producing, results, retry, system, timeout, transactions
 

@@ -19,10 +19,10 @@ from onceward.task.exceptions import (
     ExceptionCategory,
     FetchTimeoutException,
 )
-from onceward.task.lifecycle import Outcome, Status
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.mixins.utils import cancel_requested
 from onceward.task.settings import EngineSettings
+from onceward.task.work import Outcome, Status
 from tests.world import (
     After,
     Deaf,

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from onceward.task.lifecycle import Work
 from onceward.task.reply import Failed, Limit
+from onceward.task.work import Work
 
 
 class Try:

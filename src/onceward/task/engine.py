@@ -17,15 +17,17 @@ import msgspec
 from onceward.task import guard
 from onceward.task.base import BaseTask
 from onceward.task.exceptions import ConsumerLoopTimeoutException, LoopError, ProducerLoopTimeoutException
-from onceward.task.lifecycle import Outcome, Plan, Step, Work
-from onceward.task.loops import LANDING, Loop, LoopPorts, Source, give_back
+from onceward.task.loops import LANDING, give_back
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 from onceward.task.reply import Exited, Failed, Limit
 from onceward.task.report import Report, StopReason
 from onceward.task.script import Script, drive_async
 from onceward.task.slots import Slots
+from onceward.task.source import Loop, LoopPorts, Source
+from onceward.task.steps import Step
 from onceward.task.tasks import TaskPorts
 from onceward.task.threads import ThreadPorts
+from onceward.task.work import Outcome, Plan, Work
 from onceward.telemetry import logs
 from onceward.telemetry.scope import current_attempt, working_on
 from onceward.telemetry.watch import Names, Watch

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from typing import Protocol
 
-from onceward.task.lifecycle import Life
+from onceward.task.work import Life
 
 
 class Waiting(Protocol):

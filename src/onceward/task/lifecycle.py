@@ -6,7 +6,7 @@
                 │                                └─ gave up ──┐
                 └─ BUSINESS, or gave up, or out of time ──────┴──► exception handler ──► FAILED
 
-Each step has its own attempts, timeout and backoff (`attempts` below). Rules:
+Each step has its own attempts, timeout and backoff (`retry` below). Rules:
 
 * BUSINESS is never retried. Whatever a producer's success handler raises counts as SYSTEM, BUSINESS too.
 * A step that times out is TIMEOUT and retried; a stuck one forfeits its remaining attempts.
@@ -20,172 +20,19 @@ What follows an attempt is decided by `decide`, a plain function.
 
 from __future__ import annotations
 
-import copy
 import logging
-import threading
 from collections.abc import Callable
-from contextvars import Context
-from enum import StrEnum
 from math import inf
 from typing import Any, Protocol, cast
 
-import msgspec
-
-from onceward.task.clock import LONGEST_SLEEP
 from onceward.task.exceptions import ExceptionCategory, TransactionException
-from onceward.task.mixins.policies import RetryPolicy
 from onceward.task.reply import Exited, Failed, Limit
 from onceward.task.script import Script
+from onceward.task.steps import Decision, Step, classify, decide
+from onceward.task.work import ABANDONED, FAILED, LOOP, SUCCEEDED, Life, Outcome, Work
 from onceward.telemetry.scope import current_work
-from onceward.transaction import Transaction
 
 logger = logging.getLogger("onceward.engine")
-
-
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a plan: what to call, and how often and how long."""
-
-    name: str
-    span: str
-    call: Callable[..., Any]
-    max_attempts: int
-    timeout: float | None
-    backoff: float
-    backoff_multiplier: float
-    backoff_cap: float
-    always_system: bool = False
-    """Whatever it raises is SYSTEM, also if it says otherwise."""
-    has_attempt_spans: bool = False
-    """A span for the step and one inside it for each attempt, instead of one for each attempt."""
-    silent: bool = False
-    """Nobody listens: the task does not define this handler, and there is no telemetry."""
-
-    @classmethod
-    def of(cls, name: str, span: str, call: Callable[..., Any], retry: RetryPolicy, **more: Any) -> Step:
-        return cls(
-            name=name,
-            span=span,
-            call=call,
-            max_attempts=retry.max_attempts,
-            timeout=retry.timeout,
-            backoff=retry.backoff,
-            backoff_multiplier=retry.backoff_multiplier,
-            backoff_cap=retry.backoff_cap,
-            **more,
-        )
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What all lifecycles of one call share."""
-
-    task: str
-    main: Step
-    success: Step
-    exception: Step
-    transaction_timeout: float | None
-    loop_deadline: float
-    limited: bool
-    """Whether any time limit but a step's applies."""
-    plain: bool
-    """Neither limits nor a watch."""
-    watch: Any
-    """Spans and per-step metrics, or None when there is no SDK."""
-
-
-class Status(StrEnum):
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    ABANDONED = "abandoned"
-
-
-# Looking up an enum's member costs more than a step of the hot path.
-SUCCEEDED, FAILED, ABANDONED = Status.SUCCEEDED, Status.FAILED, Status.ABANDONED
-LOOP = Limit.LOOP
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """How one transaction ended. `attempt` is the number, from 0, of the last attempt of `step`."""
-
-    transaction: Transaction
-    status: Status
-    result: Any = None
-    error: TransactionException | None = None
-    step: str = ""
-    attempt: int = 0
-
-
-_drivers_lock = threading.Lock()
-
-
-class Work:
-    """A script that can change hands, with the context and the time limits it runs in.
-
-    It is also what log lines are stamped with: task, step, attempt and transaction id. What rarely changes
-    is a default of the class, so that making one costs little.
-    """
-
-    __slots__ = ("__dict__", "context", "step")
-
-    context: Context
-    step: str
-    script: Script[Any] | None = None
-    task: str
-    transaction_id: str | None = None
-    attempt = 0
-    deadline = inf
-    limit = LOOP
-    stuck = False
-    """An earlier driver has not come back; `script` is in other hands."""
-    _drivers = 1
-
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        self.step = ""
-
-    def count_drivers(self, change: int) -> int:
-        """How many are still in it: more than one when all but the last are stuck."""
-        with _drivers_lock:
-            self._drivers += change
-            return self._drivers
-
-    def resume(self, reply: Failed) -> None:
-        """The driver is stuck: let another go on with the script, beginning with this reply."""
-        raise NotImplementedError
-
-
-class Life(Work):
-    """The work of one transaction."""
-
-    __slots__ = ("hand_over", "plan", "transaction")
-
-    retries = 0
-    timeouts = 0
-    blocked = False
-    """Another attempt at the same id is stuck; this one cannot start."""
-    spans: Any = None
-
-    def __init__(
-        self,
-        transaction: Transaction,
-        plan: Plan,
-        context: Context,
-        hand_over: Callable[[Life, Failed], None],
-    ) -> None:
-        self.context = context
-        self.transaction = transaction
-        self.plan = plan
-        self.hand_over = hand_over
-
-    @property
-    def task(self) -> str:  # type: ignore[override]
-        return self.plan.task
-
-    @property
-    def transaction_id(self) -> str:  # type: ignore[override]
-        return self.transaction.id
-
-    def resume(self, reply: Failed) -> None:
-        self.hand_over(self, reply)
 
 
 class LifePorts(Protocol):
@@ -201,78 +48,6 @@ class LifePorts(Protocol):
     def pause(self, work: Work, seconds: float) -> Any:
         """Sleep, but not past `work.deadline`."""
         ...
-
-
-class Decision(msgspec.Struct, frozen=True):
-    """What follows a failed attempt: another one after `delay` seconds, or none when `delay` is None."""
-
-    error: TransactionException
-    delay: float | None
-
-
-def compute_backoff(backoff: float, multiplier: float, cap: float, attempt: int) -> float:
-    """Seconds to wait after failed attempt number `attempt`, counted from 0.
-
-    `backoff * multiplier ** attempt`, and at most `cap` when `cap` is above 0. Never overflows, and is never
-    longer than a thread can sleep, which is some decades.
-    """
-    try:
-        delay = backoff * multiplier**attempt if backoff else 0.0
-    except OverflowError:
-        delay = inf
-    return min(delay, cap if cap > 0 else LONGEST_SLEEP, LONGEST_SLEEP)
-
-
-def decide(step: Step, attempt: int, failed: Failed, transaction_id: str | None) -> Decision:
-    """The one place that says which errors are retried, and when."""
-    error = classify(step, attempt, failed, transaction_id)
-    final = (
-        error.category is ExceptionCategory.BUSINESS
-        or failed.stuck
-        or failed.limit is Limit.TRANSACTION
-        or attempt + 1 >= step.max_attempts
-    )
-    if final:
-        return Decision(error, None)
-    return Decision(error, compute_backoff(step.backoff, step.backoff_multiplier, step.backoff_cap, attempt))
-
-
-def classify(step: Step, attempt: int, failed: Failed, transaction_id: str | None) -> TransactionException:
-    """The error of a failed attempt as a `TransactionException`, with the original as its cause."""
-    error = failed.error
-    if failed.limit is not None:
-        what = {
-            Limit.STEP: f"attempt {attempt} of {step.name} took longer than {step.timeout} s",
-            Limit.TRANSACTION: f"the lifecycle ran out of time in {step.name}, attempt {attempt}",
-            Limit.LOOP: f"the loop ran out of time in {step.name}, attempt {attempt}",
-        }[failed.limit]
-        more = ", and has not ended since; its slot is stuck" if failed.stuck else ""
-        return TransactionException(what + more, ExceptionCategory.TIMEOUT, transaction_id, error)
-    if isinstance(error, TransactionException):
-        if step.always_system and error.category is not ExceptionCategory.SYSTEM:
-            return TransactionException(error.message, ExceptionCategory.SYSTEM, transaction_id, error)
-        if error.transaction_id is None:
-            error.transaction_id = transaction_id
-        elif error.transaction_id != transaction_id:
-            # One error object was raised for several transactions: each gets its own.
-            error = copy.copy(error)
-            error.transaction_id = transaction_id
-        return error
-    return TransactionException(text_of(error), ExceptionCategory.SYSTEM, transaction_id, error)
-
-
-def text_of(error: BaseException | None) -> str:
-    """An error in a line: what kind it is and what it says."""
-    if isinstance(error, TransactionException):
-        return str(error)
-    try:
-        said = str(error)
-    except Exception:  # noqa: BLE001  the error of an error must not hide it
-        said = "(its text cannot be shown)"
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
-
-
-# ── the script ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def opening(life: Life, ports: LifePorts) -> Any:

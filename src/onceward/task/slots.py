@@ -16,20 +16,11 @@ from typing import Any, NamedTuple, Protocol
 
 from onceward.settlement import Settlement, Verdict
 from onceward.task.ids import IdsInFlight
-from onceward.task.lifecycle import (
-    ABANDONED,
-    FAILED,
-    SUCCEEDED,
-    Life,
-    LifePorts,
-    Outcome,
-    Plan,
-    Work,
-    live,
-)
+from onceward.task.lifecycle import LifePorts, live
 from onceward.task.reply import Exited, Failed
 from onceward.task.report import Report
 from onceward.task.script import Script
+from onceward.task.work import ABANDONED, FAILED, SUCCEEDED, Life, Outcome, Plan, Work
 from onceward.telemetry.scope import current_attempt, working_on
 from onceward.transaction import Transaction
 

@@ -16,10 +16,11 @@ from typing import Any
 
 from onceward.task.clock import LONGEST_SLEEP, Clock
 from onceward.task.deadlines import Deadlines, Try
-from onceward.task.lifecycle import Life, Work, closed, live, opening
+from onceward.task.lifecycle import closed, live, opening
 from onceward.task.reply import Exited, Failed, Limit, caught, caught_in_task
 from onceward.task.script import DISOWNED, Script, drive_async
 from onceward.task.slots import WAIT, Item
+from onceward.task.work import Life, Work
 from onceward.telemetry.scope import current_attempt
 from onceward.transaction import Transaction
 

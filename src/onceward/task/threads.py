@@ -17,10 +17,11 @@ from onceward.task.clock import LONGEST_SLEEP, Clock
 from onceward.task.deadlines import Deadlines, Try
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.interrupt import absorb, interrupt
-from onceward.task.lifecycle import Life, Work, closed, live, opening
+from onceward.task.lifecycle import closed, live, opening
 from onceward.task.reply import Exited, Failed, Limit, caught
 from onceward.task.script import DISOWNED, Script, drive
 from onceward.task.slots import Item
+from onceward.task.work import Life, Work
 from onceward.telemetry.scope import current_attempt
 from onceward.transaction import Transaction
 

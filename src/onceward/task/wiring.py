@@ -18,9 +18,11 @@ from onceward.task.exceptions import (
     LoopError,
     ProducerLoopTimeoutException,
 )
-from onceward.task.lifecycle import Outcome, Step
-from onceward.task.loops import Source, consume, produce
+from onceward.task.loops import consume, produce
 from onceward.task.mixins.policies import ConsumerPolicy, FetchPolicy, ProducerPolicy
+from onceward.task.source import Source
+from onceward.task.steps import Step
+from onceward.task.work import Outcome
 from onceward.transaction import Transaction
 
 CONSUMER_HANDLERS = ("process_transaction", "handle_transaction_success", "handle_transaction_exception")

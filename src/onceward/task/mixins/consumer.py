@@ -8,9 +8,9 @@ from onceward.task import wiring
 from onceward.task.base import AsyncTask, Task
 from onceward.task.engine import does_nothing, required, run_in_tasks, run_in_threads
 from onceward.task.exceptions import TransactionException
-from onceward.task.lifecycle import Outcome
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.report import Report
+from onceward.task.work import Outcome
 from onceward.transaction import Transaction
 
 

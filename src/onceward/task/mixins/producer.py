@@ -9,10 +9,10 @@ from onceward.task import wiring
 from onceward.task.base import AsyncTask, Task
 from onceward.task.engine import does_nothing, required, run_in_tasks, run_in_threads
 from onceward.task.exceptions import TransactionException
-from onceward.task.lifecycle import Outcome
 from onceward.task.mixins.consumer import AsyncConsumerMixin, ConsumerMixin
 from onceward.task.mixins.policies import ProducerPolicy
 from onceward.task.report import Report
+from onceward.task.work import Outcome
 from onceward.transaction import Transaction
 
 
