@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from onceward.testing import servers
 from tests.world import World
 
 CLAIMED = pytest.StashKey[set[str]]()
@@ -21,6 +22,20 @@ WHOLE_SUITE = pytest.StashKey[bool]()
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     with World(request.param) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """A real Redis for the whole run. Tests use keys of their own."""
+    with servers.redis_server() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """A real PostgreSQL for the whole run, as a SQLAlchemy URL. Tests use tables of their own."""
+    with servers.postgres_server() as server:
+        yield server.url.replace("postgresql://", "postgresql+psycopg://", 1)
 
 
 def pytest_configure(config: pytest.Config) -> None:

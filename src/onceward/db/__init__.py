@@ -1,0 +1,1 @@
+"""One database transaction: `DbSession` and `AsyncDbSession`."""

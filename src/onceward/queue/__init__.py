@@ -1,0 +1,1 @@
+"""The honest queue on Redis Streams."""

