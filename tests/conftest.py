@@ -5,6 +5,7 @@ Also here: the bookkeeping of which requirement lines passed, for test_traceabil
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,6 +40,8 @@ def postgres_url() -> Iterator[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A suite that is run in the background inherits an ignored SIGINT, and hands it on to its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[CLAIMED] = set()
     config.stash[PASSED] = set()
 
