@@ -25,12 +25,17 @@ class Line:
 
 
 def compare(
-    count: int, bare: Callable[[], object], ours: Callable[[], object], rounds: int = ROUNDS
+    count: int,
+    bare: Callable[[], object],
+    ours: Callable[[], object],
+    prepare: Callable[[], object] = lambda: None,
+    rounds: int = ROUNDS,
 ) -> tuple[float, float]:
-    """Microseconds a transaction of each, best of `rounds`."""
+    """Microseconds a transaction of each, best of `rounds`; `prepare` comes before each and is not counted."""
     best = [float("inf"), float("inf")]
     for _ in range(rounds):
         for index, run in enumerate((bare, ours)):
+            prepare()
             gc.collect()
             began = time.perf_counter()
             run()

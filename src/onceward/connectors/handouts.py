@@ -7,8 +7,8 @@ from typing import Any
 
 from onceward.transaction import Transaction
 
-Held = tuple[int, int]
-"""How the store knows a delivery: the key of its row, and the token of this delivery."""
+Held = tuple[Any, int]
+"""How the store knows a delivery: the key of its row or entry, and the token of this delivery."""
 
 
 class Handout(weakref.ref[Transaction]):

@@ -31,6 +31,8 @@ class BurialReason(StrEnum):
     """It was delivered as often as allowed."""
     UNDECODABLE = "undecodable"
     """Its bytes are not a transaction."""
+    TRIMMED = "trimmed"
+    """Its bytes were removed from the wire before it was done."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):

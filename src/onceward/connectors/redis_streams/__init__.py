@@ -1,0 +1,5 @@
+"""Redis Streams as a wire: one stream, one consumer group, leases by idle time. Needs `onceward[redis]`."""
+
+from onceward.connectors.redis_streams.connector import AsyncRedisStreamsConnector, RedisStreamsConnector
+
+__all__ = ["AsyncRedisStreamsConnector", "RedisStreamsConnector"]

@@ -1,0 +1,104 @@
+"""What must happen in one go, as Lua that runs inside Redis. Works with Redis 6.2 and later.
+
+A delivery is known by entry id, consumer and delivery count; a script touches a pending entry only while all three
+are still those of the caller. A lease is an idle time: an entry idle for `lease` or longer is up for grabs. So
+giving back is claiming with a large idle time, a delay is claiming with one that is too small by the delay.
+
+Failures are kept as lines of JSON in a hash, by entry id: deliveries minus failures is how often an entry was lost.
+"""
+
+_BURY = """
+local function bury(stream, group, history_key, dead_key, id, reason, category, error, deliveries)
+    local entry = redis.call('XRANGE', stream, id, id)[1]
+    local fields = entry and entry[2] or {}
+    local named = {}
+    for i = 1, #fields, 2 do named[fields[i]] = fields[i + 1] end
+    local time = redis.call('TIME')
+    local now = time[1] .. string.format('%03d', math.floor(time[2] / 1000))
+    local history = redis.call('HGET', history_key, id) or ''
+    if history ~= '' and (category == '' or error == '') then
+        local last = cjson.decode(string.match(history, '([^\\n]+)\\n*$'))
+        if category == '' then category = last.category or '' end
+        if error == '' then error = last.error or '' end
+    end
+    redis.call('XADD', dead_key, '*', 'entry', id, 'id', named['id'] or '', 'body', named['body'] or '',
+        'reason', reason, 'category', category, 'error', error, 'deliveries', deliveries,
+        'enqueued_at', string.match(id, '^%d+'), 'died_at', now, 'history', history)
+    redis.call('XACK', stream, group, id)
+    redis.call('HDEL', history_key, id)
+    return {id, reason, named['id'] or ''}
+end
+"""
+
+CLAIM = (
+    _BURY
+    + """
+local stream, history_key, dead_key = KEYS[1], KEYS[2], KEYS[3]
+local group, consumer, lease = ARGV[1], ARGV[2], ARGV[3]
+local count, suspect_after, max_deliveries = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local served, buried, alone, from = {}, {}, 0, '-'
+repeat
+    local pending = redis.call('XPENDING', stream, group, 'IDLE', lease, from, '+', count)
+    for _, each in ipairs(pending) do
+        local id, deliveries = each[1], each[4]
+        from = '(' .. id
+        local entry = redis.call('XRANGE', stream, id, id)[1]
+        if not entry then
+            table.insert(buried, bury(stream, group, history_key, dead_key, id, 'trimmed', '', '', deliveries))
+        elseif deliveries >= max_deliveries then
+            table.insert(buried, bury(stream, group, history_key, dead_key, id, 'max_deliveries', '', '', deliveries))
+        else
+            local _, failures = string.gsub(redis.call('HGET', history_key, id) or '', '\\n', '')
+            local suspect = deliveries - failures >= suspect_after
+            if suspect and #served > 0 then return {served, buried, alone} end
+            redis.call('XCLAIM', stream, group, consumer, 0, id, 'IDLE', 0, 'RETRYCOUNT', deliveries + 1, 'JUSTID')
+            table.insert(served, {id, deliveries + 1, entry[2]})
+            if suspect then return {served, buried, 1} end
+            if #served >= count then return {served, buried, alone} end
+        end
+    end
+until #pending == 0
+return {served, buried, alone}
+"""
+)
+"""Take up to `count` entries whose lease is over. What cannot be served is buried on the way."""
+
+SETTLE = (
+    _BURY
+    + """
+local stream, history_key, dead_key = KEYS[1], KEYS[2], KEYS[3]
+local group, consumer, parked, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local lost, done = {}, {}
+for i = 5, #ARGV, 6 do
+    local id, deliveries, verdict = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2]
+    local held = redis.call('XPENDING', stream, group, id, id, 1)[1]
+    if not held or held[2] ~= consumer or held[4] ~= deliveries then
+        table.insert(lost, id)
+    elseif verdict == 'done' then
+        table.insert(done, id)
+        if deliveries > 1 then redis.call('HDEL', history_key, id) end
+    elseif verdict == 'extend' then
+        redis.call('XCLAIM', stream, group, consumer, 0, id, 'IDLE', 0, 'RETRYCOUNT', deliveries, 'JUSTID')
+    elseif verdict == 'return' then
+        redis.call('XCLAIM', stream, group, parked, 0, id, 'IDLE', lease, 'RETRYCOUNT', deliveries - 1, 'JUSTID')
+    elseif verdict == 'delay' then
+        local history = redis.call('HGET', history_key, id) or ''
+        redis.call('HSET', history_key, id, history .. ARGV[i + 5] .. '\\n')
+        local idle = math.max(lease - tonumber(ARGV[i + 3]), 0)
+        redis.call('XCLAIM', stream, group, parked, 0, id, 'IDLE', idle, 'RETRYCOUNT', deliveries, 'JUSTID')
+    else
+        if ARGV[i + 5] ~= '' then
+            local history = redis.call('HGET', history_key, id) or ''
+            redis.call('HSET', history_key, id, history .. ARGV[i + 5] .. '\\n')
+        end
+        bury(stream, group, history_key, dead_key, id, ARGV[i + 3], '', ARGV[i + 4], deliveries)
+    end
+end
+for i = 1, #done, 1000 do
+    redis.call('XACK', stream, group, unpack(done, i, math.min(i + 999, #done)))
+end
+return lost
+"""
+)
+"""End, or extend, these deliveries. Each is six arguments: id, deliveries, verdict, and what the verdict needs: a
+delay in milliseconds or a reason, an error, a line of history. Answers the ids that were not held any more."""

@@ -1,0 +1,57 @@
+"""Redis Streams under the conformance suite of connectors."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis as redis_py
+
+from onceward.connectors.base import AsyncConnector, Connector
+from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector
+from onceward.testing import FakeClock
+from onceward.testing.connectors import ConnectorConformance
+
+
+class OnRedis:
+    """What differs from connectors that can be given a clock: time passes by making pending entries older."""
+
+    @pytest.fixture(autouse=True)
+    def on_a_stream_of_its_own(self, redis_url: str) -> None:
+        self.url = redis_url
+        self.stream = f"conformance:{uuid4().hex}"
+
+    def advance(self, clock: FakeClock, seconds: float) -> None:
+        with redis_py.Redis.from_url(self.url, protocol=2) as client:
+            for each in client.xpending_range(self.stream, "onceward", "-", "+", 1000):
+                client.xclaim(
+                    self.stream,
+                    "onceward",
+                    each["consumer"],
+                    0,
+                    [each["message_id"]],
+                    idle=each["time_since_delivered"] + int(seconds * 1000),
+                    retrycount=each["times_delivered"],
+                    justid=True,
+                )
+
+    def put_raw(self, connector: Any, body: bytes) -> None:
+        with redis_py.Redis.from_url(self.url) as client:
+            client.xadd(self.stream, {"id": "raw", "body": body})
+
+
+class TestRedisStreamsConnector(OnRedis, ConnectorConformance):
+    def make(self, clock: Any, **settings: Any) -> Connector:
+        return RedisStreamsConnector(self.url, self.stream, **settings)
+
+    def reopen(self, connector: Connector, clock: Any, **settings: Any) -> Connector:
+        return self.make(clock, **settings)
+
+
+class TestAsyncRedisStreamsConnector(OnRedis, ConnectorConformance):
+    def make(self, clock: Any, **settings: Any) -> AsyncConnector:
+        return AsyncRedisStreamsConnector(self.url, self.stream, **settings)
+
+    def reopen(self, connector: AsyncConnector, clock: Any, **settings: Any) -> AsyncConnector:
+        return self.make(clock, **settings)
