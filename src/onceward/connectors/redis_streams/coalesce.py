@@ -1,4 +1,4 @@
-"""Commands that many send at once, in few round trips: whoever comes while one is under way goes with the next."""
+"""What many append at once, in few round trips: whoever comes while one is under way goes with the next."""
 
 from __future__ import annotations
 
@@ -7,105 +7,85 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from onceward.connectors.redis_streams.core import Command
-
-
-def _first_error(replies: Sequence[Any]) -> BaseException | None:
-    return next((reply for reply in replies if isinstance(reply, Exception)), None)
-
-
-class _Parcel:
-    """What one caller sends, and the end it waits for."""
-
-    __slots__ = ("commands", "error", "sent")
-
-    def __init__(self, commands: Sequence[Command], sent: Any) -> None:
-        self.commands = commands
-        self.sent = sent
-        self.error: BaseException | None = None
+from onceward.connectors.redis_streams.core import Entry
 
 
 class Coalescer:
-    """In threads: the first caller sends for all who come meanwhile."""
+    """In threads: the first caller sends for all who come meanwhile, and all get the same answer."""
 
-    def __init__(self, send: Callable[[Sequence[Command]], list[Any]]) -> None:
-        self._send = send
-        self._waiting: list[_Parcel] = []
+    def __init__(self, append: Callable[[Sequence[Entry]], Any]) -> None:
+        self._append = append
         self._lock = threading.Lock()
-        self._under_way = False
+        self._next: _Load | None = None
+        self._sending = threading.Lock()
 
-    def send(self, commands: Sequence[Command]) -> None:
-        if not commands:
+    def send(self, entries: Sequence[Entry]) -> None:
+        if not entries:
             return
-        parcel = _Parcel(commands, threading.Event())
         with self._lock:
-            self._waiting.append(parcel)
-            leads, self._under_way = not self._under_way, True
+            leads = self._next is None
+            load = self._next = self._next or _Load()
+            load.entries += entries
         if leads:
-            self._send_all()
-        parcel.sent.wait()
-        if parcel.error is not None:
-            raise parcel.error
+            with self._sending:
+                with self._lock:
+                    self._next = None
+                try:
+                    self._append(load.entries)
+                except BaseException as error:  # noqa: BLE001  everybody's; nobody may wait for ever
+                    load.error = error
+                load.sent.set()
+        load.sent.wait()
+        if load.error is not None:
+            raise load.error
 
-    def _send_all(self) -> None:
-        while True:
-            with self._lock:
-                parcels, self._waiting = self._waiting, []
-                if not parcels:
-                    self._under_way = False
-                    return
-            try:
-                replies = self._send([command for parcel in parcels for command in parcel.commands])
-            except BaseException as error:  # noqa: BLE001  everybody's; nobody may wait for ever
-                for parcel in parcels:
-                    parcel.error = error
-            else:
-                _hand_over(parcels, replies)
-            for parcel in parcels:
-                parcel.sent.set()
+
+class _Load:
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.sent = threading.Event()
+        self.error: BaseException | None = None
 
 
 class AsyncCoalescer:
     """In asyncio: one task sends for all who come in the same turn of the event loop, and meanwhile.
 
-    A caller that is cancelled does not keep the others from being sent; its own commands go, too.
+    A caller that is cancelled does not keep the others' entries from being sent; its own go, too.
     """
 
-    def __init__(self, send: Callable[[Sequence[Command]], Awaitable[list[Any]]]) -> None:
-        self._send = send
-        self._waiting: list[_Parcel] = []
+    def __init__(self, append: Callable[[Sequence[Entry]], Awaitable[Any]]) -> None:
+        self._append = append
+        self._entries: list[Entry] = []
+        self._waiting: list[asyncio.Future[None]] = []
         self._sender: asyncio.Task[None] | None = None
 
-    async def send(self, commands: Sequence[Command]) -> None:
-        if not commands:
+    async def send(self, entries: Sequence[Entry]) -> None:
+        if not entries:
             return
-        parcel = _Parcel(commands, asyncio.get_running_loop().create_future())
-        self._waiting.append(parcel)
+        loop = asyncio.get_running_loop()
+        sent: asyncio.Future[None] = loop.create_future()
+        self._entries += entries
+        self._waiting.append(sent)
         if self._sender is None:
-            self._sender = asyncio.create_task(self._send_all())
-        await asyncio.shield(parcel.sent)
-        if parcel.error is not None:
-            raise parcel.error
+            self._sender = loop.create_task(self._send_all())
+        await sent
 
     async def _send_all(self) -> None:
         try:
             while self._waiting:
-                parcels, self._waiting = self._waiting, []
+                entries, self._entries = self._entries, []
+                waiting, self._waiting = self._waiting, []
+                error: BaseException | None = None
                 try:
-                    replies = await self._send([command for parcel in parcels for command in parcel.commands])
-                except BaseException as error:  # noqa: BLE001
-                    for parcel in parcels:
-                        parcel.error = error
-                else:
-                    _hand_over(parcels, replies)
-                for parcel in parcels:
-                    parcel.sent.set_result(None)
+                    await self._append(entries)
+                except BaseException as raised:  # noqa: BLE001
+                    error = raised
+                for sent in waiting:
+                    if sent.done():
+                        continue  # its caller was cancelled
+                    if error is None:
+                        sent.set_result(None)
+                    else:
+                        sent.set_exception(error)
         finally:
             self._sender = None
-
-
-def _hand_over(parcels: Sequence[_Parcel], replies: Sequence[Any]) -> None:
-    at = 0
-    for parcel in parcels:
-        parcel.error = _first_error(replies[at : at + len(parcel.commands)])
-        at += len(parcel.commands)

@@ -66,7 +66,7 @@ class RedisStreamsConnector(_Base):
     def __init__(self, redis: Any, stream: str, group: str = "onceward", **settings: Any) -> None:
         super().__init__(redis, stream, group, **settings)
         self._client = own_client(redis, _SYNC)
-        self._out = Coalescer(self._send)
+        self._out = Coalescer(lambda entries: self._perform(self._queue.append(entries)))
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """New entries, and those whose consumer is gone: at once when idle, a bounded share when busy."""
@@ -76,7 +76,7 @@ class RedisStreamsConnector(_Base):
     def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Append these to the stream, all or none. What several threads dispatch at once travels together."""
         self._check_open()
-        self._out.send(self._queue.additions(transactions))
+        self._out.send(self._queue.entries(transactions))
 
     def settle_transactions(self, settlements: Sequence[Settlement], /) -> None:
         """Acknowledge, delay, give back or bury, in one round trip."""
@@ -138,7 +138,7 @@ class AsyncRedisStreamsConnector(_Base):
     def __init__(self, redis: Any, stream: str, group: str = "onceward", **settings: Any) -> None:
         super().__init__(redis, stream, group, **settings)
         self._client = own_client(redis, _ASYNC)
-        self._out = AsyncCoalescer(self._send)
+        self._out = AsyncCoalescer(lambda entries: self._perform(self._queue.append(entries)))
 
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """As `RedisStreamsConnector.fetch_transactions`. Cancelled, it gives back what it took."""
@@ -157,7 +157,7 @@ class AsyncRedisStreamsConnector(_Base):
     async def dispatch_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
         """As `RedisStreamsConnector.dispatch_transactions`."""
         self._check_open()
-        await self._out.send(self._queue.additions(transactions))
+        await self._out.send(self._queue.entries(transactions))
 
     async def settle_transactions_async(self, settlements: Sequence[Settlement], /) -> None:
         """As `RedisStreamsConnector.settle_transactions`."""

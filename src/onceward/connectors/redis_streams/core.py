@@ -17,6 +17,8 @@ from collections.abc import Generator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from onceward.connectors.codec import DecodeError, decode, encode_all
 from onceward.connectors.handouts import Handout, Handouts
 from onceward.connectors.redis_streams import lua
@@ -35,6 +37,7 @@ COUNTED = 10_000
 """Beyond this many, `counts` stops counting."""
 
 Command = tuple[Any, ...]
+Entry = tuple[str, bytes]
 
 
 Exchange = Generator[Sequence[Command], list[Any], Any]
@@ -111,8 +114,7 @@ class StreamQueue:
             _log.error(
                 "entry %s (transaction %s) is now a dead letter: %s", _text(entry), _text(name), _text(reason)
             )
-        rows = [(entry, deliveries, _pairs(fields)) for entry, deliveries, fields in served]
-        return rows, bool(alone)
+        return [tuple(row) for row in served], bool(alone)
 
     def _read(self, count: int) -> Exchange:
         command = (
@@ -140,13 +142,15 @@ class StreamQueue:
     def _hand_out(self, rows: list[tuple[Any, int, Any]]) -> Exchange:
         transactions: list[Transaction] = []
         bad: list[Any] = []
-        for entry, deliveries, fields in rows:
+        for key, deliveries, fields in rows:
+            entry = key.decode()
+            body = _body(fields or ())
             try:
-                transaction = decode((fields or {})[b"body"])
-            except (DecodeError, KeyError) as error:
-                text = "it has no field `body`" if isinstance(error, KeyError) else str(error)
-                _log.error("entry %s is now a dead letter: %s", _text(entry), text)
-                bad += (entry, deliveries, "bury", BurialReason.UNDECODABLE, text, "")
+                transaction = decode(body or b"")
+            except DecodeError as error:
+                text = "it has no field `body`" if body is None else str(error)
+                _log.error("entry %s is now a dead letter: %s", entry, text)
+                bad.append((entry, deliveries, "bury", BurialReason.UNDECODABLE, text, ""))
                 continue
             self._handouts.record(transaction, (entry, deliveries), deliveries)
             transactions.append(transaction)
@@ -156,14 +160,16 @@ class StreamQueue:
 
     # ── dispatching ─────────────────────────────────────────────────────────────────────────────────────
 
-    def additions(self, transactions: Sequence[Transaction]) -> list[Command]:
-        """The commands that append these, all or none."""
-        limit = () if self._maxlen is None else ("MAXLEN", "~", self._maxlen)
-        commands: list[Command] = [
-            ("XADD", self.stream, *limit, "*", "id", transaction.id, "body", body)
-            for transaction, body in zip(transactions, encode_all(transactions), strict=True)
-        ]
-        return commands if len(commands) < 2 else [("MULTI",), *commands, ("EXEC",)]
+    def entries(self, transactions: Sequence[Transaction]) -> list[Entry]:
+        """What to append for these."""
+        bodies = encode_all(transactions)
+        return [(transaction.id, body) for transaction, body in zip(transactions, bodies, strict=True)]
+
+    def append(self, entries: Sequence[Entry]) -> Exchange:
+        """Append them, all or none, in one round trip."""
+        limit = "" if self._maxlen is None else self._maxlen
+        packed = msgspec.msgpack.encode([(name, _as_text_of_bytes(body)) for name, body in entries])
+        yield from self._evaluate(lua.ADD, (limit, packed))
 
     # ── settling ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -173,10 +179,8 @@ class StreamQueue:
             handout = self._handouts.of(settlement.transaction)
             if not handout.settled:
                 ending.setdefault(handout.held[0], (settlement, handout))
-        arguments: list[Any] = []
-        for settlement, handout in ending.values():
-            arguments += self._verdict(settlement, handout)
-        lost = (yield from self._settle(arguments)) if arguments else []
+        verdicts = [self._verdict(settlement, handout) for settlement, handout in ending.values()]
+        lost = (yield from self._settle(verdicts)) if verdicts else []
         for _, handout in ending.values():
             handout.settled = True
         for entry in lost:
@@ -190,10 +194,10 @@ class StreamQueue:
     def _verdict(self, settlement: Settlement, handout: Handout) -> Sequence[Any]:
         held = handout.held
         if settlement.verdict == Verdict.DONE:
-            return (*held, "done", "", "", "")
+            return (*held, "done")
         if settlement.verdict == Verdict.RETURNED:
             self._slack = True  # it is there to be fetched at once, at its old place
-            return (*held, "return", "", "", "")
+            return (*held, "return")
         error = settlement.error
         category = None if error is None else error.category
         text = "" if error is None else str(error).encode("utf-8", "backslashreplace").decode("utf-8")
@@ -217,18 +221,15 @@ class StreamQueue:
             for handout, transaction in handouts
             if not handout.settled
         }
-        arguments: list[Any] = []
-        for handout, _ in running.values():
-            arguments += (*handout.held, "extend", "", "", "")
-        for entry in (yield from self._settle(arguments)) if arguments else []:
+        verdicts = [(*handout.held, "extend") for handout, _ in running.values()]
+        for entry in (yield from self._settle(verdicts)) if verdicts else []:
             _log.warning("transaction %s: lease lost, too late to extend it", running[entry][1].id)
 
-    def _settle(self, arguments: Sequence[Any]) -> Exchange:
-        return (
-            yield from self._evaluate(
-                lua.SETTLE, (self.group, self.consumer, self._parked, self._lease_ms, *arguments)
-            )
-        )
+    def _settle(self, verdicts: Sequence[Sequence[Any]]) -> Exchange:
+        packed = msgspec.msgpack.encode(verdicts)
+        arguments = (self.group, self.consumer, self._parked, self._lease_ms, packed)
+        lost: list[bytes] = yield from self._evaluate(lua.SETTLE, arguments)
+        return [entry.decode() for entry in lost]
 
     # ── looking ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -280,8 +281,16 @@ def _sha(script: str) -> str:
     return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
 
 
-def _pairs(fields: Sequence[Any]) -> dict[Any, Any]:
-    return dict(zip(fields[::2], fields[1::2], strict=True))
+def _as_text_of_bytes(body: bytes) -> msgspec.Raw:
+    """Bytes in the only dress that Redis's own MessagePack knows for them: an old-style string of 32-bit length."""
+    return msgspec.Raw(b"\xdb" + len(body).to_bytes(4, "big") + body)
+
+
+def _body(fields: Sequence[Any]) -> Any:
+    """The field `body` of a flat list of names and values, where it usually stands; None if it is not there."""
+    if len(fields) == 4 and fields[2] == b"body":
+        return fields[3]
+    return dict(zip(fields[::2], fields[1::2], strict=True)).get(b"body")
 
 
 def _text(value: Any) -> str:

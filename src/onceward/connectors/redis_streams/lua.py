@@ -68,11 +68,14 @@ SETTLE = (
     + """
 local stream, history_key, dead_key = KEYS[1], KEYS[2], KEYS[3]
 local group, consumer, parked, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local lost, done = {}, {}
-for i = 5, #ARGV, 6 do
-    local id, deliveries, verdict = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2]
-    local held = redis.call('XPENDING', stream, group, id, id, 1)[1]
-    if not held or held[2] ~= consumer or held[4] ~= deliveries then
+local lost, done, held = {}, {}, {}
+local endings = cmsgpack.unpack(ARGV[5])
+for _, each in ipairs(redis.call('XPENDING', stream, group, '-', '+', 1000000, consumer)) do
+    held[each[1]] = each[4]
+end
+for _, each in ipairs(endings) do
+    local id, deliveries, verdict = each[1], each[2], each[3]
+    if held[id] ~= deliveries then
         table.insert(lost, id)
     elseif verdict == 'done' then
         table.insert(done, id)
@@ -83,15 +86,15 @@ for i = 5, #ARGV, 6 do
         redis.call('XCLAIM', stream, group, parked, 0, id, 'IDLE', lease, 'RETRYCOUNT', deliveries - 1, 'JUSTID')
     elseif verdict == 'delay' then
         local history = redis.call('HGET', history_key, id) or ''
-        redis.call('HSET', history_key, id, history .. ARGV[i + 5] .. '\\n')
-        local idle = math.max(lease - tonumber(ARGV[i + 3]), 0)
+        redis.call('HSET', history_key, id, history .. each[6] .. '\\n')
+        local idle = math.max(lease - each[4], 0)
         redis.call('XCLAIM', stream, group, parked, 0, id, 'IDLE', idle, 'RETRYCOUNT', deliveries, 'JUSTID')
     else
-        if ARGV[i + 5] ~= '' then
+        if each[6] ~= '' then
             local history = redis.call('HGET', history_key, id) or ''
-            redis.call('HSET', history_key, id, history .. ARGV[i + 5] .. '\\n')
+            redis.call('HSET', history_key, id, history .. each[6] .. '\\n')
         end
-        bury(stream, group, history_key, dead_key, id, ARGV[i + 3], '', ARGV[i + 4], deliveries)
+        bury(stream, group, history_key, dead_key, id, each[4], '', each[5], deliveries)
     end
 end
 for i = 1, #done, 1000 do
@@ -100,5 +103,18 @@ end
 return lost
 """
 )
-"""End, or extend, these deliveries. Each is six arguments: id, deliveries, verdict, and what the verdict needs: a
-delay in milliseconds or a reason, an error, a line of history. Answers the ids that were not held any more."""
+"""End, or extend, these deliveries. Each is a list: id, deliveries, verdict, and what the verdict needs: a delay in
+milliseconds or a reason, an error, a line of history. Answers the ids that were not held any more.
+
+They come as one argument of MessagePack: packing hundreds of arguments costs a client more than the work here."""
+
+ADD = """
+for _, each in ipairs(cmsgpack.unpack(ARGV[2])) do
+    if ARGV[1] == '' then
+        redis.call('XADD', KEYS[1], '*', 'id', each[1], 'body', each[2])
+    else
+        redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], '*', 'id', each[1], 'body', each[2])
+    end
+end
+"""
+"""Append these, each an id and a body. A script is not interrupted: all or none."""
