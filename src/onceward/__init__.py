@@ -2,7 +2,10 @@
 
 from onceward.task.mixins.consumer import AsyncConsumerTask, ConsumerTask
 from onceward.task.mixins.producer import AsyncHybridTask, AsyncProducerTask, HybridTask, ProducerTask
+from onceward.telemetry import logs
 from onceward.transaction import Transaction
+
+logs.install()  # so that a formatter can name the log fields from the first line of a program on
 
 __all__ = [
     "AsyncConsumerTask",

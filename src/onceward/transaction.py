@@ -59,7 +59,10 @@ class Transaction(msgspec.Struct, frozen=True, weakref=True):
 
     def __post_init__(self) -> None:
         if type(self.id) is not str or not self.id:
-            raise ValueError(f"a transaction's id must be a non-empty string, not {self.id!r}")
+            shown = repr(self.id) if isinstance(self.id, str) else type(self.id).__name__
+            raise ValueError(
+                f"a transaction's id must be a non-empty string, not {shown}; a payload is given as payload=…"
+            )
         if type(self.metadata) is not ReadOnlyDict:
             if not isinstance(self.metadata, Mapping):
                 raise TypeError(

@@ -16,7 +16,7 @@ import pytest
 
 from onceward import Transaction
 from onceward.task.settings import EngineSettings
-from tests.world import ListSource, World, transactions
+from tests.world import ListSource, World, consuming, retry, transactions
 
 RAISE = EngineSettings(io_guard="raise")
 
@@ -156,3 +156,12 @@ def test_an_async_task_may_await_an_injected_service_that_uses_a_thread() -> Non
     task = world.consumer(source=ListSource(transactions(1)), settings=RAISE, services={"files": files})
     type(task).process_transaction = process
     assert world.consume(task).succeeded == 1
+
+
+@pytest.mark.req("CE-40")
+def test_io_of_the_tasks_own_is_not_retried(world: World) -> None:
+    task = world.consumer(
+        lambda _: open_file(__file__) and None, source=ListSource(transactions(1)), settings=RAISE
+    )
+    report = world.consume(task, consuming(process=retry(3)))
+    assert (report.failed, report.retries) == (1, 0)

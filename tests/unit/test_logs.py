@@ -131,3 +131,20 @@ def test_without_an_sdk_no_span_attribute_or_record_is_built() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_fields_are_there_from_the_first_line_of_a_program_on() -> None:
+    script = """
+        import logging
+        import onceward
+        logging.basicConfig(format="[%(task)s|%(step)s|%(attempt)s|%(transaction_id)s] %(message)s")
+        logging.warning("starting")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr == "[|||] starting\n"

@@ -87,3 +87,19 @@ def test_every_metric_that_is_made_is_in_the_catalogue(world: World, recording: 
         for metric in scope.metrics
     }
     assert made <= set(METRICS)
+
+
+def test_durations_have_buckets_for_seconds(world: World, recording: Recording) -> None:
+    world.consume(world.consumer(source=ListSource(transactions(1))))
+    data = recording._reader.get_metrics_data()
+    assert data is not None
+    [bounds] = {
+        tuple(point.explicit_bounds)
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        if metric.name == "onceward.step.duration"
+        for point in metric.data.data_points
+    }
+    assert bounds[0] < 0.001
+    assert 1.0 in bounds

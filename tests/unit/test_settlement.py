@@ -449,3 +449,31 @@ def test_what_a_source_that_does_not_settle_has_handed_out_is_finished_on_stop(
     assert report.succeeded == 20 - len(source.items)
     assert report.succeeded >= 6
     assert report.unstarted == 0
+
+
+@pytest.mark.req("CE-34")
+def test_a_stuck_delivery_is_told_only_when_its_attempt_has_ended(world: World) -> None:
+    released = threading.Event()
+    source = SettlingSource(transactions(2))
+    given_up: list[float] = []
+    told_meanwhile: list[dict[str, str]] = []
+
+    def look() -> bool:
+        """While t1 is in flight: t0 was given up on a while ago, long enough for a settlement to be due."""
+        if given_up and not released.is_set():
+            told_meanwhile.append(source.verdicts())
+            if time.monotonic() > given_up[0] + 0.6:
+                released.set()
+        return "t0" in source.verdicts()
+
+    task = world.consumer(
+        lambda each: Deaf(released, limit=30.0) if each.id == "t0" else None,
+        success=lambda *_: Until(look),
+        exception=lambda *_: given_up.append(time.monotonic()),
+        source=source,
+        settings=EngineSettings(stuck_grace=0.05),
+    )
+    world.consume_then(task, consuming(process=retry(1, timeout=0.1), concurrency=2, batch=2), released.set)
+    assert told_meanwhile
+    assert all("t0" not in told for told in told_meanwhile)
+    assert source.verdicts() == {"t0": FAILED, "t1": DONE}

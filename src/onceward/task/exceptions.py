@@ -94,7 +94,7 @@ class ConfigurationError(OncewardError, ValueError):
 
 
 class IOGuardError(OncewardError):
-    """A task did I/O of its own instead of going through an injected service or connector."""
+    """A task did I/O of its own instead of going through an injected service or connector. Never retried."""
 
 
 class TransactionException(OncewardError):

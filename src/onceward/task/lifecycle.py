@@ -180,13 +180,13 @@ def blocked(life: Life) -> Failed:
 def log_failure(life: Life, step: Step, decision: Decision) -> None:
     if decision.delay is not None:
         logger.warning(
-            "%s failed, attempt %d of %d, next in %.3g s: %s",
+            "%s failed (attempt %d, max_attempts %d), next in %.3g s: %s",
             step.name, life.attempt, step.max_attempts, decision.delay, decision.error,
         )  # fmt: skip
     elif decision.error.category is ExceptionCategory.BUSINESS:
         logger.warning("%s refused: %s", step.name, decision.error)
     else:
         logger.error(
-            "%s gave up after attempt %d of %d: %s",
+            "%s gave up (attempt %d, max_attempts %d): %s",
             step.name, life.attempt, step.max_attempts, decision.error, exc_info=decision.error.cause,
         )  # fmt: skip

@@ -134,5 +134,8 @@ def give_back(loop: Loop) -> Script[None]:
     loop.deadline = inf
     slots.tally.unstarted = len(slots.unstarted)
     if slots.settled is not None:
+        # Stuck attempts may never end; the call does, and the source shall not have to guess.
+        slots.settled.extend(slots.deferred.values())
+        slots.deferred.clear()
         slots.settled.extend(Settlement(transaction, Verdict.RETURNED) for transaction in slots.unstarted)
         yield from settle(loop)

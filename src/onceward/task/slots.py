@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
@@ -82,6 +83,8 @@ class Slots:
         self.tally = Report()
         self.settled: deque[Settlement] | None = None
         """Outcomes to tell the source; None for a source that cannot settle."""
+        self.deferred: dict[int, Settlement] = {}
+        """Outcomes of transactions whose stuck attempt still runs."""
         self.on_outcome: Callable[[Outcome], None] | None = None
         self.unstarted: list[Transaction] = []
         self.exited: BaseException | None = None
@@ -185,9 +188,7 @@ class Slots:
         return False
 
     def _end(self, life: Life, outcome: Outcome) -> None:
-        if life.stuck:
-            self._leave(life)
-        else:
+        if not life.stuck:
             self._ids.release(life)
         # The context refers to the life: cut the circle, or only the garbage collector could free them.
         life.context = NO_CONTEXT
@@ -196,7 +197,14 @@ class Slots:
             self._watch.life_ends(life, outcome)
         if self.settled is not None and status is not ABANDONED:
             verdict = DONE if status is SUCCEEDED else NOT_DONE
-            self.settled.append(Settlement(outcome.transaction, verdict, outcome.error))
+            settlement = Settlement(outcome.transaction, verdict, outcome.error)
+            if life.stuck:
+                # Told when the stuck attempt has ended: a redelivery would meet it still running.
+                self.deferred[id(life)] = settlement
+            else:
+                self.settled.append(settlement)
+        if life.stuck:
+            self._leave(life)
         if self.on_outcome is not None:
             self.on_outcome(outcome)
         tally = self.tally
@@ -227,7 +235,8 @@ class Slots:
             self._watch.life_ends(life, None)
         self._leave(life)
         with working_on(life):
-            logger.warning("%s raised %r; transaction %s is abandoned", life.step, error, life.transaction_id)
+            how = "was cut off" if isinstance(error, CancelledError) else f"raised {error!r}"
+            logger.warning("%s %s; transaction %s is abandoned", life.step, how, life.transaction_id)
         with self._lock:
             self.tally.abandoned += 1
             self.exited = self.exited or error
@@ -273,6 +282,9 @@ class Slots:
         self._leave(life)
 
     def _leave(self, life: Life) -> None:
-        """Give back the id when the last worker leaves the life."""
+        """Give back the id when the last worker leaves the life, and let the source know at last."""
         if life.count_drivers(-1) == 0:
             self._ids.release(life)
+            settlement = self.deferred.pop(id(life), None)
+            if self.settled is not None and settlement is not None:
+                self.settled.append(settlement)

@@ -229,7 +229,7 @@ def ask(
         if decision.delay is None or reply.limit is Limit.LOOP:
             return reply
         logger.warning(
-            "%s failed, attempt %d of %d, next in %.3g s: %s",
+            "%s failed (attempt %d, max_attempts %d), next in %.3g s: %s",
             step.name, attempt, step.max_attempts, decision.delay, decision.error,
         )  # fmt: skip
         loop.slots.tally.retries += 1

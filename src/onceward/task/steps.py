@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from onceward.task.clock import LONGEST_SLEEP
-from onceward.task.exceptions import ExceptionCategory, TransactionException
+from onceward.task.exceptions import ExceptionCategory, IOGuardError, TransactionException
 from onceward.task.mixins.policies import RetryPolicy
 from onceward.task.reply import Failed, Limit
 
@@ -75,6 +75,7 @@ def decide(step: Step, attempt: int, failed: Failed, transaction_id: str | None)
         error.category is ExceptionCategory.BUSINESS
         or failed.stuck
         or failed.limit is Limit.TRANSACTION
+        or isinstance(failed.error, IOGuardError)
         or attempt + 1 >= step.max_attempts
     )
     if final:

