@@ -23,6 +23,7 @@ class OnRedis:
         self.stream = f"conformance:{uuid4().hex}"
 
     def advance(self, clock: FakeClock, seconds: float) -> None:
+        clock.advance(seconds)
         with redis_py.Redis.from_url(self.url, protocol=2) as client:
             for each in client.xpending_range(self.stream, "onceward", "-", "+", 1000):
                 client.xclaim(
@@ -43,7 +44,7 @@ class OnRedis:
 
 class TestRedisStreamsConnector(OnRedis, ConnectorConformance):
     def make(self, clock: Any, **settings: Any) -> Connector:
-        return RedisStreamsConnector(self.url, self.stream, **settings)
+        return RedisStreamsConnector(self.url, self.stream, clock=clock, **settings)
 
     def reopen(self, connector: Connector, clock: Any, **settings: Any) -> Connector:
         return self.make(clock, **settings)
@@ -51,7 +52,7 @@ class TestRedisStreamsConnector(OnRedis, ConnectorConformance):
 
 class TestAsyncRedisStreamsConnector(OnRedis, ConnectorConformance):
     def make(self, clock: Any, **settings: Any) -> AsyncConnector:
-        return AsyncRedisStreamsConnector(self.url, self.stream, **settings)
+        return AsyncRedisStreamsConnector(self.url, self.stream, clock=clock, **settings)
 
     def reopen(self, connector: AsyncConnector, clock: Any, **settings: Any) -> AsyncConnector:
         return self.make(clock, **settings)

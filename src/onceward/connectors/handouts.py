@@ -14,12 +14,14 @@ Held = tuple[Any, int]
 class Handout(weakref.ref[Transaction]):
     """One delivery: the object that was handed out, and how the store knows it."""
 
-    __slots__ = ("deliveries", "held", "identity", "settled")
+    __slots__ = ("deliveries", "held", "identity", "settled", "since")
 
     identity: int
     held: Held
     deliveries: int
     settled: bool
+    since: float
+    """From when on it is certainly ours for a lease, where the connector keeps count of that."""
 
 
 class Handouts:
@@ -43,12 +45,13 @@ class Handouts:
     def __len__(self) -> int:
         return len(self._by_identity)
 
-    def record(self, transaction: Transaction, held: Held, deliveries: int) -> None:
+    def record(self, transaction: Transaction, held: Held, deliveries: int, since: float = 0.0) -> None:
         handout = Handout(transaction, self._forget)
         handout.identity = id(transaction)
         handout.held = held
         handout.deliveries = deliveries
         handout.settled = False
+        handout.since = since
         self._by_identity[handout.identity] = handout
 
     def of(self, transaction: Transaction) -> Handout:

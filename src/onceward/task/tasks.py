@@ -146,7 +146,10 @@ class TaskPorts:
             reply = run(opening, life, self)
             if type(reply) is CoroutineType:
                 try:
-                    return self._go_on(life, reply, run(reply.send, None))
+                    awaited = run(reply.send, None)
+                    if self._items and self._idle:
+                        self._rouse_all()
+                    return self._go_on(life, reply, awaited)
                 except StopIteration as end:
                     reply = end.value
                 except BaseException as error:  # noqa: BLE001  what user code raises is a reply
@@ -219,6 +222,11 @@ class TaskPorts:
             return
         self._items.extend(items)
         if self._idle and not self._rousing:
+            self._rouse()
+
+    def _rouse_all(self) -> None:
+        # Work that waits is work to be done side by side: as many as there is work for, at once.
+        for _ in range(min(len(self._items), len(self._idle))):
             self._rouse()
 
     def _rouse(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -38,6 +39,7 @@ class _Base:
         redelivery_delay: float = 1.0,
         on_failure: OnFailure = "auto",
         maxlen: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         rules = LeaseRules(
             lease=lease,
@@ -46,7 +48,7 @@ class _Base:
             on_failure=on_failure,
         )
         self.lease = lease
-        self._queue = StreamQueue(stream, group, rules, maxlen)
+        self._queue = StreamQueue(stream, group, rules, maxlen, clock)
         self._closed = False
 
     def _check_open(self) -> None:

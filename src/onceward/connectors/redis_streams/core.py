@@ -13,7 +13,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,11 +31,14 @@ _log = logging.getLogger(__name__)
 
 RECOVER_INTERVAL = 1.0
 """Seconds between two looks for entries of dead consumers while new ones keep coming."""
+CERTAIN = 0.9
+"""The part of a lease in which a delivery is certainly still ours, by our own clock."""
 BUSY_SHARE = 4
 """While new entries keep coming, recovered ones are at most one in so many of a batch."""
 COUNTED = 10_000
 """Beyond this many, `counts` stops counting."""
 
+DONE = Verdict.DONE
 Command = tuple[Any, ...]
 Entry = tuple[str, bytes]
 
@@ -47,7 +50,9 @@ Exchange = Generator[Sequence[Command], list[Any], Any]
 class StreamQueue:
     """One stream, one group, one consumer: all behaviour except the sending."""
 
-    def __init__(self, stream: str, group: str, rules: LeaseRules, maxlen: int | None) -> None:
+    def __init__(
+        self, stream: str, group: str, rules: LeaseRules, maxlen: int | None, clock: Callable[[], float]
+    ) -> None:
         for name, value in (("stream", stream), ("group", group)):
             if not isinstance(value, str) or not value:
                 raise ConfigurationError(f"{name} must be a non-empty string, not {value!r}")
@@ -68,6 +73,7 @@ class StreamQueue:
         self._slack = True
         """The last fetch was not full: there is time to look after entries of dead consumers."""
         self._recover_at = 0.0
+        self._clock = clock
 
     # ── fetching ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -77,8 +83,9 @@ class StreamQueue:
         if not self._group_known:
             yield from self._make_group()
         while True:
+            asked = self._clock()
             rows = yield from self._take(batch_size if self.rules.suspect_after else 1)
-            transactions = yield from self._hand_out(rows)
+            transactions = yield from self._hand_out(rows, asked)
             if transactions or not rows:
                 return transactions
 
@@ -139,7 +146,7 @@ class StreamQueue:
                 raise reply
         return reply[0][1] if reply else []
 
-    def _hand_out(self, rows: list[tuple[Any, int, Any]]) -> Exchange:
+    def _hand_out(self, rows: list[tuple[Any, int, Any]], asked: float) -> Exchange:
         transactions: list[Transaction] = []
         bad: list[Any] = []
         for key, deliveries, fields in rows:
@@ -152,7 +159,7 @@ class StreamQueue:
                 _log.error("entry %s is now a dead letter: %s", entry, text)
                 bad.append((entry, deliveries, "bury", BurialReason.UNDECODABLE, text, ""))
                 continue
-            self._handouts.record(transaction, (entry, deliveries), deliveries)
+            self._handouts.record(transaction, (entry, deliveries), deliveries, asked)
             transactions.append(transaction)
         if bad:
             yield from self._settle(bad)
@@ -174,12 +181,27 @@ class StreamQueue:
     # ── settling ────────────────────────────────────────────────────────────────────────────────────────
 
     def settle(self, settlements: Sequence[Settlement]) -> Exchange:
-        ending: dict[Any, tuple[Settlement, Handout]] = {}
+        ending: dict[str, tuple[Settlement, Handout]] = {}
+        verdicts: list[Sequence[Any]] = []
+        certain: list[str] = []
+        sure_since = self._clock() - self.rules.lease * CERTAIN
         for settlement in settlements:
             handout = self._handouts.of(settlement.transaction)
-            if not handout.settled:
-                ending.setdefault(handout.held[0], (settlement, handout))
-        verdicts = [self._verdict(settlement, handout) for settlement, handout in ending.values()]
+            entry, deliveries = handout.held
+            if handout.settled or entry in ending:
+                continue
+            ending[entry] = settlement, handout
+            if settlement.verdict is not DONE:
+                verdicts.append(self._verdict(settlement, handout))
+            elif deliveries == 1 and handout.since > sure_since:
+                # Its lease cannot have run out: nobody else can have it, and it has no history to clear.
+                certain.append(entry)
+            else:
+                verdicts.append((entry, deliveries, "done"))
+        if certain:
+            [reply] = yield [("XACK", self.stream, self.group, *certain)]
+            if isinstance(reply, Exception):
+                raise reply
         lost = (yield from self._settle(verdicts)) if verdicts else []
         for _, handout in ending.values():
             handout.settled = True
@@ -193,8 +215,6 @@ class StreamQueue:
 
     def _verdict(self, settlement: Settlement, handout: Handout) -> Sequence[Any]:
         held = handout.held
-        if settlement.verdict == Verdict.DONE:
-            return (*held, "done")
         if settlement.verdict == Verdict.RETURNED:
             self._slack = True  # it is there to be fetched at once, at its old place
             return (*held, "return")
@@ -222,7 +242,12 @@ class StreamQueue:
             if not handout.settled
         }
         verdicts = [(*handout.held, "extend") for handout, _ in running.values()]
-        for entry in (yield from self._settle(verdicts)) if verdicts else []:
+        asked = self._clock()
+        lost = (yield from self._settle(verdicts)) if verdicts else []
+        for handout, _ in running.values():
+            handout.since = asked
+        for entry in lost:
+            running[entry][0].since = 0.0
             _log.warning("transaction %s: lease lost, too late to extend it", running[entry][1].id)
 
     def _settle(self, verdicts: Sequence[Sequence[Any]]) -> Exchange:
