@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from bench.measure import Line
 
 # Memory first: a peak is a peak of the process's whole life.
-PARTS = ("memory", "engine", "telemetry", "sqlite", "redis_streams")
+PARTS = ("memory", "engine", "telemetry", "sqlite", "queue", "redis_streams")
 
 
 def main() -> None:

@@ -1,1 +1,40 @@
-"""One database transaction: `DbSession` and `AsyncDbSession`."""
+"""One database transaction: `DbSession` for threads, `AsyncDbSession` for asyncio.
+
+Written once: operations are functions over a SQLAlchemy connection, `transaction.py` begins and ends, and the two
+session classes only say how to call them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from onceward.db.exceptions import (
+    LockTimeoutError,
+    OptimisticConflict,
+    RetryRefusedError,
+    RowError,
+    SessionError,
+)
+from onceward.db.session import DbSession
+
+if TYPE_CHECKING:
+    from onceward.db.aio import AsyncDbSession
+
+__all__ = [
+    "AsyncDbSession",
+    "DbSession",
+    "LockTimeoutError",
+    "OptimisticConflict",
+    "RetryRefusedError",
+    "RowError",
+    "SessionError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # SQLAlchemy's asyncio part needs greenlet, which comes with the extra onceward[asyncio].
+    if name == "AsyncDbSession":
+        from onceward.db.aio import AsyncDbSession
+
+        return AsyncDbSession
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

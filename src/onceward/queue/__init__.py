@@ -1,1 +1,24 @@
-"""The honest queue on Redis Streams."""
+"""The honest queue on Redis Streams: it exposes what Redis does, retries nothing and hides nothing.
+
+`RedisStreamsQueue` speaks to Redis, `QueueConsumer` is the loop above it; both have an asyncio twin made of the
+same text. docs/queue.md says how to use them.
+"""
+
+from onceward.queue.config import QueueConfig
+from onceward.queue.consumer import AsyncQueueConsumer, QueueConsumer
+from onceward.queue.exceptions import QueueError, QueuePayloadError, UndecodableEntryError
+from onceward.queue.message import BacklogStats, QueueMessage
+from onceward.queue.streams import AsyncRedisStreamsQueue, RedisStreamsQueue
+
+__all__ = [
+    "AsyncQueueConsumer",
+    "AsyncRedisStreamsQueue",
+    "BacklogStats",
+    "QueueConfig",
+    "QueueConsumer",
+    "QueueError",
+    "QueueMessage",
+    "QueuePayloadError",
+    "RedisStreamsQueue",
+    "UndecodableEntryError",
+]

@@ -82,4 +82,17 @@ METRICS: Final = {
     "onceward.fetches.empty": Metric("counter", "{fetch}", "of those, empty ones", ("task",)),
     "onceward.slots.in_use": Metric("gauge", "{slot}", "transactions in flight now", ("task",)),
     "onceward.slots.stuck": Metric("up_down", "{slot}", "attempts given up on that still run", ("task",)),
+    "onceward.queue.enqueued": Metric("counter", "{message}", "put on the stream", ("stream", "group")),
+    "onceward.queue.read": Metric("counter", "{message}", "read as new", ("stream", "group")),
+    "onceward.queue.acked": Metric("counter", "{message}", "acknowledged", ("stream", "group")),
+    "onceward.queue.claimed": Metric("counter", "{message}", "claimed as stale", ("stream", "group")),
+    "onceward.queue.undecodable": Metric(
+        "counter", "{message}", "that could not be read", ("stream", "group")
+    ),
+    "onceward.queue.failures": Metric(
+        "counter", "{call}", "calls Redis failed", ("stream", "group", "operation")
+    ),
+    "onceward.queue.duration": Metric(
+        "histogram", "s", "how long calls took", ("stream", "group", "operation")
+    ),
 }

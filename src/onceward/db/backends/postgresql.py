@@ -1,0 +1,63 @@
+"""PostgreSQL, by SQLSTATE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import ceil
+from typing import Final
+
+from sqlalchemy import BigInteger, Connection, func, literal, select, text
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from onceward.task.exceptions import ConfigurationError
+
+UNIQUE_VIOLATION: Final = "23505"
+LOCK_NOT_AVAILABLE: Final = "55P03"
+
+_READ_LOCK_TIMEOUT = text("SELECT current_setting('lock_timeout')")
+_SET_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :value, true)")  # true: as SET LOCAL
+
+
+class PostgreSql:
+    def begin(self, connection: Connection) -> None:
+        if getattr(connection.connection.dbapi_connection, "autocommit", False):
+            raise ConfigurationError(
+                "the engine is set to AUTOCOMMIT, where every statement is a transaction of its own; "
+                "give the session engine.execution_options(isolation_level='READ COMMITTED')"
+            )
+        connection.begin()
+
+    def has_ended(self, connection: Connection) -> bool:
+        return False  # a failed transaction stays open and refuses everything until it is rolled back
+
+    def will_not_commit(self, connection: Connection) -> bool:
+        # COMMIT of a failed transaction is a ROLLBACK without an error, so ask in a way that does fail.
+        try:
+            connection.execute(text("SELECT 1")).close()
+        except SQLAlchemyError:
+            return True
+        return False
+
+    def is_duplicate(self, error: DBAPIError) -> bool:
+        return _sqlstate(error) == UNIQUE_VIOLATION
+
+    def is_lock_timeout(self, error: DBAPIError) -> bool:
+        return _sqlstate(error) == LOCK_NOT_AVAILABLE
+
+    @contextmanager
+    def lock_timeout(self, connection: Connection, seconds: float) -> Iterator[None]:
+        milliseconds = max(1, ceil(seconds * 1000))  # 0 would mean: for ever
+        with connection.begin_nested():  # going back to the savepoint also brings the old setting back
+            before = connection.execute(_READ_LOCK_TIMEOUT).scalar_one()
+            connection.execute(_SET_LOCK_TIMEOUT, {"value": str(milliseconds)}).close()
+            yield
+            connection.execute(_SET_LOCK_TIMEOUT, {"value": before}).close()
+
+    def take_advisory_lock(self, connection: Connection, key: int) -> None:
+        # The xact form is released by the transaction's end, so it cannot travel with a pooled connection.
+        connection.execute(select(func.pg_advisory_xact_lock(literal(key, BigInteger)))).close()
+
+
+def _sqlstate(error: DBAPIError) -> str | None:
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)

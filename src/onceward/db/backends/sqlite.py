@@ -1,0 +1,96 @@
+"""SQLite, by extended result code.
+
+Python's sqlite3 begins a transaction by itself, only before a change: reads stand outside, and savepoints break. So a session says BEGIN IMMEDIATE on its own connection; the engine is left as it is. IMMEDIATE takes the
+database's one write lock at once: a session never finds out in its midst that it read what somebody else was
+changing.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from sqlalchemy import Connection, event
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import DBAPIError
+
+from onceward.db.exceptions import SessionError
+
+DUPLICATE: Final = frozenset(
+    {
+        sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY,
+        sqlite3.SQLITE_CONSTRAINT_ROWID,
+        sqlite3.SQLITE_CONSTRAINT_UNIQUE,
+    }
+)
+LOCKED: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+
+
+class Sqlite:
+    def begin(self, connection: Connection) -> None:
+        driver = connection.connection.driver_connection
+        if _in_transaction(driver) and not _is_always_in_transaction(driver):
+            raise SessionError(
+                "this thread or engine has one connection for all, and it is in a transaction already; "
+                "end that one first, or use a database file"
+            )
+        _keep_when_interrupted(connection)
+        connection.begin()
+        if _in_transaction(driver):  # begun by autocommit=False or by a listener, as DEFERRED most likely
+            connection.exec_driver_sql("ROLLBACK")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    def has_ended(self, connection: Connection) -> bool:
+        # As after a full disk, an I/O error or RAISE(ROLLBACK).
+        return not _in_transaction(connection.connection.driver_connection)
+
+    def will_not_commit(self, connection: Connection) -> bool:
+        return False  # an error undoes its own statement, and the transaction goes on
+
+    def is_duplicate(self, error: DBAPIError) -> bool:
+        return _code(error) in DUPLICATE
+
+    def is_lock_timeout(self, error: DBAPIError) -> bool:
+        return _code(error) & 0xFF in LOCKED  # the low byte is the code, the rest its details
+
+    @contextmanager
+    def lock_timeout(self, connection: Connection, seconds: float) -> Iterator[None]:
+        yield  # the session has the whole database; it waited for that when it was entered
+
+    def take_advisory_lock(self, connection: Connection, key: int) -> None:
+        """Nothing to do: no other session is inside this database until this one ends."""
+
+
+_MARK: Final = "onceward_session"
+
+
+def _keep_when_interrupted(connection: Connection) -> None:
+    """Have an interrupted statement leave the connection open, so that it can be rolled back.
+
+    SQLAlchemy closes it otherwise. A closed SQLite connection keeps its lock while a cursor is alive, and the
+    traceback of the interrupt keeps the cursor alive. The listener looks at sessions' connections only.
+    """
+    connection.execution_options(**{_MARK: True})
+    if not event.contains(connection.dialect, "handle_error", _is_no_disconnect):
+        event.listen(connection.dialect, "handle_error", _is_no_disconnect)
+
+
+def _is_no_disconnect(context: ExceptionContext) -> None:
+    interrupted = not isinstance(context.original_exception, Exception)
+    if interrupted and context.connection is not None and _MARK in context.connection.get_execution_options():
+        context.is_disconnect = False
+
+
+def _code(error: DBAPIError) -> int:
+    return int(getattr(error.orig, "sqlite_errorcode", 0))
+
+
+def _in_transaction(driver: Any) -> bool:
+    return bool(driver.in_transaction)
+
+
+def _is_always_in_transaction(driver: Any) -> bool:
+    # autocommit=False exists from Python 3.12 on. aiosqlite keeps the sqlite3 connection inside.
+    return getattr(getattr(driver, "_conn", driver), "autocommit", None) is False

@@ -1,0 +1,116 @@
+"""Taking over what was delivered and never acknowledged.
+
+A sweep goes through the group's pending list by a cursor, so that fresh entries, undecodable ones and those
+trimmed from the stream never hide what lies behind them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from redis.exceptions import ResponseError
+
+from onceward.queue.commands import START
+from onceward.queue.entries import Entries
+from onceward.queue.exceptions import QueueError, UndecodableEntryError
+from onceward.queue.message import QueueMessage
+from onceward.queue.redis_side import RedisSide
+from onceward.queue.stopping import AsyncStop, Stop
+
+PAGE = 100
+"""Pending entries looked at in one go where Redis cannot choose by itself."""
+
+
+class _Taken(NamedTuple):
+    id: bytes
+    fields: list[bytes]
+    deliveries: int | None
+
+
+class Claims:
+    def __init__(self, redis: RedisSide, stop: Stop | AsyncStop) -> None:
+        self._redis = redis
+        self._commands = redis.commands
+        self._stop = stop
+        self._skips_own = redis.config.claim_skip_own_messages
+        self._own_name = redis.config.consumer_name.encode()
+        self._has_autoclaim = True
+        self._left_unread: UndecodableEntryError | None = None
+
+    async def claim(
+        self, min_idle_ms: int, count: int, cursor: bytes = START
+    ) -> tuple[list[QueueMessage], bytes]:
+        """At most `count` stale messages from the cursor on, and where to go on; `START` after the last one.
+
+        What cannot be decoded is raised as `QueueCore.read` does it, by the next claim at the latest.
+        """
+        left, self._left_unread = self._left_unread, None
+        if left is not None:
+            raise left
+        await self._redis.ensure_group()
+        config = self._redis.config
+        found = Entries(config.stream_key, config.consumer_group)
+        while len(found.messages) < count and not self._stop.requested:
+            taken, cursor = await self._take(min_idle_ms, count - len(found.messages), cursor)
+            for each in taken:
+                found.add(*each)
+            if cursor == START:
+                break
+        self._redis.count_claimed(found)
+        if found.flaws:
+            error = found.error()
+            if not found.messages:
+                raise error
+            self._left_unread = error
+        return found.messages, cursor
+
+    async def _take(self, min_idle_ms: int, count: int, cursor: bytes) -> tuple[list[_Taken], bytes]:
+        if self._has_autoclaim and not self._skips_own:
+            try:
+                return await self._take_at_once(min_idle_ms, count, cursor)
+            except QueueError as error:
+                if not _is_unknown_command(error.cause):
+                    raise
+                self._has_autoclaim = False  # Redis before 6.2
+        return await self._take_chosen(min_idle_ms, count, cursor)
+
+    async def _take_at_once(self, min_idle_ms: int, count: int, cursor: bytes) -> tuple[list[_Taken], bytes]:
+        [reply], _ = await self._redis.ask(("claim", self._commands.autoclaim(min_idle_ms, cursor, count)))
+        # Redis 7 lists trimmed entries apart; 6.2 puts nil in their place.
+        entries = [entry for entry in reply[1] if entry is not None and entry[1] is not None]
+        if not entries:
+            return [], reply[0]
+        told, _ = await self._redis.ask(
+            *(("pending", self._commands.pending(id_, id_, 1)) for id_, _ in entries)
+        )
+        deliveries = [pending[0][3] if pending else None for pending in told]
+        taken = [_Taken(id_, fields, times) for (id_, fields), times in zip(entries, deliveries, strict=True)]
+        return taken, reply[0]
+
+    async def _take_chosen(self, min_idle_ms: int, count: int, cursor: bytes) -> tuple[list[_Taken], bytes]:
+        [page], _ = await self._redis.ask(("pending", self._commands.pending(cursor, "+", PAGE)))
+        chosen: dict[bytes, int] = {}
+        seen = 0
+        for id_, consumer, idle, deliveries in page:
+            seen += 1
+            if idle >= min_idle_ms and not (self._skips_own and consumer == self._own_name):
+                chosen[id_] = deliveries + 1
+                if len(chosen) == count:
+                    break
+        cursor = START if seen == len(page) < PAGE else _after(page[seen - 1][0])
+        if not chosen:
+            return [], cursor
+        [entries], _ = await self._redis.ask(("claim", self._commands.claim(min_idle_ms, list(chosen))))
+        # Those that another was quicker to claim are missing; trimmed ones are nil before Redis 7.
+        taken = [_Taken(entry[0], entry[1], chosen[entry[0]]) for entry in entries if entry is not None]
+        return taken, cursor
+
+
+def _after(id_: bytes) -> bytes:
+    """The smallest id that is greater."""
+    milliseconds, number = id_.split(b"-")
+    return b"%b-%d" % (milliseconds, int(number) + 1)
+
+
+def _is_unknown_command(cause: Any) -> bool:
+    return isinstance(cause, ResponseError) and "unknown command" in str(cause).lower()

@@ -1,0 +1,82 @@
+"""What a consumer does, once for threads and asyncio: fetch, hand over, and after stop() nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from onceward.queue.claims import Claims
+from onceward.queue.commands import START
+from onceward.queue.core import QueueCore
+from onceward.queue.message import QueueMessage
+from onceward.queue.stopping import AsyncStop, Stop
+
+Attempt = Callable[[QueueMessage], Awaitable[BaseException | None]]
+"""One session, the handler, the commit. What was raised is the reply: a handler may raise StopIteration."""
+
+
+class ConsumerLoop:
+    def __init__(self, queue: QueueCore, claims: Claims, stop: Stop | AsyncStop) -> None:
+        self._queue = queue
+        self._claims = claims
+        self._stop = stop
+
+    def _stopped(self) -> bool:
+        return self._stop.requested
+
+    async def next(self, block_ms: int) -> QueueMessage | None:
+        if self._stopped():
+            return None
+        messages = await self._queue.read(block_ms, 1)
+        # What came while we were stopped is not handed over; it stays pending.
+        return messages[0] if messages and not self._stopped() else None
+
+    async def claim_stale(self, min_idle_ms: int, count: int) -> list[QueueMessage]:
+        if self._stopped():
+            return []
+        messages, _ = await self._claims.claim(min_idle_ms, count)
+        return messages
+
+    async def run(self, attempt: Attempt, block_ms: int) -> BaseException | None:
+        """Until stopped, or until an attempt fails: then its exception, for the caller to raise.
+
+        An ack is sent right after the commit, together with the next read; alone if stopped meanwhile.
+        """
+        message = await self.next(block_ms)
+        while not self._stopped():
+            if message is None:
+                message = await self.next(block_ms)
+                continue
+            error = await attempt(message)
+            if error is not None:
+                return _noted(error, message)
+            if self._stopped():
+                await self._queue.ack(message)
+                return None
+            message = await self._queue.ack_and_read_next(message, block_ms)
+        return None
+
+    async def run_claim_stale(self, attempt: Attempt, min_idle_ms: int, wait_ms: int) -> BaseException | None:
+        """As `run`, over stale messages. Waits after a sweep of the whole pending list that found none."""
+        cursor = START
+        while not self._stopped():
+            from_the_start = cursor == START
+            messages, cursor = await self._claims.claim(min_idle_ms, 1, cursor)
+            if self._stopped():
+                return None
+            for message in messages:
+                error = await attempt(message)
+                if error is not None:
+                    return _noted(error, message)
+                await self._queue.ack(message)
+            if from_the_start and not messages:
+                await self._stop.pause(wait_ms / 1000)
+        return None
+
+
+def _noted(error: BaseException, message: QueueMessage) -> BaseException:
+    delivery = "" if message.deliveries is None else f", delivery {message.deliveries}"
+    error.add_note(
+        f"while handling message {message.id} of stream {message.stream!r}, group {message.group!r}{delivery}; "
+        "it stays pending"
+    )
+    return error

@@ -1,0 +1,97 @@
+"""The queue's metrics, counted where Redis is spoken to. Nothing is counted when nobody listens.
+
+| name | kind | unit | attributes | |
+|---|---|---|---|---|
+| `onceward.queue.enqueued` | counter | {message} | stream, group | added to the stream |
+| `onceward.queue.read` | counter | {message} | stream, group | delivered as new |
+| `onceward.queue.acked` | counter | {message} | stream, group | acknowledged |
+| `onceward.queue.claimed` | counter | {message} | stream, group | taken over from another delivery |
+| `onceward.queue.undecodable` | counter | {entry} | stream, group | delivered and left pending unread |
+| `onceward.queue.failures` | counter | {call} | stream, group, operation | ended in a QueueError of Redis |
+| `onceward.queue.duration` | histogram | s | stream, group, operation | a read's contains its wait |
+
+`operation` is enqueue, read, ack, claim or pending, which is a look at the pending list for a claim.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import Any
+
+from opentelemetry.metrics import Meter, MeterProvider
+
+from onceward.queue.config import QueueConfig
+from onceward.telemetry import providers
+from onceward.telemetry.catalogue import SCOPE
+
+_made: weakref.WeakKeyDictionary[MeterProvider, Instruments] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+class Instruments:
+    """One set per meter provider."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.counted: dict[str, Any] = {
+            "enqueue": meter.create_counter("onceward.queue.enqueued", "{message}", "added to the stream"),
+            "read": meter.create_counter("onceward.queue.read", "{message}", "delivered as new"),
+            "ack": meter.create_counter("onceward.queue.acked", "{message}", "acknowledged"),
+            "claim": meter.create_counter("onceward.queue.claimed", "{message}", "taken over"),
+        }
+        self.undecodable = meter.create_counter(
+            "onceward.queue.undecodable", "{entry}", "left pending unread"
+        )
+        self.failures = meter.create_counter("onceward.queue.failures", "{call}", "ended in a QueueError")
+        self.duration = meter.create_histogram("onceward.queue.duration", "s", "how long calls took")
+
+
+class Count:
+    """What one call to Redis comes to."""
+
+    __slots__ = ("_began", "_instruments", "_where", "marks")
+
+    def __init__(self, instruments: Instruments, where: dict[str, str]) -> None:
+        self._instruments = instruments
+        self._where = where
+        self._began = time.perf_counter()
+        self.marks: list[float] = []
+        """When each reply came."""
+
+    def took(self, operation: str, reply: int) -> None:
+        """An operation began with the reply before its own, and ended with its own."""
+        if reply < len(self.marks):  # a read that was stopped has none
+            began = self.marks[reply - 1] if reply else self._began
+            self._instruments.duration.record(
+                self.marks[reply] - began, self._where | {"operation": operation}
+            )
+
+    def counted(self, operation: str, messages: int) -> None:
+        if messages:
+            self._instruments.counted[operation].add(messages, self._where)
+
+    def failed(self, operation: str) -> None:
+        self._instruments.failures.add(1, self._where | {"operation": operation})
+
+    def undecodable(self, entries: int) -> None:
+        if entries:
+            self._instruments.undecodable.add(entries, self._where)
+
+
+class QueueMetrics:
+    def __init__(self, config: QueueConfig) -> None:
+        self._where = {"stream": config.stream_key, "group": config.consumer_group}
+
+    def begin(self) -> Count | None:
+        """None when nobody listens."""
+        provider = providers.meter_provider()
+        return None if provider is None else Count(_instruments(provider), self._where)
+
+
+def _instruments(provider: MeterProvider) -> Instruments:
+    with _lock:
+        made = _made.get(provider)
+        if made is None:
+            made = _made[provider] = Instruments(provider.get_meter(SCOPE))
+        return made

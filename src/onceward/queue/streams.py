@@ -1,0 +1,107 @@
+"""One stream, one group, one consumer name: the commands of a queue, without a loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from onceward.queue.aio_wire import AsyncWire
+from onceward.queue.config import QueueConfig
+from onceward.queue.message import BacklogStats, QueueMessage
+from onceward.queue.now import now
+from onceward.queue.parts import Parts
+from onceward.queue.stopping import AsyncStop, Stop
+from onceward.queue.wire import Wire
+
+if TYPE_CHECKING:
+    import redis
+    import redis.asyncio
+
+
+class RedisStreamsQueue(Parts):
+    """Threads may share one. Every failure of Redis is a `QueueError`; nothing is tried twice.
+
+    It uses connections of its own to where `redis` connects, and leaves that client alone. The group is created
+    by the first `read` or `claim_stale`, at the beginning of the stream.
+    """
+
+    def __init__(self, redis: redis.Redis, config: QueueConfig) -> None:
+        stop = Stop()  # never requested: only a consumer stops
+        super().__init__(config, Wire(redis, stop), stop)
+
+    def enqueue(self, payload: Any) -> str:
+        """Add a message and return its id. Raises `QueuePayloadError` for what JSON cannot carry.
+
+        After a `QueueError` it is unknown whether the message was added.
+        """
+        return now(self._core.enqueue(payload))
+
+    def read(self, block_ms: int | None = None, count: int = 1) -> list[QueueMessage]:
+        """At most `count` new messages, as soon as there is one; none if there is none for `block_ms`.
+
+        Entries that cannot be decoded are raised as `UndecodableEntryError`: at once if they came alone, by the
+        next `read` if they came along with messages, which are returned. They stay pending.
+        """
+        return now(self._core.read(self._block_ms(block_ms), self._count(count)))
+
+    def ack(self, msg: QueueMessage) -> None:
+        """Take a message off the pending list. Doing so again changes nothing."""
+        now(self._core.ack(msg))
+
+    def claim_stale(self, min_idle_ms: int | None = None, count: int = 10) -> list[QueueMessage]:
+        """At most `count` messages that have been pending for `min_idle_ms`, now delivered to this consumer.
+
+        The whole pending list is searched if need be. Entries trimmed from the stream are skipped; those that
+        cannot be decoded are raised as by `read`.
+        """
+        claim = self._claims.claim(self._min_idle_ms(min_idle_ms), self._count(count))
+        return now(claim)[0]
+
+    def backlog_stats(self) -> BacklogStats:
+        """Length, pending, oldest idle. One round trip, no side effect, zeros where there is no group."""
+        return now(self._core.backlog_stats())
+
+    def close(self) -> None:
+        """Close the connections. Happens by itself when the object is collected."""
+        now(self._wire.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncRedisStreamsQueue(Parts):
+    """`RedisStreamsQueue` for asyncio: the same methods, awaited. Tasks may share one.
+
+    A call that is cancelled has an unknown outcome: what it had read or claimed stays pending.
+    """
+
+    def __init__(self, redis: redis.asyncio.Redis, config: QueueConfig) -> None:
+        stop = AsyncStop()
+        super().__init__(config, AsyncWire(redis, stop), stop)
+
+    async def enqueue(self, payload: Any) -> str:
+        return await self._core.enqueue(payload)
+
+    async def read(self, block_ms: int | None = None, count: int = 1) -> list[QueueMessage]:
+        return await self._core.read(self._block_ms(block_ms), self._count(count))
+
+    async def ack(self, msg: QueueMessage) -> None:
+        await self._core.ack(msg)
+
+    async def claim_stale(self, min_idle_ms: int | None = None, count: int = 10) -> list[QueueMessage]:
+        claim = self._claims.claim(self._min_idle_ms(min_idle_ms), self._count(count))
+        return (await claim)[0]
+
+    async def backlog_stats(self) -> BacklogStats:
+        return await self._core.backlog_stats()
+
+    async def close(self) -> None:
+        await self._wire.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
