@@ -4,7 +4,7 @@
     ├── ConfigurationError            (ValueError)   a task, policy or connector that cannot work
     ├── TransactionException                         one transaction failed; has a category
     ├── IOGuardError                                 a task opened a socket, file or process itself
-    ├── QueueError, ConnectorClosedError, PayloadError, DbError, …    in `queue`, `connectors` and `db`
+    ├── QueueError, ConnectorClosedError, PayloadError, SessionError, …   in `queue`, `connectors`, `db`
     └── LoopError                                    a consume or produce call ended early; has a report
         ├── FetchException                           the source failed for good
         │   └── FetchTimeoutException (TimeoutError)
