@@ -37,6 +37,10 @@ class OnRedis:
                     justid=True,
                 )
 
+    def cut(self, connector: Any) -> None:
+        with redis_py.Redis.from_url(self.url) as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+
     def put_raw(self, connector: Any, body: bytes) -> None:
         with redis_py.Redis.from_url(self.url) as client:
             client.xadd(self.stream, {"id": "raw", "body": body})

@@ -133,8 +133,8 @@ def test_an_entry_whose_body_was_trimmed_is_reported_and_cleared(
     with RedisStreamsConnector(redis_url, stream) as connector:
         connector.dispatch_transactions(numbered(3))
         connector.fetch_transactions(3)
-        client.xtrim(stream, maxlen=1, approximate=False)
         age(client, stream, 61)
+        client.xtrim(stream, maxlen=1, approximate=False)
         assert [each.id for each in connector.fetch_transactions(10)] == ["t2"]
         assert [letter.reason for letter in connector.dead_letters()] == [BurialReason.TRIMMED] * 2
         assert sum("trimmed" in record.getMessage() for record in caplog.records) == 2

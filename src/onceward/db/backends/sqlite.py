@@ -1,9 +1,8 @@
 """SQLite, by extended result code.
 
 Python's sqlite3 begins a transaction by itself, only before a change: reads stand outside, and savepoints break.
-So a session says BEGIN IMMEDIATE on its own connection; the engine is left as it is. IMMEDIATE takes the
-database's one write lock at once: a session never finds out in its midst that it read what somebody else was
-changing.
+So a session says BEGIN IMMEDIATE on its own connection; the engine is left as it is. IMMEDIATE takes the database's
+one write lock at once: a session never finds out in its midst that it read what somebody else was changing.
 """
 
 from __future__ import annotations

@@ -13,21 +13,26 @@ import pytest
 
 # Before the imports below, so that a failing assertion shows what it compared.
 pytest.register_assert_rewrite(
-    *(f"{__name__}.{part}" for part in ("carrying", "outcomes", "leases", "sharing"))
+    *(
+        f"{__name__}.{part}"
+        for part in ("carrying", "outcomes", "redelivery", "poison", "reconnect", "sharing")
+    )
 )
 
 from onceward.testing.clock import FakeClock  # noqa: E402
 from onceward.testing.connectors.carrying import Carrying  # noqa: E402
 from onceward.testing.connectors.driver import ConnectorDriver  # noqa: E402
-from onceward.testing.connectors.leases import Leases  # noqa: E402
 from onceward.testing.connectors.outcomes import Outcomes  # noqa: E402
+from onceward.testing.connectors.poison import Poison  # noqa: E402
+from onceward.testing.connectors.reconnect import Reconnect  # noqa: E402
+from onceward.testing.connectors.redelivery import Redelivery  # noqa: E402
 from onceward.testing.connectors.samples import payloads, transactions  # noqa: E402
 from onceward.testing.connectors.sharing import Sharing  # noqa: E402
 
 __all__ = ["ConnectorConformance", "ConnectorDriver", "FakeClock", "payloads", "transactions"]
 
 
-class ConnectorConformance(Carrying, Outcomes, Leases, Sharing):
+class ConnectorConformance(Carrying, Outcomes, Redelivery, Poison, Reconnect, Sharing):
     """Subclass it as `Test…`, override `make`, and what else your connector can offer of `ConnectorSuite`.
 
     Every test drives sync and async connectors alike. One that your connector means to fail, because its

@@ -45,6 +45,9 @@ class ConnectorSuite:
     """`reopen(connector, clock, **settings)`: a second connector to the same queue, as another process
     would have."""
 
+    cut: Callable[..., None] | None = None
+    """`cut(connector)`: end every connection it has to its server, which stays up."""
+
     put_raw: Callable[..., None] | None = None
     """`put_raw(connector, body)`: put these bytes on the queue, whatever they are."""
 
