@@ -19,6 +19,8 @@ from onceward.testing.servers import redis_server
 
 COUNT = 20_000
 BATCH = 100
+IN_FLIGHT = 250
+"""Entries in flight at once when producing, for both."""
 ORDERS = [Transaction(id=f"order-{number}", payload={"order": number}) for number in range(COUNT)]
 BODIES = [encode(each) for each in ORDERS]
 
@@ -117,15 +119,15 @@ class OnRedis:
         asyncio.run(main())
 
     def plain_produce(self) -> None:
-        for at in range(0, COUNT, BATCH):
+        for at in range(0, COUNT, IN_FLIGHT):
             pipeline = self.client.pipeline(transaction=False)
-            for transaction in ORDERS[at : at + BATCH]:
+            for transaction in ORDERS[at : at + IN_FLIGHT]:
                 pipeline.xadd(self.stream, {"id": transaction.id, "body": encode(transaction)})
             pipeline.execute()
 
     def engine_produce(self) -> None:
         policy = ProducerPolicy.model_validate(
-            {"loop": {"batch": {"size": 1000}, "concurrency": {"value": BATCH}}}
+            {"loop": {"batch": {"size": 1000}, "concurrency": {"value": IN_FLIGHT}}}
         )
 
         async def main() -> None:
