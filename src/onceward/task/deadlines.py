@@ -15,6 +15,13 @@ from onceward.task.reply import Failed, Limit
 from onceward.task.work import Work
 
 
+def first_limit(work: Work, timeout: float | None, now: float) -> tuple[float, Limit]:
+    """When an attempt that starts now has to end, and which of its limits says so."""
+    if timeout is not None and now + timeout < work.deadline:
+        return now + timeout, Limit.STEP
+    return work.deadline, work.limit
+
+
 class Try:
     """One attempt under a time limit: first it runs, then it may be overdue, then it may be stuck."""
 

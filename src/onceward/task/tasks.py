@@ -15,7 +15,7 @@ from types import CoroutineType, coroutine
 from typing import Any
 
 from onceward.task.clock import LONGEST_SLEEP, Clock
-from onceward.task.deadlines import Deadlines, Try
+from onceward.task.deadlines import Deadlines, Try, first_limit
 from onceward.task.lifecycle import closed, live, opening
 from onceward.task.reply import Exited, Failed, Limit, caught, caught_in_task
 from onceward.task.script import DISOWNED, Script, drive_async
@@ -85,9 +85,7 @@ class TaskPorts:
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
     ) -> Any:
         now = self.now()
-        due, limit = work.deadline, work.limit
-        if timeout is not None and now + timeout < due:
-            due, limit = now + timeout, Limit.STEP
+        due, limit = first_limit(work, timeout, now)
         if due <= now:
             return Failed(None, limit)
         reply: Any = None

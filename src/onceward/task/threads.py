@@ -14,7 +14,7 @@ from math import inf
 from typing import Any
 
 from onceward.task.clock import LONGEST_SLEEP, Clock
-from onceward.task.deadlines import Deadlines, Try
+from onceward.task.deadlines import Deadlines, Try, first_limit
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.interrupt import absorb, interrupt
 from onceward.task.lifecycle import closed, live, opening
@@ -97,9 +97,7 @@ class ThreadPorts:
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
     ) -> Any:
         now = self.now()
-        due, limit = work.deadline, work.limit
-        if timeout is not None and now + timeout < due:
-            due, limit = now + timeout, Limit.STEP
+        due, limit = first_limit(work, timeout, now)
         if due <= now:
             return Failed(None, limit)
         ident = threading.get_ident()
