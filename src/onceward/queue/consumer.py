@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from onceward.queue.aio_wire import AsyncWire
 from onceward.queue.attempts import async_attempts, attempts
 from onceward.queue.config import QueueConfig
 from onceward.queue.loop import ConsumerLoop
-from onceward.queue.message import BacklogStats, QueueMessage
+from onceward.queue.message import QueueMessage
 from onceward.queue.now import now
-from onceward.queue.parts import Parts
+from onceward.queue.parts import InTasks, InThreads, Parts
 from onceward.queue.redis_side import WireLike
 from onceward.queue.stopping import AsyncStop, Stop
 from onceward.queue.wire import Wire
@@ -41,7 +41,7 @@ class _Consumer(Parts):
         self._stop.request()
 
 
-class QueueConsumer(_Consumer):
+class QueueConsumer(_Consumer, InThreads):
     """Consumes one stream in a group, one message at a time.
 
     Redis failures are `QueueError`s, raised at once; the call after one starts afresh. Undecodable entries are
@@ -100,22 +100,8 @@ class QueueConsumer(_Consumer):
         )
         _raise(now(claimed))
 
-    def backlog_stats(self) -> BacklogStats:
-        """Length, pending, oldest idle. One round trip, no side effect, zeros where there is no group."""
-        return now(self._core.backlog_stats())
 
-    def close(self) -> None:
-        """Close the connections. Happens by itself when the object is collected."""
-        now(self._wire.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class AsyncQueueConsumer(_Consumer):
+class AsyncQueueConsumer(_Consumer, InTasks):
     """`QueueConsumer` for asyncio: the same methods and rules, awaited; handlers are coroutine functions.
 
     A call that is cancelled has an unknown outcome: what it had read or claimed stays pending.
@@ -155,18 +141,6 @@ class AsyncQueueConsumer(_Consumer):
             async_attempts(handler, engine), self._min_idle_ms(min_idle_ms), self._wait_ms(wait_ms)
         )
         _raise(await claimed)
-
-    async def backlog_stats(self) -> BacklogStats:
-        return await self._core.backlog_stats()
-
-    async def close(self) -> None:
-        await self._wire.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 def _raise(error: BaseException | None) -> None:

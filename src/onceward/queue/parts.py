@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from onceward.queue.claims import Claims
 from onceward.queue.config import QueueConfig, check_at_least, check_block_ms
 from onceward.queue.core import QueueCore
+from onceward.queue.message import BacklogStats
+from onceward.queue.now import now
 from onceward.queue.redis_side import RedisSide, WireLike
 from onceward.queue.stopping import AsyncStop, Stop
 
@@ -31,3 +35,37 @@ class Parts:
 
     def _count(self, given: int) -> int:
         return check_at_least("count", given, 1)
+
+
+class InThreads(Parts):
+    """What a queue and a consumer for threads both have."""
+
+    def backlog_stats(self) -> BacklogStats:
+        """Length, pending, oldest idle. One round trip, no side effect, zeros where there is no group."""
+        return now(self._core.backlog_stats())
+
+    def close(self) -> None:
+        """Close the connections. Happens by itself when the object is collected."""
+        now(self._wire.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class InTasks(Parts):
+    """What a queue and a consumer for asyncio both have."""
+
+    async def backlog_stats(self) -> BacklogStats:
+        return await self._core.backlog_stats()
+
+    async def close(self) -> None:
+        await self._wire.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

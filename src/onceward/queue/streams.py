@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from onceward.queue.aio_wire import AsyncWire
 from onceward.queue.config import QueueConfig
-from onceward.queue.message import BacklogStats, QueueMessage
+from onceward.queue.message import QueueMessage
 from onceward.queue.now import now
-from onceward.queue.parts import Parts
+from onceward.queue.parts import InTasks, InThreads
 from onceward.queue.stopping import AsyncStop, Stop
 from onceward.queue.wire import Wire
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import redis.asyncio
 
 
-class RedisStreamsQueue(Parts):
+class RedisStreamsQueue(InThreads):
     """Threads may share one. Every failure of Redis is a `QueueError`; nothing is tried twice.
 
     It uses connections of its own to where `redis` connects, and leaves that client alone. The group is created
@@ -56,22 +56,8 @@ class RedisStreamsQueue(Parts):
         claim = self._claims.claim(self._min_idle_ms(min_idle_ms), self._count(count))
         return now(claim)[0]
 
-    def backlog_stats(self) -> BacklogStats:
-        """Length, pending, oldest idle. One round trip, no side effect, zeros where there is no group."""
-        return now(self._core.backlog_stats())
 
-    def close(self) -> None:
-        """Close the connections. Happens by itself when the object is collected."""
-        now(self._wire.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class AsyncRedisStreamsQueue(Parts):
+class AsyncRedisStreamsQueue(InTasks):
     """`RedisStreamsQueue` for asyncio: the same methods, awaited. Tasks may share one.
 
     A call that is cancelled has an unknown outcome: what it had read or claimed stays pending.
@@ -93,15 +79,3 @@ class AsyncRedisStreamsQueue(Parts):
     async def claim_stale(self, min_idle_ms: int | None = None, count: int = 10) -> list[QueueMessage]:
         claim = self._claims.claim(self._min_idle_ms(min_idle_ms), self._count(count))
         return (await claim)[0]
-
-    async def backlog_stats(self) -> BacklogStats:
-        return await self._core.backlog_stats()
-
-    async def close(self) -> None:
-        await self._wire.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
