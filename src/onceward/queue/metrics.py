@@ -25,6 +25,7 @@ from opentelemetry.metrics import Meter, MeterProvider
 from onceward.queue.config import QueueConfig
 from onceward.telemetry import providers
 from onceward.telemetry.catalogue import SCOPE
+from onceward.telemetry.metrics import SECONDS
 
 _made: weakref.WeakKeyDictionary[MeterProvider, Instruments] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
@@ -44,7 +45,9 @@ class Instruments:
             "onceward.queue.undecodable", "{entry}", "left pending unread"
         )
         self.failures = meter.create_counter("onceward.queue.failures", "{call}", "ended in a QueueError")
-        self.duration = meter.create_histogram("onceward.queue.duration", "s", "how long calls took")
+        self.duration = meter.create_histogram(
+            "onceward.queue.duration", "s", "how long calls took", explicit_bucket_boundaries_advisory=SECONDS
+        )
 
 
 class Count:
