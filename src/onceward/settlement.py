@@ -19,7 +19,8 @@ class Verdict(StrEnum):
     FAILED = "failed"
     """The lifecycle ended in failure: the connector's failure rule decides, redelivery or dead letter."""
     RETURNED = "returned"
-    """It was never started: give it to somebody else at once, and do not count this delivery."""
+    """It was not started, or could not be yet: give it to somebody else after `delay`, and do not count this
+    delivery."""
 
 
 class Settlement(msgspec.Struct, frozen=True):
@@ -28,3 +29,5 @@ class Settlement(msgspec.Struct, frozen=True):
     transaction: Transaction
     verdict: Verdict
     error: TransactionException | None = None
+    delay: float = 0.0
+    """Seconds until something returned may be handed out again."""

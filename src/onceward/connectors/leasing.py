@@ -1,7 +1,7 @@
 """A queue with leases, over any store that keeps rows: all of a connector's behaviour except the keeping.
 
 ready ──fetch──► leased ──DONE──► gone
-  ▲                │ ├─RETURNED─► ready, the delivery not counted
+  ▲                │ ├─RETURNED─► ready, or delayed; the delivery not counted
   │                │ ├─FAILED───► delayed, or a dead letter: `LeaseRules.after_failure`
   └──── delay ─────┘ └─lease runs out─► fetched again, or a dead letter at `max_deliveries`
 """
@@ -84,8 +84,8 @@ class Store(Protocol):
 
     def remove(self, deliveries: Sequence[Held]) -> Sequence[Held]: ...
 
-    def give_back(self, key: int, token: int) -> bool:
-        """Makes it ready, at its old place, and takes the delivery back."""
+    def give_back(self, key: int, token: int, visible_at: float) -> bool:
+        """Takes the delivery back. Makes it ready at its old place with `visible_at` 0, delays it otherwise."""
         ...
 
     def delay(
@@ -233,7 +233,7 @@ class LeasingConnector:
         """What becomes of a delivery that is not done. False: it was not held any more."""
         key, token = handout.held
         if settlement.verdict == Verdict.RETURNED:
-            return self._store.give_back(key, token)
+            return self._store.give_back(key, token, now + settlement.delay if settlement.delay > 0 else 0.0)
         error = settlement.error
         category = None if error is None else error.category
         decision = self.rules.after_failure(category, handout.deliveries)

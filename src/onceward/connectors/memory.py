@@ -175,12 +175,12 @@ class MemoryStore:
                 del self._messages[held[0]]
         return missed
 
-    def give_back(self, key: int, token: int) -> bool:
+    def give_back(self, key: int, token: int, visible_at: float) -> bool:
         if (message := self._held(key, token)) is None:
             return False
         message.token = None
         message.deliveries -= 1
-        self._move(message, READY)
+        self._move(message, visible_at)
         return True
 
     def delay(

@@ -51,6 +51,10 @@ class Wiring(msgspec.Struct, kw_only=True):
     source: Source | None
     script: Callable[[Loop], Script[StopReason]]
     timeout_error: type[ConsumerLoopTimeoutException] | type[ProducerLoopTimeoutException]
+    postpones: bool = False
+    """Whether what is postponed has somewhere to go back to."""
+    begin: Callable[[], Any] | None = None
+    """Called, in asyncio awaited, before anything else: it may refuse."""
     on_outcome: Callable[[Outcome], None] | None = None
 
 
@@ -93,6 +97,7 @@ class Call:
             loop_deadline=self.deadline,
             limited=limited,
             plain=not limited and self.watch is None,
+            postpones=wiring.postpones,
             watch=self.watch,
         )
         self.ports = ports
@@ -210,6 +215,8 @@ def required(method: F) -> F:
 
 def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
     """The call, driven by threads; the caller's thread only waits."""
+    if wiring.begin is not None:
+        wiring.begin()
     call = Call(task, wiring)
     ports = ThreadPorts(task.clock, task.settings.stuck_grace, call.timed_out)
     ended: list[StopReason | Exited] = []
@@ -257,6 +264,8 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
 
 async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
     """The call, driven by asyncio tasks; the caller's task only waits."""
+    if wiring.begin is not None:
+        await wiring.begin()
     call = Call(task, wiring)
     ports = TaskPorts(task.clock, task.settings.stuck_grace, call.timed_out)
     ended: asyncio.Future[StopReason | Exited] = asyncio.get_running_loop().create_future()

@@ -3,6 +3,7 @@
     OncewardError
     ├── ConfigurationError            (ValueError)   a task, policy or connector that cannot work
     ├── TransactionException                         one transaction failed; has a category
+    ├── Postponed                                    not now: raise it, and the transaction comes again later
     ├── IOGuardError                                 a task opened a socket, file or process itself
     ├── QueueError, ConnectorClosedError, PayloadError, SessionError, …   in `queue`, `connectors`, `db`
     └── LoopError                                    a consume or produce call ended early; has a report
@@ -26,6 +27,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from onceward.task.report import Report
+
+
+LONGEST_POSTPONEMENT = 86400.0
+"""Seconds. What has to wait longer belongs into a schedule, not into a queue."""
 
 
 class ExceptionCategory(StrEnum):
@@ -138,6 +143,26 @@ class TransactionException(OncewardError):
             f"{type(self).__name__}({self.message!r}, category={self.category}, "
             f"transaction_id={self.transaction_id!r})"
         )
+
+
+class Postponed(OncewardError):
+    """Not now. Raise it from `process_transaction`, and the transaction is delivered again after `delay` seconds.
+
+    It is no failure: no attempt is spent, no delivery is counted, and the exception handler is not called. A source
+    that cannot take anything back has its transaction wait in the slot instead.
+    """
+
+    category: None = None
+    """It is none of the three kinds of failure."""
+    delay: float = 1.0
+
+    def __init__(self, message: str = "", delay: float = 1.0) -> None:
+        super().__init__(message)
+        if not 0 <= delay <= LONGEST_POSTPONEMENT:
+            raise ValueError(
+                f"delay must be a number of seconds from 0 to {LONGEST_POSTPONEMENT:g}, not {delay!r}"
+            )
+        self.delay = delay
 
 
 class LoopError(OncewardError):

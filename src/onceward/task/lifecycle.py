@@ -1,6 +1,8 @@
 """THE life of one transaction, for consumers and producers, threads and asyncio.
 
     START ──► main step (process or produce)
+                ├─ DUPLICATE: done before ──────────────────────────► SUCCEEDED, as a duplicate
+                ├─ raised Postponed ────────────────────────────────► POSTPONED
                 ├─ returned ─────────────────► success handler
                 │                                ├─ returned ────────► SUCCEEDED
                 │                                └─ gave up ──┐
@@ -13,6 +15,7 @@ Each step has its own attempts, timeout and backoff (`retry` below). Rules:
 * When `transaction_timeout` runs out, the lifecycle is TIMEOUT: the exception handler is entered, under its own
   policy, unless it has been entered before.
 * When the loop's own time runs out, or the call is cancelled, the transaction is abandoned as in a crash.
+* Postponed spends no attempt. Where the source cannot take it back, the transaction waits here and goes on.
 * The exception handler's last error, if it gives up too, is the outcome's error.
 
 What follows an attempt is decided by `decide`, a plain function.
@@ -25,11 +28,11 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Protocol, cast
 
-from onceward.task.exceptions import ExceptionCategory, TransactionException
+from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException
 from onceward.task.reply import Exited, Failed, Limit
 from onceward.task.script import Script
-from onceward.task.steps import Decision, Step, classify, decide
-from onceward.task.work import ABANDONED, FAILED, LOOP, SUCCEEDED, Life, Outcome, Work
+from onceward.task.steps import Decision, Step, classify, decide, text_of
+from onceward.task.work import ABANDONED, DUPLICATE, FAILED, LOOP, POSTPONED, SUCCEEDED, Life, Outcome, Work
 from onceward.telemetry.scope import current_work
 
 logger = logging.getLogger("onceward.engine")
@@ -72,7 +75,7 @@ def opening(life: Life, ports: LifePorts) -> Any:
 
 def closed(life: Life, reply: Any) -> Outcome | None:
     """The outcome, if the opening attempt was all there is to do."""
-    if life.plan.success.silent and type(reply) is not Failed:
+    if life.plan.success.silent and type(reply) is not Failed and reply is not DUPLICATE:
         return Outcome(life.transaction, SUCCEEDED, reply, None, life.step)
     return None
 
@@ -85,6 +88,10 @@ def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
     if type(reply) is Failed and not life.blocked:
         reply = yield from retry(life, step, (transaction,), ports, reply)
     leave_step(life, step, reply)
+    if reply is DUPLICATE:
+        return Outcome(transaction, SUCCEEDED, None, None, life.step, life.attempt, duplicate=True)
+    if type(reply) is Failed and type(reply.error) is Postponed:
+        return Outcome(transaction, POSTPONED, None, None, life.step, life.attempt, delay=reply.error.delay)
     if type(reply) is not Failed:
         result = reply
         if not plan.success.silent:
@@ -129,27 +136,44 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
     while True:
         if reply.limit is LOOP or reply.exits:
             return reply
-        life.timeouts += reply.limit is not None
-        decision = decide(step, life.attempt, reply, life.transaction_id)
-        log_failure(life, step, decision)
-        if decision.delay is None:
-            return Failed(decision.error, reply.limit)
-        if life.plan.watch is not None:
-            life.plan.watch.decided(life, step, decision.delay)
-        life.retries += 1
-        if decision.delay > 0:
+        postponed = step is life.plan.main and reply.limit is None and isinstance(reply.error, Postponed)
+        if postponed:
+            logger.info("%s is postponed for %.3g s: %s", step.name, reply.error.delay, reply.error)
+            if life.plan.postpones:
+                return Failed(plainly(reply.error))
+            decision = Decision(not_now(reply.error, life), reply.error.delay)
+        else:
+            life.timeouts += reply.limit is not None
+            decision = decide(step, life.attempt, reply, life.transaction_id)
+            log_failure(life, step, decision)
+            if decision.delay is None:
+                return Failed(decision.error, reply.limit)
+            if life.plan.watch is not None:
+                life.plan.watch.decided(life, step, decision.delay)
+            life.retries += 1
+        if decision.delay:
             yield ports.pause, (life, decision.delay)
             if life.deadline != inf and ports.now() >= life.deadline:
                 return out_of_time(life, step, decision.error)
-        life.attempt += 1
+        life.attempt += not postponed
         reply = yield ports.invoke, (life, step.call, arguments, step.timeout)
         if type(reply) is not Failed:
             return reply
 
 
+def plainly(error: Postponed) -> Postponed:
+    """The postponement itself, of whatever class it was raised."""
+    return error if type(error) is Postponed else Postponed(str(error), error.delay)
+
+
+def not_now(postponed: Postponed, life: Life) -> TransactionException:
+    """What becomes of a postponement if the time runs out before it does."""
+    return TransactionException(text_of(postponed), ExceptionCategory.SYSTEM, life.transaction_id, postponed)
+
+
 def leave_step(life: Life, step: Step, reply: Any) -> None:
     if life.plan.watch is not None:
-        failed = type(reply) is Failed and not reply.exits
+        failed = type(reply) is Failed and not reply.exits and type(reply.error) is not Postponed
         life.plan.watch.step_ends(life, step, reply.error if failed else None)
 
 

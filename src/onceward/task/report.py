@@ -31,10 +31,14 @@ class Report(msgspec.Struct, kw_only=True):
     """The sum of one call. A loop that fails raises, and its error carries the report so far."""
 
     succeeded: int = 0
+    duplicates: int = 0
+    """Of those, how many had been done before."""
     failed: int = 0
     failed_by_category: dict[ExceptionCategory, int] = msgspec.field(
         default_factory=lambda: dict.fromkeys(ExceptionCategory, 0)
     )
+    postponed: int = 0
+    """Transactions that said `Postponed` and went back to their source."""
     timed_out: int = 0
     """Attempts and lifecycles that ran out of time, whatever became of their transactions."""
     stuck: int = 0

@@ -21,7 +21,7 @@ from onceward.task.lifecycle import LifePorts, live
 from onceward.task.reply import Exited, Failed
 from onceward.task.report import Report
 from onceward.task.script import Script
-from onceward.task.work import ABANDONED, FAILED, SUCCEEDED, Life, Outcome, Plan, Work
+from onceward.task.work import ABANDONED, FAILED, POSTPONED, SUCCEEDED, Life, Outcome, Plan, Work
 from onceward.telemetry.scope import current_attempt, working_on
 from onceward.transaction import Transaction
 
@@ -35,7 +35,7 @@ class Takeover(NamedTuple):
     reply: Failed | None
 
 
-DONE, NOT_DONE = Verdict.DONE, Verdict.FAILED
+DONE, NOT_DONE, RETURNED = Verdict.DONE, Verdict.FAILED, Verdict.RETURNED
 
 WAIT: Any = object()
 NO_CONTEXT = Context()
@@ -196,8 +196,8 @@ class Slots:
         if self._watch is not None:
             self._watch.life_ends(life, outcome)
         if self.settled is not None and status is not ABANDONED:
-            verdict = DONE if status is SUCCEEDED else NOT_DONE
-            settlement = Settlement(outcome.transaction, verdict, outcome.error)
+            verdict = DONE if status is SUCCEEDED else NOT_DONE if status is FAILED else RETURNED
+            settlement = Settlement(outcome.transaction, verdict, outcome.error, outcome.delay)
             if life.stuck:
                 # Told when the stuck attempt has ended: a redelivery would meet it still running.
                 self.deferred[id(life)] = settlement
@@ -211,10 +211,14 @@ class Slots:
         with self._lock:
             if status is SUCCEEDED:
                 tally.succeeded += 1
+                if outcome.duplicate:
+                    tally.duplicates += 1
             elif status is FAILED:
                 tally.failed += 1
                 assert outcome.error is not None
                 tally.failed_by_category[outcome.error.category] += 1
+            elif status is POSTPONED:
+                tally.postponed += 1
             else:
                 tally.abandoned += 1
             if life.retries:

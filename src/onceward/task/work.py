@@ -31,6 +31,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether any time limit but a step's applies."""
     plain: bool
     """Neither limits nor a watch."""
+    postpones: bool
+    """Whether what is postponed has somewhere to go back to; if not, it waits in its slot."""
     watch: Any
     """Spans and per-step metrics, or None when there is no SDK."""
 
@@ -38,11 +40,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 class Status(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    POSTPONED = "postponed"
     ABANDONED = "abandoned"
 
 
 # Looking up an enum's member costs more than a step of the hot path.
 SUCCEEDED, FAILED, ABANDONED = Status.SUCCEEDED, Status.FAILED, Status.ABANDONED
+POSTPONED = Status.POSTPONED
 LOOP = Limit.LOOP
 
 
@@ -55,6 +59,22 @@ class Outcome(msgspec.Struct, frozen=True):
     error: TransactionException | None = None
     step: str = ""
     attempt: int = 0
+    duplicate: bool = False
+    """It had been done before: a success, without anything done now."""
+    delay: float = 0.0
+    """Seconds until something postponed shall come again."""
+
+
+class DuplicateType:
+    """What a main step returns, instead of a result, for a transaction that had been done before."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "DUPLICATE"
+
+
+DUPLICATE = DuplicateType()
 
 
 _drivers_lock = threading.Lock()

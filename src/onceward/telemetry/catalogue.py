@@ -38,7 +38,10 @@ SPAN_ATTRIBUTES: Final = {
     "transaction_id": "id of the transaction",
     "category": "BUSINESS, SYSTEM or TIMEOUT, when something failed",
     "exception.message": "what failed, when something did",
-    "outcome": "succeeded, failed or abandoned (one span per transaction)",
+    "outcome": "succeeded, failed, postponed or abandoned (one span per transaction); postponed (attempts)",
+    "consumer": "consumer_id of the contract",
+    "tracking_id": "id of the event, for a consumer with a contract",
+    "event_type": "type of the event, for a consumer with a contract",
     "batch_size": "transactions taken in at once, or asked for",
     "concurrency": "transactions in flight at once",
     "limit": "transactions to start at most; absent when unlimited",
@@ -48,6 +51,9 @@ SPAN_ATTRIBUTES: Final = {
     "streaming": "whether the loop waits for more (consumers)",
     "processed": "transactions that came to an outcome (loop spans)",
     "succeeded": "of those, how many succeeded (loop spans)",
+    "duplicates": "of those, how many had been done before (loop spans)",
+    "postponed": "transactions that went back to their source for later (loop spans)",
+    "duplicate": "true when a transaction had been done before",
     "failed": "of those, how many failed (loop spans)",
     "stop_reason": "why the loop ended (loop spans)",
 }
@@ -82,6 +88,18 @@ METRICS: Final = {
     "onceward.fetches.empty": Metric("counter", "{fetch}", "of those, empty ones", ("task",)),
     "onceward.slots.in_use": Metric("gauge", "{slot}", "transactions in flight now", ("task",)),
     "onceward.slots.stuck": Metric("up_down", "{slot}", "attempts given up on that still run", ("task",)),
+    "onceward.inbox.events": Metric(
+        "counter", "{event}", "attempts at events, by how they ended", ("consumer", "event_type", "outcome")
+    ),
+    "onceward.inbox.duplicates": Metric(
+        "counter", "{event}", "skipped: done before", ("consumer", "event_type")
+    ),
+    "onceward.inbox.duration": Metric(
+        "histogram", "s", "from an attempt's begin to its commit", ("consumer", "outcome")
+    ),
+    "onceward.inbox.retries": Metric(
+        "histogram", "{attempt}", "attempts before the one that did it", ("consumer",)
+    ),
     "onceward.queue.enqueued": Metric("counter", "{message}", "put on the stream", ("stream", "group")),
     "onceward.queue.read": Metric("counter", "{message}", "read as new", ("stream", "group")),
     "onceward.queue.acked": Metric("counter", "{message}", "acknowledged", ("stream", "group")),

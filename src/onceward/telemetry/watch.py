@@ -88,6 +88,8 @@ class Watch:
                 "processed": report.processed,
                 "succeeded": report.succeeded,
                 "failed": report.failed,
+                "duplicates": report.duplicates,
+                "postponed": report.postponed,
                 "stop_reason": str(report.stop_reason),
             }
         )
@@ -166,6 +168,8 @@ class Watch:
             span.set_attribute("outcome", "abandoned")
         else:
             span.set_attribute("outcome", str(outcome.status))
+            if outcome.duplicate:
+                span.set_attribute("duplicate", True)
             if outcome.error is not None:
                 _mark(span, outcome.error.message, outcome.error.category)
         span.end()
@@ -260,6 +264,8 @@ class Watch:
             _mark(
                 span, f"took longer than {step.timeout} s" if step.timeout else "ran out of time", "TIMEOUT"
             )
+        elif error is not None and getattr(error, "category", "SYSTEM") is None:
+            span.set_attribute("outcome", "postponed")
         elif error is not None:
             _mark(span, _message(error), getattr(error, "category", "SYSTEM"))
         elif self._fields and step.name in ("process", "produce"):

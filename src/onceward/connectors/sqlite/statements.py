@@ -67,7 +67,7 @@ LEASE = "UPDATE messages SET visible_at = ?, token = ?, deliveries = deliveries 
 EXTEND = "UPDATE messages SET visible_at = ? WHERE seq = ? AND token = ?"
 REMOVE = "DELETE FROM messages WHERE seq = ? AND token IS ?"
 GIVE_BACK = """
-    UPDATE messages SET visible_at = 0, token = NULL, deliveries = deliveries - 1
+    UPDATE messages SET visible_at = ?, token = NULL, deliveries = deliveries - 1
     WHERE seq = ? AND token = ?
 """
 DELAY = """

@@ -44,8 +44,8 @@ class SqliteStore:
     def remove(self, deliveries: Sequence[Held]) -> Sequence[Held]:
         return self._missed(sql.REMOVE, deliveries)
 
-    def give_back(self, key: int, token: int) -> bool:
-        return self._changed(sql.GIVE_BACK, key, token)
+    def give_back(self, key: int, token: int, visible_at: float) -> bool:
+        return self._changed(sql.GIVE_BACK, visible_at, key, token)
 
     def delay(
         self, key: int, token: int, until: float, category: ExceptionCategory | None, error: str | None
