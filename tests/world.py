@@ -47,6 +47,9 @@ from onceward.testing.clock import FakeClock
 
 Behaviour = Callable[..., Any]
 
+SHORT = 0.5
+"""Seconds: a time limit that is reached soon, but not before a thread that was held up has done what is quick."""
+
 
 @dataclass
 class After:

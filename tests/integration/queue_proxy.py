@@ -23,6 +23,8 @@ class Proxy:
         """A command: the connection that sends it is closed, before Redis gets it."""
         self.answers: dict[str, bytes] = {}
         """What to answer to a command in the place of Redis."""
+        self.mute = False
+        """Redis gets what is sent; the connection is closed in the place of its answer."""
         self._over = threading.Event()
 
     def serve(self) -> None:
@@ -71,6 +73,8 @@ class Proxy:
                 if name.encode() in data:
                     source.sendall(answer)
                     return True
+        elif self.mute:
+            return False
         target.sendall(data)
         return True
 

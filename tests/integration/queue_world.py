@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import redis
 import redis.asyncio
-from sqlalchemy import create_engine, text
+from sqlalchemy import TextClause, create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onceward.queue import (
@@ -140,6 +141,8 @@ class QueueWorld:
 
     def handler(
         self,
+        insert: TextClause = INSERT,
+        *,
         before: Callable[[QueueMessage], object] = lambda _: None,
         after: Callable[[QueueMessage], object] = lambda _: None,
     ) -> Any:
@@ -147,12 +150,12 @@ class QueueWorld:
 
         def handle(message: QueueMessage, session: Any) -> None:
             before(message)
-            session.execute(INSERT, {"id": str(message.payload)})
+            session.execute(insert, {"id": str(message.payload)})
             after(message)
 
         async def handle_async(message: QueueMessage, session: Any) -> None:
             before(message)
-            await session.execute(INSERT, {"id": str(message.payload)})
+            await session.execute(insert, {"id": str(message.payload)})
             after(message)
 
         return handle_async if self.asynchronous else handle
@@ -173,6 +176,14 @@ class QueueWorld:
         """How often Redis has been sent a command, ever."""
         stats = self.admin.info("commandstats").get(f"cmdstat_{command}", {})
         return int(stats.get("calls", 0))
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for something that happens in another thread or process."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
 
 
 @contextmanager

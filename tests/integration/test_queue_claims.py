@@ -13,7 +13,7 @@ import redis.exceptions
 
 from onceward.queue import QueueMessage, UndecodableEntryError
 from onceward.testing import servers
-from tests.integration.queue_world import QueueWorld, later
+from tests.integration.queue_world import QueueWorld, later, until
 
 
 @pytest.fixture(params=["threads", "asyncio"])
@@ -220,7 +220,13 @@ def test_run_claim_stale_works_off_a_backlog_without_a_pause_and_waits_only_when
 def test_an_idle_run_claim_stale_asks_redis_once_a_wait_and_stops_at_once(world: QueueWorld) -> None:
     consumer = world.consumer()
     before, began = world.calls("xautoclaim"), time.monotonic()
-    with later(0.5, consumer.thing.stop):
+
+    def stop_when_it_waits() -> None:
+        until(lambda: world.calls("xautoclaim") > before)
+        time.sleep(0.3)
+        consumer.thing.stop()
+
+    with later(0, stop_when_it_waits):
         consumer.run_claim_stale(handler=world.handler(), engine=world.engine, wait_ms=60_000)
     assert world.calls("xautoclaim") - before == 1
     assert time.monotonic() - began < 30

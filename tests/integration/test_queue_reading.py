@@ -74,9 +74,9 @@ def test_an_idle_consumer_costs_under_ten_commands_a_second_and_no_cpu(world: Qu
 
 @pytest.mark.req("QC-02")
 def test_a_reply_on_the_edge_of_the_clients_socket_time_out_is_not_lost(world: QueueWorld) -> None:
-    client = world.client(socket_timeout=0.2)
+    client = world.client(socket_timeout=0.5)
     consumer = world.consumer(client, block_ms=60_000)
-    with later(0.6, lambda: world.add("1")):
+    with later(1.5, lambda: world.add("1")):
         assert consumer.next().payload == 1
     assert consumer.next(500) is None
 

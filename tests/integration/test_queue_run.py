@@ -14,7 +14,7 @@ from sqlalchemy import event, text
 
 from onceward.queue import QueueError, QueueMessage, UndecodableEntryError
 from tests.integration.queue_proxy import proxy
-from tests.integration.queue_world import QueueWorld, later
+from tests.integration.queue_world import QueueWorld, later, until
 
 
 @pytest.fixture(params=["threads", "asyncio"])
@@ -75,7 +75,14 @@ def test_run_sends_the_ack_along_with_the_next_read_and_waits_when_idle(world: Q
     world.add("1")
     consumer = world.consumer(block_ms=60_000)
     handler = world.handler(after=stop_after(consumer, 2))
-    with later(0.3, lambda: world.pending() == [] and world.add("2")):
+
+    def add_when_idle() -> None:
+        try:
+            until(lambda: world.effects() == ["1"] and world.pending() == [])
+        finally:
+            world.add("2")
+
+    with later(0, add_when_idle):
         consumer.run(handler=handler, engine=world.engine)
     assert world.effects() == ["1", "2"]
     assert world.pending() == []

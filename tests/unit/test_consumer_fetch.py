@@ -22,6 +22,7 @@ from onceward.task.report import StopReason
 from onceward.task.settings import EngineSettings
 from onceward.testing.clock import FakeClock
 from tests.world import (
+    SHORT,
     After,
     Deaf,
     ListSource,
@@ -134,7 +135,7 @@ def test_fetch_gives_up_after_max_attempts(world: World) -> None:
 @pytest.mark.req("CE-11", "CE-20")
 def test_the_fetch_timeout_is_for_each_attempt(world: World) -> None:
     source = ListSource(script=[After(0.25, OSError()), After(0.25, OSError()), After(0.25, transactions(1))])
-    report = world.consume(world.consumer(source=source), consuming(fetch=retry(3, timeout=0.6)))
+    report = world.consume(world.consumer(source=source), consuming(fetch=retry(3, timeout=0.7)))
     assert report.succeeded == 1
     assert report.timed_out == 0
 
@@ -142,7 +143,7 @@ def test_the_fetch_timeout_is_for_each_attempt(world: World) -> None:
 @pytest.mark.req("CE-11")
 def test_a_fetch_that_times_out_is_tried_again(world: World) -> None:
     source = ListSource(script=[FOREVER, transactions(1)])
-    report = world.consume(world.consumer(source=source), consuming(fetch=retry(2, timeout=0.1)))
+    report = world.consume(world.consumer(source=source), consuming(fetch=retry(2, timeout=SHORT)))
     assert report.succeeded == 1
     assert (report.timed_out, report.retries) == (1, 1)
 
@@ -178,7 +179,7 @@ def test_a_fetch_error_of_the_packages_own_keeps_its_text_and_cause(world: World
 def test_a_fetch_that_times_out_for_good_surfaces_as_a_timeout(world: World) -> None:
     source = ListSource(script=[FOREVER, FOREVER])
     with pytest.raises(FetchTimeoutException) as raised:
-        world.consume(world.consumer(source=source), consuming(fetch=retry(2, timeout=0.05)))
+        world.consume(world.consumer(source=source), consuming(fetch=retry(2, timeout=SHORT)))
     assert isinstance(raised.value, TimeoutError)
     assert raised.value.category is ExceptionCategory.TIMEOUT
     assert raised.value.__cause__ is not None
@@ -190,7 +191,7 @@ def test_what_counts_is_how_the_last_attempt_ended(world: World) -> None:
     cause = OSError()
     source = ListSource(script=[FOREVER, cause])
     with pytest.raises(FetchException) as raised:
-        world.consume(world.consumer(source=source), consuming(fetch=retry(2, timeout=0.1)))
+        world.consume(world.consumer(source=source), consuming(fetch=retry(2, timeout=SHORT)))
     assert not isinstance(raised.value, FetchTimeoutException)
     assert raised.value.__cause__ is cause
 
@@ -208,17 +209,17 @@ def test_a_fetch_that_does_not_end_even_then_does_not_hold_the_call(world: World
     stuck = Deaf(never)
     task = world.consumer(source=ListSource(script=[stuck]), settings=EngineSettings(stuck_grace=0.1))
     with pytest.raises(FetchTimeoutException):
-        world.consume_then(task, consuming(fetch=retry(3, timeout=0.1)), never.set)
+        world.consume_then(task, consuming(fetch=retry(3, timeout=SHORT)), never.set)
     assert not stuck.gave_up
 
 
 @pytest.mark.req("CE-20")
 def test_a_stuck_fetch_is_in_the_report(world: World) -> None:
     never = threading.Event()
-    source = ListSource(script=[Deaf(never, limit=1.5)])
+    source = ListSource(script=[Deaf(never)])
     task = world.consumer(source=source, settings=EngineSettings(stuck_grace=0.1))
     with pytest.raises(FetchTimeoutException) as raised:
-        world.consume_then(task, consuming(fetch=retry(3, timeout=0.1)), never.set)
+        world.consume_then(task, consuming(fetch=retry(3, timeout=SHORT)), never.set)
     assert len(source.asked) == 1
     assert raised.value.report is not None
     assert raised.value.report.stuck == 1

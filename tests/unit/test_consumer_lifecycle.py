@@ -15,6 +15,7 @@ from onceward.task.report import StopReason
 from onceward.task.work import Outcome, Status
 from onceward.testing.clock import FakeClock
 from tests.world import (
+    SHORT,
     Exactly,
     ListSource,
     World,
@@ -434,7 +435,7 @@ def test_what_an_interrupted_attempt_raises_is_the_cause_of_its_timeout(world: W
 
     task = world.consumer()
     type(task).process_transaction = process
-    ended = outcome(world, task, consuming(process=retry(1, timeout=0.05)))
+    ended = outcome(world, task, consuming(process=retry(1, timeout=SHORT)))
     assert ended.error is not None
     assert ended.error.category is TIMEOUT
     assert ended.error.__cause__ is raised

@@ -23,6 +23,7 @@ from onceward.task.exceptions import (
 from onceward.task.mixins.policies import EmptyQueuePolicy
 from onceward.task.report import StopReason
 from tests.world import (
+    SHORT,
     After,
     ListSource,
     Until,
@@ -126,12 +127,12 @@ def test_short_batches_leave_room_for_the_next(world: World) -> None:
 def test_the_report_adds_up(world: World) -> None:
     ends: dict[str, Any] = {"t1": business(), "t2": system(), "t3": OSError(), "t4": FOREVER}
     task = world.consumer(lambda each: ends.get(each.id), source=ListSource(transactions(8)))
-    report = world.consume(task, consuming(batch=3, process=retry(2, timeout=0.1)))
+    report = world.consume(task, consuming(batch=3, process=retry(2, timeout=SHORT)))
     assert (report.processed, report.succeeded, report.failed) == (8, 4, 4)
     assert report.failed_by_category == {BUSINESS: 1, SYSTEM: 2, TIMEOUT: 1}
     assert (report.timed_out, report.stuck, report.abandoned, report.unstarted) == (2, 0, 0, 0)
     assert (report.retries, report.fetches, report.empty_fetches) == (3, 4, 1)
-    assert 0.2 <= report.duration < 30
+    assert 2 * SHORT <= report.duration < 30
 
 
 @pytest.mark.req("CE-31")
@@ -175,9 +176,10 @@ def test_stop_from_a_handler_ends_the_loop_after_its_batch(world: World, mode: s
 
 @pytest.mark.req("CE-31")
 def test_stop_ends_the_wait_for_an_empty_source_at_once(world: World) -> None:
-    task = world.consumer()
+    source = ListSource()
+    task = world.consumer(source=source)
     timer = threading.Timer(0.1, task.stop)
-    timer.start()
+    source.on_fetch = timer.start
     policy = consuming(streaming=True, empty_queue=EmptyQueuePolicy(backoff=3600, backoff_cap=0))
     report = within(20, world.consume, task, policy)
     timer.join()
@@ -187,9 +189,10 @@ def test_stop_ends_the_wait_for_an_empty_source_at_once(world: World) -> None:
 
 @pytest.mark.req("CE-31")
 def test_stop_ends_the_backoff_of_a_fetch_at_once(world: World) -> None:
-    task = world.consumer(source=ListSource(script=[OSError()]))
+    source = ListSource(script=[OSError()])
+    task = world.consumer(source=source)
     timer = threading.Timer(0.1, task.stop)
-    timer.start()
+    source.on_fetch = timer.start
     report = within(20, world.consume, task, consuming(fetch=retry(2, backoff=3600)))
     timer.join()
     assert report.stop_reason is StopReason.STOPPED
@@ -231,11 +234,18 @@ def test_stopping_twice_is_stopping_once(world: World) -> None:
 
 @pytest.mark.req("CE-31")
 def test_stop_ends_all_calls_that_run(world: World) -> None:
-    task, _ = endless(world, process=lambda _: After(0.001))
-    timer = threading.Timer(0.1, task.stop)
-    timer.start()
-    reports = within(20, world.run_together, *[(task.consume_transactions, consuming(batch=3))] * 3)
-    timer.join()
+    task, source = endless(world, process=lambda _: After(0.001))
+    policies = [consuming(batch=3, extra={"call": number}) for number in range(3)]
+
+    def stop_when_all_run() -> None:
+        while len({extra["call"] for _, extra in list(source.asked)}) < 3:
+            time.sleep(0.001)
+        task.stop()
+
+    stopper = threading.Thread(target=stop_when_all_run, daemon=True)
+    stopper.start()
+    reports = within(20, world.run_together, *((task.consume_transactions, policy) for policy in policies))
+    stopper.join()
     assert [report.stop_reason for report in reports] == [StopReason.STOPPED] * 3
 
 
@@ -304,7 +314,8 @@ def run_process(mode: str, body: str, *signals: int) -> tuple[int, list[str]]:
     first = process.stdout.readline()
     for number in signals:
         process.send_signal(number)
-        time.sleep(0.2)
+        # Long enough for it to have noticed, though it may have been held up.
+        time.sleep(SHORT)
     try:
         rest, errors = process.communicate("\n", timeout=20)
     except subprocess.TimeoutExpired:

@@ -15,6 +15,7 @@ from onceward.task.exceptions import ConsumerLoopTimeoutException, ExceptionCate
 from onceward.task.report import StopReason
 from onceward.task.settings import EngineSettings
 from tests.world import (
+    SHORT,
     After,
     Deaf,
     ListSource,
@@ -115,7 +116,7 @@ def test_a_slow_retry_does_not_idle_the_other_slots(world: World) -> None:
         success=lambda given, _: done.append(given.id),
         source=ListSource(transactions(6)),
     )
-    world.consume(task, consuming(concurrency=2, process=retry(2, backoff=0.3)))
+    world.consume(task, consuming(concurrency=2, process=retry(2, backoff=1.0)))
     assert done[-1] == "t0"
 
 
@@ -278,7 +279,7 @@ def test_a_call_that_ended_leaves_nobody_in_line_for_an_id(world: World) -> None
         15,
         world.consume_in_turn,
         task,
-        consuming(concurrency=2, timeout=0.2),
+        consuming(concurrency=2, timeout=2 * SHORT),
         consuming(concurrency=2, limit=2),
     )
     assert isinstance(ends[0], ConsumerLoopTimeoutException)
@@ -295,7 +296,7 @@ def test_one_whose_id_is_stuck_fails_as_timeout_and_is_not_started(world: World)
         source=ListSource([x(1), x(2), x(3)]),
         settings=EngineSettings(stuck_grace=0.1),
     )
-    report = world.consume_then(task, consuming(concurrency=3, process=retry(3, timeout=0.1)), never.set)
+    report = world.consume_then(task, consuming(concurrency=3, process=retry(3, timeout=SHORT)), never.set)
     timeout = ExceptionCategory.TIMEOUT
     assert sorted(ends) == [(1, timeout), (2, timeout), (3, timeout)]
     assert world.steps_of("x").count("process") == 1
@@ -305,15 +306,15 @@ def test_one_whose_id_is_stuck_fails_as_timeout_and_is_not_started(world: World)
 @pytest.mark.req("CE-34")
 def test_an_id_is_free_again_when_its_stuck_attempt_has_ended(world: World) -> None:
     end = threading.Event()
-    # The second delivery is fetched when the first attempt has had the time to leave.
-    source = ListSource(script=[[x(1)], After(0.3, [x(2)])])
+    # The second delivery is fetched when the first attempt has left.
+    source = ListSource(script=[[x(1)], Until(lambda: not task._engine.ids.holders, [x(2)])])
     source.on_fetch = lambda: end.set() if len(source.asked) == 2 else None
     task = world.consumer(
         lambda each: Deaf(end) if each.payload == 1 else "fine",
         source=source,
         settings=EngineSettings(stuck_grace=0.05),
     )
-    report = world.consume(task, consuming(process=retry(1, timeout=0.1)))
+    report = world.consume(task, consuming(process=retry(1, timeout=SHORT)))
     assert (report.failed, report.succeeded, report.stuck) == (1, 1, 1)
 
 

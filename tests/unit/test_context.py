@@ -21,7 +21,18 @@ from onceward.task.mixins.utils import (
     with_context_async,
 )
 from onceward.testing import record
-from tests.world import After, ListSource, World, consuming, results, retry, system, transactions
+from tests.world import (
+    SHORT,
+    After,
+    ListSource,
+    Until,
+    World,
+    consuming,
+    results,
+    retry,
+    system,
+    transactions,
+)
 
 marker: contextvars.ContextVar[str] = contextvars.ContextVar("marker", default="unset")
 
@@ -69,13 +80,14 @@ def test_transactions_see_what_the_caller_set(world: World) -> None:
 def test_a_retry_after_a_timeout_keeps_its_transactions_context(world: World) -> None:
     seen: list[str] = []
 
-    def process(transaction: Transaction) -> After | None:
+    def process(transaction: Transaction) -> Until | None:
         seen.append(marker.get())
         marker.set(transaction.id)
-        return After(0.2) if len(seen) == 1 else None
+        return Until(lambda: False) if len(seen) == 1 else None
 
     world.consume(
-        world.consumer(process, source=ListSource(transactions(1))), consuming(process=retry(2, timeout=0.03))
+        world.consumer(process, source=ListSource(transactions(1))),
+        consuming(process=retry(2, timeout=SHORT)),
     )
     assert seen == ["unset", "t0"]
 
@@ -147,8 +159,8 @@ def test_run_with_timeout_raises_at_the_deadline_and_interrupts_the_thread() -> 
             interrupted.set()
             raise
 
-    with pytest.raises(TimeoutError, match=r"took longer than 0\.05 s"):
-        run_with_timeout(spin, 0.05)
+    with pytest.raises(TimeoutError, match=r"took longer than 0\.5 s"):
+        run_with_timeout(spin, 0.5)
     assert interrupted.wait(10)
 
 
@@ -186,9 +198,10 @@ def test_code_that_polls_learns_that_its_attempt_is_over() -> None:
     def process(transaction: Transaction) -> None:
         if len(polled) > 1:
             return
-        polled.append(cancel_requested())
         try:
-            time.sleep(0.2)
+            polled.append(cancel_requested())
+            for _ in range(3000):
+                time.sleep(0.01)
         finally:
             polled.append(cancel_requested())
 
@@ -196,7 +209,7 @@ def test_code_that_polls_learns_that_its_attempt_is_over() -> None:
         polled.append(cancel_requested())
 
     task = world.consumer(process, exception=exception, source=ListSource(transactions(1)))
-    world.consume(task, consuming(process=retry(timeout=0.05)))
+    world.consume(task, consuming(process=retry(timeout=0.5)))
     assert polled == [False, True, False]
 
 

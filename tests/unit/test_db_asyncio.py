@@ -78,7 +78,7 @@ def test_a_cancelled_task_rolls_back_and_gives_its_connection_back(run: Run) -> 
 
 SLOW = {
     "sqlite": """
-        WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000)
+        WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000000)
         SELECT i FROM n ORDER BY i DESC LIMIT 2 -- sorted: not even the first row is there before the last
     """,
     "postgresql": "SELECT pg_sleep(1)",
@@ -190,7 +190,7 @@ def test_a_session_that_waits_for_a_connection_can_be_cancelled(run: Run) -> Non
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await AsyncDbSession(engine).__aenter__()
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 4
             await session.execute(INSERT, {"id": 1})
         assert await count(engine) == 1
 

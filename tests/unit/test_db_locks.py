@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table
 
 from onceward.db import LockTimeoutError, RowError
-from onceward.db.locks import _key
+from onceward.db.locks import key_of
 from onceward.task.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
@@ -154,4 +154,4 @@ def test_a_number_beyond_64_bits_is_no_lock(database: Database) -> None:
 
 
 def test_a_name_has_the_same_key_in_every_process_and_version() -> None:
-    assert _key("reports") == 7823569523252811056
+    assert key_of("reports") == 7823569523252811056

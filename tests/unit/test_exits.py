@@ -110,8 +110,16 @@ def test_work_in_flight_finishes_before_an_exit_goes_on(
     world: World, exit_: type[BaseException], limit: float | None
 ) -> None:
     ended: list[str] = []
+    leaving: list[bool] = []
+
+    def all_are_in_flight() -> bool:
+        leaving.extend([True] * (len(world.calls) >= 3))
+        return bool(leaving)
+
     task = world.consumer(
-        lambda each: After(0.05, exit_()) if each.id == "t0" else After(0.3),
+        lambda each: (
+            Until(all_are_in_flight, exit_()) if each.id == "t0" else Until(lambda: leaving, After(0.8))
+        ),
         success=lambda each, _: ended.append(each.id),
         source=ListSource(transactions(6)),
     )
@@ -129,8 +137,18 @@ def test_work_in_flight_finishes_before_an_exit_of_the_connector_goes_on(
     world: World, exit_: type[BaseException]
 ) -> None:
     ended: list[str] = []
-    source = SettlingSource(script=[transactions(2), After(0.05, exit_())])
-    task = world.consumer(lambda _: After(0.3), success=lambda each, _: ended.append(each.id), source=source)
+    leaving: list[bool] = []
+
+    def all_are_in_flight() -> bool:
+        leaving.extend([True] * (len(world.calls) >= 2))
+        return bool(leaving)
+
+    source = SettlingSource(script=[transactions(2), Until(all_are_in_flight, exit_())])
+    task = world.consumer(
+        lambda _: Until(lambda: leaving, After(0.3)),
+        success=lambda each, _: ended.append(each.id),
+        source=source,
+    )
     with pytest.raises(exit_):
         world.consume_then(task, consuming(concurrency=4, mode="continuous"), lambda: ended.append("call"))
     assert sorted(ended[:-1]) == ["t0", "t1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -10,11 +11,14 @@ from onceward.task.settings import EngineSettings
 from onceward.telemetry.catalogue import METRICS
 from onceward.testing import Recording, record
 from tests.world import (
-    After,
+    SHORT,
+    Deaf,
     ListSource,
+    Until,
     World,
     business,
     consuming,
+    resolve,
     results,
     retry,
     system,
@@ -30,9 +34,9 @@ def recording() -> Iterator[Recording]:
 
 @pytest.mark.req("CE-26")
 def test_outcomes_are_counted_by_category(world: World, recording: Recording) -> None:
-    process = results(1, business(), system(), After(1))
+    process = results(1, business(), system(), Until(lambda: False))
     task = world.consumer(process, source=ListSource(transactions(4)))
-    world.consume(task, consuming(process=retry(timeout=0.05)))
+    world.consume(task, consuming(process=retry(timeout=SHORT)))
     assert recording.metric("onceward.transactions.processed", task="Orders") == 4
     assert recording.metric("onceward.transactions.succeeded") == 1
     for category in ("BUSINESS", "SYSTEM", "TIMEOUT"):
@@ -68,12 +72,19 @@ def test_slots_in_use_are_shown_while_they_are_in_use(world: World, recording: R
 
 def test_a_stuck_attempt_shows_as_stuck_until_it_ends(recording: Recording) -> None:
     world = World("threads")
+    end = threading.Event()
     task = world.consumer(
-        results(After(0.4)), source=ListSource(transactions(1)), settings=EngineSettings(stuck_grace=0.05)
+        lambda _: Deaf(end, limit=30),
+        source=ListSource(transactions(1)),
+        settings=EngineSettings(stuck_grace=0.05),
     )
-    report = world.consume(task, consuming(process=retry(timeout=0.05)))
-    assert report.stuck == 1
-    assert recording.metric("onceward.slots.stuck") == 1
+    try:
+        report = world.consume(task, consuming(process=retry(timeout=SHORT)))
+        assert report.stuck == 1
+        assert recording.metric("onceward.slots.stuck") == 1
+    finally:
+        end.set()
+    resolve(Until(lambda: recording.metric("onceward.slots.stuck") == 0))
 
 
 def test_every_metric_that_is_made_is_in_the_catalogue(world: World, recording: Recording) -> None:

@@ -24,7 +24,18 @@ from onceward.task.mixins.producer import AsyncProducerMixin, ProducerMixin
 from onceward.task.report import StopReason
 from onceward.task.work import Status
 from onceward.testing.clock import FakeClock
-from tests.world import Until, World, business, producing, results, retry, system, timeout, transactions
+from tests.world import (
+    SHORT,
+    Until,
+    World,
+    business,
+    producing,
+    results,
+    retry,
+    system,
+    timeout,
+    transactions,
+)
 
 BUSINESS, SYSTEM, TIMEOUT = ExceptionCategory
 FOREVER = Until(lambda: False)
@@ -439,7 +450,7 @@ def test_the_exception_handler_does_not_run_after_a_success(world: World) -> Non
 @pytest.mark.req("PE-17", "PE-12")
 def test_a_lifecycle_that_ends_in_its_exception_handler_does_not_enter_it_again(world: World) -> None:
     task = world.producer(results(business()), exception=lambda *_: FOREVER)
-    ended = outcome(world, task, producing(exception=retry(3), transaction_timeout=0.1))
+    ended = outcome(world, task, producing(exception=retry(3), transaction_timeout=SHORT))
     assert world.steps_of("t0") == ["produce", "exception"]
     assert (ended.status, ended.error.category) == (Status.FAILED, TIMEOUT)
 
@@ -450,7 +461,7 @@ def test_a_lifecycle_that_ends_in_its_exception_handler_does_not_enter_it_again(
 @pytest.mark.req("PE-06", "PE-05")
 def test_a_produce_attempt_that_times_out_is_retried(world: World) -> None:
     task = world.producer(results(FOREVER, "sent"), success=lambda *_: None)
-    report = world.produce(task, [ONE], producing(produce=retry(2, timeout=0.1)))
+    report = world.produce(task, [ONE], producing(produce=retry(2, timeout=SHORT)))
     assert world.steps_of("t0") == ["produce", "produce", "success"]
     assert (report.succeeded, report.timed_out, report.retries) == (1, 1, 1)
 
@@ -470,7 +481,7 @@ def test_a_produce_step_that_times_out_for_good_is_a_transaction_exception_of_ca
 @pytest.mark.req("PE-06", "PE-07")
 def test_a_success_handler_that_times_out_is_retried_and_then_told_as_timeout(world: World) -> None:
     task = world.producer(success=lambda *_: FOREVER, exception=lambda *_: None)
-    world.produce(task, [ONE], producing(success=retry(2, timeout=0.1)))
+    world.produce(task, [ONE], producing(success=retry(2, timeout=SHORT)))
     assert world.steps_of("t0") == ["produce", "success", "success", "exception"]
     [(_, error)] = world.errors
     assert (type(error), error.category) == (TransactionException, TIMEOUT)
@@ -479,7 +490,7 @@ def test_a_success_handler_that_times_out_is_retried_and_then_told_as_timeout(wo
 @pytest.mark.req("PE-06", "PE-08")
 def test_an_exception_handler_that_times_out_is_retried_and_then_the_outcome(world: World) -> None:
     task = world.producer(results(business()), exception=lambda *_: FOREVER)
-    ended = outcome(world, task, producing(exception=retry(2, timeout=0.1)))
+    ended = outcome(world, task, producing(exception=retry(2, timeout=SHORT)))
     assert world.steps_of("t0") == ["produce", "exception", "exception"]
     assert (type(ended.error), ended.error.category) == (TransactionException, TIMEOUT)
 
@@ -530,7 +541,7 @@ def test_what_a_timed_out_attempt_returns_after_all_is_discarded(world: World) -
             got.append(result)
 
     task = (AsyncStubborn if world.asynchronous else Stubborn)(connectors={})
-    report = world.produce(task, [ONE], producing(produce=retry(2, timeout=0.1)))
+    report = world.produce(task, [ONE], producing(produce=retry(2, timeout=SHORT)))
     assert got == ["in time"]
     assert (report.succeeded, report.timed_out) == (1, 1)
 
@@ -562,7 +573,7 @@ def test_a_timed_out_attempt_has_ended_before_the_next_begins(world: World) -> N
                 running.pop()
 
     task = (AsyncSlow if world.asynchronous else Slow)(connectors={})
-    world.produce(task, [ONE], producing(produce=retry(3, timeout=0.1)))
+    world.produce(task, [ONE], producing(produce=retry(3, timeout=SHORT)))
     assert together == [1, 1, 1]
 
 

@@ -29,6 +29,7 @@ from onceward.task.mixins.policies import ProducerPolicy
 from onceward.task.report import Report, StopReason
 from onceward.task.settings import EngineSettings
 from tests.world import (
+    SHORT,
     After,
     Until,
     World,
@@ -325,7 +326,7 @@ def test_a_call_that_gave_up_waiting_for_an_id_does_not_keep_it_from_the_next(wo
 @pytest.mark.req("PE-12")
 def test_transaction_timeout_bounds_every_lifecycle_by_itself(world: World) -> None:
     task = world.producer(lambda transaction: FOREVER if transaction.payload % 2 else None)
-    report = world.produce(task, transactions(6), producing(transaction_timeout=0.1))
+    report = world.produce(task, transactions(6), producing(transaction_timeout=SHORT))
     assert report.failed_by_category == {BUSINESS: 0, SYSTEM: 0, TIMEOUT: 3}
     assert (report.succeeded, report.timed_out) == (3, 3)
 
@@ -333,7 +334,7 @@ def test_transaction_timeout_bounds_every_lifecycle_by_itself(world: World) -> N
 @pytest.mark.req("PE-12")
 def test_transaction_timeout_counts_retries_and_backoff(world: World) -> None:
     task = world.producer(results(system()), exception=lambda *_: None)
-    policy = producing(produce=retry(1000, backoff=0.05, backoff_multiplier=1.0), transaction_timeout=0.3)
+    policy = producing(produce=retry(1000, backoff=0.05, backoff_multiplier=1.0), transaction_timeout=SHORT)
     report = world.produce(task, transactions(1), policy)
     [(_, error)] = world.errors
     assert error.category is TIMEOUT
@@ -356,20 +357,20 @@ def test_the_exception_handler_of_a_timed_out_lifecycle_has_its_own_time(world: 
 def test_loop_timeout_is_a_plain_timeout_error_that_carries_the_report(world: World) -> None:
     task = world.producer(lambda transaction: FOREVER if transaction.payload == 2 else None)
     with pytest.raises(TimeoutError) as raised:
-        world.produce(task, transactions(10), producing(batch=5, timeout=0.5))
+        world.produce(task, transactions(10), producing(batch=5, timeout=2 * SHORT))
     assert isinstance(raised.value, ProducerLoopTimeoutException)
     report = raised.value.report
     assert report is not None
     assert (report.succeeded, report.abandoned, report.unstarted) == (2, 1, 2)
     assert report.stop_reason is StopReason.TIMEOUT
-    assert report.duration >= 0.5
+    assert report.duration >= 2 * SHORT
 
 
 @pytest.mark.req("PE-12", "PE-13")
 def test_loop_timeout_starts_nothing_more(world: World) -> None:
     task = world.producer(lambda _: FOREVER)
     with pytest.raises(ProducerLoopTimeoutException):
-        world.produce(task, transactions(10), producing(batch=4, concurrency=2, timeout=0.2))
+        world.produce(task, transactions(10), producing(batch=4, concurrency=2, timeout=2 * SHORT))
     assert Counter(step for step, _ in world.calls) == {"produce": 2}
 
 
@@ -403,7 +404,7 @@ def test_loop_timeout_bounds_an_input_that_yields_nothing(world: World) -> None:
     try:
         given: Any = source_async() if world.asynchronous else source()
         with pytest.raises(ProducerLoopTimeoutException) as raised:
-            world.produce(world.producer(), given, producing(batch=2, timeout=0.3))
+            world.produce(world.producer(), given, producing(batch=2, timeout=2 * SHORT))
         assert time.monotonic() - began < LONG / 2
         assert raised.value.report is not None
         assert raised.value.report.succeeded == 2
@@ -426,7 +427,7 @@ def test_loop_timeout_loses_no_transaction_of_a_batch_that_was_not_full_yet(worl
 
     given: Any = source_async() if world.asynchronous else source()
     with pytest.raises(ProducerLoopTimeoutException) as raised:
-        world.produce(world.producer(), given, producing(batch=10, timeout=0.3))
+        world.produce(world.producer(), given, producing(batch=10, timeout=2 * SHORT))
     report = raised.value.report
     assert report is not None
     assert report.processed + report.unstarted == 3
@@ -457,14 +458,14 @@ def test_loop_timeout_does_not_wait_for_an_attempt_that_cannot_be_interrupted(wo
 
     def call() -> Any:
         try:
-            return task.produce_transactions(transactions(1), producing(timeout=0.2))
+            return task.produce_transactions(transactions(1), producing(timeout=2 * SHORT))
         finally:
             took.append(time.monotonic() - began)
             released.set()
 
     async def call_async() -> Any:
         try:
-            return await task.produce_transactions(transactions(1), producing(timeout=0.2))
+            return await task.produce_transactions(transactions(1), producing(timeout=2 * SHORT))
         finally:
             took.append(time.monotonic() - began)
             released.set()
@@ -588,10 +589,16 @@ def test_stop_before_a_call_ends_that_call_and_only_that(world: World) -> None:
 
 def test_stop_from_another_thread_ends_an_endless_call(world: World) -> None:
     task = world.producer()
-    timer = threading.Timer(0.1, task.stop)
-    timer.start()
+
+    def stop_when_it_runs() -> None:
+        while len(world.calls) < 20:
+            time.sleep(0.001)
+        task.stop()
+
+    stopper = threading.Thread(target=stop_when_it_runs)
+    stopper.start()
     report = world.produce(task, (Transaction(payload=None) for _ in iter(int, 1)))
-    timer.join()
+    stopper.join()
     assert report.stop_reason is StopReason.STOPPED
     assert report.succeeded > 0
 
@@ -858,7 +865,7 @@ def test_an_exit_in_user_code_gives_back_slot_and_id(world: World) -> None:
 def test_a_loop_timeout_gives_back_slots_and_ids(world: World) -> None:
     task = world.producer(results(FOREVER, FOREVER, None))
     with pytest.raises(ProducerLoopTimeoutException):
-        world.produce(task, transactions(2), producing(concurrency=2, timeout=0.2))
+        world.produce(task, transactions(2), producing(concurrency=2, timeout=2 * SHORT))
     assert world.produce(task, transactions(2), producing(concurrency=2, timeout=LONG)).succeeded == 2
 
 
@@ -949,7 +956,7 @@ class Orders(ProducerTask):
         if len(calls) == 1:
             # The caller may not even have come to wait for the end of its call.
             signal.raise_signal(signal.SIGINT)
-            time.sleep(0.5)
+            time.sleep(1.0)
 
     def handle_produce_success(self, transaction, result):
         calls.append("success")
@@ -1020,7 +1027,7 @@ class Orders(AsyncProducerTask):
             try:
                 await asyncio.sleep(0.01)
             except asyncio.CancelledError:
-                threading.Timer(0.5, released.set).start()
+                threading.Timer(1.0, released.set).start()
 
 policy = ProducerPolicy(steps=ProducerSteps(produce=ProducePolicy(retry=RetryPolicy(timeout=0.1))))
 report = asyncio.run(Orders(connectors={}).produce_transactions([Transaction()], policy))
@@ -1057,7 +1064,7 @@ def test_the_slot_of_a_stuck_attempt_is_taken_over_and_the_others_go_on(world: W
     seen: list[str] = []
     type(task).handle_produce_exception = world.handler(lambda t, exc: seen.append(exc.category))
     type(task).handle_produce_success = world.handler(lambda t, _: released.set() if t.payload == 4 else None)
-    policy = producing(produce=retry(3, timeout=0.1), concurrency=1)
+    policy = producing(produce=retry(3, timeout=SHORT), concurrency=1)
     report = world.produce(task, transactions(5), policy)
     assert (report.succeeded, report.failed_by_category[TIMEOUT], report.stuck) == (4, 1, 1)
     assert seen == [TIMEOUT]

@@ -14,6 +14,7 @@ import pytest
 import redis
 import redis.asyncio
 
+from onceward.now import now
 from onceward.queue import (
     AsyncQueueConsumer,
     AsyncRedisStreamsQueue,
@@ -26,7 +27,6 @@ from onceward.queue import (
     UndecodableEntryError,
     entries,
 )
-from onceward.queue.now import now
 from onceward.task.exceptions import ConfigurationError, OncewardError
 
 GIVEN: dict[str, Any] = {"stream_key": "orders", "consumer_group": "billing", "consumer_name": "one"}

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from onceward.task.mixins.utils import cancel_requested
 from onceward.task.settings import EngineSettings
 from onceward.task.work import Outcome, Status
 from tests.world import (
+    SHORT,
     After,
     Deaf,
     ListSource,
@@ -64,20 +66,24 @@ class Spans:
 
 
 def deaf_for(world: World, seconds: float, spans: Spans) -> Any:
-    """A method that takes its time, whoever asks it to stop."""
+    """A method that takes its time once it has been asked to stop."""
 
     def method(task: Any, *_: Any) -> None:
         with spans:
-            time.sleep(seconds)
+            try:
+                while True:
+                    time.sleep(0.005)
+            except AttemptInterrupted:
+                time.sleep(seconds)
 
     async def method_async(task: Any, *_: Any) -> None:
-        end = time.monotonic() + seconds
+        end = inf
         with spans:
             while time.monotonic() < end:
                 try:
                     await asyncio.sleep(0.005)
                 except asyncio.CancelledError:
-                    continue
+                    end = min(end, time.monotonic() + seconds)
 
     return method_async if world.asynchronous else method
 
@@ -88,7 +94,7 @@ def deaf_for(world: World, seconds: float, spans: Spans) -> Any:
 @pytest.mark.req("CE-20", "CE-05")
 def test_an_attempt_of_process_that_times_out_is_tried_again(world: World) -> None:
     task = world.consumer(results(FOREVER, FOREVER, "done"), success=results(None), exception=results(None))
-    ended = outcome(world, task, consuming(process=retry(3, timeout=0.05)))
+    ended = outcome(world, task, consuming(process=retry(3, timeout=SHORT)))
     assert ended.result == "done"
     assert world.steps_of("t0") == ["process"] * 3 + ["success"]
 
@@ -96,7 +102,7 @@ def test_an_attempt_of_process_that_times_out_is_tried_again(world: World) -> No
 @pytest.mark.req("CE-20")
 def test_a_step_that_only_times_out_fails_as_timeout(world: World) -> None:
     task = world.consumer(results(FOREVER), exception=results(None), source=ListSource([ONE]))
-    report = world.consume(task, consuming(process=retry(2, timeout=0.05)))
+    report = world.consume(task, consuming(process=retry(2, timeout=SHORT)))
     assert world.steps_of("t0") == ["process", "process", "exception"]
     assert world.errors[0][1].category is TIMEOUT
     assert report.failed_by_category == {BUSINESS: 0, SYSTEM: 0, TIMEOUT: 1}
@@ -106,7 +112,7 @@ def test_a_step_that_only_times_out_fails_as_timeout(world: World) -> None:
 @pytest.mark.req("CE-20", "CE-07")
 def test_an_attempt_of_the_success_handler_that_times_out_is_tried_again(world: World) -> None:
     task = world.consumer(results("r"), success=results(FOREVER, None), exception=results(None))
-    ended = outcome(world, task, consuming(success=retry(2, timeout=0.05)))
+    ended = outcome(world, task, consuming(success=retry(2, timeout=SHORT)))
     assert ended.status is Status.SUCCEEDED
     assert world.steps_of("t0") == ["process", "success", "success"]
 
@@ -121,14 +127,14 @@ def test_an_exception_handler_that_only_times_out_is_a_timeout_in_the_end(world:
 
 @pytest.mark.req("CE-20")
 def test_a_step_timeout_is_for_each_attempt_and_each_step_not_for_their_sum(world: World) -> None:
-    slow = After(0.15, OSError())
+    slow = After(0.25, OSError())
     task = world.consumer(
-        results(slow, slow, After(0.15, "r")),
+        results(slow, slow, After(0.25, "r")),
         success=results(slow, slow, slow),
-        exception=results(slow, slow, After(0.15)),
+        exception=results(slow, slow, After(0.25)),
         source=ListSource([ONE]),
     )
-    limit = retry(3, timeout=0.4)
+    limit = retry(3, timeout=0.7)
     report = world.consume(task, consuming(process=limit, success=limit, exception=limit))
     assert report.timed_out == 0
     assert world.steps_of("t0") == ["process"] * 3 + ["success"] * 3 + ["exception"] * 3
@@ -137,7 +143,7 @@ def test_a_step_timeout_is_for_each_attempt_and_each_step_not_for_their_sum(worl
 @pytest.mark.req("CE-20")
 def test_backoff_does_not_count_as_time_of_an_attempt(world: World) -> None:
     task = world.consumer(results(OSError(), "r"))
-    ended = outcome(world, task, consuming(process=retry(2, timeout=0.25, backoff=0.3)))
+    ended = outcome(world, task, consuming(process=retry(2, timeout=SHORT, backoff=SHORT + 0.1)))
     assert ended.status is Status.SUCCEEDED
 
 
@@ -175,7 +181,7 @@ def test_a_handler_may_use_timeouts_of_its_own(world: World) -> None:
 @pytest.mark.req("CE-19")
 def test_a_lifecycle_that_takes_too_long_in_one_attempt_fails_as_timeout(world: World) -> None:
     task = world.consumer(results(FOREVER), success=results(None), exception=results(None))
-    ended = outcome(world, task, consuming(process=retry(5), transaction_timeout=0.1))
+    ended = outcome(world, task, consuming(process=retry(5), transaction_timeout=SHORT))
     assert world.steps_of("t0") == ["process", "exception"]
     assert ended.error is not None
     assert ended.error.category is TIMEOUT
@@ -186,7 +192,7 @@ def test_attempts_and_steps_add_up_in_a_lifecycle(world: World) -> None:
     task = world.consumer(
         results(After(0.2, OSError()), After(0.2, "r")), success=results(FOREVER), exception=results(None)
     )
-    ended = outcome(world, task, consuming(process=retry(2), transaction_timeout=0.8))
+    ended = outcome(world, task, consuming(process=retry(2), transaction_timeout=1.2))
     assert world.steps_of("t0") == ["process", "process", "success", "exception"]
     assert ended.error is not None
     assert ended.error.category is TIMEOUT
@@ -196,7 +202,7 @@ def test_attempts_and_steps_add_up_in_a_lifecycle(world: World) -> None:
 def test_backoff_counts_as_time_of_the_lifecycle(world: World) -> None:
     task = world.consumer(results(OSError("x")), exception=results(None))
     began = time.monotonic()
-    ended = outcome(world, task, consuming(process=retry(9, backoff=30), transaction_timeout=0.2))
+    ended = outcome(world, task, consuming(process=retry(9, backoff=30), transaction_timeout=SHORT))
     assert time.monotonic() - began < 15
     assert world.steps_of("t0") == ["process", "exception"]
     assert ended.error is not None
@@ -205,8 +211,8 @@ def test_backoff_counts_as_time_of_the_lifecycle(world: World) -> None:
 
 @pytest.mark.req("CE-19")
 def test_waiting_for_a_slot_is_not_time_of_the_lifecycle(world: World) -> None:
-    task = world.consumer(lambda _: After(0.1), source=ListSource(transactions(5)))
-    report = world.consume(task, consuming(concurrency=1, transaction_timeout=0.4))
+    task = world.consumer(lambda _: After(0.2), source=ListSource(transactions(5)))
+    report = world.consume(task, consuming(concurrency=1, transaction_timeout=0.7))
     assert report.succeeded == 5
 
 
@@ -215,7 +221,7 @@ def test_the_loop_goes_on_after_a_lifecycle_timeout(world: World) -> None:
     task = world.consumer(
         lambda each: FOREVER if each.id == "t0" else "r", source=ListSource(transactions(3))
     )
-    report = world.consume(task, consuming(transaction_timeout=0.1))
+    report = world.consume(task, consuming(transaction_timeout=SHORT))
     assert (report.succeeded, report.failed_by_category[TIMEOUT], report.timed_out) == (2, 1, 1)
 
 
@@ -228,7 +234,7 @@ def test_a_loop_timeout_interrupts_what_runs_and_starts_nothing_more(world: Worl
         lambda _: FOREVER, success=results(None), exception=results(None), source=ListSource(transactions(6))
     )
     with pytest.raises(ConsumerLoopTimeoutException) as raised:
-        world.consume(task, consuming(timeout=0.2, concurrency=2))
+        world.consume(task, consuming(timeout=2 * SHORT, concurrency=2))
     assert isinstance(raised.value, TimeoutError)
     assert sorted(world.calls) == [("process", "t0"), ("process", "t1")]
     assert raised.value.report is not None
@@ -246,7 +252,7 @@ def test_a_loop_timeout_ends_a_fetch(world: World) -> None:
 def test_a_loop_timeout_ends_a_backoff(world: World) -> None:
     task = world.consumer(results(OSError()), exception=results(None), source=ListSource(transactions(1)))
     with pytest.raises(ConsumerLoopTimeoutException):
-        within(20, world.consume, task, consuming(timeout=0.2, process=retry(2, backoff=60)))
+        within(20, world.consume, task, consuming(timeout=2 * SHORT, process=retry(2, backoff=60)))
     assert world.steps_of("t0") == ["process"]
 
 
@@ -285,7 +291,7 @@ def test_a_loop_timeout_does_not_wait_for_a_fetch_that_does_not_end(world: World
 def test_a_step_limit_fires_inside_a_wider_lifecycle_and_loop_limit(world: World) -> None:
     task = world.consumer(results(FOREVER, FOREVER, "r"), source=ListSource([ONE]))
     report = world.consume(
-        task, consuming(process=retry(3, timeout=0.05), transaction_timeout=30, timeout=60)
+        task, consuming(process=retry(3, timeout=SHORT), transaction_timeout=30, timeout=60)
     )
     assert (report.succeeded, report.timed_out, report.retries) == (1, 2, 2)
 
@@ -293,7 +299,9 @@ def test_a_step_limit_fires_inside_a_wider_lifecycle_and_loop_limit(world: World
 @pytest.mark.req("CE-22")
 def test_a_lifecycle_limit_fires_inside_a_wider_step_and_loop_limit(world: World) -> None:
     task = world.consumer(results(FOREVER), exception=results(None), source=ListSource([ONE]))
-    report = world.consume(task, consuming(process=retry(9, timeout=30), transaction_timeout=0.1, timeout=60))
+    report = world.consume(
+        task, consuming(process=retry(9, timeout=30), transaction_timeout=SHORT, timeout=60)
+    )
     assert world.steps_of("t0") == ["process", "exception"]
     assert (report.failed_by_category[TIMEOUT], report.timed_out) == (1, 1)
 
@@ -302,14 +310,16 @@ def test_a_lifecycle_limit_fires_inside_a_wider_step_and_loop_limit(world: World
 def test_a_loop_limit_fires_inside_a_wider_step_and_lifecycle_limit(world: World) -> None:
     task = world.consumer(results(FOREVER), exception=results(None), source=ListSource([ONE]))
     with pytest.raises(ConsumerLoopTimeoutException):
-        world.consume(task, consuming(process=retry(9, timeout=30), transaction_timeout=30, timeout=0.1))
+        world.consume(
+            task, consuming(process=retry(9, timeout=30), transaction_timeout=30, timeout=2 * SHORT)
+        )
     assert world.steps_of("t0") == ["process"]
 
 
 @pytest.mark.req("CE-22")
 def test_step_limits_fire_until_the_lifecycle_limit_does(world: World) -> None:
     task = world.consumer(results(FOREVER), exception=results(None), source=ListSource([ONE]))
-    report = world.consume(task, consuming(process=retry(1000, timeout=0.05), transaction_timeout=0.5))
+    report = world.consume(task, consuming(process=retry(1000, timeout=0.1), transaction_timeout=1.0))
     assert 2 <= world.steps_of("t0").count("process") <= 10
     assert world.steps_of("t0")[-1] == "exception"
     assert report.failed_by_category[TIMEOUT] == 1
@@ -319,7 +329,7 @@ def test_step_limits_fire_until_the_lifecycle_limit_does(world: World) -> None:
 def test_step_limits_fire_until_the_loop_limit_does(world: World) -> None:
     task = world.consumer(results(FOREVER), exception=results(None), source=ListSource([ONE]))
     with pytest.raises(ConsumerLoopTimeoutException):
-        world.consume(task, consuming(process=retry(1000, timeout=0.05), timeout=0.5))
+        world.consume(task, consuming(process=retry(1000, timeout=0.1), timeout=1.0))
     assert 2 <= len(world.calls) <= 10
     assert {step for step, _ in world.calls} == {"process"}
 
@@ -328,7 +338,7 @@ def test_step_limits_fire_until_the_loop_limit_does(world: World) -> None:
 def test_lifecycle_limits_fire_until_the_loop_limit_does(world: World) -> None:
     task = world.consumer(results(FOREVER), source=ListSource(transactions(1000)))
     with pytest.raises(ConsumerLoopTimeoutException) as raised:
-        world.consume(task, consuming(transaction_timeout=0.05, timeout=0.5))
+        world.consume(task, consuming(transaction_timeout=0.1, timeout=1.0))
     assert raised.value.report is not None
     assert 2 <= raised.value.report.failed_by_category[TIMEOUT] <= 10
 
@@ -338,7 +348,7 @@ def test_a_fetch_limit_knows_nothing_of_the_lifecycles(world: World) -> None:
     source = ListSource(script=[After(0.2, [ONE]), FOREVER])
     task = world.consumer(results(After(0.2, "r")), source=source)
     with pytest.raises(FetchTimeoutException) as raised:
-        world.consume(task, consuming(fetch=retry(1, timeout=0.5), transaction_timeout=0.5))
+        world.consume(task, consuming(fetch=retry(1, timeout=0.7), transaction_timeout=0.7))
     assert raised.value.report is not None
     assert raised.value.report.succeeded == 1
 
@@ -351,7 +361,7 @@ def test_a_timed_out_attempt_never_overlaps_its_retry(world: World) -> None:
     spans = Spans()
     task = world.consumer()
     type(task).process_transaction = deaf_for(world, 0.2, spans)
-    ended = outcome(world, task, consuming(process=retry(3, timeout=0.05)))
+    ended = outcome(world, task, consuming(process=retry(3, timeout=SHORT)))
     assert ended.status is Status.FAILED
     assert len(spans.all) == 3
     assert all(before[1] <= after[0] for before, after in pairwise(spans.all))
@@ -363,7 +373,7 @@ def test_a_timed_out_attempt_never_overlaps_the_exception_handler(world: World) 
     began: list[float] = []
     task = world.consumer(exception=lambda *_: began.append(time.monotonic()))
     type(task).process_transaction = deaf_for(world, 0.2, spans)
-    outcome(world, task, consuming(transaction_timeout=0.05))
+    outcome(world, task, consuming(transaction_timeout=SHORT))
     assert spans.all[0][1] <= began[0]
 
 
@@ -372,9 +382,9 @@ def test_the_late_result_of_a_timed_out_attempt_is_discarded(world: World) -> No
     late = threading.Event()
     got: list[Any] = []
     task = world.consumer(
-        results(Deaf(late, "late", limit=0.3), "in time"), success=lambda _, result: got.append(result)
+        results(Deaf(late, "late", limit=2 * SHORT), "in time"), success=lambda _, result: got.append(result)
     )
-    ended = outcome(world, task, consuming(process=retry(2, timeout=0.05)))
+    ended = outcome(world, task, consuming(process=retry(2, timeout=SHORT)))
     assert got == ["in time"]
     assert ended.result == "in time"
 
@@ -389,7 +399,7 @@ def test_a_stuck_attempt_forfeits_the_others_and_fails_as_timeout(world: World) 
         source=ListSource([ONE]),
         settings=EngineSettings(stuck_grace=0.1),
     )
-    report = world.consume_then(task, consuming(process=retry(5, timeout=0.05)), never.set)
+    report = world.consume_then(task, consuming(process=retry(5, timeout=SHORT)), never.set)
     assert world.steps_of("t0") == ["process", "exception"]
     assert world.errors[0][1].category is TIMEOUT
     assert "stuck" in str(world.errors[0][1])
@@ -408,7 +418,7 @@ def test_a_stuck_handler_is_given_up_on_as_well(world: World, step: str) -> None
         source=ListSource([ONE]),
         settings=EngineSettings(stuck_grace=0.1),
     )
-    limit = retry(3, timeout=0.05)
+    limit = retry(3, timeout=SHORT)
     report = world.consume_then(task, consuming(success=limit, exception=limit), never.set)
     path = {"success": ["process", "success", "exception"], "exception": ["process", "exception"]}
     assert world.steps_of("t0") == path[step]
@@ -423,7 +433,7 @@ def test_a_stuck_attempt_does_not_cost_the_others_a_slot(world: World) -> None:
         source=ListSource(transactions(5)),
         settings=EngineSettings(stuck_grace=0.05),
     )
-    report = world.consume_then(task, consuming(concurrency=1, process=retry(1, timeout=0.05)), never.set)
+    report = world.consume_then(task, consuming(concurrency=1, process=retry(1, timeout=SHORT)), never.set)
     assert (report.succeeded, report.failed, report.stuck) == (4, 1, 1)
 
 
@@ -444,7 +454,7 @@ def test_what_a_stuck_attempt_returns_in_the_end_is_discarded(world: World) -> N
         source=ListSource(transactions(2)),
         settings=EngineSettings(stuck_grace=0.05),
     )
-    report = world.consume(task, consuming(process=retry(1, timeout=0.5)))
+    report = world.consume(task, consuming(process=retry(1, timeout=SHORT)))
     assert world.steps_of("t0") == ["process", "exception"]
     assert (report.succeeded, report.failed, report.stuck) == (1, 1, 1)
 
@@ -464,7 +474,7 @@ def test_a_pure_python_loop_is_interrupted_in_its_thread() -> None:
 
     task = world.consumer()
     type(task).process_transaction = process
-    ended = outcome(world, task, consuming(process=retry(2, timeout=0.05)))
+    ended = outcome(world, task, consuming(process=retry(2, timeout=SHORT)))
     assert seen == [AttemptInterrupted] * 2
     assert ended.error is not None
     assert ended.error.category is TIMEOUT
@@ -492,11 +502,16 @@ def test_a_catch_all_in_a_handler_does_not_swallow_the_interrupt() -> None:
 @pytest.mark.req("CE-20")
 def test_interrupts_that_come_late_hit_nobody_else() -> None:
     """Attempts that last about as long as they may, in every way an attempt can end."""
+    # What that is depends on the machine: on a slow one the shortest limits cut everything off.
+    assert any(both_ways_occur_and_each_has_one_end(limit) for limit in (0.003, 0.01, 0.03))
+
+
+def both_ways_occur_and_each_has_one_end(limit: float) -> bool:
     world = World("threads")
     dice = random.Random(7)
 
     def process(each: Transaction) -> str:
-        end = time.perf_counter() + 0.003 * dice.uniform(0.5, 1.5)
+        end = time.perf_counter() + limit * dice.uniform(0.5, 1.5)
         if each.payload % 3 == 0:
             time.sleep(max(end - time.perf_counter(), 0))
         while time.perf_counter() < end:
@@ -512,15 +527,14 @@ def test_interrupts_that_come_late_hit_nobody_else() -> None:
 
     task = world.consumer(process, success=handler, exception=handler, source=ListSource(transactions(800)))
     report = world.consume(
-        task, consuming(concurrency=4, batch=100, process=retry(2, timeout=0.003), mode="continuous")
+        task, consuming(concurrency=4, batch=100, process=retry(2, timeout=limit), mode="continuous")
     )
     assert report.processed == 800
-    assert report.timed_out > 50
-    assert report.succeeded > 50
     for number in range(800):
         steps = world.steps_of(f"t{number}") if number % 50 == 0 else []
         assert steps.count("success") + steps.count("exception") == (1 if steps else 0)
     assert sum(step in ("success", "exception") for step, _ in world.calls) == 800
+    return report.timed_out > 50 and report.succeeded > 50
 
 
 @pytest.mark.req("CE-20")
@@ -598,22 +612,23 @@ def test_code_that_polls_learns_that_its_attempt_has_timed_out(world: World) -> 
     told: list[bool] = []
 
     def method(task: Any, given: Transaction) -> None:
-        told.append(cancel_requested())
         try:
-            time.sleep(0.2)
+            told.append(cancel_requested())
+            while True:
+                time.sleep(0.005)
         finally:
             told.append(cancel_requested())
 
     async def method_async(task: Any, given: Transaction) -> None:
-        told.append(cancel_requested())
         try:
+            told.append(cancel_requested())
             await asyncio.sleep(30)
         finally:
             told.append(cancel_requested())
 
     task = world.consumer()
     type(task).process_transaction = method_async if world.asynchronous else method
-    outcome(world, task, consuming(process=retry(2, timeout=0.05)))
+    outcome(world, task, consuming(process=retry(2, timeout=SHORT)))
     assert told == [False, True, False, True]
 
 
@@ -667,5 +682,5 @@ def test_a_stuck_attempt_that_looks_again_later_still_learns_that_it_shall_stop(
 
     task = world.consumer(exception=exception, settings=EngineSettings(stuck_grace=0.05))
     type(task).process_transaction = method_async if world.asynchronous else method
-    outcome(world, task, consuming(process=retry(1, timeout=0.05), exception=retry(1, timeout=20)))
+    outcome(world, task, consuming(process=retry(1, timeout=SHORT), exception=retry(1, timeout=20)))
     assert told == [True]

@@ -33,7 +33,7 @@ def lock_row(
 
 def advisory_lock(transaction: DbTransaction, name: str | int, timeout: float) -> None:
     with _waiting(transaction, timeout, f"the advisory lock {name!r}"):
-        transaction.backend.take_advisory_lock(transaction.connection, _key(name))
+        transaction.backend.take_advisory_lock(transaction.connection, key_of(name))
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def _waiting(transaction: DbTransaction, timeout: float, what: str) -> Iterator[
         raise LockTimeoutError(f"{what} was locked by somebody else for longer than {timeout:g} s") from error
 
 
-def _key(name: str | int) -> int:
+def key_of(name: str | int) -> int:
     """The 64 bits a lock is known by. Two names of one key would wait for each other, and nothing worse."""
     if isinstance(name, str):
         return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
+from onceward.now import now
 from onceward.queue.aio_wire import AsyncWire
 from onceward.queue.attempts import async_attempts, attempts
 from onceward.queue.config import QueueConfig
 from onceward.queue.loop import ConsumerLoop
 from onceward.queue.message import QueueMessage
-from onceward.queue.now import now
 from onceward.queue.parts import InTasks, InThreads, Parts
 from onceward.queue.redis_side import WireLike
 from onceward.queue.stopping import AsyncStop, Stop

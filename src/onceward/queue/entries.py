@@ -51,11 +51,13 @@ class Entries:
             payload = _decode(data)
         except (ValueError, RecursionError) as error:
             reason = error if FIELD in fields[::2] else ValueError("there is no field 'data'")
-            raw = dict(zip(fields[::2], fields[1::2], strict=True))
-            self._bad.append(QueueMessage(self._stream, self._group, name, raw, deliveries))
+            given = dict(zip(fields[::2], fields[1::2], strict=True))
+            self._bad.append(
+                QueueMessage(self._stream, self._group, name, given, deliveries, given.get(FIELD))
+            )
             self._reasons.append(reason)
         else:
-            self.messages.append(QueueMessage(self._stream, self._group, name, payload, deliveries))
+            self.messages.append(QueueMessage(self._stream, self._group, name, payload, deliveries, data))
 
     @property
     def flaws(self) -> int:

@@ -17,6 +17,8 @@ class QueueMessage:
     """Whatever JSON was enqueued: an object, a list, a string, a number, true, false or null."""
     deliveries: int | None = field(default=None, compare=False)
     """How often Redis has delivered it, this time included. None where Redis did not say."""
+    raw: bytes | None = field(default=None, compare=False, repr=False)
+    """The JSON as it came, byte for byte: what a dead letter keeps. None where the entry has no such field."""
 
 
 class BacklogStats(NamedTuple):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Self
 
+from onceward.now import now
 from onceward.queue.claims import Claims
 from onceward.queue.config import QueueConfig, check_at_least, check_block_ms
 from onceward.queue.core import QueueCore
 from onceward.queue.message import BacklogStats
-from onceward.queue.now import now
 from onceward.queue.redis_side import RedisSide, WireLike
 from onceward.queue.stopping import AsyncStop, Stop
 

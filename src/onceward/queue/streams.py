@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from onceward.now import now
 from onceward.queue.aio_wire import AsyncWire
 from onceward.queue.config import QueueConfig
 from onceward.queue.message import QueueMessage
-from onceward.queue.now import now
 from onceward.queue.parts import InTasks, InThreads
 from onceward.queue.stopping import AsyncStop, Stop
 from onceward.queue.wire import Wire

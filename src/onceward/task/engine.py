@@ -36,6 +36,9 @@ logger = logging.getLogger("onceward.engine")
 
 SIGNAL_CHECK = 0.25
 """Seconds until the caller's thread looks for signals at the latest."""
+LAST_WORD = LANDING + 2.0
+"""Seconds a call that is out of time waits for its loop to say how it ended: work that was not begun is given back to
+the source meanwhile. A loop that is stuck in its source does not keep the caller for longer."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -240,7 +243,7 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
     over = False
     while not over:
         try:
-            while not ended and call.now() < call.deadline + 2 * LANDING:
+            while not ended and call.now() < call.deadline + LAST_WORD:
                 if ticket:
                     ports.start(begin)
                 with suppress(queue.Empty):
@@ -283,7 +286,7 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
     result: StopReason | Exited
     try:
         done, _ = await asyncio.wait(
-            (ended,), timeout=None if call.deadline == inf else call.deadline - call.now() + 2 * LANDING
+            (ended,), timeout=None if call.deadline == inf else call.deadline - call.now() + LAST_WORD
         )
         result = ended.result() if done else StopReason.TIMEOUT
     except asyncio.CancelledError as error:

@@ -41,6 +41,8 @@ NOT_THE_TASKS_DOING = (
     "zoneinfo",
 )
 """Modules that open files on behalf of the interpreter or of the log: an import, a log line, a traceback."""
+SESSIONS = ("onceward.db.", "onceward.inbox.")
+"""Modules whose I/O is that of the session a task was given."""
 
 
 class Watched(NamedTuple):
@@ -60,7 +62,8 @@ _hooked = False
 def guarded(step: Step, task: BaseTask) -> Step:
     """The step, watched, if the task's settings say so."""
     mode = task.settings.io_guard
-    code = getattr(getattr(step.call, "__func__", step.call), "__code__", None)
+    method = step.method or step.call
+    code = getattr(getattr(method, "__func__", method), "__code__", None)
     if mode == "off" or code is None:
         return step
     _install()
@@ -130,7 +133,10 @@ def _is_own(frame: FrameType | None, watched: Watched) -> bool:
         code = frame.f_code
         if code is watched.method:
             return True
-        if code in watched.code_of_injected or _module(frame) in NOT_THE_TASKS_DOING:
+        module = _module(frame)
+        if code in watched.code_of_injected or module.partition(".")[0] in NOT_THE_TASKS_DOING:
+            return False
+        if module.startswith(SESSIONS):
             return False
         if code.co_argcount and id(frame.f_locals.get(code.co_varnames[0])) in watched.injected:
             return False
@@ -141,7 +147,7 @@ def _is_own(frame: FrameType | None, watched: Watched) -> bool:
 
 def _module(frame: FrameType) -> str:
     name = frame.f_globals.get("__name__")
-    return name.partition(".")[0] if isinstance(name, str) else ""
+    return name if isinstance(name, str) else ""
 
 
 def _line_in_task(frame: FrameType | None, watched: Watched) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from onceward.task import contracted
 from onceward.task.base import BaseTask
 from onceward.task.batches import AsyncBatches, Batches
 from onceward.task.engine import REQUIRED, Wiring
@@ -32,17 +33,25 @@ PRODUCER_HANDLERS = ("produce_transaction", "handle_produce_success", "handle_pr
 def consumer(task: Any, policy: ConsumerPolicy | None, *, fetches: bool = True) -> Wiring:
     policy = _policy(task, policy, ConsumerPolicy, "consume_transactions")
     steps = policy.steps
+    source = _source(task, steps.fetch) if fetches else None
+    process = task.process_transaction
+    served = contracted.serve(task)
+    if served is not None:
+        process = served.process
+        source = None if source is None else served.around(source)
     return Wiring(
         span="consume_transactions",
         life_span="start_processing",
         policy=policy,
-        main=Step.of("process", "process", task.process_transaction, steps.process.retry),
+        main=Step.of("process", "process", process, steps.process.retry, method=task.process_transaction),
         success=Step.of("success", "handle_success", task.handle_transaction_success, steps.success.retry),
         exception=Step.of(
             "exception", "handle_exception", task.handle_transaction_exception, steps.exception.retry
         ),
-        source=_source(task, steps.fetch) if fetches else None,
+        source=source,
         script=consume,
+        begin=None if served is None else served.begin,
+        postpones=source is None or source.settle is not None,
         timeout_error=ConsumerLoopTimeoutException,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onceward.task import wiring
 from onceward.task.base import AsyncTask, Task
@@ -13,13 +13,22 @@ from onceward.task.report import Report
 from onceward.task.work import Outcome
 from onceward.transaction import Transaction
 
+if TYPE_CHECKING:
+    from onceward.inbox.contract import Contract
+
 
 class ConsumerMixin(Task):
     """Consumes in threads. Define `process_transaction`; the handlers are optional."""
 
+    contract: Contract | None = None
+    """What this consumer promises, and what its inbox sees to."""
+
     @required
-    def process_transaction(self, transaction: Transaction) -> Any:
+    def process_transaction(self, transaction: Transaction, /, *session: Any, **_: Any) -> Any:
         """Do what the transaction asks. What is returned goes to the success handler.
+
+        With a `contract` it is `process_transaction(self, transaction, session)`, and what it writes through the
+        session is committed together with the inbox's row: see `onceward.inbox`.
 
         Raise `TransactionException(…, category=BUSINESS)` to refuse it for good; anything else raised
         is a system failure, tried again within the policy.
@@ -57,8 +66,10 @@ class ConsumerMixin(Task):
 class AsyncConsumerMixin(AsyncTask):
     """Consumes in asyncio. The same methods as `ConsumerMixin`, awaited."""
 
+    contract: Contract | None = None
+
     @required
-    async def process_transaction(self, transaction: Transaction) -> Any:
+    async def process_transaction(self, transaction: Transaction, /, *session: Any, **_: Any) -> Any:
         """As `ConsumerMixin.process_transaction`."""
         raise NotImplementedError(f"{self.name} does not define process_transaction")
 
