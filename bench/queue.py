@@ -14,6 +14,7 @@ import redis
 import redis.asyncio
 from sqlalchemy import Engine, create_engine, text
 
+from bench.idle import Stops, idle
 from bench.measure import Line, compare, ratio
 from onceward.db import DbSession
 from onceward.queue import AsyncQueueConsumer, QueueConfig, QueueConsumer, QueueMessage
@@ -59,7 +60,25 @@ def lines() -> Iterator[Line]:
             at_most=1.25,
         )
         engine.dispose()
+        yield from idle_lines(server.url, client)
         client.close()
+
+
+def idle_lines(url: str, client: Any) -> Iterator[Line]:
+    given = QueueConfig("idle", "group", "one")
+
+    def wait(stops: Stops) -> None:
+        with QueueConsumer(client, given) as consumer:
+            stops.append(consumer.stop)
+            assert list(consumer.iter_messages()) == []
+
+    async def wait_async(stops: Stops) -> None:
+        async with redis.asyncio.Redis.from_url(url) as own, AsyncQueueConsumer(own, given) as consumer:
+            stops.append(consumer.stop)
+            assert [message async for message in consumer.iter_messages()] == []
+
+    yield from idle("Redis queue, idle", client, wait)
+    yield from idle("Redis queue, asyncio, idle", client, lambda stops: asyncio.run(wait_async(stops)))
 
 
 def prepared(client: Any, count: int, consume: Callable[[Any, str, int], object]) -> Callable[[], object]:

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 import redis
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine
 
 from onceward.queue import QueueConfig, QueueConsumer, QueueError, QueueMessage, RedisStreamsQueue
 from onceward.testing import servers
 from tests.crash.queue_processes import FATAL, INSERT
+from tests.integration.queue_world import QueueWorld
 
 SCRIPT = Path(__file__).with_name("queue_processes.py")
 COUNT = 8
@@ -111,43 +112,41 @@ def test_sigterm_ends_an_idle_process_in_good_order(redis_url: str, database: Pa
 
 
 @pytest.mark.req("QC-05", "QC-15")
-def test_redis_restarted_under_load_loses_nothing(database: Path) -> None:
+@pytest.mark.parametrize("mode", ["threads", "asyncio"])
+def test_redis_restarted_under_load_loses_nothing(database: Path, mode: str) -> None:
     """Producer and consumer see QueueErrors, as a host would, and start again; numbers are their own keys."""
     total = 1500
-    engine = create_engine(f"sqlite:///{database}")
-    with engine.begin() as connection:
-        connection.execute(text("PRAGMA journal_mode = WAL"))
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    same: dict[str, Any] = {"stream_key": "restarted", "block_ms": 200, "claim_idle_ms": 0}
     errors = {"producer": 0, "consumer": 0}
     sent = 0
     finished = threading.Event()
-    with servers.redis_server(durable=True) as server, redis.Redis.from_url(server.url) as client:
-        config = QueueConfig("restarted", "group", "one", block_ms=200, claim_idle_ms=0)
+    consumers: list[Any] = []
+    with servers.redis_server(durable=True) as server:
 
         def produce() -> None:
             nonlocal sent
-            queue = RedisStreamsQueue(client, config)
-            while sent < total:
-                try:
-                    queue.enqueue(sent)
-                    sent += 1
-                except QueueError:
-                    errors["producer"] += 1
-                    time.sleep(0.01)
-
-        def handle(message: QueueMessage, session: Any) -> None:
-            session.execute(INSERT, {"id": message.payload})
-
-        consumers: list[QueueConsumer] = []
+            with QueueWorld(mode, server.url, database.parent) as world:
+                queue = world.queue(**same)
+                while sent < total:
+                    try:
+                        queue.enqueue(sent)
+                        sent += 1
+                    except QueueError:
+                        errors["producer"] += 1
+                        time.sleep(0.01)
 
         def consume() -> None:
-            while not finished.is_set():
-                consumer = QueueConsumer(client, config)
-                consumers.append(consumer)
-                try:
-                    consumer.run(handler=handle, engine=engine)
-                except QueueError:
-                    errors["consumer"] += 1
-                    time.sleep(0.01)
+            with QueueWorld(mode, server.url, database.parent) as world:
+                while not finished.is_set():
+                    consumer = world.consumer(**same)
+                    consumers.append(consumer.thing)
+                    try:
+                        consumer.run(handler=world.handler(INSERT), engine=world.engine)
+                    except QueueError:
+                        errors["consumer"] += 1
+                        time.sleep(0.01)
 
         threads = [threading.Thread(target=produce), threading.Thread(target=consume)]
         for thread in threads:
@@ -159,23 +158,26 @@ def test_redis_restarted_under_load_loses_nothing(database: Path) -> None:
             server.start()
         threads[0].join(60)
         assert sent == total
-        queue = RedisStreamsQueue(client, config)
+        with QueueWorld(mode, server.url, database.parent) as world:
 
-        def delivered() -> bool:
-            [group] = client.xinfo_groups("restarted")
-            [last] = client.xrevrange("restarted", count=1)
-            return bool(group["last-delivered-id"] in (last[0], last[0].decode()))
+            def delivered() -> bool:
+                [group] = world.admin.xinfo_groups("restarted")
+                [last] = world.admin.xrevrange("restarted", count=1)
+                return bool(group["last-delivered-id"] in (last[0], last[0].decode()))
 
-        until(delivered)
-        finished.set()
-        until(lambda: [consumer.stop() for consumer in consumers] and not threads[1].is_alive())
-        threads[1].join(60)
-        while messages := queue.claim_stale(count=100):
-            for message in messages:
-                with engine.begin() as connection:
-                    connection.execute(INSERT, {"id": message.payload})
-                queue.ack(message)
-        assert queue.backlog_stats().pending == 0
+            until(delivered)
+            finished.set()
+            until(lambda: [consumer.stop() for consumer in consumers] and not threads[1].is_alive())
+            threads[1].join(60)
+            recovery = world.consumer(**same)
+
+            def stop_after_the_last(_: QueueMessage) -> None:
+                if world.admin.xpending("restarted", "group")["pending"] == 1:
+                    recovery.stop()
+
+            if world.admin.xpending("restarted", "group")["pending"]:
+                handler = world.handler(INSERT, after=stop_after_the_last)
+                recovery.run_claim_stale(handler=handler, engine=world.engine)
+            assert world.queue(**same).backlog_stats().pending == 0
         assert effects(database) == list(range(total))
         assert errors["consumer"] >= 1
-    engine.dispose()

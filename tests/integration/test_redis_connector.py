@@ -9,7 +9,8 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
 
@@ -18,12 +19,15 @@ import redis
 import redis.asyncio
 
 from onceward import AsyncConsumerTask, ConsumerTask, ProducerTask, Transaction
-from onceward.connectors import BurialReason
+from onceward.connectors import BurialReason, PayloadError
 from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector
 from onceward.settlement import Settlement, Verdict
 from onceward.task.exceptions import ConfigurationError, FetchException, TransactionException
+from onceward.task.report import Report
+from onceward.testing.connectors.driver import ConnectorDriver
 from onceward.testing.servers import Server, redis_server
-from tests.world import consuming, retry
+from tests.integration.queue_proxy import Proxy, proxy
+from tests.world import World, consuming, retry
 
 
 @pytest.fixture
@@ -151,6 +155,19 @@ def test_an_entry_of_somebody_else_becomes_a_dead_letter(
         assert [letter.reason for letter in connector.dead_letters()] == [BurialReason.UNDECODABLE]
 
 
+def test_what_is_returned_for_later_comes_later_and_its_delivery_is_not_counted(
+    redis_url: str, stream: str, client: redis.Redis
+) -> None:
+    with RedisStreamsConnector(redis_url, stream, max_deliveries=1) as connector:
+        connector.dispatch_transactions(numbered(1))
+        [fetched] = connector.fetch_transactions(1)
+        connector.settle_transactions([Settlement(fetched, Verdict.RETURNED, delay=30.0)])
+        assert connector.fetch_transactions(1) == []
+        assert connector.counts() == {"ready": 0, "leased": 0, "delayed": 1, "dead": 0}
+        age(client, stream, 31)
+        assert [each.id for each in connector.fetch_transactions(1)] == ["t0"]
+
+
 def test_counts_say_where_messages_are(redis_url: str, stream: str) -> None:
     with RedisStreamsConnector(redis_url, stream, redelivery_delay=30) as connector:
         connector.dispatch_transactions(numbered(6))
@@ -169,16 +186,31 @@ def test_counts_say_where_messages_are(redis_url: str, stream: str) -> None:
 # ── streams, groups and clients ─────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize("busy", [True, False])
 def test_a_stream_deleted_while_consuming_is_made_again(
-    redis_url: str, stream: str, client: redis.Redis
+    redis_url: str, stream: str, client: redis.Redis, busy: bool
 ) -> None:
     with RedisStreamsConnector(redis_url, stream) as connector:
         connector.dispatch_transactions(numbered(1))
-        connector.fetch_transactions(1)
+        assert len(connector.fetch_transactions(1 if busy else 10)) == 1
         client.delete(stream)
         assert connector.fetch_transactions(1) == []
         connector.dispatch_transactions(numbered(1))
         assert len(connector.fetch_transactions(1)) == 1
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_an_outcome_of_a_deleted_stream_is_nobodys_and_no_error(
+    redis_url: str, stream: str, client: redis.Redis, verdict: Verdict
+) -> None:
+    with RedisStreamsConnector(redis_url, stream) as connector:
+        connector.dispatch_transactions(numbered(2))
+        first, second = connector.fetch_transactions(2)
+        client.delete(stream)
+        connector.extend_transactions([second])
+        connector.settle_transactions([Settlement(first, verdict)])
+        connector.settle_transactions([Settlement(first, verdict)])
+        assert connector.counts() == {"ready": 0, "leased": 0, "delayed": 0, "dead": 0}
 
 
 def test_many_connectors_that_start_at_once_make_one_group(redis_url: str, stream: str) -> None:
@@ -242,6 +274,93 @@ def test_a_cancelled_fetch_gives_back_what_it_took(redis_url: str, stream: str) 
     assert asyncio.run(main()) == 5
 
 
+def test_a_fetch_that_is_cancelled_while_redis_is_silent_is_cancelled(link: Proxy, stream: str) -> None:
+    async def main() -> None:
+        client = redis.asyncio.Redis.from_url(link.url, socket_timeout=2)
+        async with AsyncRedisStreamsConnector(client, stream) as connector:
+            await connector.dispatch_transactions_async(numbered(1))
+            link.answers["XREADGROUP"] = b""
+            fetching = asyncio.create_task(connector.fetch_transactions_async(5))
+            while not link.seen["XREADGROUP"] and not fetching.done():
+                await asyncio.sleep(0.005)
+            fetching.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await fetching
+            link.answers.clear()
+            assert len(await connector.fetch_transactions_async(5)) == 1
+
+    asyncio.run(main())
+
+
+# ── dispatching together ────────────────────────────────────────────────────────────────────────────────
+
+
+def appended(client: redis.Redis, stream: str) -> list[str]:
+    return [fields[b"id"].decode() for _, fields in client.xrange(stream)]
+
+
+def scripts_run(client: redis.Redis) -> int:
+    stats = client.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha"))
+
+
+def test_what_many_tasks_dispatch_at_once_travels_in_few_round_trips_and_in_order(
+    redis_url: str, stream: str, client: redis.Redis
+) -> None:
+    async def main() -> None:
+        async with AsyncRedisStreamsConnector(redis_url, stream) as connector:
+            await asyncio.gather(*(connector.dispatch_transactions_async([each]) for each in numbered(250)))
+
+    before = scripts_run(client)
+    asyncio.run(main())
+    assert appended(client, stream) == [each.id for each in numbered(250)]
+    assert scripts_run(client) - before <= 4, "three loads, and one more where Redis has to learn the script"
+
+
+def test_one_who_is_cancelled_or_refused_does_not_keep_the_others_from_dispatching(
+    redis_url: str, stream: str, client: redis.Redis
+) -> None:
+    async def main() -> list[Any]:
+        async with AsyncRedisStreamsConnector(redis_url, stream) as connector:
+            calls = [
+                asyncio.create_task(connector.dispatch_transactions_async([each])) for each in numbered(3)
+            ]
+            refused = connector.dispatch_transactions_async([Transaction(id="t3", payload=object())])
+            await asyncio.sleep(0)
+            calls[0].cancel()
+            await connector.dispatch_transactions_async([])
+            return await asyncio.gather(*calls, refused, return_exceptions=True)
+
+    cancelled, *sent, refused = asyncio.run(main())
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert sent == [None, None]
+    assert isinstance(refused, PayloadError)
+    assert appended(client, stream) == ["t0", "t1", "t2"]
+
+
+def test_what_is_dispatched_in_one_call_is_appended_in_one_go_however_much_it_is(
+    redis_url: str, stream: str, client: redis.Redis
+) -> None:
+    with RedisStreamsConnector(redis_url, stream) as connector:
+        connector.dispatch_transactions(numbered(1))
+        before = scripts_run(client)
+        connector.dispatch_transactions(numbered(2500))
+        assert scripts_run(client) - before == 1
+    assert appended(client, stream)[1:] == [each.id for each in numbered(2500)]
+
+
+@pytest.mark.parametrize("mode", ["threads", "asyncio"])
+def test_a_failure_is_everybodys_whose_entries_travelled_together(durable_redis: Server, mode: str) -> None:
+    with connect(World(mode), durable_redis.url, "orders") as queue, ThreadPoolExecutor(8) as threads:
+        queue.dispatch(*numbered(1))
+        durable_redis.kill()
+        calls = [threads.submit(queue.dispatch, each) for each in numbered(20)]
+        assert all(isinstance(call.exception(), redis.ConnectionError) for call in calls)
+        durable_redis.start()
+        queue.dispatch(*numbered(1))
+        assert len(queue.fetch()) == 2
+
+
 # ── under the engine ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -278,45 +397,223 @@ def test_the_asyncio_engine_consumes_on_it(redis_url: str, stream: str) -> None:
     assert len(set(seen)) == 250
 
 
+# ── lost connections, and no work ───────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def world(request: pytest.FixtureRequest) -> World:
+    return World(request.param)
+
+
 @pytest.fixture
 def durable_redis() -> Iterator[Server]:
     with redis_server(durable=True) as server:
         yield server
 
 
-def test_a_lost_connection_surfaces_as_a_fetch_exception(durable_redis: Server) -> None:
-    with RedisStreamsConnector(durable_redis.url, "orders") as connector:
-        connector.dispatch_transactions(numbered(1))
-        durable_redis.kill()
-        task = Collect({"source": connector}, {"seen": []})
-        with pytest.raises(FetchException) as raised:
-            task.consume_transactions(consuming())
-        assert isinstance(raised.value.cause, redis.ConnectionError)
+@pytest.fixture
+def link(redis_url: str) -> Iterator[Proxy]:
+    with proxy(redis_url) as made:
+        yield made
 
 
-def test_the_loop_works_again_after_redis_returns_when_the_policy_allows_it(durable_redis: Server) -> None:
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def connect(world: World, url: Any, stream: str, **settings: Any) -> ConnectorDriver:
+    kind: Any = AsyncRedisStreamsConnector if world.asynchronous else RedisStreamsConnector
+    return ConnectorDriver(kind(url, stream, **settings))
+
+
+def consume_on(
+    world: World,
+    url: str,
+    stream: str,
+    policy: Any,
+    process: Callable[[Any, Transaction], Any],
+    **settings: Any,
+) -> Report:
+    """One call of the engine, on a connector that is closed in the event loop it was used in."""
+
+    def make(connector: Any) -> Any:
+        task = world.consumer(lambda transaction: process(task, transaction), source=connector)
+        return task
+
+    async def main() -> Report:
+        async with AsyncRedisStreamsConnector(url, stream, **settings) as connector:
+            report: Report = await make(connector).consume_transactions(policy)
+            return report
+
+    if world.asynchronous:
+        return asyncio.run(main())
+    with RedisStreamsConnector(url, stream, **settings) as connector:
+        report: Report = make(connector).consume_transactions(policy)
+        return report
+
+
+def test_a_lost_connection_surfaces_as_a_fetch_exception(durable_redis: Server, world: World) -> None:
+    durable_redis.kill()
+    with pytest.raises(FetchException) as raised:
+        consume_on(world, durable_redis.url, "orders", consuming(), lambda *_: None)
+    assert isinstance(raised.value.cause, redis.ConnectionError)
+
+
+def test_the_loop_works_again_after_redis_returns_when_the_policy_allows_it(
+    durable_redis: Server, world: World
+) -> None:
     seen: list[str] = []
-    with RedisStreamsConnector(durable_redis.url, "orders", lease=2.0) as connector:
+    returning = threading.Timer(0.5, durable_redis.start)
+
+    def process(task: Any, transaction: Transaction) -> None:
+        seen.append(transaction.id)
+        if len(seen) == 50:
+            durable_redis.kill()
+            returning.start()
+        if len(set(seen)) == 300:
+            task.stop()
+
+    policy = consuming(
+        batch=20,
+        fetch=retry(200, backoff=0.05, backoff_multiplier=1),
+        streaming=True,
+        timeout=60,
+        empty_queue={"backoff": 0.05, "backoff_cap": 0.2},
+    )
+    with RedisStreamsConnector(durable_redis.url, "orders") as connector:
         connector.dispatch_transactions(numbered(300))
-
-        class Slow(ConsumerTask):
-            def process_transaction(self, transaction: Transaction) -> None:
-                seen.append(transaction.id)
-                if len(seen) == 50:
-                    durable_redis.kill()
-                    threading.Timer(0.5, durable_redis.start).start()
-                if len(set(seen)) == 300:
-                    self.stop()
-
-        policy = consuming(
-            batch=20,
-            fetch=retry(200, backoff=0.05, backoff_multiplier=1),
-            streaming=True,
-            timeout=60,
-            empty_queue={"backoff": 0.05, "backoff_cap": 0.2},
-        )
-        report = Slow({"source": connector}).consume_transactions(policy)
+        report = consume_on(world, durable_redis.url, "orders", policy, process, lease=2.0)
+        returning.join()
         assert report.stop_reason == "stopped"
         assert report.retries > 0
         assert set(seen) == {each.id for each in numbered(300)}
         assert connector.counts()["dead"] == 0
+
+
+def test_redis_restarted_under_load_loses_nothing_between_the_engines(
+    durable_redis: Server, world: World
+) -> None:
+    """Producer and consumer engine at work, Redis killed again and again: what was confirmed is consumed."""
+    ids = {each.id for each in numbered(600)}
+    seen: set[str] = set()
+    sent: set[str] = set()
+    url = durable_redis.url
+
+    def produce() -> None:
+        with connect(world, url, "orders") as queue:
+            for each in numbered(len(ids)):
+                while each.id not in sent:
+                    try:
+                        queue.dispatch(each)
+                        sent.add(each.id)
+                    except redis.ConnectionError:
+                        time.sleep(0.01)
+
+    def restart() -> None:
+        for part in (1, 2, 3):
+            until(lambda part=part: len(sent) >= len(ids) * part // 4)
+            durable_redis.kill()
+            durable_redis.start()
+
+    def process(task: Any, transaction: Transaction) -> None:
+        seen.add(transaction.id)
+        if seen == ids:
+            task.stop()
+
+    policy = consuming(
+        batch=20,
+        concurrency=4,
+        fetch=retry(1000, backoff=0.02, backoff_multiplier=1),
+        streaming=True,
+        timeout=100,
+        empty_queue={"backoff": 0.02, "backoff_cap": 0.2},
+    )
+    others = [threading.Thread(target=produce), threading.Thread(target=restart)]
+    for thread in others:
+        thread.start()
+    report = consume_on(world, url, "orders", policy, process, lease=1.0, max_deliveries=50)
+    for thread in others:
+        thread.join()
+    assert report.stop_reason == "stopped"
+    assert seen == sent == ids
+    with RedisStreamsConnector(url, "orders") as connector:
+        assert connector.counts()["dead"] == 0
+
+
+def test_what_was_appended_is_not_appended_again_when_the_answer_is_lost(
+    world: World, link: Proxy, stream: str, client: redis.Redis
+) -> None:
+    with connect(world, link.url, stream) as queue:
+        queue.dispatch(*numbered(1))
+        link.mute = True
+        with pytest.raises(redis.ConnectionError):
+            queue.dispatch(*numbered(1))
+        link.mute = False
+        assert client.xlen(stream) == 2, "it was sent once: whether to send it again is for the caller to say"
+        queue.dispatch(*numbered(1))
+        assert client.xlen(stream) == 3
+
+
+def test_an_answer_that_does_not_come_is_an_error_after_the_clients_own_time_out(
+    world: World, link: Proxy, stream: str
+) -> None:
+    kind: Any = redis.asyncio.Redis if world.asynchronous else redis.Redis
+    with connect(world, kind.from_url(link.url, socket_timeout=2), stream) as queue:
+        queue.dispatch(*numbered(2))
+        link.answers["XREADGROUP"] = b""
+        with pytest.raises(redis.TimeoutError):
+            queue.fetch()
+        link.answers.clear()
+        assert len(queue.fetch()) == 2
+
+
+def test_a_connection_that_was_closed_in_a_pause_is_replaced_before_anything_is_sent(
+    world: World, redis_url: str, stream: str, client: redis.Redis
+) -> None:
+    kind: Any = redis.asyncio.Redis if world.asynchronous else redis.Redis
+    with connect(world, kind.from_url(redis_url, client_name=stream), stream) as queue:
+        queue.dispatch(*numbered(2))
+        assert len(queue.fetch()) == 2
+        for each in client.client_list():
+            if each["name"] == stream:
+                client.client_kill_filter(_id=each["id"])
+        if world.asynchronous:  # an event loop has to hear of it
+            until(lambda: all(each._reader.at_eof() for each in queue.connector._wire._free))
+        queue.dispatch(*numbered(1))
+        assert len(queue.fetch()) == 1
+
+
+def test_an_idle_engine_costs_under_ten_commands_a_second_and_no_cpu(
+    world: World, redis_url: str, stream: str, client: redis.Redis
+) -> None:
+    cost: dict[str, float] = {}
+
+    def measure(task: Any) -> None:
+        time.sleep(1)  # let it see that there is nothing more
+        began, cpu, before = time.monotonic(), time.process_time(), commands(client)
+        time.sleep(3)
+        cost["commands"] = commands(client) - before
+        cost["cpu"] = time.process_time() - cpu
+        cost["seconds"] = time.monotonic() - began
+        task.stop()
+
+    measuring: list[threading.Thread] = []
+
+    def process(task: Any, transaction: Transaction) -> None:
+        measuring.append(threading.Thread(target=measure, args=(task,)))
+        measuring[0].start()
+
+    with RedisStreamsConnector(redis_url, stream) as connector:
+        connector.dispatch_transactions(numbered(1))
+    consume_on(world, redis_url, stream, consuming(concurrency=32, streaming=True), process)
+    measuring[0].join()
+    assert cost["commands"] / cost["seconds"] < 10
+    assert cost["cpu"] / cost["seconds"] < 0.1
+
+
+def commands(client: redis.Redis) -> int:
+    count: int = client.info("stats")["total_commands_processed"]
+    return count

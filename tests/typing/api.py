@@ -6,6 +6,11 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from typing import Any, assert_type
 
+import redis
+import redis.asyncio
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine
+
 from onceward import (
     AsyncConsumerTask,
     AsyncHybridTask,
@@ -14,6 +19,20 @@ from onceward import (
     HybridTask,
     ProducerTask,
     Transaction,
+)
+from onceward.connectors import DeadLetter
+from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector
+from onceward.db import AsyncDbSession, DbSession, LockTimeoutError, OptimisticConflict
+from onceward.queue import (
+    AsyncQueueConsumer,
+    AsyncRedisStreamsQueue,
+    BacklogStats,
+    QueueConfig,
+    QueueConsumer,
+    QueueError,
+    QueueMessage,
+    RedisStreamsQueue,
+    UndecodableEntryError,
 )
 from onceward.task.exceptions import (
     ConsumerLoopTimeoutException,
@@ -233,3 +252,94 @@ async def both() -> None:
     relay = AsyncRelay(connectors={"source": AsyncQueue()})
     assert_type(await relay.consume_transactions(), Report)
     assert_type(Relay(connectors={"source": Queue()}).consume_transactions(), Report)
+
+
+# ── the database session ────────────────────────────────────────────────────────────────────────────────
+
+
+def bill(msg: QueueMessage, session: DbSession) -> None:
+    assert_type(session.execute("UPDATE orders SET paid = :paid", {"paid": True}), int)
+    assert_type(session.execute("INSERT INTO lines VALUES (:n)", [{"n": 1}, {"n": 2}]), int)
+    assert_type(session.execute_scalar("SELECT count(*) FROM orders"), Any)
+    assert_type(
+        session.fetch_one("SELECT * FROM orders WHERE id = :id", {"id": msg.id}), dict[str, Any] | None
+    )
+    assert_type(session.fetch_all("SELECT * FROM orders"), list[dict[str, Any]])
+    assert_type(session.insert_idempotent("bills", {"id": msg.id}, key=["id"]), bool)
+    try:
+        assert_type(session.occ_update("orders", {"id": 7}, {"paid": True}, expected=3), int)
+        assert_type(session.lock_row("orders", {"id": 7}, timeout=1.0), dict[str, Any] | None)
+        session.advisory_lock("billing", timeout=1.0)
+    except OptimisticConflict as error:
+        assert_type(error.key, dict[str, Any])
+    except LockTimeoutError:
+        return
+
+
+async def bill_async(msg: QueueMessage, session: AsyncDbSession) -> None:
+    assert_type(await session.execute("DELETE FROM orders"), int)
+    assert_type(await session.fetch_one("SELECT 1 AS one"), dict[str, Any] | None)
+    assert_type(await session.insert_idempotent("bills", {"id": msg.id}), bool)
+    assert_type(await session.occ_update("orders", {"id": 7}, {}, expected=3, version_column="v"), int)
+
+
+def in_one_transaction(engine: Engine) -> bool:
+    with DbSession(engine) as session:
+        assert_type(session, DbSession)
+    return session.committed
+
+
+# ── the honest queue ────────────────────────────────────────────────────────────────────────────────────
+
+config = QueueConfig("orders", "billing", "billing-1", block_ms=1000, claim_idle_ms=5000)
+
+
+def honest(client: redis.Redis, engine: Engine) -> None:
+    queue = RedisStreamsQueue(client, config)
+    assert_type(queue.enqueue({"order": 7}), str)
+    assert_type(queue.read(block_ms=100, count=10), list[QueueMessage])
+    assert_type(queue.claim_stale(min_idle_ms=100, count=10), list[QueueMessage])
+    assert_type(queue.backlog_stats(), BacklogStats)
+    with QueueConsumer(client, config) as consumer:
+        assert_type(consumer.next(), QueueMessage | None)
+        for message in consumer.iter_messages():
+            assert_type(message.payload, Any)
+            assert_type(message.deliveries, int | None)
+            consumer.ack(message)
+        try:
+            consumer.run(handler=bill, engine=engine)
+            consumer.run_claim_stale(handler=bill, engine=engine, min_idle_ms=100, wait_ms=100)
+        except UndecodableEntryError as error:
+            assert_type(error.entries, tuple[QueueMessage, ...])
+        except QueueError as error:
+            assert_type(error.cause, BaseException | None)
+        consumer.stop()
+
+
+async def honest_async(client: redis.asyncio.Redis, engine: AsyncEngine) -> None:
+    queue = AsyncRedisStreamsQueue(client, config)
+    assert_type(await queue.enqueue([1, 2]), str)
+    async with AsyncQueueConsumer(client, config) as consumer:
+        assert_type(await consumer.next(100), QueueMessage | None)
+        async for message in consumer.iter_messages():
+            await consumer.ack(message)
+        await consumer.run(handler=bill_async, engine=engine)
+        assert_type(await consumer.claim_stale(), list[QueueMessage])
+        assert_type(await consumer.backlog_stats(), BacklogStats)
+        consumer.stop()
+
+
+# ── Redis under the engine ──────────────────────────────────────────────────────────────────────────────
+
+
+def on_redis(client: redis.Redis) -> None:
+    with RedisStreamsConnector(client, "orders", "billing", lease=30.0, max_deliveries=3) as connector:
+        Orders(connectors={"source": connector}, services={"mailer": Mailer()}).consume_transactions()
+        assert_type(connector.counts(), dict[str, int])
+        assert_type(connector.dead_letters(limit=10), list[DeadLetter])
+
+
+async def on_redis_async() -> None:
+    async with AsyncRedisStreamsConnector("redis://localhost", "orders") as connector:
+        await AsyncOrders(connectors={"source": connector}).consume_transactions()
+        assert_type(await connector.counts_async(), dict[str, int])

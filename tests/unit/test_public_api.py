@@ -21,6 +21,28 @@ NAMES = {
         "ProducerTask",
         "Transaction",
     ],
+    "onceward.connectors.redis_streams": ["AsyncRedisStreamsConnector", "RedisStreamsConnector"],
+    "onceward.db": [
+        "AsyncDbSession",
+        "DbSession",
+        "LockTimeoutError",
+        "OptimisticConflict",
+        "RetryRefusedError",
+        "RowError",
+        "SessionError",
+    ],
+    "onceward.queue": [
+        "AsyncQueueConsumer",
+        "AsyncRedisStreamsQueue",
+        "BacklogStats",
+        "QueueConfig",
+        "QueueConsumer",
+        "QueueError",
+        "QueueMessage",
+        "QueuePayloadError",
+        "RedisStreamsQueue",
+        "UndecodableEntryError",
+    ],
     "onceward.task.exceptions": [
         "ConsumerLoopTimeoutException",
         "ExceptionCategory",
@@ -60,8 +82,14 @@ NAMES = {
 }
 
 
-def test_the_public_names_are_exactly_these_and_sorted() -> None:
-    assert onceward.__all__ == sorted(onceward.__all__) == NAMES["onceward"]
+PACKAGES = ["onceward", "onceward.connectors.redis_streams", "onceward.db", "onceward.queue"]
+"""Those whose `__all__` is all there is."""
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_public_names_are_exactly_these_and_sorted(package: str) -> None:
+    names = importlib.import_module(package).__all__
+    assert names == sorted(names) == NAMES[package]
 
 
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module in NAMES for name in NAMES[module]])
@@ -71,9 +99,11 @@ def test_the_name_is_where_it_is_promised(module: str, name: str) -> None:
     assert getattr(value, "__name__", None) == name
 
 
-@pytest.mark.parametrize("name", NAMES["onceward"])
-def test_every_public_class_says_what_it_is_for(name: str) -> None:
-    assert vars(getattr(onceward, name)).get("__doc__")
+@pytest.mark.parametrize(
+    ("package", "name"), [(package, name) for package in PACKAGES for name in NAMES[package]]
+)
+def test_every_public_class_says_what_it_is_for(package: str, name: str) -> None:
+    assert vars(getattr(importlib.import_module(package), name)).get("__doc__")
 
 
 @pytest.mark.parametrize("name", NAMES["onceward.task.mixins.utils"])
@@ -85,24 +115,29 @@ def test_the_asynchronous_helpers_are_awaited_and_the_others_are_not(name: str) 
 
 
 PAIRS = [
-    ("ConsumerTask", "AsyncConsumerTask"),
-    ("ProducerTask", "AsyncProducerTask"),
-    ("HybridTask", "AsyncHybridTask"),
+    ("onceward", "ConsumerTask"),
+    ("onceward", "ProducerTask"),
+    ("onceward", "HybridTask"),
+    ("onceward.connectors.redis_streams", "RedisStreamsConnector"),
+    ("onceward.db", "DbSession"),
+    ("onceward.queue", "QueueConsumer"),
+    ("onceward.queue", "RedisStreamsQueue"),
 ]
 
 
-@pytest.mark.parametrize(("sync", "asynchronous"), PAIRS)
-def test_sync_and_async_tasks_have_the_same_methods_with_the_same_parameters(
-    sync: str, asynchronous: str
+@pytest.mark.parametrize(("package", "name"), PAIRS)
+def test_sync_and_async_classes_have_the_same_methods_with_the_same_parameters(
+    package: str, name: str
 ) -> None:
     def methods(cls: type) -> dict[str, list[str]]:
         return {
-            name: list(inspect.signature(member).parameters)
+            name.removesuffix("_async"): list(inspect.signature(member).parameters)
             for name, member in inspect.getmembers(cls, inspect.isfunction)
             if not name.startswith("_")
         }
 
-    assert methods(getattr(onceward, sync)) == methods(getattr(onceward, asynchronous))
+    module = importlib.import_module(package)
+    assert methods(getattr(module, name)) == methods(getattr(module, f"Async{name}"))
 
 
 @pytest.mark.parametrize("name", ["HybridTask", "AsyncHybridTask"])

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 from onceward.connectors.leasing import LeasingConnector
-from onceward.connectors.rules import DeadLetter, LeaseRules
+from onceward.connectors.rules import DeadLetter, Exhumed, LeaseRules
 from onceward.settlement import Settlement
 from onceward.transaction import Transaction
 
@@ -53,6 +53,14 @@ class AsyncLeasingConnector:
     async def dead_letters_async(self, limit: int = 100) -> list[DeadLetter]:
         """As `LeasingConnector.dead_letters`."""
         return await self._call(self._wire.dead_letters, limit)
+
+    async def exhume_async(self, limit: int = 100) -> list[Exhumed]:
+        """As `LeasingConnector.exhume`."""
+        return await self._call(self._wire.exhume, limit)
+
+    async def forget_dead_async(self, keys: Sequence[Any]) -> None:
+        """As `LeasingConnector.forget_dead`."""
+        await self._call(self._wire.forget_dead, keys)
 
     async def close_async(self) -> None:
         """As `LeasingConnector.close`."""

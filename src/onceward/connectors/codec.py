@@ -53,6 +53,7 @@ _FLAWS = {
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Body)
+_NO_METADATA = ReadOnlyDict()
 
 
 def encode(transaction: Transaction) -> bytes:
@@ -60,26 +61,23 @@ def encode(transaction: Transaction) -> bytes:
 
     Raises `PayloadError` for whatever `decode` would not give back equal.
     """
-    return _encode(transaction, current_trace_context())
+    return encode_with(current_trace_context(), transaction)
 
 
 def encode_all(transactions: Iterable[Transaction]) -> list[bytes]:
     """`encode` for each, which looks up the trace context only once."""
     trace_context = current_trace_context()
-    return [_encode(transaction, trace_context) for transaction in transactions]
+    return [encode_with(trace_context, transaction) for transaction in transactions]
 
 
 def decode(body: bytes) -> Transaction:
     """The transaction that was encoded, with sanitised metadata. Raises `DecodeError` for anything else."""
     try:
         wire = _decoder.decode(body)
-        metadata = wire.metadata
-        if metadata and not all_welcome(metadata):
-            metadata = sanitise_metadata(metadata)
         return Transaction(
             wire.id,
             wire.payload,
-            ReadOnlyDict(metadata),
+            _welcome(wire.metadata) if wire.metadata else _NO_METADATA,
             wire.created_at,
             wire.source,
             wire.correlation_id,
@@ -90,7 +88,12 @@ def decode(body: bytes) -> Transaction:
         raise DecodeError(f"{len(body)} bytes that are not a transaction: {error}") from None
 
 
-def _encode(transaction: Transaction, trace_context: Mapping[str, str]) -> bytes:
+def _welcome(metadata: dict[Any, Any]) -> ReadOnlyDict:
+    return ReadOnlyDict(metadata if all_welcome(metadata) else sanitise_metadata(metadata))
+
+
+def encode_with(trace_context: Mapping[str, str], transaction: Transaction) -> bytes:
+    """`encode` with this trace context, for whoever encodes many in one."""
     if type(transaction) is not Transaction:
         # A subclass may have fields that the wire does not carry.
         raise TypeError(f"only a Transaction can be sent, not a {type(transaction).__name__}")

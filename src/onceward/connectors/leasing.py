@@ -18,7 +18,16 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from onceward.connectors.codec import DecodeError, decode, encode_all
 from onceward.connectors.handouts import Handout, Handouts, Held
-from onceward.connectors.rules import BurialReason, Bury, DeadLetter, LeaseRules
+from onceward.connectors.rules import (
+    BurialReason,
+    Bury,
+    DeadLetter,
+    Exhumed,
+    LeaseRules,
+    as_text,
+    mishap,
+    mishaps,
+)
 from onceward.settlement import Settlement, Verdict
 from onceward.task.exceptions import ExceptionCategory
 from onceward.transaction import Transaction
@@ -44,11 +53,14 @@ class Burial(NamedTuple):
     category: ExceptionCategory | None = None
     """None leaves what the store knows of an earlier failure; so does an `error` of None."""
     error: str | None = None
+    history: str = ""
+    """A line more, if there is one."""
 
 
 class DeadRow(NamedTuple):
     """A dead letter, as the store keeps it."""
 
+    key: int
     transaction_id: str | None
     body: bytes
     reason: str
@@ -57,6 +69,8 @@ class DeadRow(NamedTuple):
     deliveries: int
     enqueued_at: float
     died_at: float
+    history: str
+    """A line of JSON for each failed delivery: `rules.Mishap`."""
 
 
 class Store(Protocol):
@@ -89,14 +103,26 @@ class Store(Protocol):
         ...
 
     def delay(
-        self, key: int, token: int, until: float, category: ExceptionCategory | None, error: str | None
-    ) -> bool: ...
+        self,
+        key: int,
+        token: int,
+        until: float,
+        category: ExceptionCategory | None,
+        error: str | None,
+        history: str,
+    ) -> bool:
+        """`history` is a line more."""
+        ...
 
     def bury(self, burial: Burial, now: float) -> bool: ...
 
     def counts(self, now: float) -> dict[str, int]: ...
 
     def dead(self, limit: int) -> Sequence[DeadRow]: ...
+
+    def forget_dead(self, dead: Sequence[tuple[int, float]]) -> None:
+        """Each is a key and a `died_at`: a key alone may have been given to a later one since."""
+        ...
 
     def close(self) -> None: ...
 
@@ -180,6 +206,17 @@ class LeasingConnector:
             rows = self._store.dead(limit)
         return [_dead_letter(row) for row in rows]
 
+    def exhume(self, limit: int = 100) -> list[Exhumed]:
+        """Dead letters, longest dead first, for a place that keeps all of them. They stay until `forget_dead`."""
+        with self._store.transaction(WRITE_WAIT):
+            rows = self._store.dead(limit)
+        return [_exhumed(row) for row in rows]
+
+    def forget_dead(self, keys: Sequence[Any]) -> None:
+        """These are kept elsewhere now."""
+        with self._store.transaction(WRITE_WAIT):
+            self._store.forget_dead(keys)
+
     def close(self) -> None:
         """Let go of the store. Idempotent."""
         self._store.close()
@@ -236,16 +273,14 @@ class LeasingConnector:
             return self._store.give_back(key, token, now + settlement.delay if settlement.delay > 0 else 0.0)
         error = settlement.error
         category = None if error is None else error.category
+        history = mishap(error, handout.deliveries, now)
         decision = self.rules.after_failure(category, handout.deliveries)
         if isinstance(decision, Bury):
-            burial = Burial(key, token, settlement.transaction.id, decision.reason, category, _as_text(error))
+            burial = Burial(
+                key, token, settlement.transaction.id, decision.reason, category, as_text(error), history
+            )
             return self._store.bury(burial, now)
-        return self._store.delay(key, token, now + decision.delay, category, _as_text(error))
-
-
-def _as_text(error: BaseException | None) -> str | None:
-    # Text from outside may hold half characters, which no store takes.
-    return None if error is None else str(error).encode("utf-8", "backslashreplace").decode("utf-8")
+        return self._store.delay(key, token, now + decision.delay, category, as_text(error), history)
 
 
 def _log_burial(burial: Burial) -> None:
@@ -257,6 +292,21 @@ def _log_burial(burial: Burial) -> None:
             "delivery never ended",
             burial.transaction_id,
         )
+
+
+def _exhumed(row: DeadRow) -> Exhumed:
+    return Exhumed(
+        key=(row.key, row.died_at),
+        body=row.body,
+        transaction_id=row.transaction_id,
+        reason=BurialReason(row.reason),
+        category=None if row.category is None else ExceptionCategory(row.category),
+        error=row.error,
+        deliveries=row.deliveries,
+        enqueued_at=row.enqueued_at,
+        died_at=row.died_at,
+        history=mishaps(row.history),
+    )
 
 
 def _dead_letter(row: DeadRow) -> DeadLetter:

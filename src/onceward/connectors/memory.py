@@ -87,6 +87,7 @@ class _Message:
         "deliveries",
         "enqueued_at",
         "error",
+        "history",
         "key",
         "lost",
         "token",
@@ -103,6 +104,7 @@ class _Message:
         self.token: int | None = None
         self.category: ExceptionCategory | None = None
         self.error: str | None = None
+        self.history = ""
 
 
 class MemoryStore:
@@ -184,13 +186,20 @@ class MemoryStore:
         return True
 
     def delay(
-        self, key: int, token: int, until: float, category: ExceptionCategory | None, error: str | None
+        self,
+        key: int,
+        token: int,
+        until: float,
+        category: ExceptionCategory | None,
+        error: str | None,
+        history: str,
     ) -> bool:
         if (message := self._held(key, token)) is None:
             return False
         message.token = None
         message.category = category
         message.error = error
+        message.history += history
         self._move(message, until)
         return True
 
@@ -200,6 +209,7 @@ class MemoryStore:
         del self._messages[burial.key]
         self._dead.append(
             DeadRow(
+                burial.key,
                 burial.transaction_id,
                 message.body,
                 burial.reason,
@@ -208,6 +218,7 @@ class MemoryStore:
                 message.deliveries,
                 message.enqueued_at,
                 now,
+                message.history + burial.history,
             )
         )
         return True
@@ -223,6 +234,10 @@ class MemoryStore:
 
     def dead(self, limit: int) -> list[DeadRow]:
         return self._dead[:limit]
+
+    def forget_dead(self, dead: Sequence[tuple[int, float]]) -> None:
+        forgotten = set(dead)
+        self._dead = [row for row in self._dead if (row.key, row.died_at) not in forgotten]
 
     def close(self) -> None:
         with self._lock:

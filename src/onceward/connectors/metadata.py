@@ -65,7 +65,8 @@ def is_credential(key: str) -> bool:
 def current_trace_context() -> dict[str, str]:
     """The W3C headers of the current span; empty when nothing is being traced."""
     carrier: dict[str, str] = {}
-    if trace.get_current_span().get_span_context().is_valid:
+    span = trace.get_current_span()
+    if span is not trace.INVALID_SPAN and span.get_span_context().is_valid:
         _propagator.inject(carrier)
     return carrier
 

@@ -7,13 +7,13 @@ or when its lease runs out: a start without an end, as a killed process leaves b
 from __future__ import annotations
 
 import math
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
-from onceward.task.exceptions import ConfigurationError, ExceptionCategory
+from onceward.task.exceptions import ConfigurationError, ExceptionCategory, TransactionException
 from onceward.transaction import Transaction
 
 OnFailure = Literal["auto", "dead_letter", "redeliver"]
@@ -48,6 +48,55 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     deliveries: int
     enqueued_at: datetime
     died_at: datetime
+
+
+class Exhumed(msgspec.Struct, frozen=True, kw_only=True):
+    """A dead letter on its way to a place that keeps all of them, with what only its connector knows."""
+
+    key: Any
+    """How the connector knows it."""
+    body: bytes
+    transaction_id: str | None
+    reason: BurialReason
+    category: ExceptionCategory | None
+    error: str | None
+    deliveries: int
+    enqueued_at: float
+    died_at: float
+    history: tuple[Mishap, ...]
+
+
+class Mishap(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One failed delivery, as connectors keep it: a line of JSON."""
+
+    delivery: int
+    at: str
+    error: str = ""
+    category: str | None = None
+    kind: str | None = None
+    """What breach of a contract it was, if it was one."""
+
+
+def mishap(error: TransactionException | None, delivery: int, at: float) -> str:
+    """A line for the history of a message."""
+    kind = getattr(error, "kind", None)
+    told = Mishap(
+        delivery,
+        datetime.fromtimestamp(at, UTC).isoformat(),
+        as_text(error) or "",
+        None if error is None else str(error.category),
+        None if kind is None else str(kind),
+    )
+    return msgspec.json.encode(told).decode() + "\n"
+
+
+def mishaps(lines: str) -> tuple[Mishap, ...]:
+    return tuple(msgspec.json.decode(line, type=Mishap) for line in lines.splitlines() if line)
+
+
+def as_text(error: BaseException | None) -> str | None:
+    # Text from outside may hold half characters, which no store takes.
+    return None if error is None else str(error).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class Redeliver(msgspec.Struct, frozen=True):

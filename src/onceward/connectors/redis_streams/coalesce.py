@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from onceward.connectors.redis_streams.core import Entry
+
+LOAD = 100
+"""Entries of several callers that travel together, more or less; one caller's always do. Redis does nothing else
+while it appends them."""
 
 
 class Coalescer:
@@ -50,37 +55,37 @@ class _Load:
 class AsyncCoalescer:
     """In asyncio: one task sends for all who come in the same turn of the event loop, and meanwhile.
 
-    A caller that is cancelled does not keep the others' entries from being sent; its own go, too.
+    No more than a `LOAD` at a time, so that those who were served get on with their next while the others' are
+    under way. A caller that is cancelled does not keep the others' entries from being sent; its own go, too.
     """
 
     def __init__(self, append: Callable[[Sequence[Entry]], Awaitable[Any]]) -> None:
         self._append = append
-        self._entries: list[Entry] = []
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: deque[tuple[asyncio.Future[None], Sequence[Entry]]] = deque()
         self._sender: asyncio.Task[None] | None = None
 
-    async def send(self, entries: Sequence[Entry]) -> None:
-        if not entries:
-            return
+    def send(self, entries: Sequence[Entry]) -> Awaitable[None]:
+        """To be awaited: ends when they are in Redis."""
         loop = asyncio.get_running_loop()
         sent: asyncio.Future[None] = loop.create_future()
-        self._entries += entries
-        self._waiting.append(sent)
+        if not entries:
+            sent.set_result(None)
+            return sent
+        self._waiting.append((sent, entries))
         if self._sender is None:
             self._sender = loop.create_task(self._send_all())
-        await sent
+        return sent
 
     async def _send_all(self) -> None:
         try:
             while self._waiting:
-                entries, self._entries = self._entries, []
-                waiting, self._waiting = self._waiting, []
+                callers, entries = self._load()
                 error: BaseException | None = None
                 try:
                     await self._append(entries)
                 except BaseException as raised:  # noqa: BLE001
                     error = raised
-                for sent in waiting:
+                for sent in callers:
                     if sent.done():
                         continue  # its caller was cancelled
                     if error is None:
@@ -89,3 +94,13 @@ class AsyncCoalescer:
                         sent.set_exception(error)
         finally:
             self._sender = None
+
+    def _load(self) -> tuple[list[asyncio.Future[None]], list[Entry]]:
+        """What travels next, in order. A caller's entries stay together: they are appended all or none."""
+        callers: list[asyncio.Future[None]] = []
+        entries: list[Entry] = []
+        while self._waiting and len(entries) < LOAD:
+            sent, more = self._waiting.popleft()
+            callers.append(sent)
+            entries += more
+        return callers, entries

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import redis
-import redis.asyncio
-
 from onceward.connectors.base import ConnectorClosedError
-from onceward.connectors.redis_streams.client import own_client
 from onceward.connectors.redis_streams.coalesce import AsyncCoalescer, Coalescer
-from onceward.connectors.redis_streams.core import Command, Exchange, StreamQueue
-from onceward.connectors.rules import DeadLetter, LeaseRules, OnFailure
+from onceward.connectors.redis_streams.core import Exchange, StreamQueue
+from onceward.connectors.redis_streams.wire import AsyncWire, Wire
+from onceward.connectors.rules import DeadLetter, Exhumed, LeaseRules, OnFailure
 from onceward.settlement import Settlement, Verdict
 from onceward.transaction import Transaction
+
+_log = logging.getLogger(__name__)
 
 
 class _Base:
     """What both share: the settings. See `LeaseRules` for what they mean.
 
-    A failed message comes back after at most `lease`, also where the doubled `redelivery_delay` is longer.
+    A failed or postponed message comes back after at most `lease`, also where its delay is longer.
     `maxlen` trims the stream, roughly, when something is dispatched; None leaves that to you. Entries that are
     trimmed before they are done become dead letters without a body.
     """
@@ -67,7 +67,7 @@ class RedisStreamsConnector(_Base):
 
     def __init__(self, redis: Any, stream: str, group: str = "onceward", **settings: Any) -> None:
         super().__init__(redis, stream, group, **settings)
-        self._client = own_client(redis, _SYNC)
+        self._wire = Wire(redis)
         self._out = Coalescer(lambda entries: self._perform(self._queue.append(entries)))
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
@@ -92,6 +92,14 @@ class RedisStreamsConnector(_Base):
         """How many messages are `ready`, `leased`, `delayed` and `dead` now, each up to ten thousand."""
         return self._perform(self._queue.counts())  # type: ignore[no-any-return]
 
+    def exhume(self, limit: int = 100) -> list[Exhumed]:
+        """Dead letters, longest dead first, for a place that keeps all of them. They stay until `forget_dead`."""
+        return self._perform(self._queue.exhume(limit))  # type: ignore[no-any-return]
+
+    def forget_dead(self, keys: Sequence[Any]) -> None:
+        """These are kept elsewhere now."""
+        self._perform(self._queue.forget_dead(keys))
+
     def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
         """The dead letters, longest dead first."""
         return self._perform(self._queue.dead_letters(limit))  # type: ignore[no-any-return]
@@ -99,8 +107,7 @@ class RedisStreamsConnector(_Base):
     def close(self) -> None:
         """Close our connections; the given client's are untouched. Idempotent."""
         self._closed = True
-        self._client.close()
-        self._client.connection_pool.disconnect()
+        self._wire.close()
 
     def __enter__(self) -> Self:
         return self
@@ -111,27 +118,13 @@ class RedisStreamsConnector(_Base):
         self.close()
 
     def _perform(self, exchange: Exchange) -> Any:
-        if self._closed:
-            raise ConnectorClosedError(
-                f"the connector to {self._queue.stream} is closed; make a new one to go on"
-            )
+        self._check_open()
         replies: Any = None
         try:
             while True:
-                replies = self._send(exchange.send(replies))
+                replies = self._wire.exchange(exchange.send(replies))
         except StopIteration as end:
             return end.value
-
-    def _send(self, commands: Sequence[Command]) -> list[Any]:
-        if len(commands) == 1:
-            try:
-                return [self._client.execute_command(*commands[0])]
-            except _REFUSED as error:
-                return [error]
-        pipeline = self._client.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
-        return pipeline.execute(raise_on_error=False)  # type: ignore[no-any-return]
 
 
 class AsyncRedisStreamsConnector(_Base):
@@ -139,7 +132,7 @@ class AsyncRedisStreamsConnector(_Base):
 
     def __init__(self, redis: Any, stream: str, group: str = "onceward", **settings: Any) -> None:
         super().__init__(redis, stream, group, **settings)
-        self._client = own_client(redis, _ASYNC)
+        self._wire = AsyncWire(redis)
         self._out = AsyncCoalescer(lambda entries: self._perform(self._queue.append(entries)))
 
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
@@ -149,12 +142,17 @@ class AsyncRedisStreamsConnector(_Base):
         try:
             return await asyncio.shield(fetching)
         except asyncio.CancelledError:
-            taken = await fetching
-            if taken:
-                await self._perform(
-                    self._queue.settle([Settlement(transaction, Verdict.RETURNED) for transaction in taken])
-                )
+            await self._give_back(fetching)
             raise
+
+    async def _give_back(self, fetching: asyncio.Future[Any]) -> None:
+        try:
+            taken = await fetching
+            await self._perform(
+                self._queue.settle([Settlement(transaction, Verdict.RETURNED) for transaction in taken])
+            )
+        except Exception as error:  # noqa: BLE001  the caller wants to be cancelled, and is
+            _log.warning("a cancelled fetch could not give back what it took; it comes again: %s", error)
 
     async def dispatch_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
         """As `RedisStreamsConnector.dispatch_transactions`."""
@@ -173,6 +171,14 @@ class AsyncRedisStreamsConnector(_Base):
         """As `RedisStreamsConnector.counts`."""
         return await self._perform(self._queue.counts())  # type: ignore[no-any-return]
 
+    async def exhume_async(self, limit: int = 100) -> list[Exhumed]:
+        """As `RedisStreamsConnector.exhume`."""
+        return await self._perform(self._queue.exhume(limit))  # type: ignore[no-any-return]
+
+    async def forget_dead_async(self, keys: Sequence[Any]) -> None:
+        """As `RedisStreamsConnector.forget_dead`."""
+        await self._perform(self._queue.forget_dead(keys))
+
     async def dead_letters_async(self, limit: int = 100) -> list[DeadLetter]:
         """As `RedisStreamsConnector.dead_letters`."""
         return await self._perform(self._queue.dead_letters(limit))  # type: ignore[no-any-return]
@@ -180,8 +186,7 @@ class AsyncRedisStreamsConnector(_Base):
     async def close_async(self) -> None:
         """As `RedisStreamsConnector.close`."""
         self._closed = True
-        await self._client.aclose()
-        await self._client.connection_pool.disconnect()
+        await self._wire.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -192,29 +197,10 @@ class AsyncRedisStreamsConnector(_Base):
         await self.close_async()
 
     async def _perform(self, exchange: Exchange) -> Any:
-        if self._closed:
-            raise ConnectorClosedError(
-                f"the connector to {self._queue.stream} is closed; make a new one to go on"
-            )
+        self._check_open()
         replies: Any = None
         try:
             while True:
-                replies = await self._send(exchange.send(replies))
+                replies = await self._wire.exchange(exchange.send(replies))
         except StopIteration as end:
             return end.value
-
-    async def _send(self, commands: Sequence[Command]) -> list[Any]:
-        if len(commands) == 1:
-            try:
-                return [await self._client.execute_command(*commands[0])]
-            except _REFUSED as error:
-                return [error]
-        pipeline = self._client.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
-        return await pipeline.execute(raise_on_error=False)  # type: ignore[no-any-return]
-
-
-_SYNC = redis.Redis
-_ASYNC = redis.asyncio.Redis
-_REFUSED = redis.ResponseError

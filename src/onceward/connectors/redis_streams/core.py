@@ -7,7 +7,6 @@ there are a hash with the failures of entries in hand, and a stream of dead lett
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import socket
@@ -19,10 +18,21 @@ from typing import Any
 
 import msgspec
 
-from onceward.connectors.codec import DecodeError, decode, encode_all
+from onceward.connectors.codec import DecodeError, decode, encode_with
 from onceward.connectors.handouts import Handout, Handouts
+from onceward.connectors.metadata import current_trace_context
 from onceward.connectors.redis_streams import lua
-from onceward.connectors.rules import BurialReason, Bury, DeadLetter, LeaseRules
+from onceward.connectors.redis_streams.wire import Command
+from onceward.connectors.rules import (
+    BurialReason,
+    Bury,
+    DeadLetter,
+    Exhumed,
+    LeaseRules,
+    as_text,
+    mishap,
+    mishaps,
+)
 from onceward.settlement import Settlement, Verdict
 from onceward.task.exceptions import ConfigurationError, ExceptionCategory
 from onceward.transaction import Transaction
@@ -39,7 +49,6 @@ COUNTED = 10_000
 """Beyond this many, `counts` stops counting."""
 
 DONE = Verdict.DONE
-Command = tuple[Any, ...]
 Entry = tuple[str, bytes]
 
 
@@ -111,11 +120,19 @@ class StreamQueue:
             raise reply
         self._group_known = True
 
+    def _make_group_again(self, error: Exception) -> Exchange:
+        """If that is what the error says. Any other is raised."""
+        if "NOGROUP" not in str(error):
+            raise error
+        _log.warning("stream %s or its group %s was deleted; made again", self.stream, self.group)
+        yield from self._make_group()
+
     def _recover(self, count: int) -> Exchange:
         arguments = (
             self.group, self.consumer, self._lease_ms, count, self.rules.suspect_after, self.rules.max_deliveries,
         )  # fmt: skip
-        served, buried, alone = yield from self._evaluate(lua.CLAIM, arguments)
+        reply = yield from self._evaluate(lua.CLAIM, arguments)
+        served, buried, alone = reply or ((), (), 0)
         self._recover_at = time.monotonic() + min(RECOVER_INTERVAL, self.rules.lease / 4)
         for entry, reason, name in buried:
             _log.error(
@@ -137,10 +154,7 @@ class StreamQueue:
         )
         [reply] = yield [command]
         if isinstance(reply, Exception):
-            if not str(reply).startswith("NOGROUP"):
-                raise reply
-            _log.warning("stream %s or its group %s was deleted; made again", self.stream, self.group)
-            yield from self._make_group()
+            yield from self._make_group_again(reply)
             [reply] = yield [command]
             if isinstance(reply, Exception):
                 raise reply
@@ -149,17 +163,17 @@ class StreamQueue:
     def _hand_out(self, rows: list[tuple[Any, int, Any]], asked: float) -> Exchange:
         transactions: list[Transaction] = []
         bad: list[Any] = []
-        for key, deliveries, fields in rows:
-            entry = key.decode()
+        record = self._handouts.record
+        for entry, deliveries, fields in rows:
             body = _body(fields or ())
             try:
                 transaction = decode(body or b"")
             except DecodeError as error:
                 text = "it has no field `body`" if body is None else str(error)
-                _log.error("entry %s is now a dead letter: %s", entry, text)
-                bad.append((entry, deliveries, "bury", BurialReason.UNDECODABLE, text, ""))
+                _log.error("entry %s is now a dead letter: %s", _text(entry), text)
+                bad.append((_text(entry), deliveries, "bury", BurialReason.UNDECODABLE, text, ""))
                 continue
-            self._handouts.record(transaction, (entry, deliveries), deliveries, asked)
+            record(transaction, (entry, deliveries), deliveries, asked)
             transactions.append(transaction)
         if bad:
             yield from self._settle(bad)
@@ -169,8 +183,8 @@ class StreamQueue:
 
     def entries(self, transactions: Sequence[Transaction]) -> list[Entry]:
         """What to append for these."""
-        bodies = encode_all(transactions)
-        return [(transaction.id, body) for transaction, body in zip(transactions, bodies, strict=True)]
+        trace_context = current_trace_context()
+        return [(transaction.id, encode_with(trace_context, transaction)) for transaction in transactions]
 
     def append(self, entries: Sequence[Entry]) -> Exchange:
         """Append them, all or none, in one round trip."""
@@ -181,12 +195,13 @@ class StreamQueue:
     # ── settling ────────────────────────────────────────────────────────────────────────────────────────
 
     def settle(self, settlements: Sequence[Settlement]) -> Exchange:
-        ending: dict[str, tuple[Settlement, Handout]] = {}
+        ending: dict[bytes, tuple[Settlement, Handout]] = {}
         verdicts: list[Sequence[Any]] = []
-        certain: list[str] = []
+        certain: list[bytes] = []
         sure_since = self._clock() - self.rules.lease * CERTAIN
+        delivery_of = self._handouts.of
         for settlement in settlements:
-            handout = self._handouts.of(settlement.transaction)
+            handout = delivery_of(settlement.transaction)
             entry, deliveries = handout.held
             if handout.settled or entry in ending:
                 continue
@@ -197,7 +212,7 @@ class StreamQueue:
                 # Its lease cannot have run out: nobody else can have it, and it has no history to clear.
                 certain.append(entry)
             else:
-                verdicts.append((entry, deliveries, "done"))
+                verdicts.append((_text(entry), deliveries, "done"))
         if certain:
             [reply] = yield [("XACK", self.stream, self.group, *certain)]
             if isinstance(reply, Exception):
@@ -214,21 +229,14 @@ class StreamQueue:
             )
 
     def _verdict(self, settlement: Settlement, handout: Handout) -> Sequence[Any]:
-        held = handout.held
+        held = _text(handout.held[0]), handout.deliveries
         if settlement.verdict == Verdict.RETURNED:
             self._slack = True  # it is there to be fetched at once, at its old place
-            return (*held, "return")
+            return (*held, "return", int(settlement.delay * 1000))
         error = settlement.error
         category = None if error is None else error.category
-        text = "" if error is None else str(error).encode("utf-8", "backslashreplace").decode("utf-8")
-        line = json.dumps(
-            {
-                "delivery": handout.deliveries,
-                "category": category,
-                "error": text,
-                "at": datetime.now(UTC).isoformat(),
-            }
-        )
+        text = as_text(error) or ""
+        line = mishap(error, handout.deliveries, datetime.now(UTC).timestamp()).rstrip()
         decision = self.rules.after_failure(category, handout.deliveries)
         if isinstance(decision, Bury):
             return (*held, "bury", decision.reason, text, line)
@@ -241,7 +249,7 @@ class StreamQueue:
             for handout, transaction in handouts
             if not handout.settled
         }
-        verdicts = [(*handout.held, "extend") for handout, _ in running.values()]
+        verdicts = [(_text(entry), handout.deliveries, "extend") for entry, (handout, _) in running.items()]
         asked = self._clock()
         lost = (yield from self._settle(verdicts)) if verdicts else []
         for handout, _ in running.values():
@@ -251,19 +259,19 @@ class StreamQueue:
             _log.warning("transaction %s: lease lost, too late to extend it", running[entry][1].id)
 
     def _settle(self, verdicts: Sequence[Sequence[Any]]) -> Exchange:
+        """Answers the entries that were not held any more."""
         packed = msgspec.msgpack.encode(verdicts)
         arguments = (self.group, self.consumer, self._parked, self._lease_ms, packed)
-        lost: list[bytes] = yield from self._evaluate(lua.SETTLE, arguments)
-        return [entry.decode() for entry in lost]
+        lost = yield from self._evaluate(lua.SETTLE, arguments)
+        return [entry.encode() for entry, *_ in verdicts] if lost is None else lost
 
     # ── looking ─────────────────────────────────────────────────────────────────────────────────────────
 
     def counts(self) -> Exchange:
-        if not self._group_known:
-            yield from self._make_group()
+        yield from self._make_group()  # it may have been deleted
         groups, over, pending, dead = yield (
             [
-                ("XINFO GROUPS", self.stream),
+                ("XINFO", "GROUPS", self.stream),
                 ("XPENDING", self.stream, self.group, "IDLE", self._lease_ms, "-", "+", COUNTED),
                 ("XPENDING", self.stream, self.group, "-", "+", COUNTED),
                 ("XLEN", self.dead),
@@ -272,8 +280,9 @@ class StreamQueue:
         for reply in (groups, over, pending, dead):
             if isinstance(reply, Exception):
                 raise reply
-        last = next(each["last-delivered-id"] for each in groups if _text(each["name"]) == self.group)
-        [fresh] = yield [("XRANGE", self.stream, f"({_text(last)}", "+", "COUNT", COUNTED)]
+        ours = next(group for group in map(_named, groups) if _text(group["name"]) == self.group)
+        after = f"({_text(ours['last-delivered-id'])}"
+        [fresh] = yield [("XRANGE", self.stream, after, "+", "COUNT", COUNTED)]
         available = {entry for entry, *_ in over}
         holders = [_text(consumer) for entry, consumer, *_ in pending if entry not in available]
         delayed = holders.count(self._parked)
@@ -288,17 +297,29 @@ class StreamQueue:
         [reply] = yield [("XRANGE", self.dead, "-", "+", "COUNT", limit)]
         if isinstance(reply, Exception):
             raise reply
-        return [_dead_letter(fields) for _, fields in reply]
+        return [_dead_letter(_named(fields)) for _, fields in reply]
+
+    def exhume(self, limit: int) -> Exchange:
+        [reply] = yield [("XRANGE", self.dead, "-", "+", "COUNT", limit)]
+        if isinstance(reply, Exception):
+            raise reply
+        return [_exhumed(_text(entry), _named(fields)) for entry, fields in reply]
+
+    def forget_dead(self, keys: Sequence[str]) -> Exchange:
+        if keys:
+            [reply] = yield [("XDEL", self.dead, *keys)]
+            if isinstance(reply, Exception):
+                raise reply
 
     def _evaluate(self, script: str, arguments: Sequence[Any]) -> Exchange:
+        """The script's answer, or None if there was nothing to run it on: stream or group had been deleted."""
         keys = (3, self.stream, self.history, self.dead)
         [reply] = yield [("EVALSHA", _sha(script), *keys, *arguments)]
         if isinstance(reply, Exception) and "NOSCRIPT" in f"{type(reply).__name__} {reply}".upper():
             [reply] = yield [("EVAL", script, *keys, *arguments)]
         if isinstance(reply, Exception):
-            if str(reply).startswith("NOGROUP") or "No such key" in str(reply):
-                self._group_known = False
-            raise reply
+            yield from self._make_group_again(reply)
+            return None
         return reply
 
 
@@ -315,15 +336,19 @@ def _body(fields: Sequence[Any]) -> Any:
     """The field `body` of a flat list of names and values, where it usually stands; None if it is not there."""
     if len(fields) == 4 and fields[2] == b"body":
         return fields[3]
-    return dict(zip(fields[::2], fields[1::2], strict=True)).get(b"body")
+    return _named(fields).get("body")
+
+
+def _named(flat: Sequence[Any]) -> dict[str, Any]:
+    """A flat list of names and values, as a dict."""
+    return {_text(name): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
 
 def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _dead_letter(fields: dict[bytes, bytes]) -> DeadLetter:
-    named = {_text(key): value for key, value in fields.items()}
+def _dead_letter(named: dict[str, Any]) -> DeadLetter:
     try:
         transaction = decode(named["body"])
     except DecodeError:
@@ -338,6 +363,22 @@ def _dead_letter(fields: dict[bytes, bytes]) -> DeadLetter:
         deliveries=int(named["deliveries"]),
         enqueued_at=_moment(named["enqueued_at"]),
         died_at=_moment(named["died_at"]),
+    )
+
+
+def _exhumed(key: str, named: dict[str, Any]) -> Exhumed:
+    letter = _dead_letter(named)
+    return Exhumed(
+        key=key,
+        body=named["body"],
+        transaction_id=letter.transaction_id,
+        reason=letter.reason,
+        category=letter.category,
+        error=letter.error,
+        deliveries=letter.deliveries,
+        enqueued_at=letter.enqueued_at.timestamp(),
+        died_at=letter.died_at.timestamp(),
+        history=mishaps(_text(named.get("history", b""))),
     )
 
 

@@ -83,7 +83,8 @@ for _, each in ipairs(endings) do
     elseif verdict == 'extend' then
         redis.call('XCLAIM', stream, group, consumer, 0, id, 'IDLE', 0, 'RETRYCOUNT', deliveries, 'JUSTID')
     elseif verdict == 'return' then
-        redis.call('XCLAIM', stream, group, parked, 0, id, 'IDLE', lease, 'RETRYCOUNT', deliveries - 1, 'JUSTID')
+        local idle = math.max(lease - each[4], 0)
+        redis.call('XCLAIM', stream, group, parked, 0, id, 'IDLE', idle, 'RETRYCOUNT', deliveries - 1, 'JUSTID')
     elseif verdict == 'delay' then
         local history = redis.call('HGET', history_key, id) or ''
         redis.call('HSET', history_key, id, history .. each[6] .. '\\n')

@@ -138,6 +138,9 @@ class Database:
                 f"{self.path} was written by a newer onceward (schema {version}, this one knows "
                 f"{sql.SCHEMA_VERSION}); upgrade this process"
             )
+        for older in range(version, sql.SCHEMA_VERSION):
+            for statement in sql.UPGRADES[older]:
+                cursor.execute(statement)
 
 
 def _checked(path: str | os.PathLike[str]) -> Path:

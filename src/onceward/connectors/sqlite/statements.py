@@ -6,7 +6,7 @@ while it is leased. The index keeps a fetch at the cost of its batch, however ma
 
 APPLICATION_ID = 0x6F6E6377
 """Marks a file as ours ("oncw"), so that somebody else's database is not taken for a queue."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 SCHEMA = (
     """
@@ -19,7 +19,8 @@ SCHEMA = (
         enqueued_at REAL NOT NULL,
         category TEXT,
         error TEXT,
-        body BLOB NOT NULL
+        body BLOB NOT NULL,
+        history TEXT NOT NULL DEFAULT ''
     )
     """,
     "CREATE INDEX messages_by_visible_at ON messages (visible_at)",
@@ -33,12 +34,22 @@ SCHEMA = (
         deliveries INTEGER NOT NULL,
         enqueued_at REAL NOT NULL,
         died_at REAL NOT NULL,
-        body BLOB NOT NULL
+        body BLOB NOT NULL,
+        history TEXT NOT NULL DEFAULT ''
     )
     """,
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
+
+UPGRADES = {
+    1: (
+        "ALTER TABLE messages ADD COLUMN history TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE dead_letters ADD COLUMN history TEXT NOT NULL DEFAULT ''",
+        "PRAGMA user_version = 2",
+    )
+}
+"""From each version to the next."""
 
 READ_APPLICATION_ID = "PRAGMA application_id"
 READ_USER_VERSION = "PRAGMA user_version"
@@ -71,13 +82,13 @@ GIVE_BACK = """
     WHERE seq = ? AND token = ?
 """
 DELAY = """
-    UPDATE messages SET visible_at = ?, token = NULL, category = ?, error = ?
+    UPDATE messages SET visible_at = ?, token = NULL, category = ?, error = ?, history = history || ?
     WHERE seq = ? AND token = ?
 """
 COPY_TO_DEAD_LETTERS = """
     INSERT INTO dead_letters
-        (transaction_id, reason, category, error, deliveries, enqueued_at, died_at, body)
-    SELECT ?, ?, coalesce(?, category), coalesce(?, error), deliveries, enqueued_at, ?, body
+        (transaction_id, reason, category, error, deliveries, enqueued_at, died_at, body, history)
+    SELECT ?, ?, coalesce(?, category), coalesce(?, error), deliveries, enqueued_at, ?, body, history || ?
     FROM messages WHERE seq = ? AND token IS ?
 """
 
@@ -89,6 +100,7 @@ COUNTS = """
     FROM messages
 """
 DEAD_LETTERS = """
-    SELECT transaction_id, body, reason, category, error, deliveries, enqueued_at, died_at
+    SELECT seq, transaction_id, body, reason, category, error, deliveries, enqueued_at, died_at, history
     FROM dead_letters ORDER BY seq LIMIT ?
 """
+FORGET_DEAD = "DELETE FROM dead_letters WHERE seq = ? AND died_at = ?"

@@ -48,9 +48,15 @@ class SqliteStore:
         return self._changed(sql.GIVE_BACK, visible_at, key, token)
 
     def delay(
-        self, key: int, token: int, until: float, category: ExceptionCategory | None, error: str | None
+        self,
+        key: int,
+        token: int,
+        until: float,
+        category: ExceptionCategory | None,
+        error: str | None,
+        history: str,
     ) -> bool:
-        return self._changed(sql.DELAY, until, category, error, key, token)
+        return self._changed(sql.DELAY, until, category, error, history, key, token)
 
     def bury(self, burial: Burial, now: float) -> bool:
         self._changed(
@@ -60,6 +66,7 @@ class SqliteStore:
             burial.category,
             burial.error,
             now,
+            burial.history,
             burial.key,
             burial.token,
         )
@@ -71,6 +78,9 @@ class SqliteStore:
 
     def dead(self, limit: int) -> Sequence[DeadRow]:
         return [DeadRow._make(row) for row in self._database.cursor.execute(sql.DEAD_LETTERS, (limit,))]
+
+    def forget_dead(self, dead: Sequence[tuple[int, float]]) -> None:
+        self._database.cursor.executemany(sql.FORGET_DEAD, dead)
 
     def close(self) -> None:
         self._database.close()

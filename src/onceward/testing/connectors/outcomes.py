@@ -40,6 +40,18 @@ class Outcomes(ConnectorSuite):
             assert len(queue.fetch()) == 1
             assert self.dead_letters(queue) == []
 
+    def test_what_is_returned_for_later_comes_back_then_and_does_not_count_as_a_delivery(self) -> None:
+        with self.queue(max_deliveries=2, lease=60.0) as (queue, clock):
+            queue.dispatch(Transaction())
+            for _ in range(4):
+                [later] = queue.fetch()
+                queue.settle([Settlement(later, Verdict.RETURNED, delay=10.0)])
+                self.advance(clock, 9.5)
+                assert queue.fetch() == [], "it came back too early"
+                self.advance(clock, 1.0)
+            assert len(queue.fetch()) == 1
+            assert self.dead_letters(queue) == []
+
     def test_a_system_failure_comes_back_after_a_delay_that_doubles(self) -> None:
         with self.queue(redelivery_delay=10.0, max_deliveries=10, lease=600.0) as (queue, clock):
             queue.dispatch(Transaction())

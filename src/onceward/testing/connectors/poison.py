@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from onceward.connectors import BurialReason
+from onceward.connectors.codec import decode
 from onceward.testing.connectors.samples import (
     SYSTEM_FAILURE,
     numbered,
@@ -31,6 +32,21 @@ class Poison(ConnectorSuite):
             assert letter.deliveries == 3
             assert letter.error is not None, "the last known failure is kept"
             assert "went wrong" in letter.error
+
+    def test_a_dead_letter_can_be_moved_elsewhere_with_its_bytes_and_every_failure(self) -> None:
+        with self.queue(lease=600.0, max_deliveries=3, redelivery_delay=1.0) as (queue, clock):
+            queue.dispatch(Transaction("doomed", {"total": 7}), Transaction("other"))
+            for _ in range(3):
+                doomed = [each for each in queue.fetch() if each.id == "doomed"]
+                queue.fail(*doomed, error=SYSTEM_FAILURE)
+                self.advance(clock, 61.0)
+            [dead] = queue.call("exhume", 10)
+            assert decode(dead.body).payload == {"total": 7}
+            assert [each.delivery for each in dead.history] == [1, 2, 3]
+            assert all("went wrong" in each.error for each in dead.history)
+            assert queue.call("exhume", 10) == [dead], "it stays until it is known to be elsewhere"
+            queue.call("forget_dead", [dead.key])
+            assert queue.call("exhume", 10) == []
 
     def test_dead_letters_do_not_hide_what_is_behind_them(self) -> None:
         with self.queue(lease=60.0, max_deliveries=1) as (queue, clock):
