@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
+from onceward.cli.audit import audit
+from onceward.cli.consumers import consumers
 from onceward.cli.demo.command import demo
+from onceward.cli.dlq import dlq
+from onceward.cli.inbox import inbox
+from onceward.cli.verify import VERIFY_EXAMPLES, verify
 
 DEMO_EXAMPLES = """
 Examples:
@@ -30,6 +35,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("demo", epilog=DEMO_EXAMPLES)(demo)
+app.add_typer(inbox, name="inbox")
+app.add_typer(consumers, name="consumers")
+app.add_typer(dlq, name="dlq")
+app.add_typer(audit, name="audit")
+app.command("verify", epilog=VERIFY_EXAMPLES)(verify)
 
 
 def _show_version(wanted: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import CursorResult, Executable, TextClause, text
@@ -51,12 +52,22 @@ def fetch_all(transaction: DbTransaction, sql: Sql, params: Params | None) -> li
 def _result(
     transaction: DbTransaction, sql: Sql, params: Params | Sequence[Params] | None
 ) -> CursorResult[Any]:
-    statement = text(sql) if isinstance(sql, str) else sql
-    if isinstance(statement, TextClause) and _ENDS_TRANSACTION.match(statement.text):
+    statement = _text(sql) if isinstance(sql, str) else sql
+    if isinstance(statement, TextClause) and _ends_transaction(statement.text):
         raise SessionError(
             "a session begins and ends its transaction itself: leave the block to commit, raise to roll back"
         )
     return transaction.connection.execute(statement, params, execution_options={"preserve_rowcount": True})
+
+
+@lru_cache(500)
+def _text(sql: str) -> TextClause:
+    return text(sql)
+
+
+@lru_cache(500)
+def _ends_transaction(sql: str) -> bool:
+    return _ENDS_TRANSACTION.match(sql) is not None
 
 
 def _rows(result: CursorResult[Any], at_most: int | None = None) -> list[Row]:

@@ -100,6 +100,13 @@ METRICS: Final = {
     "onceward.inbox.retries": Metric(
         "histogram", "{attempt}", "attempts before the one that did it", ("consumer",)
     ),
+    "onceward.deadletters.buried": Metric("counter", "{letter}", "buried", ("consumer", "category")),
+    "onceward.deadletters.alerts": Metric(
+        "counter", "{alert}", "reasons to look at dead letters", ("consumer", "alert")
+    ),
+    "onceward.deadletters.redriven": Metric(
+        "counter", "{letter}", "delivered again, by what came of it", ("consumer", "outcome")
+    ),
     "onceward.queue.enqueued": Metric("counter", "{message}", "put on the stream", ("stream", "group")),
     "onceward.queue.read": Metric("counter", "{message}", "read as new", ("stream", "group")),
     "onceward.queue.acked": Metric("counter", "{message}", "acknowledged", ("stream", "group")),

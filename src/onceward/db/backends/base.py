@@ -22,6 +22,15 @@ class Backend(Protocol):
     def is_duplicate(self, error: DBAPIError) -> bool:
         """Whether a uniqueness constraint was violated. Decided by the error's code."""
 
+    def is_serialization_failure(self, error: DBAPIError) -> bool:
+        """Whether the transaction only had bad luck with its neighbours: the same again may well succeed."""
+
+    def is_disconnect(self, error: DBAPIError) -> bool:
+        """Whether the database went away, or is not there. Decided by the error's code."""
+
+    def has_written(self, connection: Connection) -> bool:
+        """Whether the transaction has changed anything so far."""
+
     def is_lock_timeout(self, error: DBAPIError) -> bool:
         """Whether a lock was not free in time. Decided by the error's code."""
 

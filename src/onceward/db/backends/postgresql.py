@@ -8,14 +8,19 @@ from math import ceil
 from typing import Final
 
 from sqlalchemy import BigInteger, Connection, func, literal, select, text
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from onceward.task.exceptions import ConfigurationError
 
 UNIQUE_VIOLATION: Final = "23505"
 LOCK_NOT_AVAILABLE: Final = "55P03"
+SERIALIZATION_FAILURES: Final = ("40001", "40P01")
+"""A conflict under REPEATABLE READ or SERIALIZABLE, and a deadlock."""
+UNAVAILABLE: Final = ("08", "57P", "53")
+"""Connection exceptions; shutdown and start-up; too many connections and other lack of resources."""
 
 _READ_LOCK_TIMEOUT = text("SELECT current_setting('lock_timeout')")
+_XACT_ID = text("SELECT pg_current_xact_id_if_assigned()::text")
 _SET_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :value, true)")  # true: as SET LOCAL
 
 
@@ -41,6 +46,19 @@ class PostgreSql:
 
     def is_duplicate(self, error: DBAPIError) -> bool:
         return _sqlstate(error) == UNIQUE_VIOLATION
+
+    def is_serialization_failure(self, error: DBAPIError) -> bool:
+        return _sqlstate(error) in SERIALIZATION_FAILURES
+
+    def is_disconnect(self, error: DBAPIError) -> bool:
+        # Without an SQLSTATE the server has not spoken: no connection, or one that broke off.
+        state = _sqlstate(error)
+        return error.connection_invalidated or (
+            isinstance(error, OperationalError) and (state is None or state.startswith(UNAVAILABLE))
+        )
+
+    def has_written(self, connection: Connection) -> bool:
+        return connection.execute(_XACT_ID).scalar() is not None
 
     def is_lock_timeout(self, error: DBAPIError) -> bool:
         return _sqlstate(error) == LOCK_NOT_AVAILABLE

@@ -11,10 +11,11 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
+from weakref import WeakSet
 
 from sqlalchemy import Connection, event
-from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.engine import Dialect, ExceptionContext
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from onceward.db.exceptions import SessionError
 
@@ -40,7 +41,8 @@ class Sqlite:
         connection.begin()
         if _in_transaction(driver):  # begun by autocommit=False or by a listener, as DEFERRED most likely
             connection.exec_driver_sql("ROLLBACK")
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        _begin_immediate(connection)
+        connection.info[_MARK] = _changes(connection)
 
     def has_ended(self, connection: Connection) -> bool:
         # As after a full disk, an I/O error or RAISE(ROLLBACK).
@@ -51,6 +53,16 @@ class Sqlite:
 
     def is_duplicate(self, error: DBAPIError) -> bool:
         return _code(error) in DUPLICATE
+
+    def is_serialization_failure(self, error: DBAPIError) -> bool:
+        return False  # a session has the only write lock from its beginning
+
+    def is_disconnect(self, error: DBAPIError) -> bool:
+        return False  # there is no server that could go away
+
+    def has_written(self, connection: Connection) -> bool:
+        changes = _changes(connection)
+        return bool(changes != connection.info.get(_MARK, changes))
 
     def is_lock_timeout(self, error: DBAPIError) -> bool:
         return _code(error) & 0xFF in LOCKED  # the low byte is the code, the rest its details
@@ -64,6 +76,18 @@ class Sqlite:
 
 
 _MARK: Final = "onceward_session"
+"""Under this name a connection's `info` has what its `_changes` were when its session began."""
+_listening: WeakSet[Dialect] = WeakSet()
+
+
+def _begin_immediate(connection: Connection) -> None:
+    """Past SQLAlchemy, which would spend more time on these two words than SQLite does."""
+    try:
+        cursor = connection.connection.cursor()
+        cursor.execute("BEGIN IMMEDIATE")
+        cursor.close()
+    except sqlite3.OperationalError as error:
+        raise OperationalError("BEGIN IMMEDIATE", None, error) from error
 
 
 def _keep_when_interrupted(connection: Connection) -> None:
@@ -72,15 +96,20 @@ def _keep_when_interrupted(connection: Connection) -> None:
     SQLAlchemy closes it otherwise. A closed SQLite connection keeps its lock while a cursor is alive, and the
     traceback of the interrupt keeps the cursor alive. The listener looks at sessions' connections only.
     """
-    connection.execution_options(**{_MARK: True})
-    if not event.contains(connection.dialect, "handle_error", _is_no_disconnect):
+    if connection.dialect not in _listening:
+        _listening.add(connection.dialect)
         event.listen(connection.dialect, "handle_error", _is_no_disconnect)
 
 
 def _is_no_disconnect(context: ExceptionContext) -> None:
     interrupted = not isinstance(context.original_exception, Exception)
-    if interrupted and context.connection is not None and _MARK in context.connection.get_execution_options():
+    if interrupted and context.connection is not None and _MARK in context.connection.info:
         context.is_disconnect = False
+
+
+def _changes(connection: Connection) -> int:
+    """Rows changed since the connection was opened."""
+    return int(connection.connection.driver_connection.total_changes)  # type: ignore[union-attr]
 
 
 def _code(error: DBAPIError) -> int:

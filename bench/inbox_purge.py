@@ -1,0 +1,183 @@
+"""Purging a million old dedup rows while a consumer runs: how long the consumer waits, and how long a step takes.
+
+Bare is the longest event of the same consumer before the purge, ours the longest during it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any
+
+import msgspec
+from sqlalchemy import Engine, create_engine, event
+
+from bench.measure import Line
+from onceward.inbox import Contract, Event, Inbox, PurgeReport
+from onceward.inbox.stores import partitions
+from onceward.testing import servers
+
+ROWS = 1_000_000
+ROW_BY_ROW = 300_000
+"""On PostgreSQL, where days can mostly go as a whole."""
+DAYS = 10
+QUIET_SECONDS = 3.0
+POSTGRESQL_TARGET, SQLITE_TARGET = 100, 50
+"""Milliseconds."""
+
+
+def lines() -> Iterator[Line]:
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"sqlite:///{folder}/inbox.db"
+        engine = create_engine(url)
+        event.listen(engine, "connect", _durable)
+        yield from _on_sqlite(engine, url)
+        engine.dispose()
+    with servers.postgres_server() as server:
+        engine = create_engine(server.url.replace("postgresql://", "postgresql+psycopg://", 1))
+        yield from _on_postgresql(engine, server.url)
+        engine.dispose()
+
+
+def _on_sqlite(engine: Engine, url: str) -> Iterator[Line]:
+    inbox = _inbox(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            f"WITH RECURSIVE s (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM s WHERE n < {ROWS - 1}) "
+            "INSERT INTO onceward_dedup (event_day, consumer_id, tracking_id, payload_sha256, processed_at) "
+            f"SELECT {_old()} + n / {ROWS // DAYS}, 'billing', printf('%010d', n), randomblob(32), 0 FROM s"
+        )
+    quiet, during, report = _measure(inbox, url, ROWS)
+    step = report.longest_step * 1000
+    what = f"SQLite: longest step (event {during:.0f} ms, before {quiet:.0f} ms)"
+    yield Line(what, 0.0, step, f"< {SQLITE_TARGET} ms", step < SQLITE_TARGET, f"{step:.1f} ms", "ms")
+
+
+def _on_postgresql(engine: Engine, url: str) -> Iterator[Line]:
+    inbox = _inbox(engine)
+    _fill(engine, ROWS)
+    quiet, during, report = _measure(inbox, url, ROWS)
+    what = "PostgreSQL: longest event, 1 M rows"
+    yield _line(f"{what} ({_speed(report)})", quiet, during)
+    _fill(engine, ROW_BY_ROW)
+    inbox.register(_contract("archive", retention="legal-hold"))
+    with engine.begin() as connection:  # it needs every day, so the other's rows go one by one
+        connection.exec_driver_sql(
+            "INSERT INTO onceward_dedup (event_day, consumer_id, tracking_id, payload_sha256) "
+            f"SELECT {_old()} + n, 'archive', n, '' FROM generate_series(0, {DAYS - 1}) AS s (n)"
+        )
+    quiet, during, report = _measure(inbox, url, ROW_BY_ROW)
+    what = "PostgreSQL: longest event, 300 k row by row"
+    yield _line(f"{what} ({_speed(report)})", quiet, during)
+
+
+def _fill(engine: Engine, rows: int) -> None:
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for day in range(_old(), _old() + DAYS):
+            partitions.make(connection, day)
+        connection.exec_driver_sql("SET synchronous_commit = off")
+        connection.exec_driver_sql(
+            "INSERT INTO onceward_dedup (event_day, consumer_id, tracking_id, payload_sha256) "
+            f"SELECT {_old()} + n / {rows // DAYS}, 'billing', lpad(n::text, 10, '0'), sha256(n::text::bytea) "
+            f"FROM generate_series(0, {rows - 1}) AS s (n)"
+        )
+        connection.exec_driver_sql("CHECKPOINT")  # not while we measure
+
+
+def _inbox(engine: Engine) -> Inbox:
+    inbox = Inbox(engine)
+    inbox.migrate()
+    inbox.register(_contract("billing"))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE invoices (id TEXT PRIMARY KEY)")
+    return inbox
+
+
+def _contract(consumer_id: str, **more: Any) -> Contract:
+    return Contract(
+        consumer_id=consumer_id,
+        event_types=["*"],
+        owner_team="bench",
+        idempotency_mechanism="dedup record and invoice in one transaction",
+        **more,
+    )
+
+
+def _old() -> int:
+    return int(time.time() // 86400) - 200
+
+
+def _purge(url: str) -> PurgeReport:
+    """In a process of its own, as a timer would start it."""
+    command = [sys.executable, "-m", "onceward", "inbox", "purge", "--database", url, "--json"]
+    return msgspec.json.decode(subprocess.check_output(command), type=PurgeReport)
+
+
+def _measure(inbox: Inbox, url: str, rows: int) -> tuple[float, float, PurgeReport]:
+    """The longest event without a purge and with it, in milliseconds."""
+    with _consumer(inbox) as quiet:
+        time.sleep(QUIET_SECONDS)
+    with _consumer(inbox) as busy:
+        report = _purge(url)
+    assert report.rows == rows, report
+    assert not report.unfinished, report
+    return max(quiet) * 1000, max(busy) * 1000, report
+
+
+_numbers = count()
+
+
+@contextmanager
+def _consumer(inbox: Inbox) -> Iterator[list[float]]:
+    """Does one event after another in a thread, and notes the seconds of each."""
+    seconds: list[float] = []
+    stopped = threading.Event()
+
+    def consume() -> None:
+        while not stopped.is_set():
+            given = Event(
+                tracking_id=f"event-{next(_numbers)}",
+                event_type="paid",
+                created_at=datetime.now(UTC),
+                payload={"total": 19.99},
+            )
+            began = time.perf_counter()
+            inbox.process(_CONSUMED, given, _write)
+            seconds.append(time.perf_counter() - began)
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    try:
+        yield seconds
+    finally:
+        stopped.set()
+        thread.join()
+    assert seconds
+
+
+def _write(given: Event, session: Any) -> None:
+    session.execute("INSERT INTO invoices (id) VALUES (:id)", {"id": given.tracking_id})
+
+
+_CONSUMED = _contract("billing")
+
+
+def _durable(connection: Any, _: Any) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _speed(report: PurgeReport) -> str:
+    return f"{report.steps} steps" if not report.dropped else f"{len(report.dropped)} days"
+
+
+def _line(what: str, quiet: float, during: float) -> Line:
+    target = POSTGRESQL_TARGET
+    return Line(what, quiet, during, f"< {target} ms", during < target, f"{during:.1f} ms", "ms")

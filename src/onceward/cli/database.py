@@ -1,0 +1,154 @@
+"""How a command gets at an inbox: its options, what it opens, and what it says when that fails."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.engine import URL
+
+    from onceward.inbox import Inbox
+
+FAILED = 1
+MISUSED = 2
+"""Wrong arguments, or a database that is not set up."""
+
+CONNECT_SECONDS = 10
+LOCK_SECONDS = 5.0
+"""How long an SQLite file may be locked by somebody else."""
+
+Database = Annotated[
+    str,
+    typer.Option(
+        "--database",
+        metavar="URL",
+        envvar="ONCEWARD_DATABASE",
+        help="The database of the inbox: sqlite:///inbox.db, or postgresql://user@host/name.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+
+
+@contextmanager
+def opened(url: str, as_json: bool, *, is_new: bool = False) -> Iterator[Inbox]:
+    """The inbox in a database. Whatever is wrong with it ends the command with one line that says what to do.
+
+    `is_new`: it may be empty, or not be there yet.
+    """
+    from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+    from onceward.inbox import Inbox
+    from onceward.task.exceptions import ConfigurationError, OncewardError
+
+    try:
+        engine = _engine(_parsed(url), is_new)
+        try:
+            inbox = Inbox(engine)
+            if not is_new:
+                _check_tables(inbox)
+            yield inbox
+        finally:
+            engine.dispose()
+    except ConfigurationError as error:
+        fail(str(error), as_json, MISUSED)
+    except OncewardError as error:
+        fail(str(error), as_json)
+    except DBAPIError as error:
+        reason = str(error.orig).strip().splitlines()[0]
+        if _is_unreachable(error):
+            fail(f"the database {shown(url)} cannot be reached: {reason}; see that it runs", as_json)
+        fail(f"the database {shown(url)} refused: {reason}", as_json)
+    except (SQLAlchemyError, sqlite3.Error) as error:
+        fail(f"the database {shown(url)} cannot be used: {error}", as_json)
+
+
+def fail(text: str, as_json: bool, code: int = FAILED) -> NoReturn:
+    """Say what went wrong, and leave."""
+    from rich.console import Console
+
+    Console(stderr=True).print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps({"error": text}))
+    raise typer.Exit(code)
+
+
+def shown(url: str) -> str:
+    """Without its password."""
+    return _parsed(url).render_as_string(hide_password=True)
+
+
+def dialect_of(url: str) -> str:
+    return _parsed(url).get_backend_name()
+
+
+def _parsed(url: str) -> URL:
+    """With a driver that we have, whichever the program uses that the URL was written for."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    from onceward.task.exceptions import ConfigurationError
+
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise ConfigurationError(
+            "--database is not a URL; write sqlite:///path/to/inbox.db or postgresql://user@host/name"
+        ) from None
+    drivers = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+    name = parsed.drivername.partition("+")[0]
+    if name not in drivers:
+        raise ConfigurationError(f"an inbox is in sqlite or postgresql, not in {name!r}; see --database")
+    return parsed.set(drivername=drivers[name])
+
+
+def _engine(url: URL, is_new: bool) -> Engine:
+    from sqlalchemy import create_engine
+
+    from onceward.task.exceptions import ConfigurationError
+
+    if url.get_backend_name() == "sqlite":
+        _check_file(url, is_new)
+        return create_engine(url, connect_args={"timeout": LOCK_SECONDS})
+    try:
+        return create_engine(
+            url, connect_args={"connect_timeout": CONNECT_SECONDS, "application_name": "onceward"}
+        )
+    except ModuleNotFoundError:
+        raise ConfigurationError("PostgreSQL needs psycopg: pip install 'onceward[postgres]'") from None
+
+
+def _check_file(url: URL, is_new: bool) -> None:
+    """SQLite would make an empty file of a mistyped name."""
+    from onceward.task.exceptions import ConfigurationError
+
+    if not url.database or url.database == ":memory:":
+        raise ConfigurationError(
+            "a database in memory ends with the command; name a file, as in sqlite:///inbox.db"
+        )
+    if is_new or url.database.startswith("file:"):
+        return
+    if not Path(url.database).is_file():
+        raise ConfigurationError(
+            f"there is no file {url.database}; mend --database, or make it with `onceward inbox migrate`"
+        )
+
+
+def _check_tables(inbox: Inbox) -> None:
+    from onceward.inbox import migrations
+    from onceward.now import now
+
+    now(inbox._ports.transact(migrations.check, inbox._store))
+
+
+def _is_unreachable(error: Any) -> bool:
+    from sqlalchemy.exc import OperationalError
+
+    return isinstance(error, OperationalError) and getattr(error.orig, "sqlstate", None) is None

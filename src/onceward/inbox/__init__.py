@@ -1,0 +1,66 @@
+"""The consumer contract: each event's effects once, atomically, whatever arrives twice or crashes.
+
+`Contract` says what a consumer promises; `Inbox` (in asyncio `AsyncInbox`) sees to it that it keeps the promise: under
+the engine, where a task with a `contract` gets `process_transaction(self, transaction, session)`, or by itself with
+`inbox.process(contract, event, handler)`.
+
+Delivery is at least once. Effects are once where they are writes through the session; a call to the outside gets a key
+that stays the same, and is at least once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from onceward.inbox.contract import Contract
+from onceward.inbox.core import Handling, Result
+from onceward.inbox.effects import NOT_DONE, Done
+from onceward.inbox.event import Event
+from onceward.inbox.exceptions import (
+    Breach,
+    ContractError,
+    EffectError,
+    EffectInDoubtError,
+    LeaseLostError,
+    UnprovenConsumerError,
+    UnregisteredConsumerError,
+)
+from onceward.inbox.inbox import AsyncInbox, Inbox
+from onceward.inbox.purging import PurgeReport
+from onceward.inbox.session import InboxSession
+from onceward.inbox.waiting import Busy, Parked
+
+if TYPE_CHECKING:
+    from onceward.inbox.aio import AsyncInboxSession
+
+__all__ = [
+    "NOT_DONE",
+    "AsyncInbox",
+    "AsyncInboxSession",
+    "Breach",
+    "Busy",
+    "Contract",
+    "ContractError",
+    "Done",
+    "EffectError",
+    "EffectInDoubtError",
+    "Event",
+    "Handling",
+    "Inbox",
+    "InboxSession",
+    "LeaseLostError",
+    "Parked",
+    "PurgeReport",
+    "Result",
+    "UnprovenConsumerError",
+    "UnregisteredConsumerError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # SQLAlchemy's asyncio part needs greenlet, which comes with the extra onceward[asyncio].
+    if name == "AsyncInboxSession":
+        from onceward.inbox.aio import AsyncInboxSession
+
+        return AsyncInboxSession
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,140 @@
+"""Effects outside the database: written down before the call, settled after it, in doubt in between.
+
+An outside call cannot be in the transaction. What can be promised is a key that stays the same over every retry and
+every new claim of the event, so that a provider that heeds it acts once; and that a crash in between shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from onceward.inbox.claims import Claim
+from onceward.inbox.exceptions import EffectError, EffectInDoubtError, LeaseLostError
+from onceward.inbox.ports import Ports
+from onceward.inbox.stores.base import Effect, Store
+from onceward.task.steps import text_of
+
+_log = logging.getLogger("onceward.inbox")
+
+
+class NotDoneType:
+    """See `NOT_DONE`."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "NOT_DONE"
+
+
+NOT_DONE: Final = NotDoneType()
+"""What a `reconcile` hook returns when the effect has not happened: it is then called again, with the same key."""
+
+
+class Done(msgspec.Struct, frozen=True):
+    """What a `reconcile` hook returns when the effect has happened, with what the call would have returned."""
+
+    result: Any = None
+
+
+Reconcile = Callable[[str], Any]
+"""Asked with the key whether an effect in doubt has happened: `Done(result)`, or `NOT_DONE`; or it raises, and the
+effect stays in doubt."""
+
+
+def key_of(claim: Claim, name: str) -> str:
+    """The key of an effect that is first intended under this claim.
+
+    Consumer and effect are part of it: two effects of one event, or one effect of two consumers, are not the same
+    call, even if they go to the same provider.
+    """
+    whose = hashlib.blake2b(f"{claim.key.consumer_id}\0{name}".encode(), digest_size=6).hexdigest()
+    return f"{claim.key.tracking_id}-{claim.token}-{whose}"
+
+
+class Ledger:
+    """The effects of one attempt at one event."""
+
+    def __init__(self, store: Store, ports: Ports, claim: Claim, lease: float) -> None:
+        self._store = store
+        self._ports = ports
+        self._claim = claim
+        self._lease = lease
+
+    async def effect(self, name: str, call: Callable[[str], Any], reconcile: Reconcile | None) -> Any:
+        if not isinstance(name, str) or not name or len(name) > 200:
+            raise EffectError(
+                f"an effect needs a name of 1 to 200 characters, not {name!r:.80}; the ledger goes by it"
+            )
+        written = await self._intend(name)
+        if written.state == "done":
+            return msgspec.msgpack.decode(written.result or b"")
+        if not written.is_new:
+            settled = await self._reconcile(name, written.key, reconcile)
+            if isinstance(settled, Done):
+                await self._settle(name, settled.result)
+                return settled.result
+        try:
+            result = await self._ports.call(call, written.key)
+        except Exception as error:
+            # Perhaps it happened all the same: a time-out says nothing about the other side.
+            await self._doubt(name, text_of(getattr(error, "raised", error)))
+            raise
+        await self._settle(name, result)
+        return result
+
+    async def _intend(self, name: str) -> Effect:
+        claim = self._claim
+
+        def intend(transaction: Any) -> Effect | None:
+            if not self._store.renew(transaction, claim.key, claim.token, self._lease):
+                return None
+            return self._store.intend(transaction, claim.key, name, claim.token, key_of(claim, name))
+
+        written = await self._ports.transact(intend)
+        if written is None:
+            raise LeaseLostError(
+                f"somebody else has event {claim.key.tracking_id} now; {name!r} was not begun"
+            )
+        return written
+
+    async def _reconcile(self, name: str, key: str, reconcile: Reconcile | None) -> Any:
+        tracking_id = self._claim.key.tracking_id
+        if reconcile is None:
+            _log.warning(
+                "effect %s of event %s is in doubt: an earlier attempt did not learn its outcome; it is called again "
+                "with the same key",
+                name,
+                tracking_id,
+            )
+            return NOT_DONE
+        answer = await self._ports.call(reconcile, key)
+        if answer is not NOT_DONE and not isinstance(answer, Done):
+            raise EffectInDoubtError(
+                f"whether effect {name!r} of event {tracking_id} has happened is not known: reconcile returned "
+                f"{type(answer).__name__}; it returns Done(result) or NOT_DONE"
+            )
+        _log.info(
+            "effect %s of event %s was in doubt; reconcile says %s", name, tracking_id, type(answer).__name__
+        )
+        return answer
+
+    async def _settle(self, name: str, result: Any) -> None:
+        try:
+            encoded = msgspec.msgpack.encode(result)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise EffectError(
+                f"effect {name!r} has happened, but what it returned cannot be kept for a retry ({error}); "
+                "return plain data, such as the provider's id"
+            ) from error
+        await self._ports.transact(self._store.settle_effect, self._claim.key, name, encoded)
+
+    async def _doubt(self, name: str, error: str) -> None:
+        try:
+            await self._ports.transact(self._store.doubt_effect, self._claim.key, name, error)
+        except Exception:  # noqa: BLE001  the row says "intended" anyway, and the effect's own error goes on
+            _log.warning("why effect %s is in doubt could not be written down", name, exc_info=True)

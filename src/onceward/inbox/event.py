@@ -1,0 +1,386 @@
+"""What a contract looks at: one event, whichever way it came in.
+
+Two things are taken from an event and nothing else decides whether it is a duplicate: its id, and its `day`.
+The day says where the dedup record is kept, so it comes from the event's own, unchanging time. By the time of
+arrival, a copy that comes after midnight would be looked for in the wrong place and run a second time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from onceward.inbox.exceptions import Breach, ContractError
+from onceward.transaction import Transaction
+
+LONGEST_ID = 400
+"""Characters of an id. With a consumer's id it still fits into an index entry of PostgreSQL, whatever script
+it is written in."""
+
+LONGEST_TYPE = 200
+"""Characters of an event type."""
+
+_MS_PER_DAY = 86_400_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LARGEST = 2**63 - 1  # what a database's integer holds
+_NOTHING: Mapping[str, Any] = {}
+
+_UUID7 = re.compile(
+    r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+    r"|[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}",
+    re.IGNORECASE | re.ASCII,
+)
+_ENTRY_ID = re.compile(r"([0-9]{1,20})-[0-9]{1,20}", re.ASCII)
+UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What some store or log would refuse or be confused by: control characters and halves of characters."""
+
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One event. The same for every copy of it, except for `lock_token` and `deliveries`."""
+
+    tracking_id: str
+    """Which event this is. Every copy of it has the same."""
+    event_type: str
+    """Empty where the source names none; the contract says whether that will do."""
+    created_at: datetime
+    """In UTC."""
+    payload: Any
+    aggregate_id: str | None = None
+    sequence: int | None = None
+    """The place among the events of the aggregate."""
+    schema_version: int = 1
+    lock_token: str | None = None
+    """Of the claim under which this copy was handed out."""
+    deliveries: int | None = None
+    """How often the source has handed it out, this time included. None where it does not say."""
+
+    def __post_init__(self) -> None:
+        _settle_text(self, "tracking_id", LONGEST_ID)
+        if type(self.event_type) is not str or self.event_type:
+            _settle_text(self, "event_type", LONGEST_TYPE)
+        for field in ("aggregate_id", "lock_token"):
+            if getattr(self, field) is not None:
+                _settle_text(self, field, LONGEST_ID)
+        _settle_created_at(self)
+        _check_integer(self, "schema_version", 1)
+        for field in ("sequence", "deliveries"):
+            if getattr(self, field) is not None:
+                _check_integer(self, field, 0)
+
+    @classmethod
+    def of(cls, thing: object) -> Event:
+        """`thing` as an event: an event, a transaction, a queue's message, or a mapping.
+
+        A mapping, or a message with one, is either an envelope with the keys `tracking_id` and `payload`, or
+        the payload itself with the event's fields among its own.
+        """
+        if isinstance(thing, Event):
+            return thing
+        if isinstance(thing, Transaction):
+            return _of_transaction(thing)
+        if isinstance(thing, Mapping):
+            return _of_mapping(thing)
+        if all(hasattr(thing, name) for name in ("stream", "id", "payload", "deliveries")):
+            return _of_message(thing)
+        raise TypeError(
+            f"an event is an Event, a Transaction, a message of a queue or a mapping, not {type(thing).__name__}"
+        )
+
+    @property
+    def day(self) -> int:
+        """Days since 1970-01-01 UTC, by the event's own time: a copy has the same, whenever it arrives.
+
+        An id that is a UUID of version 7 has the time in it. That goes before `created_at`, because a copy
+        that was produced again may have another `created_at`.
+        """
+        ms = _uuid7_ms(self.tracking_id)
+        return ms // _MS_PER_DAY if ms is not None else (self.created_at - _EPOCH).days
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the payload, whatever the order of its keys.
+
+        Computed at each call: take it before the payload is upcast or handed to a handler. A `lock_token` that
+        travels in the payload does not count: it changes with every claim, and a copy would look like another
+        event.
+        """
+        try:
+            content = _without_token(self.payload)
+            try:
+                encoded = _encode(content)
+            except TypeError:
+                encoded = _encode(_with_keys_in_order(content))
+        except Exception as error:  # noqa: BLE001 - objects in a payload run code of their own
+            problem = type(error).__name__
+        else:
+            return hashlib.sha256(encoded).digest()
+        # Outside the handler: the first error may quote the payload.
+        raise ContractError(
+            f"event {self.tracking_id!r}: its payload cannot be encoded ({problem}), so copies of it cannot be "
+            "compared; use str/int/float/bool/None/bytes/list/dict/datetime",
+            Breach.PAYLOAD,
+            self.tracking_id,
+        )
+
+    def __repr__(self) -> str:
+        # No payload: a repr ends up in logs and tracebacks.
+        return (
+            f"Event(tracking_id={self.tracking_id!r}, event_type={self.event_type!r}, "
+            f"aggregate_id={self.aggregate_id!r}, sequence={self.sequence!r}, "
+            f"schema_version={self.schema_version!r}, created_at={self.created_at.isoformat()})"
+        )
+
+
+# ───────────────────────────── where the fields come from ─────────────────────────────
+
+
+def _of_transaction(transaction: Transaction) -> Event:
+    head, payload = transaction.metadata, transaction.payload
+    tracking_id = _first(head.get("tracking_id"), transaction.id)
+    created_at = head.get("created_at")
+    return _view(
+        tracking_id,
+        transaction.created_at if created_at is None else _as_datetime(created_at, tracking_id),
+        head,
+        payload,
+    )
+
+
+def _of_mapping(mapping: Mapping[str, Any]) -> Event:
+    head, payload = _envelope(mapping)
+    tracking_id = _lookup("tracking_id", head, payload)
+    if tracking_id is None:
+        raise ContractError(
+            "a mapping is only an event if it has a tracking_id, and this one has none; give it the id that all "
+            "copies of the event have in common",
+            Breach.ENVELOPE,
+        )
+    created_at = _own_time(tracking_id, head, payload)
+    if created_at is None:
+        raise ContractError(
+            f"event {_shown(tracking_id)} has no created_at, and its tracking_id is no UUID of version 7 that "
+            "would tell the time: without a time of its own, a late copy of it could not be recognised; send "
+            "created_at with it",
+            Breach.ENVELOPE,
+            _shown_id(tracking_id),
+        )
+    return _view(tracking_id, created_at, head, payload)
+
+
+def _of_message(message: Any) -> Event:
+    head, payload = _envelope(message.payload)
+    # An entry's id is given once, by the stream, and stays: it will do where the producer gave none.
+    tracking_id = _first(_lookup("tracking_id", head, payload), f"{message.stream}:{message.id}")
+    created_at = _own_time(tracking_id, head, payload)
+    if created_at is None:
+        created_at = _entry_time(message.id, tracking_id)
+    return _view(tracking_id, created_at, head, payload, message.deliveries)
+
+
+def _envelope(content: Any) -> tuple[Mapping[str, Any], Any]:
+    """What goes before the payload, and the payload."""
+    if isinstance(content, Mapping) and content.get("tracking_id") is not None and "payload" in content:
+        return content, content["payload"]
+    return _NOTHING, content
+
+
+def _view(
+    tracking_id: Any,
+    created_at: datetime,
+    head: Mapping[str, Any],
+    payload: Any,
+    deliveries: int | None = None,
+) -> Event:
+    body = payload if isinstance(payload, Mapping) else _NOTHING
+    # The version describes the payload, so what the payload says goes before what was written on top of it.
+    version = _first(body.get("schema_version"), head.get("schema_version"), 1)
+    return Event(
+        tracking_id=tracking_id,
+        event_type=_first(head.get("event_type"), body.get("event_type"), ""),
+        created_at=created_at,
+        payload=payload,
+        aggregate_id=_first(head.get("aggregate_id"), body.get("aggregate_id")),
+        sequence=_first(head.get("sequence"), body.get("sequence")),
+        schema_version=version,
+        lock_token=_first(head.get("lock_token"), body.get("lock_token")),
+        deliveries=deliveries,
+    )
+
+
+def _first(*candidates: Any) -> Any:
+    """The first that is there. An empty text or a zero is there: it may be wrong, but it was said."""
+    for candidate in candidates:
+        if candidate is not None:
+            return candidate
+    return None
+
+
+def _lookup(name: str, head: Mapping[str, Any], payload: Any) -> Any:
+    return _first(head.get(name), payload.get(name) if isinstance(payload, Mapping) else None)
+
+
+# ───────────────────────────── times ─────────────────────────────
+
+
+def _own_time(tracking_id: Any, head: Mapping[str, Any], payload: Any) -> datetime | None:
+    given = _lookup("created_at", head, payload)
+    if given is not None:
+        return _as_datetime(given, tracking_id)
+    ms = _uuid7_ms(str(tracking_id))
+    return None if ms is None else _from_ms(ms, "tracking_id", tracking_id)
+
+
+def _as_datetime(value: Any, tracking_id: Any) -> datetime:
+    if isinstance(value, datetime):
+        return value
+    if isinstance(value, str):
+        try:
+            return datetime.fromisoformat(value)
+        except ValueError:
+            pass
+        # Not the text itself: it may be anything, and messages are logged.
+        raise _flaw(
+            "created_at", "a str that is no ISO 8601 time", "a time like 2026-01-31T12:00:00Z", tracking_id
+        )
+    raise _flaw("created_at", type(value).__name__, "a datetime or an ISO 8601 text", tracking_id)
+
+
+def _entry_time(entry_id: Any, tracking_id: Any) -> datetime:
+    match = _ENTRY_ID.fullmatch(entry_id) if isinstance(entry_id, str) else None
+    if match is None:
+        raise _flaw("created_at", "missing", "given where the entry's id tells no time", tracking_id)
+    return _from_ms(int(match[1]), "the entry's id", tracking_id)
+
+
+def _from_ms(ms: int, field: str, tracking_id: Any) -> datetime:
+    try:
+        return _EPOCH + timedelta(milliseconds=ms)
+    except OverflowError:
+        pass
+    raise _flaw(field, "a time after the year 9999", "one of this calendar", tracking_id)
+
+
+def _uuid7_ms(text: str) -> int | None:
+    """The milliseconds since 1970 in a UUID of version 7; None for anything else."""
+    # Looking at one character first spares most other ids the pattern.
+    if text[14:15] == "7" or text[12:13] == "7":
+        if _UUID7.fullmatch(text) is None:
+            return None
+        return int(text[:12] if len(text) == 32 else text[:8] + text[9:13], 16)
+    return None
+
+
+# ───────────────────────────── the digest ─────────────────────────────
+
+
+def _without_token(payload: Any) -> Any:
+    if isinstance(payload, Mapping) and "lock_token" in payload:
+        return {key: value for key, value in payload.items() if key != "lock_token"}
+    return payload
+
+
+def _with_keys_in_order(value: Any) -> Any:
+    """The same for dicts whose keys are not all strings, which our wire carries and the encoder cannot sort.
+
+    Such a dict becomes an extension value, which nothing else in a payload is mistaken for.
+    """
+    if isinstance(value, Mapping):
+        pairs = [(key, _with_keys_in_order(item)) for key, item in value.items()]
+        if all(type(key) is str for key, _ in pairs):
+            return dict(pairs)
+        return msgspec.msgpack.Ext(1, b"".join(sorted(_encode(pair) for pair in pairs)))
+    if isinstance(value, list | tuple):
+        return [_with_keys_in_order(item) for item in value]
+    return value
+
+
+# ───────────────────────────── checks ─────────────────────────────
+
+
+def _settle_text(event: Event, field: str, longest: int) -> None:
+    """Ids are often UUIDs or numbers where they come from; here they are text."""
+    value: Any = getattr(event, field)
+    if type(value) is not str:
+        value = _as_text(value, field, event.tracking_id)
+        msgspec.structs.force_setattr(event, field, value)
+    if not value:
+        raise _flaw(field, "an empty str", "a text", event.tracking_id)
+    if len(value) > longest:
+        raise _flaw(field, f"a str of {len(value)} characters", f"{longest} at most", event.tracking_id)
+    if not value.isprintable() and UNFIT.search(value):
+        raise _flaw(field, "a str with control characters", "plain text", event.tracking_id)
+
+
+def _as_text(value: Any, field: str, tracking_id: Any) -> str:
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, UUID) or (_is_number(value) and field != "event_type"):
+        return str(value)
+    raise _flaw(field, type(value).__name__, "a text", tracking_id)
+
+
+def _settle_created_at(event: Event) -> None:
+    value: Any = event.created_at
+    if value.__class__ is datetime and value.tzinfo is UTC:
+        return
+    if not isinstance(value, datetime):
+        raise _flaw("created_at", type(value).__name__, "a datetime", event.tracking_id)
+    if value.utcoffset() is None:
+        raise _flaw(
+            "created_at",
+            "a datetime without a time zone",
+            "one with it, like …+00:00 or …Z",
+            event.tracking_id,
+        )
+    try:
+        value = value.astimezone(UTC)
+    except OverflowError:
+        value = None
+    if value is None:
+        raise _flaw(
+            "created_at", "a datetime that UTC cannot tell", "within years 1 to 9999", event.tracking_id
+        )
+    msgspec.structs.force_setattr(event, "created_at", value)
+
+
+def _check_integer(event: Event, field: str, least: int) -> None:
+    value = getattr(event, field)
+    if type(value) is not int:  # neither a bool, which is an int to Python
+        raise _flaw(field, type(value).__name__, f"an int of {least} or more", event.tracking_id)
+    if value < least:
+        raise _flaw(field, f"an int below {least}", f"{least} or more", event.tracking_id)
+    if value > _LARGEST:
+        raise _flaw(field, "an int beyond 64 bits", "smaller", event.tracking_id)
+
+
+def _flaw(field: str, found: str, wanted: str, tracking_id: Any) -> ContractError:
+    return ContractError(
+        f"event {_shown(tracking_id)}: {field} is {found}; it must be {wanted}",
+        Breach.ENVELOPE,
+        _shown_id(tracking_id),
+    )
+
+
+def _shown(tracking_id: Any) -> str:
+    shown = _shown_id(tracking_id)
+    return f"with a tracking_id of type {type(tracking_id).__name__}" if shown is None else repr(shown)
+
+
+def _shown_id(tracking_id: Any) -> str | None:
+    """An id as a message may have it: one that is too long may be anything."""
+    if isinstance(tracking_id, str | UUID) or _is_number(tracking_id):
+        return f"{tracking_id!s:.{LONGEST_ID}}"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    """Whether this is an int that could be a row's id: Python does not even print those of any size."""
+    return type(value) is int and -_LARGEST <= value <= _LARGEST

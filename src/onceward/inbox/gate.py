@@ -1,0 +1,103 @@
+"""Suspects run alone: an event that may be what kills its processes takes no other with it.
+
+Everybody else passes together. A suspect waits until nobody is inside, and keeps the others waiting meanwhile and while
+it is inside itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from time import monotonic
+
+PATIENCE = 30.0
+"""Seconds a suspect waits for the others: one of them may be stuck, and then it comes again later."""
+
+
+class Turns:
+    """Who is inside, and who waits to be alone."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.alone = False
+        self.waiting = 0
+
+    def may_enter(self, alone: bool) -> bool:
+        if self.alone:
+            return False
+        return self.inside == 0 if alone else self.waiting == 0
+
+    def enter(self, alone: bool) -> None:
+        self.inside += 1
+        self.alone = alone
+
+    def leave(self) -> None:
+        self.inside -= 1
+        self.alone = False
+
+
+class Gate:
+    def __init__(self) -> None:
+        self._turns = Turns()
+        self._changed = threading.Condition(threading.Lock())
+
+    async def enter(self, alone: bool) -> bool:
+        """False: it waited in vain."""
+        turns = self._turns
+        with self._changed:
+            if turns.may_enter(alone):
+                turns.enter(alone)
+                return True
+            turns.waiting += alone
+            try:
+                if not self._changed.wait_for(lambda: turns.may_enter(alone), PATIENCE):
+                    return False
+                turns.enter(alone)
+                return True
+            finally:
+                turns.waiting -= alone
+                self._changed.notify_all()
+
+    def leave(self) -> None:
+        with self._changed:
+            self._turns.leave()
+            if self._turns.waiting or self._turns.inside == 0:
+                self._changed.notify_all()
+
+
+class AsyncGate:
+    def __init__(self) -> None:
+        self._turns = Turns()
+        self._sleepers: deque[asyncio.Future[None]] = deque()
+
+    async def enter(self, alone: bool) -> bool:
+        turns = self._turns
+        if turns.may_enter(alone):
+            turns.enter(alone)
+            return True
+        turns.waiting += alone
+        until = monotonic() + PATIENCE
+        try:
+            while not turns.may_enter(alone):
+                changed = asyncio.get_running_loop().create_future()
+                self._sleepers.append(changed)
+                try:
+                    await asyncio.wait_for(changed, until - monotonic())
+                except TimeoutError:
+                    return False
+            turns.enter(alone)
+            return True
+        finally:
+            turns.waiting -= alone
+            self._wake()
+
+    def leave(self) -> None:
+        self._turns.leave()
+        self._wake()
+
+    def _wake(self) -> None:
+        while self._sleepers:
+            changed = self._sleepers.popleft()
+            if not changed.done():
+                changed.set_result(None)

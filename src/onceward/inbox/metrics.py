@@ -1,0 +1,147 @@
+"""What the inbox tells the outside of each event: metrics, span attributes and a log line for every failure.
+
+| name | kind | unit | attributes | |
+|---|---|---|---|---|
+| `onceward.inbox.events` | counter | {event} | consumer, event_type, outcome | attempts at events, by how they ended |
+| `onceward.inbox.duplicates` | counter | {event} | consumer, event_type | skipped: done before |
+| `onceward.inbox.duration` | histogram | s | consumer, outcome | from the attempt's begin to its commit |
+| `onceward.inbox.retries` | histogram | {attempt} | consumer | attempts before the one that did it |
+
+`outcome` is done, duplicate, superseded, busy, parked, failed, or contract. An event type that the contract does not
+name counts as "other". A tracking id is never an attribute of a metric: it is in spans and logs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from typing import Any, Final
+
+from opentelemetry import trace
+from opentelemetry.metrics import Meter, MeterProvider
+from sqlalchemy.exc import StatementError
+
+from onceward.inbox.attempts import Start
+from onceward.inbox.contract import Contract
+from onceward.inbox.event import Event
+from onceward.inbox.exceptions import ContractError
+from onceward.inbox.waiting import Busy, Parked
+from onceward.task.exceptions import Postponed
+from onceward.task.steps import text_of
+from onceward.telemetry import providers
+from onceward.telemetry.catalogue import METRICS, SCOPE
+from onceward.telemetry.metrics import SECONDS
+
+_log = logging.getLogger("onceward.inbox")
+
+RETRIES: Final = (0, 1, 2, 3, 5, 10, 20, 50)
+"""Bucket boundaries for counts of attempts."""
+
+_made: weakref.WeakKeyDictionary[MeterProvider, Instruments] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+class Instruments:
+    """One set per meter provider."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.events = self._make(meter.create_counter, "onceward.inbox.events")
+        self.duplicates = self._make(meter.create_counter, "onceward.inbox.duplicates")
+        self.duration = self._make(
+            meter.create_histogram, "onceward.inbox.duration", explicit_bucket_boundaries_advisory=SECONDS
+        )
+        self.retries = self._make(
+            meter.create_histogram, "onceward.inbox.retries", explicit_bucket_boundaries_advisory=RETRIES
+        )
+
+    def _make(self, make: Any, name: str, **more: Any) -> Any:
+        return make(name, METRICS[name].unit, METRICS[name].description, **more)
+
+
+class Watch:
+    """One attempt at one event, watched."""
+
+    __slots__ = ("_began", "_contract", "_event", "_instruments")
+
+    def __init__(self, contract: Contract, event: Event) -> None:
+        self._contract = contract
+        self._event = event
+        provider = providers.meter_provider()
+        self._instruments = None if provider is None else _instruments(provider)
+        self._began = time.perf_counter()
+        span = trace.get_current_span()
+        if span.is_recording():
+            span.set_attributes(
+                {
+                    "consumer": contract.consumer_id,
+                    "tracking_id": event.tracking_id,
+                    "event_type": event.event_type,
+                }
+            )
+
+    def ended(self, outcome: str, start: Start | None) -> None:
+        metrics = self._instruments
+        if metrics is None:
+            return
+        consumer = {"consumer": self._contract.consumer_id}
+        kind = {**consumer, "event_type": self._type()}
+        metrics.events.add(1, {**kind, "outcome": outcome})
+        metrics.duration.record(time.perf_counter() - self._began, {**consumer, "outcome": outcome})
+        if outcome == "duplicate":
+            metrics.duplicates.add(1, kind)
+        if outcome == "done" and start is not None:
+            metrics.retries.record(start.token - 1, consumer)
+
+    def failed(self, error: BaseException, start: Start | None) -> None:
+        """Count it, and log it with all that a person needs to find the event, and nothing of its payload."""
+        if isinstance(error, Postponed):
+            outcome = (
+                "busy" if isinstance(error, Busy) else "parked" if isinstance(error, Parked) else "postponed"
+            )
+            self.ended(outcome, start)
+            return
+        self.ended("contract" if isinstance(error, ContractError) else "failed", start)
+        hide_parameters(error)
+        event = self._event
+        where = {
+            "consumer": self._contract.consumer_id,
+            "tracking_id": event.tracking_id,
+            "event_type": event.event_type,
+            "aggregate_id": event.aggregate_id or "",
+            "sequence": "" if event.sequence is None else event.sequence,
+            "schema_version": event.schema_version,
+            "lock_token": "" if start is None else start.token,
+        }
+        _log.error(
+            "consumer %s: event %s of type %r (aggregate %s, start %s) failed: %s",
+            self._contract.consumer_id,
+            event.tracking_id,
+            event.event_type,
+            event.aggregate_id,
+            "-" if start is None else start.token,
+            text_of(error),
+            exc_info=None if isinstance(error, ContractError) else error,
+            extra=where,
+        )
+
+    def _type(self) -> str:
+        known = self._event.event_type in self._contract.event_types
+        return self._event.event_type if known else "other"
+
+
+def hide_parameters(error: BaseException | None) -> None:
+    """What was given to a statement is the payload, more often than not, and an error's text goes into logs."""
+    while error is not None:
+        if isinstance(error, StatementError):
+            error.hide_parameters = True
+        error = error.__cause__
+
+
+def _instruments(provider: MeterProvider) -> Instruments:
+    with _lock:
+        made = _made.get(provider)
+        if made is None:
+            made = _made[provider] = Instruments(provider.get_meter(SCOPE))
+        return made

@@ -1,0 +1,73 @@
+"""Which consumers there are. One that is not registered does not run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from onceward.inbox import migrations
+from onceward.inbox.contract import Contract
+from onceward.inbox.evidence import EvidenceGate
+from onceward.inbox.exceptions import UnregisteredConsumerError
+from onceward.inbox.ports import Ports
+from onceward.inbox.stores.base import Store
+
+_log = logging.getLogger("onceward.inbox")
+
+
+class Registry:
+    def __init__(self, store: Store, ports: Ports, env: str | None = None) -> None:
+        self._store = store
+        self._ports = ports
+        self._evidence = EvidenceGate(store, env)
+        self._checked: set[str] = set()
+
+    async def migrate(self) -> list[str]:
+        return await self._ports.transact(migrations.apply, self._store)
+
+    async def register(self, contract: Contract) -> None:
+        """Write the contract down, or over what was written before."""
+        await self._ports.transact(self._store.register, contract.consumer_id, contract.as_row())
+
+    async def unregister(self, consumer_id: str) -> bool:
+        self._checked.discard(consumer_id)
+        return await self._ports.transact(self._store.unregister, consumer_id)
+
+    async def consumers(self) -> list[dict[str, Any]]:
+        return await self._ports.transact(self._store.consumers)
+
+    async def check(self, contract: Contract, code: Any, transact: Callable[..., Any] | None = None) -> None:
+        """Refuses a consumer that is not registered, and in production one whose code is unproven. Asks the database
+        once for each. `code` is its class, or the handler.
+
+        `transact` asks it inside a session that is open already: a second one might wait for that for ever.
+        """
+        ask = transact or self._ports.transact
+        if contract.consumer_id not in self._checked:
+            await self._check_registered(contract, ask)
+        await self._evidence.check(contract, code, ask)
+
+    async def _check_registered(self, contract: Contract, ask: Callable[..., Any]) -> None:
+        await ask(migrations.check, self._store)
+        registered = {row["consumer_id"]: row["contract"] for row in await ask(self._store.consumers)}
+        if contract.consumer_id not in registered:
+            known = ", ".join(registered) or "none"
+            raise UnregisteredConsumerError(
+                f"consumer {contract.consumer_id!r} is not registered (registered: {known}), so it does not run; "
+                "call inbox.register(contract) when it is deployed"
+            )
+        changed = _differences(registered[contract.consumer_id], contract.as_row())
+        if changed:
+            _log.warning(
+                "consumer %s runs with another contract than the registered one, which differs in %s; register it anew",
+                contract.consumer_id,
+                ", ".join(changed),
+            )
+        self._checked.add(contract.consumer_id)
+
+
+def _differences(registered: dict[str, Any], running: dict[str, Any]) -> list[str]:
+    plain = json.loads(json.dumps(running))
+    return sorted(name for name in plain if registered.get(name) != plain[name])

@@ -1,0 +1,81 @@
+"""Order within an aggregate, for consumers that need it. One aggregate never holds another.
+
+`latest-wins`: an event that comes after a later one is skipped. `strict`: an event waits for its predecessors, and is
+set aside when they do not come in time.
+"""
+
+from __future__ import annotations
+
+import random
+from enum import Enum, auto
+
+from onceward.db.transaction import DbTransaction
+from onceward.inbox.contract import Contract
+from onceward.inbox.event import Event
+from onceward.inbox.exceptions import Breach, ContractError
+from onceward.inbox.stores.base import Key, Store
+from onceward.inbox.waiting import Busy, Parked
+
+SHORTEST_WAIT, LONGEST_WAIT = 0.2, 5.0
+"""Seconds until a parked event is looked at again: half of what it has waited so far, within these."""
+
+
+class Place(Enum):
+    IN_TURN = auto()
+    SUPERSEDED = auto()
+
+
+class OutOfTurn(Exception):
+    """Its predecessors are missing. Raised to undo the transaction, then written down as parked."""
+
+    def __init__(self, expected: int) -> None:
+        super().__init__(expected)
+        self.expected = expected
+
+
+def take_place(transaction: DbTransaction, store: Store, contract: Contract, key: Key, event: Event) -> Place:
+    """Move the aggregate on to this event, in the transaction that also does it."""
+    aggregate_id, sequence = place_of(event)
+    if not store.lock(transaction, f"{contract.consumer_id}:aggregate:{aggregate_id}"):
+        raise Busy(f"another event of aggregate {aggregate_id} is in hand", delay=random.uniform(0.02, 0.1))
+    last = store.last_sequence(transaction, key, aggregate_id)
+    if contract.sequencing == "strict":
+        expected = contract.first_sequence if last is None else last + 1
+        if sequence > expected:
+            raise OutOfTurn(expected)
+        if sequence < expected:
+            raise ContractError(
+                f"number {sequence} of aggregate {aggregate_id} has been passed: {expected} is next. Another event "
+                "had its number, or it is numbered below the contract's first_sequence",
+                Breach.ENVELOPE,
+                key.tracking_id,
+            )
+    elif last is not None and sequence <= last:
+        store.mark_superseded(transaction, key)
+        return Place.SUPERSEDED
+    store.advance(transaction, key, aggregate_id, sequence)
+    return Place.IN_TURN
+
+
+def park(
+    transaction: DbTransaction, store: Store, contract: Contract, key: Key, event: Event, expected: int
+) -> Exception:
+    """Write down that it waits; what to raise once that is committed."""
+    aggregate_id, sequence = place_of(event)
+    waited = store.park(transaction, key, aggregate_id, sequence)
+    missing = f"number {expected} of aggregate {aggregate_id} has not come, this is {sequence}"
+    if waited < contract.gap_timeout:
+        return Parked(missing, delay=min(max(waited / 2, SHORTEST_WAIT), LONGEST_WAIT))
+    store.unpark(transaction, key, aggregate_id)
+    return ContractError(f"{missing}, and it has waited for {waited:.0f} s", Breach.GAP, key.tracking_id)
+
+
+def place_of(event: Event) -> tuple[str, int]:
+    if event.aggregate_id is None or event.sequence is None:
+        missing = "aggregate_id" if event.aggregate_id is None else "sequence"
+        raise ContractError(
+            f"it has no {missing}, and the contract keeps events in sequence",
+            Breach.ENVELOPE,
+            event.tracking_id,
+        )
+    return event.aggregate_id, event.sequence

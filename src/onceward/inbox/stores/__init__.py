@@ -1,0 +1,23 @@
+"""Where an inbox keeps its rows: `base.py` has what databases agree on, the other files what they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy.engine import Dialect
+
+from onceward.inbox.stores.base import Store
+from onceward.inbox.stores.postgresql import PostgreSqlStore
+from onceward.inbox.stores.sqlite import SqliteStore
+from onceward.task.exceptions import ConfigurationError
+
+_STORES: dict[str, type[Store]] = {"sqlite": SqliteStore, "postgresql": PostgreSqlStore}
+
+
+def store_of(dialect: Dialect, clock: Callable[[], float]) -> Store:
+    store = _STORES.get(dialect.name)
+    if store is None:
+        raise ConfigurationError(
+            f"an inbox works on {' and '.join(_STORES)}, not on {dialect.name!r}; give it an engine of one of these"
+        )
+    return store(clock)

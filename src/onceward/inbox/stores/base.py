@@ -1,0 +1,506 @@
+"""What an inbox keeps, and the SQL that databases agree on.
+
+Every method runs inside somebody's transaction and takes it as its first argument, so that one text serves threads and
+asyncio. `{now}` in a statement is the database's own time where it has one that all workers share.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import date, timedelta
+from functools import cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, TextClause, text
+
+from onceward.db.transaction import DbTransaction
+
+
+class Key(NamedTuple):
+    """The identity of an event for one consumer."""
+
+    consumer_id: str
+    tracking_id: str
+    day: int
+
+
+class Found(NamedTuple):
+    """What the inbox knows of an event that it did not admit."""
+
+    digest: bytes | None
+    """Of the payload it was done with; None if it was not done."""
+    floor_day: int | None
+
+
+class Attempts(NamedTuple):
+    """The ledger of an event's attempts."""
+
+    starts: int
+    ends: int
+    locked: bool = False
+    """Somebody has it in hand, under a lease."""
+
+    @property
+    def unended(self) -> int:
+        return self.starts - self.ends
+
+
+class Effect(NamedTuple):
+    """A row of the effect ledger."""
+
+    key: str
+    state: str
+    result: bytes | None
+    is_new: bool
+
+
+def as_date(day: int) -> str:
+    """A day in words that people know; as a number where the calendar has no name for it."""
+    try:
+        return (date(1970, 1, 1) + timedelta(days=day)).isoformat()
+    except OverflowError:
+        return f"day {day}"
+
+
+@contextmanager
+def begun(connection: Connection, begin: str) -> Iterator[None]:
+    """A transaction on a connection that begins none by itself."""
+    connection.exec_driver_sql(begin)
+    try:
+        yield
+    except BaseException:
+        connection.exec_driver_sql("ROLLBACK")
+        raise
+    connection.exec_driver_sql("COMMIT")
+
+
+class MissingDay(Exception):
+    """The database has no room for events of this day yet."""
+
+    def __init__(self, day: int) -> None:
+        super().__init__(day)
+        self.day = day
+
+
+class Records(NamedTuple):
+    """A stretch of one consumer's records, which a purge goes through in the order of tracking ids."""
+
+    table: str
+    consumer_id: str
+    contract: str
+    """As it was registered, to the letter, when the purge was planned."""
+    floor_day: int
+    """Nothing of this day or later goes."""
+    day: int = 0
+    """Of a stretch of the dedup table."""
+
+
+class Step(NamedTuple):
+    """One bounded step of a purge."""
+
+    rows: int
+    """Removed."""
+    upto: str | None
+    """The tracking id it came to; None at the end of the stretch."""
+
+
+class Times(NamedTuple):
+    """Of one step, in seconds."""
+
+    work: float
+    total: float
+    """With the commit."""
+
+
+class Overtaken(Exception):
+    """While it was purged, the consumer was put on hold, registered anew, or taken off the registry."""
+
+
+class Store(ABC):
+    """Keeps rows."""
+
+    name: str
+    """The dialect, as SQLAlchemy and the folder of migrations call it."""
+    now: str
+    """The time, in seconds since 1970, as SQL."""
+
+    has_days = False
+    """Whether a day has to be made before events of it can be admitted."""
+    records = "onceward_dedup"
+    """All dedup rows there are, as SQL to select from."""
+    ledgers: tuple[str, ...] = ("onceward_attempts", "onceward_effects")
+    """What else is purged, besides dedup rows: kept by consumer and tracking id."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+
+    # ── what databases do not agree on ──────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def admit(self, transaction: DbTransaction, key: Key, digest: bytes) -> bool:
+        """Write the dedup row. False: it was not written, and `look_up` says why.
+
+        A copy that is in hand elsewhere is never waited for. Raises `MissingDay` where the day has to be made first.
+        """
+
+    @abstractmethod
+    def lock(self, transaction: DbTransaction, name: str) -> bool:
+        """Lock a name until the transaction ends; False, at once, if somebody else has it."""
+
+    @abstractmethod
+    def look_up(self, transaction: DbTransaction, key: Key) -> Found: ...
+
+    @abstractmethod
+    def prepare_day(self, connection: Connection, key: Key) -> None:
+        """Make room for a day, outside any transaction. Does nothing for a day below the consumer's horizon."""
+
+    @abstractmethod
+    def record_starts(
+        self, transaction: DbTransaction, consumer_id: str, events: Sequence[Key], lease: float
+    ) -> list[tuple[str, int]]:
+        """Count a start of each, except of those that have a start without an end. Returns those that were counted,
+        with the number of the start."""
+
+    @abstractmethod
+    def forget_attempts(
+        self, transaction: DbTransaction, consumer_id: str, tracking_ids: Sequence[str]
+    ) -> None:
+        """The attempts of events that are done are of no interest any more."""
+
+    @abstractmethod
+    def extend_attempts(
+        self, transaction: DbTransaction, consumer_id: str, tracking_ids: Sequence[str], lease: float
+    ) -> None:
+        """Keep the leases of starts that still wait for their turn, or run."""
+
+    @abstractmethod
+    def freeze_holds(self, connection: Connection) -> None:
+        """Until the transaction ends, nobody places a hold or changes the registry. What was placed before is seen."""
+
+    @abstractmethod
+    def lock_migrations(self, transaction: DbTransaction) -> None:
+        """One at a time may change the tables."""
+
+    @abstractmethod
+    def tables(self, transaction: DbTransaction) -> set[str]:
+        """The names of the tables there are."""
+
+    # ── attempts ────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, transaction: DbTransaction, key: Key, at_most: int, lease: float) -> Attempts | None:
+        """Count one start, under a lease. None: there are too many unended ones, or it is leased."""
+        row = self._one(transaction, _START, key, limit=at_most, lease=lease)
+        return None if row is None else Attempts(row.starts, row.ends)
+
+    def attempts(self, transaction: DbTransaction, key: Key) -> Attempts:
+        row = self._one(transaction, _ATTEMPTS, key)
+        return Attempts(0, 0) if row is None else Attempts(row.starts, row.ends, bool(row.locked))
+
+    def end(self, transaction: DbTransaction, key: Key, token: int, error: str | None) -> None:
+        """Count one end. The lease goes with it, unless it is another's by now."""
+        self._execute(transaction, _END, key, token=token, error=error)
+
+    def renew(self, transaction: DbTransaction, key: Key, token: int, lease: float) -> bool:
+        """Keep a lease. False: somebody else has the event now."""
+        return self._execute(transaction, _RENEW, key, token=token, lease=lease) == 1
+
+    def finish(self, transaction: DbTransaction, key: Key, token: int) -> bool:
+        """Take the attempts of a done event off the ledger. False: the lease was lost, and it must not be done."""
+        return self._execute(transaction, _FINISH, key, token=token) == 1
+
+    # ── effects ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def intend(self, transaction: DbTransaction, key: Key, name: str, token: int, effect_key: str) -> Effect:
+        """Write down that an effect is about to happen; or find what was written about it before."""
+        is_new = self._execute(transaction, _INTEND, key, name=name, token=token, effect_key=effect_key) == 1
+        row = self._one(transaction, _EFFECT, key, name=name)
+        assert row is not None
+        return Effect(row.effect_key, row.state, row.result, is_new)
+
+    def settle_effect(self, transaction: DbTransaction, key: Key, name: str, result: bytes) -> None:
+        self._execute(transaction, _EFFECT_DONE, key, name=name, result=result)
+
+    def doubt_effect(self, transaction: DbTransaction, key: Key, name: str, error: str) -> None:
+        self._execute(transaction, _EFFECT_DOUBT, key, name=name, error=error)
+
+    def effects(self, transaction: DbTransaction, in_doubt: bool, limit: int) -> list[dict[str, Any]]:
+        return self._rows(transaction, _EFFECTS, done="" if in_doubt else "done", limit=limit)
+
+    # ── sequences ───────────────────────────────────────────────────────────────────────────────────────
+
+    def last_sequence(self, transaction: DbTransaction, key: Key, aggregate_id: str) -> int | None:
+        row = self._one(transaction, _LAST_SEQUENCE, key, aggregate=aggregate_id)
+        return None if row is None else int(row.last_sequence)
+
+    def advance(self, transaction: DbTransaction, key: Key, aggregate_id: str, sequence: int) -> None:
+        self._execute(transaction, _ADVANCE, key, aggregate=aggregate_id, sequence=sequence)
+        self._execute(transaction, _UNPARK, key, aggregate=aggregate_id)
+
+    def park(self, transaction: DbTransaction, key: Key, aggregate_id: str, sequence: int) -> float:
+        """Write down that it waits, and return for how many seconds it has."""
+        self._execute(transaction, _PARK, key, aggregate=aggregate_id, sequence=sequence)
+        row = self._one(transaction, _PARKED_FOR, key, aggregate=aggregate_id)
+        return 0.0 if row is None else float(row.seconds)
+
+    def unpark(self, transaction: DbTransaction, key: Key, aggregate_id: str) -> None:
+        self._execute(transaction, _UNPARK, key, aggregate=aggregate_id)
+
+    def mark_superseded(self, transaction: DbTransaction, key: Key) -> None:
+        self._execute(transaction, _SUPERSEDED, key)
+
+    # ── the registry ────────────────────────────────────────────────────────────────────────────────────
+
+    def register(self, transaction: DbTransaction, consumer_id: str, contract: Mapping[str, Any]) -> None:
+        self._run(transaction, _REGISTER, consumer=consumer_id, contract=json.dumps(contract, sort_keys=True))
+
+    def unregister(self, transaction: DbTransaction, consumer_id: str) -> bool:
+        return int(self._run(transaction, _UNREGISTER, consumer=consumer_id).rowcount) == 1
+
+    def consumers(self, transaction: DbTransaction) -> list[dict[str, Any]]:
+        rows = self.registrations(transaction)
+        return [{**row, "contract": json.loads(row["contract"])} for row in rows]
+
+    def registrations(self, transaction: DbTransaction) -> list[dict[str, Any]]:
+        """As `consumers`, with the text of each contract."""
+        return self._rows(transaction, _CONSUMERS)
+
+    # ── retention ───────────────────────────────────────────────────────────────────────────────────────
+
+    def today(self, transaction: DbTransaction) -> int:
+        """Days since 1970, in UTC."""
+        return int(self._run(transaction, "SELECT {now}").scalar_one()) // 86400
+
+    def raise_horizon(self, transaction: DbTransaction, consumer_id: str, floor_day: int) -> None:
+        """Never lowers it."""
+        self._run(transaction, _RAISE_HORIZON, consumer=consumer_id, floor=floor_day)
+
+    def horizons(self, transaction: DbTransaction) -> dict[str, int]:
+        return {row["consumer_id"]: row["floor_day"] for row in self._rows(transaction, _HORIZONS)}
+
+    def hold(
+        self, transaction: DbTransaction, consumer_id: str, tracking_id: str, reason: str, operator: str
+    ) -> bool:
+        """Keep from purges. False: it was held already."""
+        values = {"consumer": consumer_id, "tracking": tracking_id, "reason": reason, "operator": operator}
+        return int(self._run(transaction, _HOLD, **values).rowcount) == 1
+
+    def release(self, transaction: DbTransaction, consumer_id: str, tracking_id: str) -> bool:
+        return int(self._run(transaction, _RELEASE, consumer=consumer_id, tracking=tracking_id).rowcount) == 1
+
+    def holds(self, transaction: DbTransaction) -> list[dict[str, Any]]:
+        return self._rows(transaction, _HOLDS)
+
+    def stats(self, transaction: DbTransaction) -> list[dict[str, Any]]:
+        """What there is for each consumer: registered, or with dedup rows that nobody will purge."""
+        rows = self._rows(transaction, _STATS.replace("{records}", self.records))
+        return [{**row, "registered": bool(row["registered"])} for row in rows]
+
+    def purge_step(self, connection: Connection, records: Records, after: str, size: int) -> Step:
+        """Look at the next rows of a stretch, `size` at most, and remove those below the floor that nobody holds.
+
+        In the caller's transaction. Holds and the registry are looked at again in each step, so that a hold that
+        was placed while a purge runs counts from then on.
+        """
+        self.freeze_holds(connection)
+        if not self.may_purge(connection, records.consumer_id, records.contract):
+            raise Overtaken(records.consumer_id)
+        stretch, goes = _PURGED[records.table]
+        values = {
+            "consumer": records.consumer_id,
+            "day": records.day,
+            "floor": records.floor_day,
+            "after": after,
+            "size": size,
+        }
+        look = _LOOK_AHEAD.format(table=records.table, stretch=stretch)
+        upto, seen = self._on(connection, look, **values).one()
+        if seen == 0:
+            return Step(0, None)
+        remove = _PURGE.format(table=records.table, stretch=stretch, goes=goes)
+        rows = int(self._on(connection, remove, upto=upto, **values).rowcount)
+        return Step(rows, upto if seen == size else None)
+
+    def may_purge(self, connection: Connection, consumer_id: str, contract: str) -> bool:
+        """Whether the contract is still the registered one, and the consumer not on hold as a whole."""
+        return self._on(connection, _MAY_PURGE, consumer=consumer_id, contract=contract).first() is not None
+
+    # ── running statements ──────────────────────────────────────────────────────────────────────────────
+
+    def _one(self, transaction: DbTransaction, sql: str, key: Key, **more: Any) -> Any:
+        result = self._run(transaction, sql, consumer=key[0], tracking=key[1], day=key[2], **more)
+        return result.first()
+
+    def _execute(self, transaction: DbTransaction, sql: str, key: Key, **more: Any) -> int:
+        result = self._run(transaction, sql, consumer=key[0], tracking=key[1], day=key[2], **more)
+        return int(result.rowcount)
+
+    def _rows(self, transaction: DbTransaction, sql: str, **values: Any) -> list[dict[str, Any]]:
+        return [dict(row) for row in self._run(transaction, sql, **values).mappings()]
+
+    def _run(self, transaction: DbTransaction, sql: str, **values: Any) -> Any:
+        return self._on(transaction.connection, sql, **values)
+
+    def _on(self, connection: Connection, sql: str, **values: Any) -> Any:
+        return connection.execute(_statement(sql, self.now), self._bound(values))
+
+    def _bound(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The parameters of a statement; SQLAlchemy passes over those that it does not name."""
+        return values
+
+
+@cache
+def _statement(sql: str, now: str) -> TextClause:
+    return text(sql.replace("{now}", now))
+
+
+_START = """
+    INSERT INTO onceward_attempts (consumer_id, tracking_id, event_day, starts, ends, locked_until, last_at)
+    VALUES (:consumer, :tracking, :day, 1, 0, {now} + CAST(:lease AS double precision), {now})
+    ON CONFLICT (consumer_id, tracking_id) DO UPDATE SET
+        starts = onceward_attempts.starts + 1, locked_until = excluded.locked_until, last_at = excluded.last_at
+    WHERE onceward_attempts.starts - onceward_attempts.ends < :limit
+        AND (onceward_attempts.locked_until IS NULL OR onceward_attempts.locked_until <= {now})
+    RETURNING starts, ends
+"""
+_ATTEMPTS = """
+    SELECT starts, ends, locked_until IS NOT NULL AND locked_until > {now} AS locked FROM onceward_attempts
+    WHERE consumer_id = :consumer AND tracking_id = :tracking
+"""
+_END = """
+    UPDATE onceward_attempts SET ends = ends + 1, last_error = :error, last_at = {now},
+        locked_until = CASE WHEN starts = :token THEN NULL ELSE locked_until END
+    WHERE consumer_id = :consumer AND tracking_id = :tracking AND ends < starts
+"""
+_RENEW = """
+    UPDATE onceward_attempts SET locked_until = {now} + CAST(:lease AS double precision)
+    WHERE consumer_id = :consumer AND tracking_id = :tracking AND starts = :token AND locked_until IS NOT NULL
+"""
+_FINISH = """
+    DELETE FROM onceward_attempts
+    WHERE consumer_id = :consumer AND tracking_id = :tracking AND starts = :token AND locked_until IS NOT NULL
+"""
+
+_INTEND = """
+    INSERT INTO onceward_effects
+        (consumer_id, tracking_id, name, event_day, effect_key, lock_token, state, intended_at)
+    VALUES (:consumer, :tracking, :name, :day, :effect_key, :token, 'intended', {now}) ON CONFLICT DO NOTHING
+"""
+_EFFECT = """
+    SELECT effect_key, state, result FROM onceward_effects
+    WHERE consumer_id = :consumer AND tracking_id = :tracking AND name = :name
+"""
+_EFFECT_DONE = """
+    UPDATE onceward_effects SET state = 'done', result = :result, error = NULL, settled_at = {now}
+    WHERE consumer_id = :consumer AND tracking_id = :tracking AND name = :name
+"""
+_EFFECT_DOUBT = """
+    UPDATE onceward_effects SET error = :error
+    WHERE consumer_id = :consumer AND tracking_id = :tracking AND name = :name AND state = 'intended'
+"""
+_EFFECTS = """
+    SELECT consumer_id, tracking_id, name, effect_key, lock_token, state, error, intended_at, settled_at
+    FROM onceward_effects WHERE state IN ('intended', :done) ORDER BY intended_at, tracking_id, name LIMIT :limit
+"""
+
+_LAST_SEQUENCE = """
+    SELECT last_sequence FROM onceward_sequences WHERE consumer_id = :consumer AND aggregate_id = :aggregate
+"""
+_ADVANCE = """
+    INSERT INTO onceward_sequences (consumer_id, aggregate_id, last_sequence, tracking_id)
+    VALUES (:consumer, :aggregate, :sequence, :tracking)
+    ON CONFLICT (consumer_id, aggregate_id) DO UPDATE SET
+        last_sequence = excluded.last_sequence, tracking_id = excluded.tracking_id
+"""
+_PARK = """
+    INSERT INTO onceward_parked (consumer_id, aggregate_id, tracking_id, sequence, since)
+    VALUES (:consumer, :aggregate, :tracking, :sequence, {now}) ON CONFLICT DO NOTHING
+"""
+_PARKED_FOR = """
+    SELECT {now} - since AS seconds FROM onceward_parked
+    WHERE consumer_id = :consumer AND aggregate_id = :aggregate AND tracking_id = :tracking
+"""
+_UNPARK = """
+    DELETE FROM onceward_parked
+    WHERE consumer_id = :consumer AND aggregate_id = :aggregate AND tracking_id = :tracking
+"""
+_SUPERSEDED = """
+    UPDATE onceward_dedup SET outcome = 'superseded'
+    WHERE consumer_id = :consumer AND tracking_id = :tracking AND event_day = :day
+"""
+
+_REGISTER = """
+    INSERT INTO onceward_consumers (consumer_id, contract, registered_at, updated_at)
+    VALUES (:consumer, :contract, {now}, {now})
+    ON CONFLICT (consumer_id) DO UPDATE SET contract = excluded.contract, updated_at = excluded.updated_at
+"""
+_UNREGISTER = "DELETE FROM onceward_consumers WHERE consumer_id = :consumer"
+_CONSUMERS = (
+    "SELECT consumer_id, contract, registered_at, updated_at FROM onceward_consumers ORDER BY consumer_id"
+)
+
+_RAISE_HORIZON = """
+    INSERT INTO onceward_horizons (consumer_id, floor_day) VALUES (:consumer, :floor)
+    ON CONFLICT (consumer_id) DO UPDATE SET floor_day = excluded.floor_day
+    WHERE excluded.floor_day > onceward_horizons.floor_day
+"""
+_HORIZONS = "SELECT consumer_id, floor_day FROM onceward_horizons"
+_HOLD = """
+    INSERT INTO onceward_holds (consumer_id, tracking_id, reason, operator, placed_at)
+    VALUES (:consumer, :tracking, :reason, :operator, {now}) ON CONFLICT DO NOTHING
+"""
+_RELEASE = "DELETE FROM onceward_holds WHERE consumer_id = :consumer AND tracking_id = :tracking"
+_HOLDS = """
+    SELECT consumer_id, tracking_id, reason, operator, placed_at FROM onceward_holds
+    ORDER BY consumer_id, tracking_id
+"""
+# Each counted once for all consumers: a count for each of them would go through the whole table each time.
+_STATS = """
+    WITH records AS (
+        SELECT consumer_id, count(*) AS dedup_rows, min(event_day) AS oldest_day
+        FROM {records} AS r GROUP BY consumer_id
+    )
+    SELECT c.consumer_id,
+        EXISTS (SELECT 1 FROM onceward_consumers o WHERE o.consumer_id = c.consumer_id) AS registered,
+        coalesce(r.dedup_rows, 0) AS dedup_rows,
+        r.oldest_day,
+        (SELECT count(*) FROM onceward_attempts a WHERE a.consumer_id = c.consumer_id AND a.starts > a.ends
+            AND NOT EXISTS (SELECT 1 FROM onceward_dedup d WHERE d.consumer_id = a.consumer_id
+                AND d.tracking_id = a.tracking_id AND d.event_day = a.event_day)) AS unended,
+        (SELECT count(*) FROM onceward_effects e
+            WHERE e.consumer_id = c.consumer_id AND e.state = 'intended') AS effects_in_doubt,
+        (SELECT count(*) FROM onceward_parked p WHERE p.consumer_id = c.consumer_id) AS parked,
+        (SELECT floor_day FROM onceward_horizons h WHERE h.consumer_id = c.consumer_id) AS floor_day,
+        (SELECT count(*) FROM onceward_holds h WHERE h.consumer_id = c.consumer_id) AS holds
+    FROM (SELECT consumer_id FROM onceward_consumers UNION SELECT consumer_id FROM records) AS c
+    LEFT JOIN records r ON r.consumer_id = c.consumer_id
+    ORDER BY c.consumer_id
+"""
+
+_MAY_PURGE = """
+    SELECT 1 FROM onceward_consumers WHERE consumer_id = :consumer AND contract = :contract
+        AND NOT EXISTS (SELECT 1 FROM onceward_holds WHERE consumer_id = :consumer AND tracking_id = '')
+"""
+_PURGED = {
+    "onceward_dedup": ("event_day = :day AND consumer_id = :consumer", "true"),
+    "onceward_kept": ("consumer_id = :consumer", "true"),
+    "onceward_attempts": ("consumer_id = :consumer", "(locked_until IS NULL OR locked_until <= {now})"),
+    # One in doubt stays until somebody has found out what became of it.
+    "onceward_effects": ("consumer_id = :consumer", "state = 'done'"),
+}
+"""Of each table: a stretch that the key finds, and which rows of it may go."""
+# From one tracking id to another along the key, so that a step costs what it looks at: neither rows that are held nor
+# those that were just removed are looked at again.
+_LOOK_AHEAD = """
+    SELECT max(tracking_id), count(*) FROM (
+        SELECT tracking_id FROM {table} WHERE {stretch} AND tracking_id > :after
+        ORDER BY tracking_id LIMIT :size) AS ahead
+"""
+_PURGE = """
+    DELETE FROM {table} WHERE {stretch} AND tracking_id > :after AND tracking_id <= :upto
+        AND event_day < :floor AND {goes}
+        AND NOT EXISTS (SELECT 1 FROM onceward_holds h
+            WHERE h.consumer_id = :consumer AND h.tracking_id IN ('', {table}.tracking_id))
+"""

@@ -1,0 +1,158 @@
+"""SQLite: one writer at a time, so that what a transaction reads is what it changes."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from onceward.db.backends import backend_of
+from onceward.db.transaction import DbTransaction
+from onceward.inbox.stores.base import Found, Key, Store, Times, begun
+
+T = TypeVar("T")
+
+INCREMENTAL: Final = 2
+"""What PRAGMA auto_vacuum says of a database that gives space back when it is asked to."""
+
+
+class SqliteStore(Store):
+    name = "sqlite"
+    now = ":now"
+
+    def _bound(self, values: dict[str, Any]) -> dict[str, Any]:
+        values["now"] = self._clock()
+        return values
+
+    def admit(self, transaction: DbTransaction, key: Key, digest: bytes) -> bool:
+        # The one statement that every event needs goes past SQLAlchemy, which takes longer than SQLite. What goes wrong
+        # here goes wrong again on the usual way, and is reported from there.
+        cursor = transaction.connection.connection.cursor()
+        try:
+            cursor.execute(_ADMIT_DRIVER, (key.day, *key[:2], digest, self._clock()))
+            return int(cursor.rowcount) == 1
+        except sqlite3.Error:
+            return self._execute(transaction, _ADMIT, key, digest=digest) == 1
+        finally:
+            cursor.close()
+
+    def lock(self, transaction: DbTransaction, name: str) -> bool:
+        return True  # the transaction has the whole database
+
+    def look_up(self, transaction: DbTransaction, key: Key) -> Found:
+        row = self._one(transaction, _LOOK_UP, key)
+        return Found(row.digest, row.floor_day)
+
+    def prepare_day(self, connection: Connection, key: Key) -> None:
+        """A day needs nothing."""
+
+    def record_starts(
+        self, transaction: DbTransaction, consumer_id: str, events: Sequence[Key], lease: float
+    ) -> list[tuple[str, int]]:
+        rows = json.dumps([(key.tracking_id, key.day) for key in events])
+        result = self._run(transaction, _RECORD_STARTS, consumer=consumer_id, rows=rows, lease=lease)
+        return [(tracking_id, starts) for tracking_id, starts in result]
+
+    def forget_attempts(
+        self, transaction: DbTransaction, consumer_id: str, tracking_ids: Sequence[str]
+    ) -> None:
+        self._run(transaction, _FORGET, consumer=consumer_id, ids=json.dumps(list(tracking_ids)))
+
+    def extend_attempts(
+        self, transaction: DbTransaction, consumer_id: str, tracking_ids: Sequence[str], lease: float
+    ) -> None:
+        self._run(transaction, _EXTEND, consumer=consumer_id, ids=json.dumps(list(tracking_ids)), lease=lease)
+
+    def days_below(self, connection: Connection, consumer_id: str, floor_day: int) -> list[int]:
+        """The days before the floor of which the consumer has dedup rows."""
+        return list(self._on(connection, _DAYS_BELOW, consumer=consumer_id, floor=floor_day).scalars())
+
+    def freeze_holds(self, connection: Connection) -> None:
+        """The transaction has the whole database."""
+
+    def if_free(self, connection: Connection, operation: Callable[[Connection], T]) -> tuple[T, Times] | None:
+        """`operation(connection)` in a transaction; None, at once, if somebody else is writing."""
+        patience = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+        if connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
+            connection.exec_driver_sql("ROLLBACK")  # the engine has a listener that begins one by itself
+        connection.exec_driver_sql("PRAGMA busy_timeout = 0").close()
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        except DBAPIError as error:
+            if not backend_of(connection.dialect).is_lock_timeout(error):
+                raise
+            return None
+        finally:
+            connection.exec_driver_sql(f"PRAGMA busy_timeout = {patience}").close()
+        began = time.perf_counter()
+        with begun(connection, "SELECT 1"):
+            result = operation(connection)
+            worked = time.perf_counter()
+        return result, Times(worked - began, time.perf_counter() - began)
+
+    def give_back_space(self, connection: Connection, pages: int) -> int:
+        """Return some unused pages to the file system, if the database was made for that. Returns how many remain."""
+        if connection.exec_driver_sql("PRAGMA auto_vacuum").scalar() != INCREMENTAL:
+            return 0
+        connection.exec_driver_sql(f"PRAGMA incremental_vacuum({pages})").close()
+        return int(connection.exec_driver_sql("PRAGMA freelist_count").scalar_one())
+
+    def lock_migrations(self, transaction: DbTransaction) -> None:
+        """The transaction has the whole database."""
+
+    def tables(self, transaction: DbTransaction) -> set[str]:
+        return set(self._run(transaction, "SELECT name FROM sqlite_master WHERE type = 'table'").scalars())
+
+
+# The condition stands in the statement itself: the horizon cannot rise between the look and the insert.
+_ADMIT = """
+    INSERT INTO onceward_dedup (event_day, consumer_id, tracking_id, payload_sha256, processed_at)
+    SELECT :day, :consumer, :tracking, :digest, {now}
+    WHERE :day >= coalesce((SELECT floor_day FROM onceward_horizons WHERE consumer_id = :consumer), :day)
+    ON CONFLICT DO NOTHING
+"""
+_ADMIT_DRIVER = re.sub(
+    r"[{:](day|consumer|tracking|digest|now)}?",
+    lambda found: f"?{1 + ('day', 'consumer', 'tracking', 'digest', 'now').index(found[1])}",
+    _ADMIT,
+)
+_LOOK_UP = """
+    SELECT
+        (SELECT payload_sha256 FROM onceward_dedup
+            WHERE event_day = :day AND consumer_id = :consumer AND tracking_id = :tracking) AS digest,
+        (SELECT floor_day FROM onceward_horizons WHERE consumer_id = :consumer) AS floor_day
+"""
+_RECORD_STARTS = """
+    INSERT INTO onceward_attempts (consumer_id, tracking_id, event_day, starts, ends, locked_until, last_at)
+    SELECT :consumer, json_extract(value, '$[0]'), json_extract(value, '$[1]'), 1, 0,
+        {now} + CAST(:lease AS double precision), {now}
+    FROM json_each(:rows) WHERE true
+    ON CONFLICT (consumer_id, tracking_id) DO UPDATE SET
+        starts = starts + 1, locked_until = excluded.locked_until, last_at = excluded.last_at
+    WHERE onceward_attempts.starts = onceward_attempts.ends
+    RETURNING tracking_id, starts
+"""
+_FORGET = """
+    DELETE FROM onceward_attempts
+    WHERE consumer_id = :consumer AND tracking_id IN (SELECT value FROM json_each(:ids))
+"""
+# Day by day through the key, instead of through all rows of all consumers.
+_DAYS_BELOW = """
+    WITH RECURSIVE days (day) AS (
+        SELECT min(event_day) FROM onceward_dedup
+        UNION ALL
+        SELECT (SELECT min(event_day) FROM onceward_dedup WHERE event_day > day) FROM days WHERE day < :floor
+    )
+    SELECT day FROM days WHERE day < :floor
+        AND EXISTS (SELECT 1 FROM onceward_dedup WHERE event_day = day AND consumer_id = :consumer)
+"""
+_EXTEND = """
+    UPDATE onceward_attempts SET locked_until = {now} + CAST(:lease AS double precision)
+    WHERE consumer_id = :consumer AND tracking_id IN (SELECT value FROM json_each(:ids)) AND locked_until IS NOT NULL
+"""

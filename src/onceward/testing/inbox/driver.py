@@ -1,0 +1,201 @@
+"""Drives an inbox of either kind by the same plain calls, so that a test is written once.
+
+In asyncio every handler runs in a thread of its own, with a session whose methods block: what a test says is then the
+same in both modes, and so is what runs at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import Engine
+
+from onceward.db import DbSession
+from onceward.inbox import AsyncInbox, Contract, Event, Inbox, Result
+from onceward.inbox.waiting import Busy
+from onceward.task.exceptions import Postponed
+
+LIMIT = 30.0
+"""Seconds that anything may take before a test calls it hanging."""
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what happens in another thread."""
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)
+
+
+class BlockingSession:
+    """An asynchronous session as a handler of threads would use it."""
+
+    def __init__(self, session: Any, driver: InboxDriver) -> None:
+        self._session = session
+        self._driver = driver
+
+    def effect(
+        self, name: str, call: Callable[[str], Any], *, reconcile: Callable[[str], Any] | None = None
+    ) -> Any:
+        asked = None if reconcile is None else self._driver.adapted(reconcile)
+        return self._driver.wait_for(self._session.effect(name, self._driver.adapted(call), reconcile=asked))
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._session, name)
+        if inspect.iscoroutinefunction(value):
+            return lambda *args, **more: self._driver.wait_for(value(*args, **more))
+        return value
+
+
+class InboxDriver:
+    """An inbox with blocking methods, on an engine of its own. At its end it disposes of the engine.
+
+    Any thread may call it. Everything of `Inbox` that is not here goes through `call`.
+    """
+
+    def __init__(self, engine: Any, clock: Any) -> None:
+        self.engine = engine
+        self.clock = clock
+        self.asynchronous = not isinstance(engine, Engine)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        if self.asynchronous:
+            self._threads = ThreadPoolExecutor(64, thread_name_prefix="inbox-handler")
+            ready = threading.Event()
+            self._thread = threading.Thread(
+                target=asyncio.run, args=(self._live(ready),), name="inbox-driver"
+            )
+            self._thread.start()
+            ready.wait()
+        self.inbox: Any = (AsyncInbox if self.asynchronous else Inbox)(engine, clock=clock)
+
+    async def _live(self, ready: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+        ready.set()
+        await self._over.wait()
+
+    # ── the inbox ───────────────────────────────────────────────────────────────────────────────────────
+
+    def process(
+        self,
+        contract: Contract,
+        event: Any,
+        handler: Callable[[Event, Any], Any],
+        *,
+        session: Any = None,
+    ) -> Result:
+        inner = session._session if isinstance(session, BlockingSession) else session
+        result: Result = self.call("process", contract, event, self.adapted(handler), session=inner)
+        return result
+
+    def settled(self, contract: Contract, event: Any, handler: Callable[[Event, Any], Any]) -> Result:
+        """Deliver it until it is settled, as a source does with what comes back."""
+        deadline = time.monotonic() + LIMIT
+        while True:
+            try:
+                return self.process(contract, event, handler)
+            except Postponed:
+                assert time.monotonic() < deadline, "it never was settled"
+                time.sleep(0.01)
+
+    def is_busy(self, contract: Contract, event: Any, handler: Callable[[Event, Any], Any]) -> bool:
+        try:
+            self.process(contract, event, handler)
+        except Busy:
+            return True
+        return False
+
+    def call(self, name: str, *args: Any, **more: Any) -> Any:
+        """A method of the inbox."""
+        return self.wait_for(getattr(self.inbox, name)(*args, **more))
+
+    # ── the database ────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def plain_engine(self) -> Engine:
+        """The synchronous engine inside, for events."""
+        engine: Engine = self.engine.sync_engine if self.asynchronous else self.engine
+        return engine
+
+    @contextmanager
+    def session(self) -> Iterator[Any]:
+        """A session beside the inbox's own."""
+        if not self.asynchronous:
+            with DbSession(self.engine) as session:
+                yield session
+            return
+        from onceward.db import AsyncDbSession
+
+        opened = AsyncDbSession(self.engine)
+        self.wait_for(opened.__aenter__())
+        try:
+            yield BlockingSession(opened, self)
+        except BaseException as error:
+            self.wait_for(opened.__aexit__(type(error), error, None))
+            raise
+        self.wait_for(opened.__aexit__(None, None, None))
+
+    def do(self, sql: str, **params: Any) -> None:
+        with self.session() as session:
+            session.execute(sql, params or None)
+
+    def rows(self, sql: str, **params: Any) -> list[dict[str, Any]]:
+        with self.session() as session:
+            found: list[dict[str, Any]] = session.fetch_all(sql, params or None)
+            return found
+
+    # ── both modes alike ────────────────────────────────────────────────────────────────────────────────
+
+    def wait_for(self, result: Any) -> Any:
+        """The result itself, or what a coroutine returns that runs on the driver's event loop."""
+        if not inspect.iscoroutine(result):
+            return result
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(result, self._loop).result()
+
+    def adapted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A plain function as what the inbox calls in this mode."""
+        if not self.asynchronous or inspect.iscoroutinefunction(function):
+            return function
+
+        def attempt(arguments: list[Any]) -> tuple[Any, BaseException | None]:
+            try:
+                return function(*arguments), None
+            except BaseException as error:  # noqa: BLE001  it is raised where it belongs
+                return None, error
+
+        async def call(*arguments: Any) -> Any:
+            given = [self._blocking(argument) for argument in arguments]
+            context = contextvars.copy_context()
+            value, error = await asyncio.get_running_loop().run_in_executor(
+                self._threads, context.run, attempt, given
+            )
+            if error is not None:
+                raise error
+            return value
+
+        return call
+
+    def _blocking(self, argument: Any) -> Any:
+        return BlockingSession(argument, self) if hasattr(argument, "execute_scalar") else argument
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.wait_for(self.engine.dispose())
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._over.set)
+            self._thread.join()
+            self._threads.shutdown()

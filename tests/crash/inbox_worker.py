@@ -1,0 +1,398 @@
+"""A real consumer process for the crash tests of the inbox: it is told where to die or to wait, and does.
+
+Nothing in the product knows of these points: the process changes its own copy of the code, in `arm`. What it does is
+written to files that outlive it: the journal says which handlers ran, the provider's file who was charged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from onceward import AsyncConsumerTask, ConsumerTask, Transaction
+from onceward.connectors import AsyncSqliteConnector, SqliteConnector
+from onceward.inbox import NOT_DONE, AsyncInbox, Contract, Done, Inbox
+from onceward.inbox.aio import AsyncEffectfulSession, AsyncInboxSession
+from onceward.inbox.attempts import AttemptLedger
+from onceward.inbox.claims import Heartbeat
+from onceward.inbox.effects import Ledger
+from onceward.inbox.served import _Served
+from onceward.inbox.session import EffectfulSession, InboxSession
+from onceward.inbox.stores.postgresql import PostgreSqlStore
+from onceward.inbox.stores.sqlite import SqliteStore
+from onceward.settlement import Settlement, Verdict
+from onceward.task.mixins.policies import (
+    BatchPolicy,
+    ConcurrencyPolicy,
+    ConsumerLoopPolicy,
+    ConsumerPolicy,
+    EmptyQueuePolicy,
+)
+
+TARGET = "the-one"
+"""The event to which it happens."""
+
+DEBIT = "INSERT INTO debits (id, worker) VALUES (:id, :worker)"
+CREDIT = "INSERT INTO credits (id, worker) VALUES (:id, :worker)"
+DONE = "SELECT count(*) FROM credits WHERE id = :id"
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a worker is told."""
+
+    folder: Path
+    url: str
+    connect_args: dict[str, Any] = field(default_factory=dict)
+    name: str = "worker"
+    queue: str = "queue.db"
+    consumer: str = "billing"
+    mode: Any = "transactional"
+    asynchronous: bool = False
+    point: str = ""
+    """Where something happens to the target: see `arm` and the handlers."""
+    waits: bool = False
+    """At that point it waits for the file `go` instead of killing itself."""
+    waits_to_begin: bool = False
+    keyed: bool = True
+    """The provider heeds keys; if not, `reconcile` asks it."""
+    lease: float = 30.0
+    """Of contract and source."""
+    heartless: bool = False
+    """It never renews the contract's lease."""
+    poison_after: int = 3
+    max_deliveries: int = 5
+    batch: int = 10
+    slots: int = 1
+    takes: float = 0.0
+    """Seconds in each handler: in the outside call, or, without one, between the writes."""
+    skew: float = 0.0
+    """Seconds by which its clock is wrong."""
+    checked: bool = False
+    """Look at each acknowledgement: is what it acknowledges there for others to see?"""
+
+
+def contract_of(orders: Orders) -> Contract:
+    return Contract(
+        consumer_id=orders.consumer,
+        event_types=["*"],
+        owner_team="tests",
+        idempotency_mechanism="dedup row, debit and credit in one transaction",
+        mode=orders.mode,
+        lease=orders.lease,
+        poison_after=orders.poison_after,
+    )
+
+
+class Provider:
+    """Somebody outside. What was charged is on disk when `charge` returns."""
+
+    def __init__(self, path: Path, keyed: bool) -> None:
+        self._path = path
+        self._keyed = keyed
+
+    def charge(self, key: str, what: str) -> str:
+        with self._path.open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            if self._keyed and any(line.split()[0] == key for line in file):
+                return f"receipt-{key}"
+            file.write(f"{key} {what}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return f"receipt-{key}"
+
+    def was_charged(self, key: str) -> bool:
+        return self._path.exists() and any(
+            line.split()[0] == key for line in self._path.read_text().splitlines()
+        )
+
+
+class Worker:
+    def __init__(self, orders: Orders) -> None:
+        self.orders = orders
+        self.provider = Provider(orders.folder / "provider", orders.keyed)
+        self._go = orders.folder / "go"
+
+    def say(self, word: str, about: str = "") -> None:
+        """One line of the journal, whole or not at all."""
+        line = f"{self.orders.name} {word} {about}\n".encode()
+        journal = os.open(self.orders.folder / "journal", os.O_APPEND | os.O_CREAT | os.O_WRONLY)
+        os.write(journal, line)
+        os.close(journal)
+
+    def reached(self, point: str, tracking_id: str) -> None:
+        if point != self.orders.point or tracking_id != TARGET:
+            return
+        self.say("reached", point)
+        if self.orders.waits:
+            self.wait()
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def wait(self) -> None:
+        while not self._go.exists():
+            time.sleep(0.01)
+
+    # ── the parts of both handlers ──────────────────────────────────────────────────────────────────────
+
+    def values(self, tracking_id: str) -> dict[str, str]:
+        return {"id": tracking_id, "worker": self.orders.name}
+
+    def charge(self, key: str, tracking_id: str) -> str:
+        self.reached("calling", tracking_id)
+        time.sleep(self.orders.takes)
+        self.say("charging", tracking_id)
+        receipt = self.provider.charge(key, tracking_id)
+        self.reached("called", tracking_id)
+        return receipt
+
+    def reconcile(self, key: str) -> Any:
+        self.say("reconciling", key)
+        return Done(f"receipt-{key}") if self.provider.was_charged(key) else NOT_DONE
+
+
+class Billing(ConsumerTask):
+    def __init__(self, worker: Worker, **given: Any) -> None:
+        super().__init__(**given)
+        self.worker = worker
+        self.contract = contract_of(worker.orders)
+
+    def process_transaction(self, transaction: Transaction, session: Any) -> None:
+        worker, orders, id_ = self.worker, self.worker.orders, transaction.id
+        worker.say("handling", id_)
+        if orders.mode == "effectful":
+            reconcile = None if orders.keyed else worker.reconcile
+            session.effect("charge", lambda key: worker.charge(key, id_), reconcile=reconcile)
+        session.execute(DEBIT, worker.values(id_))
+        worker.reached("writing", id_)
+        if orders.mode == "transactional":
+            time.sleep(orders.takes)
+        session.execute(CREDIT, worker.values(id_))
+        worker.reached("written", id_)
+
+
+class AsyncBilling(AsyncConsumerTask):
+    def __init__(self, worker: Worker, **given: Any) -> None:
+        super().__init__(**given)
+        self.worker = worker
+        self.contract = contract_of(worker.orders)
+
+    async def process_transaction(self, transaction: Transaction, session: Any) -> None:
+        worker, orders, id_ = self.worker, self.worker.orders, transaction.id
+        worker.say("handling", id_)
+
+        async def charge(key: str) -> str:
+            return worker.charge(key, id_)
+
+        async def reconcile(key: str) -> Any:
+            return worker.reconcile(key)
+
+        if orders.mode == "effectful":
+            await session.effect("charge", charge, reconcile=None if orders.keyed else reconcile)
+        await session.execute(DEBIT, worker.values(id_))
+        worker.reached("writing", id_)
+        await session.execute(CREDIT, worker.values(id_))
+        worker.reached("written", id_)
+
+
+class CheckedConnector(SqliteConnector):
+    """Says so if something is acknowledged that others cannot see yet."""
+
+    worker: Worker
+    database: Any
+
+    def settle_transactions(self, settlements: Sequence[Settlement], /) -> None:
+        with self.database.connect() as connection:
+            for settlement in settlements:
+                id_ = settlement.transaction.id
+                if settlement.verdict is Verdict.DONE and connection.scalar(text(DONE), {"id": id_}) != 1:
+                    self.worker.say("acknowledged-too-early", id_)
+        super().settle_transactions(settlements)
+
+
+# ── where it dies ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def arm(worker: Worker) -> None:
+    """The points in the inbox itself; those in the handlers are `calling`, `called`, `writing` and `written`."""
+    reached = worker.reached
+
+    def fetched(self: Any, batch: Sequence[Transaction]) -> None:
+        for transaction in batch:
+            reached("fetched", transaction.id)
+
+    def batch_started(self: Any, answer: dict[str, Any], *_: Any) -> None:
+        for tracking_id in answer:
+            reached("started", tracking_id)
+
+    def started(self: Any, answer: Any, contract: Any, key: Any, *_: Any) -> None:
+        if answer is not None:
+            reached("started", key.tracking_id)
+
+    def admitted(self: Any, answer: bool, transaction: Any, key: Any, digest: Any) -> None:
+        reached("admitted", key.tracking_id)
+
+    def left(point: str) -> Callable[..., None]:
+        def left(self: Any, *about: Any) -> None:
+            if about[-1] is None:  # no error
+                reached(point, self.event.tracking_id)
+
+        return left
+
+    if worker.orders.heartless:
+        Heartbeat._renew = does_nothing  # type: ignore[assignment]
+    before(_Served, "_expect", fetched)
+    after(AttemptLedger, "expect", batch_started)
+    after(AttemptLedger, "start", started)
+    after(Ledger, "_intend", lambda self, *_: reached("intended", self._claim.key.tracking_id))
+    after(Ledger, "_settle", lambda self, *_: reached("settled", self._claim.key.tracking_id))
+    for session in (InboxSession, EffectfulSession, AsyncInboxSession, AsyncEffectfulSession):
+        before(session, "_leave", left("before-commit"))
+        after(session, "_leave", left("committed"))
+    for store in (PostgreSqlStore, SqliteStore):
+        after_plain(store, "admit", admitted)
+
+
+async def does_nothing(*_: Any) -> None: ...
+
+
+def before(cls: Any, name: str, hook: Callable[..., None]) -> None:
+    real = getattr(cls, name)
+
+    async def around(self: Any, *args: Any) -> Any:
+        hook(self, *args)
+        return await real(self, *args)
+
+    setattr(cls, name, around)
+
+
+def after(cls: Any, name: str, hook: Callable[..., None]) -> None:
+    real = getattr(cls, name)
+
+    async def around(self: Any, *args: Any) -> Any:
+        answer = await real(self, *args)
+        hook(self, answer, *args)
+        return answer
+
+    setattr(cls, name, around)
+
+
+def after_plain(cls: Any, name: str, hook: Callable[..., None]) -> None:
+    real = getattr(cls, name)
+
+    def around(self: Any, *args: Any) -> Any:
+        answer = real(self, *args)
+        hook(self, answer, *args)
+        return answer
+
+    setattr(cls, name, around)
+
+
+# ── running ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def work(orders: Orders) -> None:
+    """Consume until SIGTERM."""
+    logging.basicConfig(filename=orders.folder / f"{orders.name}.log", level=logging.INFO)
+    worker = Worker(orders)
+    arm(worker)
+    if orders.waits_to_begin:
+        worker.wait()
+    if orders.asynchronous:
+        asyncio.run(consume_async(worker))
+    else:
+        consume(worker)
+
+
+def consume(worker: Worker) -> None:
+    orders = worker.orders
+    true_time = time.time
+    if orders.skew:
+        time.time = lambda: true_time() + orders.skew
+    engine = create_engine(orders.url, connect_args=orders.connect_args)
+    connector = CheckedConnector if orders.checked else SqliteConnector
+    # The source's clock is right: it is the inbox that must not care.
+    source = connector(
+        orders.folder / orders.queue,
+        lease=orders.lease,
+        max_deliveries=orders.max_deliveries,
+        redelivery_delay=0.1,
+        clock=true_time,
+    )
+    if isinstance(source, CheckedConnector):
+        source.worker, source.database = worker, engine
+    inbox = Inbox(engine, clock=time.time)
+    task = Billing(worker, connectors={"source": source}, services={"inbox": inbox})
+
+    def leave(*_: Any) -> None:
+        task.stop()
+        worker.say("stopping")
+
+    signal.signal(signal.SIGTERM, leave)
+    tell(worker, task.consume_transactions(policy_of(orders)))
+
+
+async def consume_async(worker: Worker) -> None:
+    orders = worker.orders
+    engine = create_async_engine(
+        orders.url.replace("sqlite://", "sqlite+aiosqlite://", 1), connect_args=orders.connect_args
+    )
+    source = AsyncSqliteConnector(
+        orders.folder / orders.queue,
+        lease=orders.lease,
+        max_deliveries=orders.max_deliveries,
+        redelivery_delay=0.1,
+    )
+    task = AsyncBilling(worker, connectors={"source": source}, services={"inbox": AsyncInbox(engine)})
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.stop)
+    tell(worker, await task.consume_transactions(policy_of(orders)))
+    await engine.dispose()
+    await source.close_async()
+
+
+def tell(worker: Worker, report: Any) -> None:
+    numbers = {
+        name: getattr(report, name)
+        for name in ("succeeded", "duplicates", "failed", "postponed", "unstarted")
+    }
+    worker.say("report", json.dumps(numbers, separators=(",", ":")))
+
+
+def policy_of(orders: Orders) -> ConsumerPolicy:
+    return ConsumerPolicy(
+        loop=ConsumerLoopPolicy(
+            batch=BatchPolicy(size=orders.batch),
+            concurrency=ConcurrencyPolicy(value=orders.slots),
+            streaming=True,
+            empty_queue=EmptyQueuePolicy(backoff=0.02, backoff_cap=0.05),
+        )
+    )
+
+
+def write_for_ever(orders: Orders, own: str) -> None:
+    """New events without end, and without an engine."""
+    worker = Worker(orders)
+    inbox = Inbox(create_engine(orders.url, connect_args=orders.connect_args))
+    contract = contract_of(orders)
+
+    def handle(event: Any, session: Any) -> None:
+        session.execute(DEBIT, worker.values(event.tracking_id))
+        session.execute(CREDIT, worker.values(event.tracking_id))
+
+    number = 0
+    while True:
+        number += 1
+        inbox.process(contract, Transaction(id=f"{own}-{number}", payload=number), handle)

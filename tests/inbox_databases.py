@@ -1,0 +1,122 @@
+"""The databases that inboxes are tested on, for suites built on `InboxSuite`: two kinds, in threads and in asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import create_engine, event, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from onceward.testing.inbox import InboxDriver, InboxSuite
+
+
+class OnSqlite(InboxSuite):
+    one_writer = True
+
+    @pytest.fixture(autouse=True)
+    def in_a_new_directory(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "inbox.db"
+
+    def engine(self, *, patience: float = 5.0, **options: Any) -> Any:
+        return _quickly(
+            create_engine(f"sqlite:///{self.path}", connect_args={"timeout": patience}, **options)
+        )
+
+    def engine_without_tables(self) -> Any:
+        here, self.path = self.path, self.path.with_name("empty.db")
+        try:
+            return self.engine()
+        finally:
+            self.path = here
+
+
+class OnAsyncSqlite(OnSqlite):
+    def engine(self, *, patience: float = 5.0, **options: Any) -> Any:
+        return _quickly(
+            create_async_engine(
+                f"sqlite+aiosqlite:///{self.path}", connect_args={"timeout": patience}, **options
+            )
+        )
+
+
+def _quickly(engine: Any) -> Any:
+    """Without waiting for the disk: what survives a power cut is not tested here."""
+
+    @event.listens_for(getattr(engine, "sync_engine", engine), "connect")
+    def connect(connection: Any, _: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA synchronous = OFF")
+        cursor.close()
+
+    return engine
+
+
+TABLES = ("written", *(f"onceward_{name}" for name in (
+    "consumers", "dedup", "kept", "attempts", "effects", "sequences", "parked", "horizons", "holds",
+)))  # fmt: skip
+
+
+class Schema:
+    """A schema of its own on a PostgreSQL."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.name = f"inbox_{uuid4().hex}"
+        self._admin = create_engine(url, isolation_level="AUTOCOMMIT")
+        self.execute(f"CREATE SCHEMA {self.name}")
+
+    def execute(self, sql: str) -> list[Any]:
+        with self._admin.connect() as connection:
+            result = connection.execute(text(sql))
+            return list(result) if result.returns_rows else []
+
+    def empty(self) -> None:
+        found = self.execute(f"SELECT tablename FROM pg_tables WHERE schemaname = '{self.name}'")
+        there = {name for (name,) in found}
+        tables = [f"{self.name}.{name}" for name in TABLES if name in there]
+        if tables:
+            self.execute(f"TRUNCATE {', '.join(tables)}")
+
+    def drop(self) -> None:
+        self.execute(f"DROP SCHEMA {self.name} CASCADE")
+        self._admin.dispose()
+
+
+@pytest.fixture(scope="class")
+def schema(postgres_url: str) -> Iterator[Schema]:
+    """One for all tests of a class: making the tables takes longer than most of them."""
+    made = Schema(postgres_url)
+    yield made
+    made.drop()
+
+
+class OnPostgreSql(InboxSuite):
+    make: Any = staticmethod(create_engine)
+
+    @pytest.fixture(autouse=True)
+    def in_an_empty_schema(self, schema: Schema) -> Iterator[None]:
+        self.schema = schema
+        yield
+        schema.empty()
+
+    def engine(self, *, patience: float = 5.0, **options: Any) -> Any:
+        settings = f"-csearch_path={self.schema.name} -csynchronous_commit=off"
+        return self.make(self.schema.url, connect_args={"options": settings}, **options)
+
+    def engine_without_tables(self) -> Any:
+        return self.make(self.schema.url, connect_args={"options": "-csearch_path=nowhere"})
+
+    def advance(self, driver: InboxDriver, seconds: float) -> None:
+        """The server's clock stays, so everything that was written moves into the past."""
+        driver.clock.advance(seconds)  # for what else goes by it
+        name = self.schema.name
+        self.schema.execute(f"UPDATE {name}.onceward_attempts SET locked_until = locked_until - {seconds}")
+        self.schema.execute(f"UPDATE {name}.onceward_parked SET since = since - {seconds}")
+
+
+class OnAsyncPostgreSql(OnPostgreSql):
+    make = staticmethod(create_async_engine)

@@ -1,0 +1,366 @@
+"""`onceward inbox` and `onceward consumers` on real databases: for people, for machines, when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import create_engine, text
+from typer.testing import CliRunner, Result
+
+from onceward.cli.main import app
+from onceward.inbox import Contract, Event, Inbox
+from onceward.inbox.stores import partitions
+
+WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
+OLD = 200
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a database without tables."""
+    if request.param == "sqlite":
+        path = tmp_path / "inbox.db"
+        path.touch()
+        yield f"sqlite:///{path}"
+        return
+    url = request.getfixturevalue("postgres_url")
+    schema = f"cli_{uuid4().hex}"
+    admin = create_engine(url, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(text(f"CREATE SCHEMA {schema}"))
+    yield f"{url}{'&' if '?' in url else '?'}options=-csearch_path%3D{schema}".replace("+psycopg", "", 1)
+    with admin.connect() as connection:
+        connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
+    admin.dispose()
+
+
+@pytest.fixture
+def url(empty: str) -> str:
+    """With two consumers, of which one has an old event, a recent one, and an effect in doubt."""
+    engine = create_engine(driven(empty))
+    inbox = Inbox(engine)
+    inbox.migrate()
+    inbox.register(contract("billing", mode="effectful"))
+    inbox.register(contract("archive", retention="legal-hold"))
+    for tracking_id, days_ago in [("old", OLD), ("new", 1)]:
+        inbox.process(contract("billing", mode="effectful"), event(tracking_id, days_ago), charge)
+    inbox.process(contract("archive", retention="legal-hold"), event("old", OLD), lambda event, session: None)
+    with pytest.raises(TimeoutError):
+        inbox.process(contract("billing", mode="effectful"), event("lost", 1), time_out)
+    engine.dispose()
+    return empty
+
+
+def driven(url: str) -> str:
+    return url.replace("postgresql://", "postgresql+psycopg://", 1)
+
+
+def charge(event: Event, session: Any) -> None:
+    session.effect("charge-card", lambda key: "ok")
+
+
+def time_out(event: Event, session: Any) -> None:
+    def call(key: str) -> None:
+        raise TimeoutError("no answer")
+
+    session.effect("charge-card", call)
+
+
+def contract(consumer_id: str, **changes: Any) -> Contract:
+    return Contract(
+        consumer_id=consumer_id,
+        event_types=["*"],
+        owner_team="money",
+        idempotency_mechanism="dedup record and invoice in one transaction",
+        **changes,
+    )
+
+
+def event(tracking_id: str, days_ago: int) -> Event:
+    created_at = datetime.now(UTC) - timedelta(days=days_ago)
+    return Event(tracking_id=tracking_id, event_type="paid", created_at=created_at, payload={})
+
+
+def run(*arguments: str, url: str | None = None) -> Result:
+    where = [] if url is None else ["--database", url]
+    return CliRunner().invoke(app, [*arguments, *where], env=WIDE)
+
+
+def answer(*arguments: str, url: str) -> Any:
+    result = run(*arguments, "--json", url=url)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def is_time(value: str) -> bool:
+    return datetime.fromisoformat(value).tzinfo is not None
+
+
+# ── the registry ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("CC-040")
+def test_consumers_are_listed(url: str) -> None:
+    archive, billing = answer("consumers", "list", url=url)
+    assert (archive["consumer_id"], archive["kept_days"]) == ("archive", None)
+    assert (billing["consumer_id"], billing["kept_days"]) == ("billing", 90)
+    assert billing["contract"]["owner_team"] == "money"
+    assert billing["contract"]["event_types"] == ["*"]
+    assert billing["contract"]["idempotency_mechanism"] == "dedup record and invoice in one transaction"
+    assert is_time(billing["registered_at"])
+    assert is_time(billing["updated_at"])
+    shown = run("consumers", "list", url=url)
+    assert shown.exit_code == 0
+    for word in ("billing", "money", "90 days", "archive", "until released", "effectful"):
+        assert word in shown.stdout
+
+
+@pytest.mark.req("CC-040")
+def test_one_consumer_is_shown_with_its_whole_contract(url: str) -> None:
+    billing = answer("consumers", "show", "billing", url=url)
+    assert billing["contract"] == json.loads(json.dumps(contract("billing", mode="effectful").as_row()))
+    shown = run("consumers", "show", "billing", url=url)
+    for name in contract("billing").as_row():
+        assert name in shown.stdout
+
+
+def test_an_unknown_consumer_is_named_beside_those_there_are(url: str) -> None:
+    for arguments in [
+        ("consumers", "show", "typo"),
+        ("inbox", "purge", "--consumer", "typo"),
+        ("inbox", "hold", "typo", "--reason", "case 7"),
+    ]:
+        result = run(*arguments, url=url)
+        assert result.exit_code == 2
+        assert "consumer 'typo' is not registered" in result.stderr
+        assert "archive, billing" in result.stderr
+        assert result.stdout == ""
+        failed = run(*arguments, "--json", url=url)
+        assert failed.exit_code == 2
+        assert "'typo' is not registered" in json.loads(failed.stdout)["error"]
+
+
+# ── the tables ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_migrate_makes_the_tables_once(empty: str) -> None:
+    first = answer("inbox", "migrate", url=empty)
+    assert "0001 inbox" in first["applied"]
+    assert answer("inbox", "migrate", url=empty) == {"applied": []}
+    assert "Everything is up to date" in run("inbox", "migrate", url=empty).stdout
+    assert answer("inbox", "stats", url=empty) == []
+    assert "No consumer is registered" in run("inbox", "stats", url=empty).stdout
+
+
+def test_migrate_prints_the_sql_and_changes_nothing(empty: str) -> None:
+    printed = run("inbox", "migrate", "--print", url=empty)
+    assert printed.exit_code == 0
+    assert "CREATE TABLE onceward_dedup" in printed.stdout
+    assert ("PARTITION BY RANGE" in printed.stdout) == empty.startswith("postgresql")
+    assert answer("inbox", "migrate", "--print", url=empty)["sql"] in printed.stdout
+    assert run("inbox", "stats", url=empty).exit_code == 2, "there are still no tables"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("inbox", "stats"),
+        ("inbox", "purge"),
+        ("inbox", "hold", "billing", "--reason", "case 7"),
+        ("inbox", "release", "billing"),
+        ("inbox", "holds"),
+        ("inbox", "effects"),
+        ("consumers", "list"),
+        ("consumers", "show", "billing"),
+    ],
+)
+def test_without_tables_every_command_says_how_to_make_them(empty: str, arguments: tuple[str, ...]) -> None:
+    result = run(*arguments, url=empty)
+    assert result.exit_code == 2
+    assert "onceward inbox migrate" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+# ── what is in them ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_stats_count_what_there_is(url: str) -> None:
+    archive, billing = answer("inbox", "stats", url=url)
+    assert list(billing) == [
+        "consumer_id",
+        "registered",
+        "dedup_rows",
+        "oldest_day",
+        "horizon",
+        "unended",
+        "effects_in_doubt",
+        "parked",
+        "holds",
+    ]
+    assert (archive["dedup_rows"], billing["dedup_rows"]) == (1, 2)
+    assert billing["effects_in_doubt"] == 1
+    assert billing["horizon"] is None
+    assert date.fromisoformat(billing["oldest_day"]) < date.today() - timedelta(days=OLD - 2)
+    assert "dedup rows" in run("inbox", "stats", url=url).stdout
+
+
+def test_effects_in_doubt_are_listed_with_their_keys(url: str) -> None:
+    [lost] = answer("inbox", "effects", url=url)
+    assert (lost["tracking_id"], lost["name"], lost["state"]) == ("lost", "charge-card", "intended")
+    assert "no answer" in lost["error"]
+    assert is_time(lost["intended_at"])
+    assert lost["settled_at"] is None
+    assert len(answer("inbox", "effects", "--all", url=url)) == 3
+    assert len(answer("inbox", "effects", "--all", "--limit", "2", url=url)) == 2
+    assert lost["effect_key"] in run("inbox", "effects", url=url).stdout
+
+
+def test_a_purge_reports_what_went_and_what_stayed(url: str) -> None:
+    report = answer("inbox", "purge", url=url)
+    assert (report["rows"], report["effects"], report["unfinished"]) == (1, 1, [])
+    assert list(report["floors"]) == ["billing"]
+    assert date.fromisoformat(report["floors"]["billing"]) < date.today() - timedelta(days=88)
+    assert "legal-hold" in report["skipped"]["archive"]
+    again = run("inbox", "purge", "--consumer", "billing", url=url)
+    assert again.exit_code == 0
+    assert "Removed 0 dedup rows" in again.stdout
+    assert report["floors"]["billing"] in again.stdout
+    [lost] = answer("inbox", "effects", url=url)
+    assert lost["tracking_id"] == "lost"
+
+
+def test_a_hold_is_placed_listed_kept_and_released(url: str) -> None:
+    placed = answer("inbox", "hold", "billing", "old", "--reason", "case 7", "--operator", "anna", url=url)
+    assert placed == {"consumer_id": "billing", "tracking_id": "old", "placed": True}
+    assert "was on hold already" in run("inbox", "hold", "billing", "old", "--reason", "x", url=url).stdout
+    assert (
+        "Everything of billing is on hold" in run("inbox", "hold", "billing", "--reason", "x", url=url).stdout
+    )
+    wide, single = answer("inbox", "holds", url=url)
+    assert wide["tracking_id"] is None
+    assert wide["operator"], "the user's name"
+    assert is_time(single.pop("placed_at"))
+    assert single == {"consumer_id": "billing", "tracking_id": "old", "reason": "case 7", "operator": "anna"}
+    assert "everything" in run("inbox", "holds", url=url).stdout
+    assert answer("inbox", "purge", url=url)["skipped"]["billing"] == "it is on hold"
+    assert answer("inbox", "release", "billing", url=url)["released"] is True
+    assert answer("inbox", "purge", url=url)["rows"] == 0, "the single hold stays"
+    assert answer("inbox", "release", "billing", "old", url=url)["released"] is True
+    assert answer("inbox", "purge", url=url)["rows"] == 1
+    assert "Nothing is on hold" in run("inbox", "holds", url=url).stdout
+    nothing = run("inbox", "release", "billing", "old", url=url)
+    assert (nothing.exit_code, "was not on hold" in nothing.stderr) == (1, True)
+
+
+def test_text_from_outside_is_printed_as_it_is(url: str) -> None:
+    answer("inbox", "hold", "billing", "[red]x[/red]", "--reason", "[bold]", url=url)
+    shown = run("inbox", "holds", url=url).stdout
+    assert "[red]x[/red]" in shown
+    assert "[bold]" in shown
+
+
+def test_a_hold_needs_a_reason(url: str) -> None:
+    assert run("inbox", "hold", "billing", url=url).exit_code == 2
+    empty = run("inbox", "hold", "billing", "--reason", " ", url=url)
+    assert (empty.exit_code, "needs a reason" in empty.stderr) == (2, True)
+
+
+def test_a_purge_that_could_not_finish_ends_with_1(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    if url.startswith("sqlite"):
+        engine = create_engine(url, connect_args={"timeout": 0})
+        with engine.connect() as other:
+            other.exec_driver_sql("BEGIN IMMEDIATE")
+            monkeypatch.setattr("onceward.cli.database.LOCK_SECONDS", 0.1)
+            locked = run("inbox", "purge", url=url)
+            other.rollback()
+        engine.dispose()
+        assert locked.exit_code == 1
+        assert "kept the database locked" in locked.stderr
+        return
+    monkeypatch.setattr(partitions, "SNAPSHOT_WAIT", 0.1)
+    engine = create_engine(driven(url), isolation_level="REPEATABLE READ")
+    with engine.connect() as other:
+        other.execute(text("SELECT 1"))
+        blocked = run("inbox", "purge", url=url)
+        reported = run("inbox", "purge", "--json", url=url)
+    engine.dispose()
+    assert (blocked.exit_code, reported.exit_code) == (1, 1)
+    assert "Not finished" in blocked.stderr
+    assert len(json.loads(reported.stdout)["unfinished"]) == 1
+
+
+# ── when something is wrong ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "says"),
+    [
+        ("sqlite:////no/such/folder/inbox.db", 2, "there is no file /no/such/folder/inbox.db"),
+        ("sqlite://", 2, "a database in memory ends with the command"),
+        ("inbox.db", 2, "--database is not a URL"),
+        ("mysql://root@localhost/x", 2, "not in 'mysql'"),
+        ("postgresql://anna:secret@127.0.0.1:1/x", 1, "cannot be reached"),
+    ],
+)
+def test_a_database_that_is_not_there_is_one_line(where: str, code: int, says: str) -> None:
+    result = run("inbox", "stats", url=where)
+    assert result.exit_code == code
+    assert says in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert "secret" not in result.stderr
+
+
+def test_a_file_that_is_no_database_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "letter").write_text("Dear database, " * 100)
+    result = run("inbox", "stats", url=f"sqlite:///{tmp_path}/letter")
+    assert result.exit_code == 1
+    assert "not a database" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_url_may_be_that_of_a_program_in_asyncio(url: str) -> None:
+    asynchronous = url.replace("sqlite://", "sqlite+aiosqlite://").replace(
+        "postgresql://", "postgresql+asyncpg://"
+    )
+    assert len(answer("inbox", "stats", url=asynchronous)) == 2
+
+
+def test_the_database_may_be_named_by_the_environment(url: str) -> None:
+    result = CliRunner().invoke(app, ["inbox", "stats", "--json"], env={**WIDE, "ONCEWARD_DATABASE": url})
+    assert (result.exit_code, len(json.loads(result.stdout))) == (0, 2)
+    missing = run("inbox", "stats")
+    assert (missing.exit_code, "--database" in missing.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("group", ["inbox", "consumers"])
+def test_help_says_what_happens_and_how_it_ends(group: str) -> None:
+    listed = run(group, "--help")
+    assert listed.exit_code == 0
+    commands = {
+        "inbox": ["migrate", "stats", "purge", "hold", "release", "holds", "effects"],
+        "consumers": ["list", "show"],
+    }[group]
+    for command in commands:
+        assert command in listed.stdout
+        shown = run(group, command, "--help").stdout
+        for word in ("--database", "ONCEWARD_DATABASE", "--json", "Exit code: 0"):
+            assert word in shown
+
+
+def test_help_loads_no_database_code() -> None:
+    show = "print(sorted({'sqlalchemy', 'rich.table'} & set(sys.modules)))"
+    before, after = (
+        subprocess.check_output([sys.executable, "-c", f"import sys, {modules}; {show}"], text=True)
+        for modules in ("onceward, typer", "onceward.cli.inbox, onceward.cli.consumers")
+    )
+    assert before == after
