@@ -1,0 +1,401 @@
+"""`onceward dlq`: dead letters, looked at, kept, sent again or set aside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onceward.cli.database import FAILED, MISUSED, AsJson, Database, fail
+from onceward.cli.exporting import export
+from onceward.cli.letters import (
+    Aggregate,
+    Category,
+    Consumer,
+    EventType,
+    Ids,
+    MessageId,
+    OlderThan,
+    Operator,
+    Reason,
+    Status,
+    Text,
+    Yes,
+    YoungerThan,
+    age,
+    confirm,
+    described,
+    letters_in,
+    shortened,
+    wanted_of,
+    who,
+)
+from onceward.cli.printing import iso_time, print_json, print_table
+
+if TYPE_CHECKING:
+    from onceward.deadletters import DeadLetters, Filter, Rca
+
+dlq = typer.Typer(
+    no_args_is_help=True, help="Dead letters: what failed for good. See it, mend it, send it again."
+)
+
+Limit = Annotated[int, typer.Option(min=1, metavar="N", help="How many at most.")]
+
+
+@dlq.command("list")
+def list_(
+    database: Database,
+    consumer: Consumer = None,
+    event_type: EventType = None,
+    category: Category = None,
+    status: Status = None,
+    older_than: OlderThan = None,
+    younger_than: YoungerThan = None,
+    text: Text = None,
+    ids: Ids = None,
+    message_id: MessageId = None,
+    aggregate: Aggregate = None,
+    limit: Limit = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters, the longest dead first.
+
+    Exit code: 0, also if there are none; 1 if the database fails; 2 for wrong arguments or missing tables.
+    """
+    with letters_in(database, as_json) as letters:
+        wanted = wanted_of(
+            consumer, event_type, category, status, older_than, younger_than, text, ids, message_id, aggregate
+        )
+        found = letters.find(wanted, limit=limit)
+        total = len(found) if len(found) < limit else letters.count(wanted)
+    if as_json:
+        print_json([described(letter) for letter in found])
+        return
+    rows = [
+        {
+            **described(letter),
+            "age": age(letter.died_at),
+            "error": shortened(letter.error),
+            "held": letter.hold,
+        }
+        for letter in found
+    ]
+    columns = {
+        "id": "id",
+        "consumer": "consumer",
+        "event_type": "type",
+        "category": "category",
+        "status": "status",
+        "attempts": "attempts",
+        "deaths": "deaths",
+        "age": "dead for",
+        "held": "held",
+        "message_id": "message",
+        "error": "error",
+    }
+    print_table(rows, columns, "There is no such dead letter.")
+    if total > len(found):
+        typer.echo(f"{total - len(found):,} more; see --limit")
+
+
+@dlq.command()
+def show(
+    letter_id: Annotated[int, typer.Argument(metavar="ID", help="Its number in `onceward dlq list`.")],
+    database: Database,
+    raw: Annotated[bool, typer.Option("--raw", help="Write the body as it came to standard output.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show all that is known of one letter: its history, and what was delivered.
+
+    Exit code: 0; 1 if there is no such letter or the database fails; 2 for wrong arguments or missing tables.
+    """
+    import base64
+
+    from onceward.deadletters import Filter
+
+    with letters_in(database, as_json) as letters:
+        found = letters.find(Filter(ids=(letter_id,)))
+        if not found:
+            fail(f"there is no dead letter {letter_id}; see `onceward dlq list`", as_json)
+        body = letters.body(letter_id)
+    if raw:
+        typer.get_binary_stream("stdout").write(body)
+        return
+    plain = described(found[0])
+    if as_json:
+        print_json({**plain, "body": base64.b64encode(body).decode()})
+        return
+    history = plain.pop("history")
+    rows = [{"field": name, "value": value} for name, value in plain.items()]
+    print_table([*rows, {"field": "body", "value": _shown(body)}], {"field": "field", "value": "value"}, "")
+    print_table(history, {"attempt": "attempt", "at": "at", "category": "category", "error": "error"}, "")
+
+
+@dlq.command()
+def redrive(
+    database: Database,
+    consumer: Consumer = None,
+    event_type: EventType = None,
+    category: Category = None,
+    older_than: OlderThan = None,
+    younger_than: YoungerThan = None,
+    text: Text = None,
+    ids: Ids = None,
+    message_id: MessageId = None,
+    aggregate: Aggregate = None,
+    rca: Annotated[int | None, typer.Option(metavar="N", help="The number of an open root cause.")] = None,
+    cause_category: Annotated[
+        str | None, typer.Option(metavar="NAME", help="infrastructure, contract or business.")
+    ] = None,
+    root_cause: Annotated[str | None, typer.Option(metavar="TEXT", help="Why the letters died.")] = None,
+    fix_ref: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The fix that has been deployed: a version, a change.")
+    ] = None,
+    rate: Annotated[int, typer.Option(metavar="N", help="Letters a minute, 1000 at most.")] = 100,
+    redrive_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="An id of yours: made again, it does nothing.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Run them in a transaction that is rolled back; needs --task.")
+    ] = False,
+    task: Annotated[
+        str | None, typer.Option(metavar="MODULE:NAME", help="The consumer, or a function that makes it.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Of a dry run: how many at most.")] = 100,
+    operator: Operator = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Have open letters of one consumer delivered again, so many a minute.
+
+    It needs a filter beside the consumer, and a root cause: `--rca` names an open one, or `--cause-category`,
+    `--root-cause` and `--fix-ref` make one. Poison is never sent again. What was applied before is a duplicate then,
+    and has no second effect. With `--dry-run` nothing is sent and nothing stays in the database: it shows what would
+    come of each letter, and which rows would change.
+
+    Exit code: 0; 1 if it is refused, the database fails, or in a dry run a letter would die again; 2 for wrong
+    arguments or missing tables.
+    """
+    with letters_in(database, as_json) as letters:
+        wanted = wanted_of(
+            consumer, event_type, category, None, older_than, younger_than, text, ids, message_id, aggregate
+        )
+        if dry_run:
+            from onceward.cli.rehearsal import rehearse
+
+            if task is None:
+                fail("a dry run needs the consumer: --task MODULE:NAME", as_json, MISUSED)
+            raise typer.Exit(rehearse(letters, wanted, task, limit, as_json))
+        cause = _cause(rca, cause_category, root_cause, fix_ref, as_json)
+        _check_redrive(letters, wanted, cause, rate, yes, as_json)
+        made = letters.redrive(wanted, rca=cause, operator=who(operator), rate=rate, redrive_id=redrive_id)
+    if as_json:
+        import msgspec
+
+        print_json(msgspec.to_builtins(made))
+    elif made.repeated:
+        typer.echo(f"Redrive {made.id} was made before, of {made.letters:,} letters. Nothing was done.")
+    else:
+        typer.echo(
+            f"Redrive {made.id}: {made.letters:,} letters at {rate} a minute, the last one due at "
+            f"{iso_time(made.last_at)}. Root cause {made.rca_id}. See `onceward dlq redrives`"
+        )
+        if made.left:
+            typer.echo(f"{made.left:,} more fit, and need another redrive.")
+
+
+def _cause(
+    rca: int | None, category: str | None, root_cause: str | None, fix_ref: str | None, as_json: bool
+) -> Rca | int:
+    from onceward.deadletters import Rca
+
+    described = (category, root_cause, fix_ref)
+    if rca is not None:
+        if any(each is not None for each in described):
+            fail("name an open root cause with --rca, or describe a new one, not both", as_json, MISUSED)
+        return rca
+    if category is None:
+        fail(
+            "a redrive needs a root cause: --rca N, or --cause-category, --root-cause and --fix-ref", as_json
+        )
+    return Rca(category=category, root_cause=root_cause or "", fix_ref=fix_ref or "")  # type: ignore[arg-type]
+
+
+def _check_redrive(
+    letters: DeadLetters, wanted: Filter, cause: Rca | int, rate: int, yes: bool, as_json: bool
+) -> None:
+    """What is refused is refused before anybody is asked."""
+    import msgspec
+
+    from onceward.deadletters.redrive import check
+
+    check(wanted, cause, rate)
+    if not yes:
+        number = letters.count(msgspec.structs.replace(wanted, status="open"))
+        confirm(f"Send {number:,} letters of {wanted.consumer} again, {rate} a minute?", yes, as_json)
+
+
+@dlq.command()
+def discard(
+    database: Database,
+    reason: Reason,
+    consumer: Consumer = None,
+    event_type: EventType = None,
+    category: Category = None,
+    older_than: OlderThan = None,
+    younger_than: YoungerThan = None,
+    text: Text = None,
+    ids: Ids = None,
+    message_id: MessageId = None,
+    aggregate: Aggregate = None,
+    operator: Operator = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Close open letters without sending them again. They are kept for 90 days, like all others.
+
+    Letters on hold are passed over.
+
+    Exit code: 0; 1 if none was open or the database fails; 2 for wrong arguments or missing tables.
+    """
+    with letters_in(database, as_json) as letters:
+        wanted = wanted_of(
+            consumer, event_type, category, "open", older_than, younger_than, text, ids, message_id, aggregate
+        )
+        confirm(f"Discard {letters.count(wanted):,} letters?", yes, as_json)
+        number = letters.discard(wanted, reason=reason, operator=who(operator))
+    _done("discarded", number, as_json)
+
+
+@dlq.command()
+def hold(
+    database: Database,
+    reason: Reason,
+    consumer: Consumer = None,
+    event_type: EventType = None,
+    category: Category = None,
+    status: Status = None,
+    older_than: OlderThan = None,
+    younger_than: YoungerThan = None,
+    text: Text = None,
+    ids: Ids = None,
+    message_id: MessageId = None,
+    aggregate: Aggregate = None,
+    operator: Operator = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep letters from every purge, until they are released.
+
+    Exit code: 0; 1 if there was none or the database fails; 2 for wrong arguments or missing tables.
+    """
+    with letters_in(database, as_json) as letters:
+        wanted = wanted_of(
+            consumer, event_type, category, status, older_than, younger_than, text, ids, message_id, aggregate
+        )
+        number = letters.hold(wanted, reason=reason, operator=who(operator))
+    _done("held", number, as_json)
+
+
+@dlq.command()
+def release(
+    database: Database,
+    reason: Reason,
+    consumer: Consumer = None,
+    event_type: EventType = None,
+    category: Category = None,
+    status: Status = None,
+    older_than: OlderThan = None,
+    younger_than: YoungerThan = None,
+    text: Text = None,
+    ids: Ids = None,
+    message_id: MessageId = None,
+    aggregate: Aggregate = None,
+    operator: Operator = None,
+    as_json: AsJson = False,
+) -> None:
+    """End the hold on letters.
+
+    Exit code: 0; 1 if there was none or the database fails; 2 for wrong arguments or missing tables.
+    """
+    with letters_in(database, as_json) as letters:
+        wanted = wanted_of(
+            consumer, event_type, category, status, older_than, younger_than, text, ids, message_id, aggregate
+        )
+        number = letters.release(wanted, reason=reason, operator=who(operator))
+    _done("released", number, as_json)
+
+
+@dlq.command()
+def redrives(database: Database, limit: Limit = 20, as_json: AsJson = False) -> None:
+    """List the last redrives and what became of them, and the root causes they were made for.
+
+    Exit code: 0, also if there are none; 1 if the database fails; 2 for wrong arguments or missing tables.
+    """
+    import json
+
+    with letters_in(database, as_json) as letters:
+        made, causes = letters.redrives(limit=limit), letters.rcas(limit=limit)
+    rows = [{**row, "made_at": iso_time(row["made_at"]), "last_at": iso_time(row["last_at"])} for row in made]
+    rcas = [
+        {**row, "opened_at": iso_time(row["opened_at"]), "closed_at": iso_time(row["closed_at"])}
+        for row in causes
+    ]
+    if as_json:
+        print_json({"redrives": [{**row, "filter": json.loads(row["filter"])} for row in rows], "rcas": rcas})
+        return
+    names = (
+        "id",
+        "consumer",
+        "letters",
+        "waiting",
+        "succeeded",
+        "died_again",
+        "rate",
+        "rca_id",
+        "operator",
+        "last_at",
+    )
+    print_table(rows, {name: name.replace("_", " ") for name in names}, "Nothing was redriven yet.")
+    of_rcas = ("id", "category", "root_cause", "fix_ref", "operator", "opened_at", "closed_at", "reopened")
+    if rcas:
+        print_table(rcas, {name: name.replace("_", " ") for name in of_rcas}, "")
+
+
+@dlq.command()
+def purge(database: Database, operator: Operator = None, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Remove letters that are resolved or discarded, dead for more than 90 days, and not on hold.
+
+    Exit code: 0; 1 if the database fails; 2 for wrong arguments or missing tables.
+    """
+    with letters_in(database, as_json) as letters:
+        confirm("Remove for good what is settled and old enough?", yes, as_json)
+        number = letters.purge(operator=who(operator))
+    if as_json:
+        print_json({"removed": number})
+    else:
+        typer.echo(f"{number:,} letters removed.")
+
+
+def _done(what: str, number: int, as_json: bool) -> None:
+    if as_json:
+        print_json({what: number})
+    else:
+        typer.echo(f"{number:,} letters {what}." if number else "No letter fits.", err=not number)
+    raise typer.Exit(0 if number else FAILED)
+
+
+def _shown(body: bytes) -> Any:
+    """For people: JSON or a transaction's payload as text, anything else as its first bytes."""
+    from onceward.connectors.codec import DecodeError, decode
+
+    try:
+        return shortened(repr(decode(body).payload), 2000)
+    except DecodeError:
+        pass
+    try:
+        return shortened(body.decode(), 2000)
+    except UnicodeDecodeError:
+        return body[:100].hex(" ") + (" …" if len(body) > 100 else "")
+
+
+dlq.command()(export)

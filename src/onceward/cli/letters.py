@@ -1,0 +1,144 @@
+"""What the commands about dead letters share: the filter's options, opening the store, asking before doing."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onceward.cli.database import MISUSED, fail, opened
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from onceward.deadletters import DeadLetter, DeadLetters, Filter
+
+UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+FILTER = "Which letters"
+"""The heading of these options in the help."""
+
+
+def seconds(text: str) -> float:
+    """`90s`, `15m`, `2h`, `3d`."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no span of time; write 90s, 15m, 2h or 3d")
+    return float(found[1]) * UNITS[found[2]]
+
+
+def _option(*names: str, help: str, metavar: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=FILTER, **more)
+
+
+Consumer = Annotated[str | None, _option("--consumer", metavar="NAME", help="Of this consumer.")]
+EventType = Annotated[str | None, _option("--type", metavar="TYPE", help="Of this event type.")]
+Category = Annotated[
+    str | None,
+    _option("--category", metavar="NAME", help="infrastructure, contract, business or poison."),
+]
+Status = Annotated[
+    str | None, _option("--status", metavar="NAME", help="open, redriven, resolved or discarded.")
+]
+OlderThan = Annotated[
+    float | None,
+    _option("--older-than", metavar="SPAN", parser=seconds, help="Dead for at least 90s, 15m, 2h, 3d."),
+]
+YoungerThan = Annotated[
+    float | None, _option("--younger-than", metavar="SPAN", parser=seconds, help="Dead for at most so long.")
+]
+Text = Annotated[str | None, _option("--text", metavar="TEXT", help="With this somewhere in the error.")]
+Ids = Annotated[list[int] | None, _option("--id", metavar="ID", help="With this number; may be repeated.")]
+MessageId = Annotated[str | None, _option("--message-id", metavar="ID", help="Of the message with this id.")]
+Aggregate = Annotated[str | None, _option("--aggregate", metavar="ID", help="Of this aggregate.")]
+
+Operator = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", show_default="your user name", help="Who does it, for the audit."),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why: a case, a ticket. It goes to the audit.")]
+
+
+def wanted_of(
+    consumer: str | None,
+    event_type: str | None,
+    category: str | None,
+    status: str | None,
+    older_than: float | None,
+    younger_than: float | None,
+    text: str | None,
+    ids: list[int] | None,
+    message_id: str | None,
+    aggregate: str | None,
+) -> Filter:
+    """Call it inside `letters_in`: what is wrong with a filter is then told in one line."""
+    from onceward.deadletters import Filter
+
+    return Filter(
+        consumer=consumer,
+        event_type=event_type,
+        category=category,  # type: ignore[arg-type]
+        status=status,  # type: ignore[arg-type]
+        older_than=older_than,
+        younger_than=younger_than,
+        text=text,
+        ids=tuple(ids or ()),
+        message_id=message_id,
+        aggregate_id=aggregate,
+    )
+
+
+@contextmanager
+def letters_in(url: str, as_json: bool) -> Iterator[DeadLetters]:
+    """The dead letters of a database. Whatever is wrong ends the command with one line that says what to do."""
+    from onceward.deadletters import DeadLetters
+
+    with opened(url, as_json) as inbox:
+        yield DeadLetters(engine_of(inbox))
+
+
+def engine_of(inbox: Any) -> Engine:
+    engine: Engine = inbox._ports.engine
+    return engine
+
+
+def who(operator: str | None) -> str:
+    import getpass
+
+    return getpass.getuser() if operator is None else operator
+
+
+def confirm(question: str, yes: bool, as_json: bool) -> None:
+    """Ask, unless told not to. Where nobody can be asked, nothing is done."""
+    if yes:
+        return
+    if as_json or not sys.stdin.isatty():
+        fail(f"{question} Nobody can be asked here: say so with --yes", as_json, MISUSED)
+    if not typer.confirm(question):
+        fail("Nothing was done.", as_json)
+
+
+def described(letter: DeadLetter) -> dict[str, Any]:
+    """A letter as JSON has it."""
+    import msgspec
+
+    plain: dict[str, Any] = msgspec.to_builtins(letter)
+    return plain
+
+
+def age(moment: datetime) -> str:
+    passed = max((datetime.now(UTC) - moment).total_seconds(), 0.0)
+    for unit in ("d", "h", "m"):
+        if passed >= UNITS[unit]:
+            return f"{passed / UNITS[unit]:.0f}{unit}"
+    return f"{passed:.0f}s"
+
+
+def shortened(text: str, length: int = 70) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= length else f"{line[: length - 1]}…"

@@ -1,0 +1,91 @@
+"""What operators did, in rows that are only ever added, each with the hash of the one before it.
+
+Triggers refuse every change. Who removes them can still rewrite all of it; keep the last hash elsewhere to notice that,
+too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, NamedTuple
+
+from onceward.db.transaction import DbTransaction
+from onceward.deadletters.letter import storable
+from onceward.deadletters.rows import Rows
+from onceward.task.exceptions import ConfigurationError
+
+FIRST = "0" * 64
+"""What the first row has as the hash before it."""
+
+
+class Broken(NamedTuple):
+    """The first row that is not what was written."""
+
+    seq: int
+    what: str
+
+
+class Verdict(NamedTuple):
+    entries: int
+    """Those that are in order, from the first one on."""
+    last_hash: str
+    broken: Broken | None
+
+
+def note(transaction: DbTransaction, rows: Rows, operator: str, action: str, details: dict[str, Any]) -> None:
+    """Add a row, in the transaction of what it tells about."""
+    who = check_operator(operator)
+    rows.lock(transaction, "onceward audit")
+    head = rows.first(transaction, "SELECT hash FROM onceward_audit_head")
+    entry = {
+        "at": rows.timestamp(transaction),
+        "operator": who,
+        "action": action,
+        "details": json.dumps(details, sort_keys=True, default=str),
+        "previous": FIRST if head is None else head["hash"],
+    }
+    digest = hash_of(entry)
+    rows.run(transaction, _ADD, **entry, hash=digest)
+    rows.run(transaction, _MOVE_HEAD, hash=digest)
+
+
+def check_operator(operator: str) -> str:
+    if not isinstance(operator, str) or not operator.strip():
+        raise ConfigurationError("an operator's name is needed: the audit says who did it")
+    return storable(operator.strip())
+
+
+def entries(transaction: DbTransaction, rows: Rows, limit: int) -> list[dict[str, Any]]:
+    """The last ones, newest first."""
+    return rows.all(transaction, _LAST, limit=limit)
+
+
+def verify(transaction: DbTransaction, rows: Rows) -> Verdict:
+    """Compute every hash again, from the first row on."""
+    rows.lock(transaction, "onceward audit")  # or the rows and their head might be of different moments
+    previous, seen, last_seq = FIRST, 0, 0
+    for row in rows.all(transaction, _ALL):
+        if row["previous"] != previous:
+            return Verdict(seen, previous, Broken(row["seq"], "what came before it was removed or changed"))
+        if hash_of(row) != row["hash"]:
+            return Verdict(seen, previous, Broken(row["seq"], "it was changed"))
+        previous, seen, last_seq = row["hash"], seen + 1, row["seq"]
+    head = rows.first(transaction, "SELECT entries, hash FROM onceward_audit_head")
+    if head is None or (head["entries"], head["hash"]) != (seen, previous):
+        return Verdict(seen, previous, Broken(last_seq, "what came after it was removed"))
+    return Verdict(seen, previous, None)
+
+
+def hash_of(entry: dict[str, Any]) -> str:
+    told = [entry[name] for name in ("previous", "at", "operator", "action", "details")]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+_ADD = """
+    INSERT INTO onceward_audit (at, operator, action, details, previous, hash)
+    VALUES (:at, :operator, :action, :details, :previous, :hash)
+"""
+_MOVE_HEAD = "UPDATE onceward_audit_head SET entries = entries + 1, hash = :hash"
+_LAST = "SELECT seq, at, operator, action, details, hash FROM onceward_audit ORDER BY seq DESC LIMIT :limit"
+_ALL = "SELECT seq, at, operator, action, details, previous, hash FROM onceward_audit ORDER BY seq"

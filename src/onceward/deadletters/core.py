@@ -1,0 +1,189 @@
+"""What a dead-letter store does, once for threads and asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from onceward.db.transaction import DbTransaction
+from onceward.deadletters import alerts, audit, burying, handing, rcas, store
+from onceward.deadletters.audit import Verdict
+from onceward.deadletters.filters import Filter
+from onceward.deadletters.handing import Handout
+from onceward.deadletters.letter import Burial, DeadLetter, storable
+from onceward.deadletters.rcas import Rca
+from onceward.deadletters.redrive import Redrive, redrive, redrives
+from onceward.deadletters.rows import Rows
+from onceward.inbox import migrations
+from onceward.inbox.ports import Ports
+from onceward.inbox.stores import store_of
+from onceward.task.exceptions import ConfigurationError
+
+PURGE_STEP = 1000
+
+T = TypeVar("T")
+
+
+class Ending(NamedTuple):
+    """How the delivery of a redriven letter ended."""
+
+    handout: Handout
+    how: str
+    """`done`, `failed` or `returned`: the verdicts of a settlement."""
+    category: str = "infrastructure"
+    error: str = ""
+    delay: float = 0.0
+
+
+class Core:
+    def __init__(self, ports: Ports, clock: Callable[[], float]) -> None:
+        self._ports = ports
+        self._schema = store_of(ports.dialect, clock)
+        self._rows = Rows(ports.dialect, clock)
+        self._checked = False
+
+    async def _transact(self, operation: Callable[..., T], *args: Any) -> T:
+        if not self._checked:  # so that missing tables are told in words that help
+            await self._ports.transact(migrations.check, self._schema)
+            self._checked = True
+        return await self._ports.transact(operation, *args)
+
+    async def migrate(self) -> list[str]:
+        return await self._ports.transact(migrations.apply, self._schema)
+
+    async def bury(self, burials: Sequence[Burial]) -> int:
+        """All or none, durable when this returns. Returns how many deaths were new."""
+
+        def bury(transaction: DbTransaction) -> list[alerts.Told]:
+            new = [each for each in burials if burying.bury(transaction, self._rows, each)]
+            return alerts.raised_by(transaction, self._rows, new)
+
+        told = await self._transact(bury)
+        alerts.tell(told)
+        return len(told)
+
+    async def find(self, wanted: Filter, limit: int, after: int = 0) -> list[DeadLetter]:
+        return await self._transact(store.find, self._rows, wanted, limit, after)
+
+    async def count(self, wanted: Filter) -> int:
+        return await self._transact(store.count, self._rows, wanted)
+
+    async def body(self, letter_id: int) -> bytes:
+        body = await self._transact(store.body, self._rows, letter_id)
+        if body is None:
+            raise ConfigurationError(f"there is no dead letter {letter_id}")
+        return body
+
+    async def event_at(self, letter_id: int) -> float | None:
+        return await self._transact(store.event_at, self._rows, letter_id)
+
+    async def redrive(
+        self, wanted: Filter, rca: Rca | int, rate: int, operator: str, redrive_id: str | None
+    ) -> Redrive:
+        return await self._transact(redrive, self._rows, wanted, rca, rate, operator, redrive_id)
+
+    async def redrives(self, limit: int) -> list[dict[str, Any]]:
+        return await self._transact(redrives, self._rows, limit)
+
+    async def rcas(self, limit: int) -> list[dict[str, Any]]:
+        return await self._transact(rcas.last, self._rows, limit)
+
+    async def discard(self, wanted: Filter, reason: str, operator: str) -> int:
+        return await self._audited(operator, "discard", wanted, reason, store.discard, wanted)
+
+    async def hold(self, wanted: Filter, reason: str, operator: str) -> int:
+        return await self._audited(
+            operator, "hold", wanted, reason, store.set_hold, wanted, storable(reason or "")
+        )
+
+    async def release(self, wanted: Filter, reason: str, operator: str) -> int:
+        return await self._audited(operator, "release", wanted, reason, store.set_hold, wanted, None)
+
+    async def _audited(
+        self,
+        operator: str,
+        action: str,
+        wanted: Filter,
+        reason: str,
+        operation: Callable[..., int],
+        *args: Any,
+    ) -> int:
+        audit.check_operator(operator)
+        if not reason or not reason.strip():
+            raise ConfigurationError(f"to {action} dead letters a reason is needed: say why")
+        if not wanted.as_dict():
+            raise ConfigurationError(
+                f"to {action} dead letters a filter is needed: name ids, a type, a consumer …"
+            )
+
+        def do(transaction: DbTransaction) -> int:
+            letters = operation(transaction, self._rows, *args)
+            details = {"filter": wanted.as_dict(), "reason": reason, "letters": letters}
+            audit.note(transaction, self._rows, operator, action, details)
+            return letters
+
+        return await self._transact(do)
+
+    async def purge(self, operator: str) -> int:
+        """Remove settled letters that need not be kept any longer, in small steps, each with its line in the audit."""
+        audit.check_operator(operator)
+
+        def step(transaction: DbTransaction) -> int:
+            removed = store.purge(transaction, self._rows, PURGE_STEP)
+            if removed or not total:
+                audit.note(transaction, self._rows, operator, "purge", {"letters": removed})
+            return removed
+
+        total = 0
+        while removed := await self._transact(step):
+            total += removed
+        return total
+
+    async def stats(self) -> list[dict[str, Any]]:
+        return await self._transact(store.stats, self._rows)
+
+    async def note(self, operator: str, action: str, details: dict[str, Any]) -> None:
+        """A line in the audit about something that changes nothing here."""
+        await self._transact(audit.note, self._rows, operator, action, details)
+
+    async def audit(self, limit: int) -> list[dict[str, Any]]:
+        return await self._transact(audit.entries, self._rows, limit)
+
+    async def verify_audit(self) -> Verdict:
+        return await self._transact(audit.verify, self._rows)
+
+    # ── handing out again, for the connector ────────────────────────────────────────────────────────────
+
+    async def hand_out(self, consumer: str, size: int, lease: float) -> list[Handout]:
+        handed = await self._transact(handing.hand_out, self._rows, consumer, size, lease)
+        for message_id in handed.poisoned:
+            alerts.redriven(consumer, message_id, "poisoned", handing.NEVER_ENDED)
+        return handed.handouts
+
+    async def settle(self, consumer: str, endings: Sequence[Ending]) -> list[Handout]:
+        """All or none. Returns those that were in other hands."""
+
+        def settle(transaction: DbTransaction) -> list[Handout]:
+            rcas.lock(transaction, self._rows)
+            lost = [each.handout for each in endings if not self._end(transaction, each)]
+            rcas.close_settled(transaction, self._rows)
+            return lost
+
+        lost = await self._transact(settle)
+        for ending in endings:
+            if ending.handout not in lost and ending.how != "returned":
+                outcome = "succeeded" if ending.how == "done" else "died_again"
+                alerts.redriven(consumer, ending.handout.message_id, outcome, ending.error)
+        return lost
+
+    def _end(self, transaction: DbTransaction, ending: Ending) -> bool:
+        handout = ending.handout
+        if ending.how == "done":
+            return handing.succeed(transaction, self._rows, handout)
+        if ending.how == "returned":
+            return handing.give_back(transaction, self._rows, handout, ending.delay)
+        error = storable(ending.error)
+        return handing.die_again(transaction, self._rows, handout, ending.category, error)
+
+    async def extend(self, handouts: Sequence[Handout], lease: float) -> list[Handout]:
+        return await self._transact(handing.extend, self._rows, handouts, lease)

@@ -1,0 +1,251 @@
+"""What would happen if letters were redriven now: today's upcasters and handler, in a transaction that is rolled back.
+
+Nothing stays: no dedup row, no attempt, no effect. Outside effects are not called; the run of a letter stops at the
+first of them. Numbers that a database gives out for good, such as those of a PostgreSQL sequence, are used up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from onceward.db import SessionError
+from onceward.db.transaction import DbTransaction
+from onceward.deadletters.rowdiff import Change, Diff, RowWatch
+from onceward.inbox import sequencing
+from onceward.inbox.attempts import Start, poisoned
+from onceward.inbox.claims import Claim
+from onceward.inbox.contract import Contract
+from onceward.inbox.core import too_old, with_token
+from onceward.inbox.effects import key_of
+from onceward.inbox.event import Event
+from onceward.inbox.exceptions import Breach, ContractError, EffectError
+from onceward.inbox.ports import Ports, TaskPorts, ThreadPorts
+from onceward.inbox.registry import Registry
+from onceward.inbox.session import NOT_EFFECTFUL, WRITTEN, Raised, has_written
+from onceward.inbox.stores import store_of
+from onceward.inbox.stores.base import Key, Store
+from onceward.inbox.stores.postgresql import DAYS_AHEAD
+from onceward.inbox.upcasting import check_type, upcast
+from onceward.inbox.waiting import Busy
+from onceward.now import now
+from onceward.task.exceptions import ConfigurationError, Postponed
+from onceward.task.guard import guarded
+from onceward.task.mixins.policies import RetryPolicy
+from onceward.task.steps import Step, text_of
+from onceward.transaction import Transaction
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+
+class Outcome(StrEnum):
+    SUCCEED = "succeed"
+    DUPLICATE = "duplicate"
+    """It was applied before: resolved, without a second effect."""
+    SUPERSEDED = "superseded"
+    """A later event of its aggregate was applied before: resolved, without an effect."""
+    WAIT = "wait"
+    """It would be given back, and come again later."""
+    EFFECT = "effect"
+    """It would call an outside effect. What follows from that is not known."""
+    BREACH = "breach"
+    """It would die again: event and contract do not fit."""
+    RAISE = "raise"
+    """It would die again: the handler raises."""
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    transaction_id: str
+    outcome: Outcome
+    detail: str = ""
+    statements: tuple[Change, ...] = ()
+    """What the handler would write, by table."""
+    tables: tuple[Diff, ...] = ()
+    """The rows that would come and go, of small tables."""
+
+    @property
+    def is_good(self) -> bool:
+        return self.outcome not in (Outcome.BREACH, Outcome.RAISE)
+
+
+class RolledBack(Exception):
+    """Ends every dry run."""
+
+
+class WouldCall(BaseException):
+    """A handler came to an effect. No `Exception`, so that it is not taken for a failure of the effect."""
+
+
+def dry_run(task: Any, transactions: Iterable[Transaction], engine: Engine) -> list[Prediction]:
+    """What each would come to, one by one. `task` is a consumer with a contract, `engine` on the database of its inbox.
+
+    Handlers run under the I/O guard: what would reach around the session is refused, not done.
+    """
+    return now(_DryRun(ThreadPorts(engine), task).run(transactions))
+
+
+async def dry_run_async(
+    task: Any, transactions: Iterable[Transaction], engine: AsyncEngine
+) -> list[Prediction]:
+    """`dry_run` for an asynchronous task."""
+    return await _DryRun(TaskPorts(engine), task).run(transactions)
+
+
+class _DryRun:
+    def __init__(self, ports: Ports, task: Any) -> None:
+        contract = getattr(task, "contract", None)
+        if not isinstance(contract, Contract):
+            raise ConfigurationError(
+                f"{type(task).__name__} has no contract: a dry run goes through the inbox, as consumers with one do"
+            )
+        if task._asynchronous != ports.asynchronous:
+            raise ConfigurationError(
+                f"{type(task).__name__} runs in {'asyncio' if task._asynchronous else 'threads'}; dry_run is for "
+                "threads, dry_run_async for asyncio"
+            )
+        self._ports = ports
+        self._contract = contract
+        self._code = type(task)
+        self._store: Store = store_of(ports.dialect, time.time)
+        self._process = _guarded(task)
+
+    async def run(self, transactions: Iterable[Transaction]) -> list[Prediction]:
+        await Registry(self._store, self._ports).check(self._contract, self._code)
+        return [await self.predict(transaction) for transaction in transactions]
+
+    async def predict(self, transaction: Transaction) -> Prediction:
+        """As `inbox.core` does it, up to the commit."""
+        watch = RowWatch()
+        try:
+            outcome, detail = await self._attempt(transaction, watch)
+        except ContractError as error:
+            outcome, detail = Outcome.BREACH, f"{error.kind}: {error.message}"
+        except Postponed as error:
+            outcome, detail = Outcome.WAIT, str(error)
+        except sequencing.OutOfTurn as early:
+            outcome, detail = Outcome.WAIT, f"number {early.expected} of its aggregate has not come yet"
+        except WouldCall as effect:
+            outcome, detail = Outcome.EFFECT, str(effect)
+        except Raised as carried:
+            outcome, detail = _raised(carried.raised)
+        except Exception as error:  # noqa: BLE001  the other letters have a right to be looked at
+            outcome, detail = _raised(error)
+        return Prediction(
+            transaction_id=transaction.id,
+            outcome=outcome,
+            detail=detail,
+            statements=watch.changes(),
+            tables=tuple(watch.diffs),
+        )
+
+    async def _attempt(self, transaction: Transaction, watch: RowWatch) -> tuple[Outcome, str]:
+        event = Event.of(transaction)
+        check_type(self._contract, event)
+        digest = event.digest
+        key = Key(self._contract.consumer_id, event.tracking_id, event.day)
+        current = upcast(self._contract, event)
+        session: Any = self._ports.session(current)
+        await session._enter()
+        try:
+            before = await session._apply(self._look, key, digest, current)
+            if isinstance(before, Outcome):
+                return before, ""
+            current = with_token(current, Start(before))
+            session.event = current
+            session.effect = self._effect(session, Claim(key, before))
+            await session._apply(watch.begin)
+            await self._ports.call(self._handler(transaction), current, session)
+            await session._apply(watch.end)
+            return Outcome.SUCCEED, ""
+        finally:
+            await session._leave(RolledBack())
+
+    def _look(self, transaction: DbTransaction, key: Key, digest: bytes, event: Event) -> Outcome | int:
+        """How it ends before the handler; or the number that its start would have."""
+        store, contract = self._store, self._contract
+        found = store.look_up(transaction, key)
+        if found.digest is not None:
+            if found.digest == digest:
+                return Outcome.DUPLICATE
+            raise ContractError("it was done before with another payload", Breach.CONFLICT, key.tracking_id)
+        if found.floor_day is not None and key.day < found.floor_day:
+            raise ContractError(too_old(key, found.floor_day), Breach.TOO_OLD, key.tracking_id)
+        if store.has_days and key.day > store.today(transaction) + DAYS_AHEAD:
+            raise ContractError("its own day lies in the future", Breach.ENVELOPE, key.tracking_id)
+        attempts = store.attempts(transaction, key)
+        if attempts.locked or not store.lock(transaction, f"{key.consumer_id}:{key.tracking_id}"):
+            raise Busy("another copy of it is in hand now")
+        if attempts.unended >= contract.poison_after:
+            raise poisoned(key, attempts.unended)
+        if contract.sequencing != "none":
+            place = sequencing.take_place(transaction, store, contract, key, event)
+            if place is sequencing.Place.SUPERSEDED:
+                return Outcome.SUPERSEDED
+        return attempts.starts + 1
+
+    def _handler(self, transaction: Transaction) -> Callable[..., Any]:
+        def handle(event: Event, session: Any) -> Any:
+            shown = transaction
+            if event.payload is not transaction.payload:
+                shown = msgspec.structs.replace(transaction, payload=event.payload)
+            return self._process(shown, session)
+
+        return handle
+
+    def _effect(self, session: Any, claim: Claim) -> Callable[..., Any]:
+        """In place of the session's own."""
+
+        def known(transaction: DbTransaction, name: str) -> Any:
+            if self._contract.mode != "effectful":
+                raise EffectError(NOT_EFFECTFUL)
+            if has_written(transaction):
+                raise SessionError(WRITTEN)
+            row = self._store._one(transaction, _EFFECT, claim.key, name=name)
+            if row is not None and row.state == "done":
+                return msgspec.msgpack.decode(row.result or b"")
+            again = " again, as its outcome is in doubt," if row is not None else ""
+            effect_key = key_of(claim, name) if row is None else row.effect_key
+            raise WouldCall(f"would call effect {name!r}{again} with key {effect_key}")
+
+        if self._ports.asynchronous:
+
+            async def effect_async(name: str, call: Any, *, reconcile: Any = None) -> Any:
+                return await session._apply(known, name)
+
+            return effect_async
+
+        def effect(name: str, call: Any, *, reconcile: Any = None) -> Any:
+            return session._run(known, name)
+
+        return effect
+
+
+def _guarded(task: Any) -> Callable[..., Any]:
+    settings = task.settings
+    task.settings = settings.model_copy(update={"io_guard": "raise"})
+    try:
+        method = task.process_transaction
+        step = guarded(Step.of("process", "process", method, RetryPolicy()), task)
+    finally:
+        task.settings = settings
+    return step.call
+
+
+def _raised(error: BaseException) -> tuple[Outcome, str]:
+    if isinstance(error, ContractError):
+        return Outcome.BREACH, f"{error.kind}: {error.message}"
+    if isinstance(error, Postponed):
+        return Outcome.WAIT, text_of(error)
+    return Outcome.RAISE, text_of(error)
+
+
+_EFFECT = """
+    SELECT effect_key, state, result FROM onceward_effects
+    WHERE consumer_id = :consumer AND tracking_id = :tracking AND name = :name
+"""

@@ -1,0 +1,205 @@
+"""A dead letter: what was buried, why, and what has become of it since."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from onceward.task.exceptions import ConfigurationError, ExceptionCategory
+
+KEPT_DAYS = 90
+"""A dead letter is kept for at least so long after each of its deaths, whatever becomes of it."""
+LONGEST_ID = 400
+LONGEST_NAME = 200
+"""Characters of what is part of an index: more of them might not fit into it."""
+
+
+class Category(StrEnum):
+    """Who has to do something about it."""
+
+    INFRASTRUCTURE = "infrastructure"
+    """A network, a service, a database: it may well succeed another time."""
+    CONTRACT = "contract"
+    """Producer and consumer do not agree: the schema, the envelope, an id used twice."""
+    BUSINESS = "business"
+    """The consumer refused it, and somebody has to decide."""
+    POISON = "poison"
+    """It seems to kill its processes. It is never sent again as it is."""
+
+
+class Status(StrEnum):
+    OPEN = "open"
+    REDRIVEN = "redriven"
+    """Waiting for its turn to be delivered again, or being so."""
+    RESOLVED = "resolved"
+    """Delivered again, and done."""
+    DISCARDED = "discarded"
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """One line of a history."""
+
+    at: str
+    error: str
+    attempt: int | None = None
+    category: str | None = None
+
+
+class Burial(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of something when it is buried."""
+
+    consumer: str
+    """Whose it was: the contract's consumer_id, or the name of the task or group."""
+    message_id: str
+    """Together with `consumer` and the body, what makes burying it twice harmless."""
+    origin: str
+    """Where it came from, in words: "sqlite queue orders.db", "redis stream orders"."""
+    body: bytes
+    """What was delivered, byte for byte."""
+    category: Category
+    reason: str
+    error: str = ""
+    attempts: int = 1
+    history: tuple[Failure, ...] = ()
+    """By its lines the store knows whether it is told of the same death twice, or of another one."""
+    event_type: str = ""
+    aggregate_id: str | None = None
+    sequence: int | None = None
+    event_at: float | None = None
+    """The event's own time, in seconds since 1970, where the body does not tell it."""
+    trace_id: str | None = None
+    first_failed_at: float | None = None
+    """Seconds since 1970; None: now."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.body, bytes):
+            raise ConfigurationError(f"the body of a dead letter is bytes, not {type(self.body).__name__}")
+        if not 0 < len(self.consumer) <= LONGEST_NAME:
+            raise ConfigurationError(
+                f"dead letters are kept by consumer: its name has 1 to {LONGEST_NAME} characters"
+            )
+        # What comes from outside may be too long or hold what no database takes. It is buried all the same.
+        settle = msgspec.structs.force_setattr
+        settle(self, "category", Category(self.category))
+        settle(self, "message_id", _shortened(storable(self.message_id)))
+        settle(self, "event_type", storable(self.event_type)[:LONGEST_NAME])
+        for field in ("consumer", "origin", "reason", "error"):
+            settle(self, field, storable(getattr(self, field)))
+        for field in ("aggregate_id", "trace_id"):
+            if getattr(self, field) is not None:
+                settle(self, field, storable(getattr(self, field))[:LONGEST_ID])
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.body).digest()
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A dead letter, as it is kept."""
+
+    id: int
+    consumer: str
+    message_id: str
+    origin: str
+    event_type: str
+    aggregate_id: str | None
+    sequence: int | None
+    category: Category
+    reason: str
+    error: str
+    attempts: int
+    """In all its lives."""
+    deaths: int
+    history: tuple[Failure, ...]
+    trace_id: str | None
+    first_failed_at: datetime
+    died_at: datetime
+    keep_until: datetime
+    hold: str | None
+    """Why nothing may remove it; None if nothing holds it."""
+    status: Status
+    rca_id: int | None
+    redrive_id: str | None
+    redrives: int
+    available_at: datetime | None
+    """When its redrive is due."""
+    settled_at: datetime | None
+    """Since when it is resolved or discarded."""
+    size: int
+    """Of the body, in bytes."""
+    digest: str
+    """SHA-256 of the body."""
+
+
+def category_of(category: ExceptionCategory | str | None, kind: str | None) -> Category:
+    """From what the engine calls a failure, and the kind of breach a contract names."""
+    if kind == "poison":
+        return Category.POISON
+    if kind is not None:
+        return Category.CONTRACT
+    if category == ExceptionCategory.BUSINESS:
+        return Category.BUSINESS
+    return Category.INFRASTRUCTURE
+
+
+def storable(text: str) -> str:
+    """Without halves of characters and zero bytes, which some database refuses; they show as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= LONGEST_ID:
+        return text
+    return f"{text[:LONGEST_NAME]}…{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def from_row(row: dict[str, Any]) -> DeadLetter:
+    return DeadLetter(
+        id=row["id"],
+        consumer=row["consumer"],
+        message_id=row["message_id"],
+        origin=row["origin"],
+        event_type=row["event_type"],
+        aggregate_id=row["aggregate_id"],
+        sequence=row["sequence"],
+        category=Category(row["category"]),
+        reason=row["reason"],
+        error=row["error"],
+        attempts=row["attempts"],
+        deaths=row["deaths"],
+        history=history_of(row["history"]),
+        trace_id=row["trace_id"],
+        first_failed_at=moment(row["first_failed_at"]),
+        died_at=moment(row["died_at"]),
+        keep_until=moment(row["keep_until"]),
+        hold=row["hold"],
+        status=Status(row["status"]),
+        rca_id=row["rca_id"],
+        redrive_id=row["redrive_id"],
+        redrives=row["redrives"],
+        available_at=None if row["available_at"] is None else moment(row["available_at"]),
+        settled_at=None if row["settled_at"] is None else moment(row["settled_at"]),
+        size=row["size"],
+        digest=bytes(row["body_sha256"]).hex(),
+    )
+
+
+def moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+_history = msgspec.json.Decoder(tuple[Failure, ...])
+
+
+def history_of(text: str) -> tuple[Failure, ...]:
+    return _history.decode(text)
+
+
+def as_text(history: tuple[Failure, ...]) -> str:
+    # JSON escapes a zero byte; halves of characters it refuses.
+    told = tuple(msgspec.structs.replace(each, error=storable(each.error)) for each in history)
+    return msgspec.json.encode(told).decode()

@@ -1,0 +1,103 @@
+"""Root causes: open as long as a letter that died of them is not settled, and open again when one dies again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from onceward.db.transaction import DbTransaction
+from onceward.deadletters.letter import Category, storable
+from onceward.deadletters.rows import Rows
+from onceward.task.exceptions import ConfigurationError, OncewardError
+
+
+class RedriveRefusedError(OncewardError):
+    """A redrive that is not allowed. The message says what is missing."""
+
+
+class Rca(msgspec.Struct, frozen=True, kw_only=True):
+    """Why letters died, and what has been done about it."""
+
+    category: Category
+    root_cause: str
+    fix_ref: str
+    """What was deployed: a version, a change, a ticket."""
+
+    def __post_init__(self) -> None:
+        try:
+            msgspec.structs.force_setattr(self, "category", Category(self.category))
+        except ValueError:
+            raise ConfigurationError(
+                f"an RCA's category must be one of {', '.join(Category)}, not {self.category!r}"
+            ) from None
+        for field in ("root_cause", "fix_ref"):
+            value = getattr(self, field)
+            if not isinstance(value, str) or not value.strip():
+                what = "why the letters died" if field == "root_cause" else "which fix has been deployed"
+                raise RedriveRefusedError(f"a redrive needs an RCA, and its {field} is empty: say {what}")
+            msgspec.structs.force_setattr(self, field, storable(value))
+
+
+def lock(transaction: DbTransaction, rows: Rows) -> None:
+    """Before letters are settled or scheduled: of two that settle the last two letters, one must see the other."""
+    rows.lock(transaction, "onceward rcas")
+
+
+def use(transaction: DbTransaction, rows: Rows, rca: Rca | int, operator: str) -> int:
+    """The number of a new one, or of one that is open already."""
+    if isinstance(rca, Rca):
+        values = {
+            "category": str(rca.category),
+            "cause": rca.root_cause,
+            "fix": rca.fix_ref,
+            "operator": operator,
+        }
+        return int(rows.run(transaction, _OPEN, **values).scalar_one())
+    if not isinstance(rca, int) or isinstance(rca, bool):
+        raise RedriveRefusedError(
+            "a redrive needs an RCA: Rca(category=…, root_cause=…, fix_ref=…), or the number of an open one"
+        )
+    found = rows.first(
+        transaction, "SELECT id, category, closed_at FROM onceward_rcas WHERE id = :id", id=rca
+    )
+    if found is None:
+        raise RedriveRefusedError(f"there is no RCA {rca}; name an open one, or say what the cause was")
+    if found["closed_at"] is not None:
+        raise RedriveRefusedError(f"RCA {rca} is closed: what died since has another cause; open a new one")
+    return int(found["id"])
+
+
+def reopen(transaction: DbTransaction, rows: Rows, letter_id: int) -> None:
+    """A letter died that was thought to be mended."""
+    rows.run(transaction, _REOPEN, id=letter_id)
+
+
+def close_settled(transaction: DbTransaction, rows: Rows) -> None:
+    """Those of which every letter is resolved or discarded."""
+    rows.run(transaction, _CLOSE)
+
+
+def last(transaction: DbTransaction, rows: Rows, limit: int) -> list[dict[str, Any]]:
+    return rows.all(transaction, _LAST, limit=limit)
+
+
+_OPEN = """
+    INSERT INTO onceward_rcas (category, root_cause, fix_ref, operator, opened_at)
+    VALUES (:category, :cause, :fix, :operator, {now}) RETURNING id
+"""
+_REOPEN = """
+    UPDATE onceward_rcas SET closed_at = NULL, reopened = reopened + 1
+    WHERE id = (SELECT rca_id FROM onceward_dead_letters WHERE id = :id)
+"""
+_CLOSE = """
+    UPDATE onceward_rcas SET closed_at = {now}
+    WHERE closed_at IS NULL
+        AND EXISTS (SELECT 1 FROM onceward_dead_letters d WHERE d.rca_id = onceward_rcas.id)
+        AND NOT EXISTS (SELECT 1 FROM onceward_dead_letters d
+            WHERE d.rca_id = onceward_rcas.id AND d.status IN ('open', 'redriven'))
+"""
+_LAST = """
+    SELECT id, category, root_cause, fix_ref, operator, opened_at, closed_at, reopened FROM onceward_rcas
+    ORDER BY id DESC LIMIT :limit
+"""

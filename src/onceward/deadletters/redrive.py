@@ -1,0 +1,177 @@
+"""Sending letters again: only what a filter names, only with a root cause and a fix, and never faster than allowed.
+
+Letters get staggered times at which they are due, after those scheduled before, so that the pace survives restarts and
+two redrives do not add up. Handing out keeps to the rate once more: what is overdue does not come in one burst.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+import msgspec
+
+from onceward.db.transaction import DbTransaction
+from onceward.deadletters import audit, rcas
+from onceward.deadletters.filters import Filter
+from onceward.deadletters.handing import pace_lock
+from onceward.deadletters.letter import Category, Status, storable
+from onceward.deadletters.rcas import Rca, RedriveRefusedError
+from onceward.deadletters.rows import Rows
+
+RATE = 100
+"""Letters a minute, unless more are asked for."""
+HIGHEST_RATE = 1000
+MOST = 10_000
+"""Letters that one redrive takes at most."""
+
+
+class Redrive(msgspec.Struct, frozen=True, kw_only=True):
+    """What a redrive came to."""
+
+    id: str
+    rca_id: int
+    letters: int
+    left: int = 0
+    """Open letters that fit as well and have to wait for another redrive: one takes 10,000 at most."""
+    first_at: float | None = None
+    last_at: float | None = None
+    """When the first and the last of them are due, in seconds since 1970."""
+    repeated: bool = False
+    """It had been made before, under this id; nothing was done now."""
+
+
+def redrive(
+    transaction: DbTransaction,
+    rows: Rows,
+    wanted: Filter,
+    rca: Rca | int,
+    rate: int,
+    operator: str,
+    redrive_id: str | None,
+) -> Redrive:
+    """Schedule the open letters that the filter names."""
+    check(wanted, rca, rate)
+    operator = audit.check_operator(operator)
+    assert wanted.consumer is not None
+    rows.lock(transaction, pace_lock(wanted.consumer))
+    rcas.lock(transaction, rows)
+    made = _made_before(transaction, rows, wanted, redrive_id)
+    if made is not None:
+        return made
+    condition, values = msgspec.structs.replace(wanted, status=Status.OPEN).as_sql()
+    chosen = _CHOSEN.replace("{condition}", condition) + rows.for_update
+    ids = [row["id"] for row in rows.all(transaction, chosen, most=MOST, **values)]
+    if not ids:
+        raise RedriveRefusedError(_nothing_fits(transaction, rows, wanted))
+    remaining = _REMAINING.replace("{condition}", condition)
+    left = int(rows.run(transaction, remaining, **values).scalar_one()) - len(ids)
+    rca_id = rcas.use(transaction, rows, rca, operator)
+    redrive_id = redrive_id or uuid.uuid4().hex
+    times = _times(transaction, rows, wanted.consumer, rate, len(ids))
+    common = {"rca": rca_id, "redrive": redrive_id, "rate": rate}
+    scheduled = [{"id": id_, "at": at, **common} for id_, at in zip(ids, times, strict=True)]
+    rows.many(transaction, _SCHEDULE, scheduled)
+    rows.run(
+        transaction,
+        _NOTE,
+        consumer=wanted.consumer,
+        filter=_as_text(wanted),
+        letters=len(ids),
+        operator=operator,
+        last_at=times[-1],
+        **common,
+    )
+    details = {**common, "filter": wanted.as_dict(), "letters": len(ids)}
+    audit.note(transaction, rows, operator, "redrive", details)
+    return Redrive(
+        id=redrive_id, rca_id=rca_id, letters=len(ids), left=left, first_at=times[0], last_at=times[-1]
+    )
+
+
+def redrives(transaction: DbTransaction, rows: Rows, limit: int) -> list[dict[str, Any]]:
+    """What became of the last ones."""
+    return rows.all(transaction, _REDRIVES, limit=limit)
+
+
+def check(wanted: Filter, rca: Rca | int, rate: int) -> None:
+    """What can be refused without a look at the letters."""
+    if wanted.consumer is None:
+        raise RedriveRefusedError("a redrive is of one consumer's letters: name it in the filter")
+    if not wanted.is_narrow:
+        raise RedriveRefusedError(
+            "a redrive needs a filter beside the consumer: an event type, a category, ids, an age or a text"
+        )
+    if wanted.status not in (None, Status.OPEN):
+        raise RedriveRefusedError(f"only open letters can be redriven, not those that are {wanted.status}")
+    if Category.POISON in (wanted.category, getattr(rca, "category", None)):
+        raise RedriveRefusedError(
+            "poison is never sent again: it seems to kill its processes; discard or export it"
+        )
+    if isinstance(rate, bool) or not isinstance(rate, int) or not 1 <= rate <= HIGHEST_RATE:
+        raise RedriveRefusedError(f"the rate must be from 1 to {HIGHEST_RATE} letters a minute, not {rate!r}")
+
+
+def _made_before(
+    transaction: DbTransaction, rows: Rows, wanted: Filter, redrive_id: str | None
+) -> Redrive | None:
+    if redrive_id is None:
+        return None
+    if not redrive_id.strip() or redrive_id != storable(redrive_id) or len(redrive_id) > 200:
+        raise RedriveRefusedError("a redrive's id has 1 to 200 characters of plain text")
+    made = rows.first(transaction, _MADE, id=redrive_id)
+    if made is None:
+        return None
+    if made["filter"] != _as_text(wanted):
+        raise RedriveRefusedError(
+            f"redrive {redrive_id!r} was made with another filter, {made['filter']}; give this one an id of its own"
+        )
+    return Redrive(id=made["id"], rca_id=made["rca_id"], letters=made["letters"], repeated=True)
+
+
+def _nothing_fits(transaction: DbTransaction, rows: Rows, wanted: Filter) -> str:
+    condition, values = msgspec.structs.replace(wanted, status=None).as_sql()
+    found = rows.all(transaction, _BY_STATUS.replace("{condition}", condition), **values)
+    there = ", ".join(f"{row['letters']} {row['what']}" for row in found)
+    return f"no open letter fits that could be redriven; there are {there or 'none'}"
+
+
+def _times(transaction: DbTransaction, rows: Rows, consumer: str, rate: int, number: int) -> list[float]:
+    now = rows.now(transaction)
+    step = 60.0 / rate
+    last = rows.run(transaction, _LAST_DUE, consumer=consumer).scalar()
+    first = now if last is None else max(now, float(last) + step)
+    return [first + position * step for position in range(number)]
+
+
+def _as_text(wanted: Filter) -> str:
+    return json.dumps(wanted.as_dict(), sort_keys=True)
+
+
+_MADE = "SELECT id, rca_id, letters, filter FROM onceward_redrives WHERE id = :id"
+# In the order of each aggregate, so that a consumer that needs it gets them so.
+_CHOSEN = """
+    SELECT id FROM onceward_dead_letters WHERE {condition} AND category <> 'poison'
+    ORDER BY coalesce(sequence, -1), id LIMIT :most
+"""
+_REMAINING = "SELECT count(*) FROM onceward_dead_letters WHERE {condition} AND category <> 'poison'"
+_BY_STATUS = """
+    SELECT CASE WHEN status = 'open' THEN category ELSE status END AS what, count(*) AS letters
+    FROM onceward_dead_letters WHERE {condition} GROUP BY 1 ORDER BY 1
+"""
+_LAST_DUE = "SELECT max(last_at) FROM onceward_redrives WHERE consumer = :consumer"
+_SCHEDULE = """
+    UPDATE onceward_dead_letters SET status = 'redriven', rca_id = :rca, redrive_id = :redrive, rate = :rate,
+        redrives = redrives + 1, available_at = :at, lost = 0, locked_until = NULL
+    WHERE id = :id AND status = 'open'
+"""
+_NOTE = """
+    INSERT INTO onceward_redrives (id, rca_id, consumer, filter, rate, letters, operator, made_at, last_at)
+    VALUES (:redrive, :rca, :consumer, :filter, :rate, :letters, :operator, {now}, :last_at)
+"""
+_REDRIVES = """
+    SELECT id, rca_id, consumer, filter, rate, letters, operator, made_at, last_at,
+        letters - succeeded - died_again AS waiting, succeeded, died_again
+    FROM onceward_redrives ORDER BY made_at DESC, id LIMIT :limit
+"""

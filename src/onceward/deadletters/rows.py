@@ -1,0 +1,61 @@
+"""Running SQL in somebody's transaction, with one text for all databases and the time by the database's own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import TextClause, text
+from sqlalchemy.engine import Dialect
+
+from onceward.db.locks import key_of
+from onceward.db.transaction import DbTransaction
+
+_NOW = {"sqlite": ":now", "postgresql": "extract(epoch FROM clock_timestamp())::double precision"}
+
+
+class Rows:
+    def __init__(self, dialect: Dialect, clock: Callable[[], float]) -> None:
+        self._now = _NOW[dialect.name]
+        self._is_sqlite = dialect.name == "sqlite"
+        self._clock = clock
+        self.for_update = "" if self._is_sqlite else " FOR UPDATE"
+        """At the end of a query: nobody changes its rows until the transaction ends. In SQLite nobody can anyway."""
+
+    def run(self, transaction: DbTransaction, sql: str, **values: Any) -> Any:
+        if self._is_sqlite:
+            values["now"] = self._clock()
+        return transaction.connection.execute(_statement(sql, self._now), values)
+
+    def many(self, transaction: DbTransaction, sql: str, values: list[dict[str, Any]]) -> None:
+        """Run it once for each."""
+        if values:
+            now = {"now": self._clock()} if self._is_sqlite else {}
+            transaction.connection.execute(_statement(sql, self._now), [each | now for each in values])
+
+    def all(self, transaction: DbTransaction, sql: str, **values: Any) -> list[dict[str, Any]]:
+        return [dict(row) for row in self.run(transaction, sql, **values).mappings()]
+
+    def first(self, transaction: DbTransaction, sql: str, **values: Any) -> dict[str, Any] | None:
+        row = self.run(transaction, sql, **values).mappings().first()
+        return None if row is None else dict(row)
+
+    def changed(self, transaction: DbTransaction, sql: str, **values: Any) -> int:
+        return int(self.run(transaction, sql, **values).rowcount)
+
+    def now(self, transaction: DbTransaction) -> float:
+        return float(self.run(transaction, "SELECT {now}").scalar_one())
+
+    def timestamp(self, transaction: DbTransaction) -> str:
+        return datetime.fromtimestamp(self.now(transaction), UTC).isoformat()
+
+    def lock(self, transaction: DbTransaction, name: str) -> None:
+        """Wait for the name, and keep it until the transaction ends."""
+        transaction.backend.take_advisory_lock(transaction.connection, key_of(name))
+
+
+@lru_cache(500)
+def _statement(sql: str, now: str) -> TextClause:
+    return text(sql.replace("{now}", now))

@@ -1,0 +1,33 @@
+"""A consumer for the command line to name: `tests.integration.deadletters_shop:Bill`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onceward import AsyncConsumerTask, ConsumerTask, Transaction
+from tests.integration.deadletters_world import contract
+
+INSERT = "INSERT INTO bills VALUES (:id, :amount)"
+
+
+class Bill(ConsumerTask):
+    contract = contract()
+
+    def process_transaction(self, transaction: Transaction, session: Any) -> None:
+        session.execute(INSERT, {"id": transaction.id, "amount": transaction.payload["amount"]})
+
+
+class AsyncBill(AsyncConsumerTask):
+    contract = contract()
+
+    async def process_transaction(self, transaction: Transaction, session: Any) -> None:
+        await session.execute(INSERT, {"id": transaction.id, "amount": transaction.payload["amount"]})
+
+
+def make_bill() -> Bill:
+    from onceward.connectors import MemoryConnector
+
+    return Bill({"source": MemoryConnector()})
+
+
+not_a_task = 7
