@@ -1,0 +1,325 @@
+"""`onceward verify`: proves a consumer, records the proof, or asks whether there is one."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onceward.cli.database import FAILED, MISUSED, AsJson, fail, opened
+from onceward.cli.printing import WIDE, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from onceward.inbox import Inbox
+    from onceward.testing.contract import Report, ScenarioResult
+
+VERIFY_EXAMPLES = """
+Examples:
+
+- `onceward verify shop.billing:Bill` with what the class says in its `verification`
+
+- `onceward verify shop.billing:Bill --events orders.jsonl --database postgresql://user@host/name` on PostgreSQL
+
+- `onceward verify shop.billing:Bill --record --database URL` before it goes to production
+
+- `onceward verify shop.billing:Bill --env production --database URL` to ask whether it may run there
+"""
+
+
+def verify(
+    consumer: Annotated[
+        str,
+        typer.Argument(metavar="MODULE:CLASS", help="The consumer's class, or a handler of inbox.process."),
+    ],
+    contract: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:NAME", help="The contract of a handler; a class has its own."),
+    ] = None,
+    events: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|MODULE:NAME",
+            show_default="those of `verification` on the class",
+            help="Events: a file of JSON lines, or a list or function in a module.",
+        ),
+    ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="ONCEWARD_DATABASE",
+            show_default="SQLite files",
+            help="The consumer's database: evidence is kept in it. Scenarios run beside it, in databases of their own.",
+        ),
+    ] = None,
+    run_on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", show_default="as --database", help="Another server for the scenarios to run on."
+        ),
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--record", help="Keep the result as evidence in --database.")
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="SCENARIO", help="Run this and not all; may be repeated.")
+    ] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option(metavar="SCENARIO", help="Leave this out; may be repeated.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="As a failure reported it.")] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0.1, metavar="SECONDS", show_default="10", help="What one delivery may take."),
+    ] = None,
+    env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="`production`: ask whether --database has evidence for today's code."
+        ),
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML, for CI.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prove that a consumer keeps its contract.
+
+    Its own handler runs on a real database through duplicates, replay, every order, old and odd forms of its
+    events, exceptions and kill -9 at every boundary; the rows are compared with those of one clean delivery.
+
+    Exit code: 0 if it passed, 1 if a scenario failed or evidence is missing, 2 for wrong arguments or a database
+    that cannot be used.
+    """
+    from onceward.inbox.evidence import is_production
+
+    asks = env is not None and is_production(env)
+    with _refusing(as_json):
+        subject = _loaded(consumer)
+        if (keep or asks) and database is None:
+            fail(
+                f"{'--record' if keep else '--env'} needs --database: evidence is kept there",
+                as_json,
+                MISUSED,
+            )
+        promised = _contract_of(subject) if contract is None else _loaded(contract)
+        if asks and not keep:
+            problem = _lacking(promised, subject, str(database), as_json)
+            _say_whether(promised, subject, problem, as_json)
+            raise typer.Exit(FAILED if problem else 0)
+        given = {
+            "contract": None if contract is None else promised,
+            "database": run_on or database,
+            "only": only,
+            "skip": skip,
+            "seed": seed,
+            "timeout": timeout,
+        }
+        if keep:
+            _open_once(str(database), as_json)
+        report = _examined(subject, _events(events), given)
+        if keep:
+            _keep(report, str(database), as_json)
+        if junit is not None:
+            _write_junit(report, junit)
+    if as_json:
+        print_json(_plain(report, keep))
+    else:
+        _show(report, keep)
+    raise typer.Exit(0 if report.passed else FAILED)
+
+
+@contextmanager
+def _refusing(as_json: bool) -> Iterator[None]:
+    """Whatever kept the scenarios from running is told in one line."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from onceward.task.exceptions import ConfigurationError
+    from onceward.testing.contract.children import Broken, Died, Hung
+
+    try:
+        yield
+    except (ConfigurationError, SQLAlchemyError, OSError) as error:
+        fail(str(error), as_json, MISUSED)
+    except (Broken, Died, Hung) as error:
+        fail(f"the verification could not be made: {error}", as_json, MISUSED)
+
+
+# ── what is named ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _loaded(path: str) -> Any:
+    """What `module:name` names. The working directory counts, as it does for `python -m`."""
+    from onceward.task.exceptions import ConfigurationError
+
+    module, _, name = path.partition(":")
+    if not name:
+        raise ConfigurationError(
+            f"{path!r} names nothing in a module; write MODULE:NAME, as in shop.billing:Bill"
+        )
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except ImportError as error:
+        raise ConfigurationError(f"{module} cannot be imported: {error}") from None
+    except AttributeError:
+        raise ConfigurationError(f"{module} has no {name}") from None
+    return found
+
+
+def _contract_of(subject: Any) -> Any:
+    from onceward.task.exceptions import ConfigurationError
+
+    found = getattr(subject, "contract", None)
+    if found is None:
+        raise ConfigurationError(
+            f"{subject!r} has no contract; a class has one, and a handler needs --contract"
+        )
+    return found
+
+
+def _events(given: str | None) -> Any:
+    if given is None:
+        return None
+    path = Path(given)
+    if ":" in given and not path.exists():
+        return _loaded(given)
+    return [
+        _event(line, number) for number, line in enumerate(path.read_text().splitlines(), 1) if line.strip()
+    ]
+
+
+def _event(line: str, number: int) -> Any:
+    from onceward.task.exceptions import ConfigurationError
+
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise ConfigurationError(f"line {number} of the events is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"line {number} of the events is no JSON object")
+    return found
+
+
+# ── the verification ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _examined(subject: Any, events: Any, given: dict[str, Any]) -> Report:
+    from rich.console import Console
+
+    from onceward.testing.contract import examine_consumer
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return examine_consumer(subject, events, **given)
+    return _examined_in_sight(subject, events, given, console)
+
+
+def _examined_in_sight(subject: Any, events: Any, given: dict[str, Any], console: Console) -> Report:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from onceward.testing.contract import NAMES, examine_consumer
+
+    columns = (TextColumn("{task.description:24}"), BarColumn(40), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        bar = bars.add_task("preparing", total=len(NAMES))
+
+        def progress(name: str, result: ScenarioResult | None) -> None:
+            bars.update(bar, description=name, advance=0 if result is None else 1)
+
+        return examine_consumer(subject, events, progress=progress, **given)
+
+
+def _show(report: Report, kept: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from onceward.testing.contract import Result
+
+    styles = {Result.PASSED: "green", Result.FAILED: "bold red", Result.SKIPPED: "dim"}
+    table = Table("scenario", "result", "seconds", "tried", box=None, pad_edge=False)
+    for each in report.scenarios:
+        table.add_row(
+            each.name, Text(each.result, styles[each.result]), f"{each.seconds:.1f}", Text(each.note, "dim")
+        )
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE)
+    console.print(table)
+    typer.echo(f"\n{report}")
+    if report.not_compared:
+        typer.echo(
+            f"Not compared, because the database generates it or you said so: {', '.join(report.not_compared)}"
+        )
+    if kept:
+        typer.echo(f"Recorded, for code {report.code.digest[:12]} of {len(report.code.modules)} modules.")
+
+
+def _plain(report: Report, kept: bool) -> dict[str, Any]:
+    import msgspec
+
+    told: dict[str, Any] = msgspec.to_builtins(report)
+    return {"passed": report.passed, "recorded": kept, **told}
+
+
+def _write_junit(report: Report, path: Path) -> None:
+    from onceward.testing.contract.junit import as_junit
+
+    path.write_text(as_junit(report))
+
+
+# ── evidence ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def _opened(url: str, as_json: bool) -> Iterator[Inbox]:
+    """A database that cannot be used is no failed scenario."""
+    try:
+        with opened(url, as_json) as inbox:
+            yield inbox
+    except typer.Exit:
+        raise typer.Exit(MISUSED) from None
+
+
+def _open_once(url: str, as_json: bool) -> None:
+    """Before the scenarios run: it would be a pity to find out afterwards."""
+    with _opened(url, as_json):
+        pass
+
+
+def _keep(report: Report, url: str, as_json: bool) -> None:
+    from onceward.inbox.evidence import record
+    from onceward.now import now
+
+    with _opened(url, as_json) as inbox:
+        now(inbox._ports.transact(record, inbox._store, report.evidence()))
+
+
+def _lacking(contract: Any, subject: Any, url: str, as_json: bool) -> str | None:
+    from onceward.inbox.evidence import lacking, recorded
+    from onceward.now import now
+
+    with _opened(url, as_json) as inbox:
+        found = now(inbox._ports.transact(recorded, inbox._store, contract.consumer_id))
+    return lacking(contract, subject, found)
+
+
+def _say_whether(contract: Any, subject: Any, problem: str | None, as_json: bool) -> None:
+    from onceward.inbox.evidence import refusal
+
+    told = None if problem is None else refusal(contract, subject, problem)
+    if as_json:
+        print_json({"passed": problem is None, "missing": problem, "refusal": told})
+    else:
+        proven = f"consumer {contract.consumer_id!r} may run in production: its code is proven"
+        typer.echo(told or proven)

@@ -1,0 +1,204 @@
+"""What is compared: the rows of all of the consumer's tables, as multisets, without what the database generates."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Engine, inspect
+
+PREFIX = "onceward_"
+OWN = (
+    "onceward_dedup",
+    "onceward_attempts",
+    "onceward_effects",
+    "onceward_sequences",
+    "onceward_parked",
+    "onceward_horizons",
+)
+"""Tables of the inbox that a run fills."""
+EFFECTS = "effects (onceward_effects)"
+_GENERATES = re.compile(
+    r"now\s*\(|current_|nextval|random|uuid|clock_timestamp|strftime|datetime\s*\(|julianday", re.IGNORECASE
+)
+_SYSTEM = ("information_schema", "pg_catalog", "pg_toast")
+MOST_ROWS = 5
+"""Shown of each kind in one message."""
+
+Row = tuple[Any, ...]
+Rows = dict[str, Counter[Row]]
+"""By table."""
+
+
+class Table(msgspec.Struct, frozen=True):
+    name: str
+    """With its schema, where that is not the usual one."""
+    quoted: str
+    columns: tuple[str, ...]
+    generated: tuple[str, ...]
+    """Columns that the database fills: times, serial numbers, and what refers to these."""
+    has_rows: bool
+
+
+# ── which tables and columns there are ──────────────────────────────────────────────────────────────────
+
+
+def describe(engine: Engine) -> list[Table]:
+    """The consumer's tables."""
+    with engine.connect() as connection:
+        inspector = inspect(connection)
+        usual = inspector.default_schema_name
+        found = {}
+        for schema in inspector.get_schema_names():
+            if schema in _SYSTEM or schema.startswith("pg_"):
+                continue
+            for name in inspector.get_table_names(schema):
+                if not name.startswith(PREFIX) and not name.startswith("sqlite_"):
+                    found[(schema, name)] = _generated(inspector, connection, schema, name)
+        _follow_references(inspector, found)
+        return [
+            _table(connection, inspector, schema, name, usual, generated)
+            for (schema, name), generated in sorted(found.items())
+        ]
+
+
+def _table(
+    connection: Connection, inspector: Any, schema: str, name: str, usual: str | None, generated: set[str]
+) -> Table:
+    quote = connection.dialect.identifier_preparer.quote
+    quoted = f"{quote(schema)}.{quote(name)}"
+    columns = tuple(column["name"] for column in inspector.get_columns(name, schema))
+    has_rows = connection.exec_driver_sql(f"SELECT 1 FROM {quoted} LIMIT 1").first() is not None
+    shown = name if schema in (usual, "main") else f"{schema}.{name}"
+    return Table(shown, quoted, columns, tuple(sorted(generated)), has_rows)
+
+
+def _generated(inspector: Any, connection: Connection, schema: str, name: str) -> set[str]:
+    key = inspector.get_pk_constraint(name, schema)["constrained_columns"]
+    found = set()
+    for column in inspector.get_columns(name, schema):
+        serial = column.get("identity") or (
+            # SQLite numbers such a key by itself, unless it is given.
+            connection.dialect.name == "sqlite"
+            and key == [column["name"]]
+            and str(column["type"]) == "INTEGER"
+        )
+        if serial or _GENERATES.search(str(column.get("default") or "")):
+            found.add(column["name"])
+    return found
+
+
+def _follow_references(inspector: Any, found: dict[tuple[str, str], set[str]]) -> None:
+    changed = True
+    while changed:
+        changed = False
+        for (schema, name), generated in found.items():
+            for reference in inspector.get_foreign_keys(name, schema):
+                other = found.get(
+                    (reference["referred_schema"] or schema, reference["referred_table"]), set()
+                )
+                pairs = zip(reference["constrained_columns"], reference["referred_columns"], strict=False)
+                new = {own for own, referred in pairs if referred in other} - generated
+                generated.update(new)
+                changed |= bool(new)
+
+
+# ── what is in them ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def compared(table: Table, exclude: Sequence[str] | None) -> tuple[str, ...]:
+    """The columns of a table that count."""
+    left_out = table.generated if exclude is None else exclude
+    return tuple(
+        column
+        for column in table.columns
+        if column not in left_out and f"{table.name}.{column}" not in left_out
+    )
+
+
+def read(connection: Connection, tables: Sequence[Table], exclude: Sequence[str] | None) -> Rows:
+    quote = connection.dialect.identifier_preparer.quote
+    effects = connection.exec_driver_sql(
+        "SELECT tracking_id, name, state, effect_key FROM onceward_effects"
+    ).fetchall()
+    # A key has the number of a claim in it, which is another after a fault. What counts is whose key it is.
+    keys = {key: f"<key of {name!r} of {tracking_id}>" for tracking_id, name, _, key in effects}
+    found: Rows = {}
+    for table in tables:
+        columns = compared(table, exclude)
+        names = ", ".join(map(quote, columns)) or "1"
+        rows = connection.exec_driver_sql(f"SELECT {names} FROM {table.quoted}")
+        found[table.name] = Counter(tuple(_plain(value, keys) for value in row) for row in rows)
+    found[EFFECTS] = Counter(tuple(row[:3]) for row in effects)
+    return found
+
+
+def _plain(value: Any, keys: Mapping[str, str]) -> Any:
+    """As something that can be compared, counted and sent to another process."""
+    if isinstance(value, str):
+        return keys.get(value, value)
+    if isinstance(value, memoryview):
+        return bytes(value)
+    if isinstance(value, Mapping | list):
+        return json.dumps(value, sort_keys=True, default=str)
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return value
+
+
+# ── the difference, in words ────────────────────────────────────────────────────────────────────────────
+
+
+def differences(
+    expected: Rows, found: Rows, tables: Sequence[Table], exclude: Sequence[str] | None
+) -> list[str]:
+    """What is missing and what is too much, a line for each table and kind."""
+    columns = {table.name: compared(table, exclude) for table in tables}
+    columns[EFFECTS] = ("tracking_id", "name", "state")
+    told = []
+    for name in expected:
+        missing, extra = expected[name] - found[name], found[name] - expected[name]
+        for rows, what in ((missing, "missing"), (extra, "too many")):
+            if rows:
+                told.append(f"{name}: {_counted(rows)} {what}: {_shown(rows, columns[name])}")
+    return told
+
+
+def differing_columns(
+    one: Rows, other: Rows, tables: Sequence[Table], exclude: Sequence[str] | None
+) -> list[str]:
+    """Columns without which the rows would be alike; nothing if it is not single columns that differ."""
+    named = []
+    for table in tables:
+        columns = compared(table, exclude)
+        if one[table.name] == other[table.name]:
+            continue
+        differs = [
+            index
+            for index in range(len(columns))
+            if Counter(row[index] for row in one[table.name].elements())
+            != Counter(row[index] for row in other[table.name].elements())
+        ]
+        named += [f"{table.name}.{columns[index]}" for index in differs]
+    return named
+
+
+def _counted(rows: Counter[Row]) -> str:
+    total = rows.total()
+    return f"{total} row{'s' if total > 1 else ''}"
+
+
+def _shown(rows: Counter[Row], columns: tuple[str, ...]) -> str:
+    each = [
+        "{" + ", ".join(f"{name}: {value!r:.60}" for name, value in zip(columns, row, strict=True)) + "}"
+        for row in list(rows.elements())[:MOST_ROWS]
+    ]
+    if rows.total() > MOST_ROWS:
+        each.append("…")
+    return ", ".join(each)

@@ -1,0 +1,50 @@
+"""The pytest plugin: the fixture `verify_consumer`, one line for each consumer.
+
+    def test_billing(verify_consumer):
+        verify_consumer(Bill, events=[…], setup=create_tables)
+
+Loaded by its entry point in every run of pytest, so it imports nothing until a test asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from onceward.testing.contract import Report
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("onceward").addoption(
+        "--onceward-seed",
+        type=int,
+        metavar="N",
+        help="Verify consumers with this seed, as a failure reported it.",
+    )
+
+
+@pytest.fixture
+def verify_consumer(
+    request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
+) -> Callable[..., Report]:
+    """`onceward.testing.contract.verify_consumer`, with the seed of `--onceward-seed`."""
+    from onceward.testing.contract import VerificationError
+    from onceward.testing.contract import verify_consumer as verify
+
+    def verified(consumer: Any, events: Any = None, **given: Any) -> Report:
+        __tracebackhide__ = True
+        seed = request.config.getoption("--onceward-seed")
+        if seed is not None:
+            given.setdefault("seed", seed)
+        try:
+            report = verify(consumer, events, **given)
+        except VerificationError as error:
+            record_property("onceward_seed", error.report.seed)
+            pytest.fail(str(error), pytrace=False)
+        record_property("onceward_seed", report.seed)
+        return report
+
+    return verified
