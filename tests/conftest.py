@@ -1,6 +1,6 @@
 """Every behaviour test takes `world` and so runs twice, in threads and in asyncio, from one text.
 
-Also here: the bookkeeping of which requirement lines passed, for test_traceability.py.
+Also here: the bookkeeping of which requirement lines passed, and the suite's failure if one that should have did not.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from onceward.testing import servers
+from spec import conformance
 from tests.world import World
 
 CLAIMED = pytest.StashKey[set[str]]()
-PASSED = pytest.StashKey[set[str]]()
-WHOLE_SUITE = pytest.StashKey[bool]()
+REQUIREMENT = "requirement"
 
 
 @pytest.fixture(params=["threads", "asyncio"])
@@ -43,24 +43,54 @@ def pytest_configure(config: pytest.Config) -> None:
     # A suite that is run in the background inherits an ignored SIGINT, and hands it on to its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[CLAIMED] = set()
-    config.stash[PASSED] = set()
+    config.pluginmanager.register(Traceability(config), "onceward-traceability")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         config.stash[CLAIMED].update(_claims(item))
-    selects = config.option.keyword or config.option.markexpr or config.option.deselect
-    config.stash[WHOLE_SUITE] = config.args == config.getini("testpaths") and not selects
-    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[Any]:
     report = yield
-    if report.when == "call" and report.passed:
-        item.config.stash[PASSED].update(_claims(item))
+    # Travels with the report from the process that ran the test to the one that sums up.
+    report.user_properties.extend((REQUIREMENT, id_) for id_ in sorted(_claims(item)))
     return report
 
 
 def _claims(item: pytest.Item) -> set[str]:
     return {id_ for marker in item.iter_markers("req") for id_ in marker.args}
+
+
+class Traceability:
+    """The last word of the suite: every requirement line that is not pending has a test that passed in this run."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._passed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self._passed.update(str(id_) for name, id_ in report.user_properties if name == REQUIREMENT)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._is_whole_suite() and session.exitstatus == pytest.ExitCode.OK and self.unproven():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self._is_whole_suite() and (unproven := self.unproven()):
+            terminalreporter.section("requirement lines without a passing test", red=True)
+            terminalreporter.line(", ".join(unproven))
+
+    def unproven(self) -> list[str]:
+        known = {id_ for entries in conformance.requirements().values() for id_ in entries}
+        return sorted(known - conformance.pending() - self._passed)
+
+    def _is_whole_suite(self) -> bool:
+        config = self._config
+        if hasattr(config, "workerinput"):
+            return False  # one of several processes; the one that started them sums up
+        selects = config.option.keyword or config.option.markexpr or config.option.deselect
+        return config.args == config.getini("testpaths") and not selects and not config.option.collectonly

@@ -10,16 +10,18 @@ import json
 import multiprocessing
 import os
 import signal
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy.exc import OperationalError
 
 from onceward import Transaction
 from onceward.connectors import DeadLetter, SqliteConnector
@@ -106,6 +108,23 @@ class Site:
         process = self.start(name, queue=queue, **orders)
         until(lambda: self.is_drained(queue) and not any(map(self.attempts, forgetting)))
         stop(process)
+
+    def freeze_in_handler(self, process: ForkServerProcess, *, has_database: bool = False) -> None:
+        """Freeze it in its handler, and not in the midst of renewing a lease: nobody would get past the lock of that.
+        `has_database`: the handler has SQLite's one lock, and is to keep it."""
+        while True:
+            freeze(process)
+            if is_free(self.folder / "queue.db") and (has_database or self._ledger_is_free()):
+                return
+            thaw(process)
+            time.sleep(0.02)
+
+    def _ledger_is_free(self) -> bool:
+        if self.is_sqlite:
+            return is_free(self.folder / "business.db")
+        with suppress(OperationalError):
+            return bool(self.ask("SELECT 1 FROM onceward_attempts FOR UPDATE NOWAIT"))
+        return False
 
     def close(self) -> None:
         for process in self._processes:
@@ -223,6 +242,17 @@ def thaw(*processes: ForkServerProcess) -> None:
     for process in processes:
         assert process.pid is not None
         os.kill(process.pid, signal.SIGCONT)
+
+
+def is_free(database: Path) -> bool:
+    """Whether somebody could write into an SQLite database now."""
+    with closing(sqlite3.connect(database, timeout=0, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        connection.execute("ROLLBACK")
+        return True
 
 
 def is_frozen(pid: int) -> bool:

@@ -17,7 +17,6 @@ from tests.crash.inbox_site import (
     SHORT_LEASE,
     Site,
     ended,
-    freeze,
     postgresql_site,
     sqlite_site,
     stop,
@@ -62,7 +61,7 @@ def test_a_zombie_commits_nothing(site: Site, point: str) -> None:
     told: dict[str, Any] = {"mode": "effectful", "lease": SHORT_LEASE}
     zombie = site.start("zombie", point=point, waits=True, **told)
     until(lambda: site.said("reached"))
-    freeze(zombie)
+    site.freeze_in_handler(zombie)
     site.drain("other", mode="effectful")
     assert by(site) == [(TARGET, "other")]
     thaw(zombie)
@@ -87,7 +86,7 @@ def test_a_claim_that_somebody_else_had_in_between_is_lost_even_if_it_is_free_ag
     told: dict[str, Any] = {"mode": "effectful", "lease": SHORT_LEASE}
     zombie = site.start("zombie", point="calling", waits=True, heartless=heartless, **told)
     until(lambda: site.said("reached"))
-    freeze(zombie)
+    site.freeze_in_handler(zombie)
     site.dies(name="second", point="settled", **told)
     assert site.attempts(TARGET) == [(2, 0)]
     until(lambda: site.ask("SELECT locked_until FROM onceward_attempts")[0][0] < time.time())
@@ -123,7 +122,7 @@ def test_while_a_frozen_consumer_holds_an_event_others_are_busy_and_acknowledge_
     site.send(TARGET)
     frozen = site.start("frozen", point="writing", waits=True, lease=SHORT_LEASE)
     until(lambda: site.said("reached"))
-    freeze(frozen)
+    site.freeze_in_handler(frozen, has_database=site.is_sqlite)
     site.send(TARGET, queue="others.db")
     until(lambda: (site.log("one") + site.log("two")).count("is postponed") > 3)
     assert site.said("handling") == ["early", TARGET]

@@ -323,6 +323,27 @@ def test_an_outcome_that_could_not_be_told_is_told_again(
     assert letters.one().status is Status.RESOLVED
 
 
+def test_when_only_the_source_could_not_be_told_the_letter_is_not_settled_twice(
+    letters: Letters, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = letters.around(letters.queue())
+    letters.bury(burial_of(order("o1"), consumer="billing", error="first"))
+    letters.send_again()
+    ending = "_async" if letters.database.asynchronous else ""
+    (redriven,) = letters.run(getattr(source, f"fetch_transactions{ending}")(1))
+    stranger = Settlement(order("o2"), Verdict.DONE)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="was not fetched"):
+            letters.run(
+                getattr(source, f"settle_transactions{ending}")(
+                    [Settlement(redriven, Verdict.DONE), stranger]
+                )
+            )
+        letters.run(getattr(source, f"extend_transactions{ending}")([redriven]))
+    assert letters.one().status is Status.RESOLVED
+    assert "lease lost" not in caplog.text
+
+
 def test_the_wrapper_says_early_what_cannot_work(letters: Letters) -> None:
     with pytest.raises(ConfigurationError, match="consumer_id"):
         letters.around(letters.queue(), consumer="")

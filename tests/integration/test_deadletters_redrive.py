@@ -311,6 +311,16 @@ def test_three_lost_deliveries_make_it_poison(letters: Letters, caplog: pytest.L
         letters.send_again(Filter(consumer="billing", message_id="killer"))
 
 
+def test_a_suspect_does_not_come_together_with_those_before_it(letters: Letters) -> None:
+    letters.bury(burial("killer"), burial("mate"))
+    letters.send_again()
+    (killer,) = letters.hand_out()
+    letters.database.do("UPDATE onceward_dead_letters SET available_at = 0 WHERE message_id = 'mate'")
+    letters.advance(LEASE + 1)
+    assert [each.message_id for each in letters.hand_out()] == ["mate"]
+    assert [each.message_id for each in letters.hand_out()] == [killer.message_id]
+
+
 def test_an_outcome_that_comes_too_late_changes_nothing(letters: Letters) -> None:
     letters.bury(burial())
     letters.send_again()

@@ -96,6 +96,13 @@ class _Served:
                     ends.append(End(expected.key, expected.start.token, "it was given back before it began"))
         await self._core.ledger.end_all(ends)
 
+    async def _end(self) -> None:
+        """Whatever is left was never begun, even if the source could not be told so."""
+        left = [self._expected.pop(key, None) for key in list(self._expected)]
+        await self._core.ledger.end_all(
+            [End(each.key, each.start.token, "the call ended before it began") for each in left if each]
+        )
+
     async def _extended(self, transactions: Sequence[Transaction]) -> None:
         if self._contract.mode == "effectful":
             return
@@ -128,6 +135,9 @@ class Served(_Served):
     def begin(self) -> None:
         now(self._begin())
 
+    def end(self) -> None:
+        now(self._end())
+
     def process(self, transaction: Transaction, /) -> Any:
         return raised_again(lambda: now(self._process(transaction)))
 
@@ -141,10 +151,8 @@ class Served(_Served):
 
     def _settling(self, settle: Callable[..., Any]) -> Callable[..., Any]:
         def settling(settlements: Sequence[Settlement]) -> None:
-            try:
-                settle(settlements)
-            finally:  # told or not, they were not begun
-                now(self._returned(settlements))
+            settle(settlements)
+            now(self._returned(settlements))
 
         return settling
 
@@ -159,6 +167,9 @@ class Served(_Served):
 class AsyncServed(_Served):
     async def begin(self) -> None:
         await self._begin()
+
+    async def end(self) -> None:
+        await self._end()
 
     async def process(self, transaction: Transaction, /) -> Any:
         try:
@@ -177,10 +188,8 @@ class AsyncServed(_Served):
 
     def _settling(self, settle: Callable[..., Any]) -> Callable[..., Any]:
         async def settling(settlements: Sequence[Settlement]) -> None:
-            try:
-                await settle(settlements)
-            finally:
-                await self._returned(settlements)
+            await settle(settlements)
+            await self._returned(settlements)
 
         return settling
 

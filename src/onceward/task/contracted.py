@@ -30,6 +30,10 @@ class Served(Protocol):
         """The main step: the task's method inside a session, or DUPLICATE. Awaited in asyncio."""
         ...
 
+    def end(self) -> Any:
+        """Write down what was fetched and never begun. Awaited in asyncio; never raises."""
+        ...
+
     def around(self, source: Source) -> Source:
         """The source, with what is fetched and given back written down."""
         ...

@@ -58,6 +58,8 @@ class Wiring(msgspec.Struct, kw_only=True):
     """Whether what is postponed has somewhere to go back to."""
     begin: Callable[[], Any] | None = None
     """Called, in asyncio awaited, before anything else: it may refuse."""
+    end: Callable[[], Any] | None = None
+    """Called, in asyncio awaited, after everything else. It never raises."""
     on_outcome: Callable[[Outcome], None] | None = None
 
 
@@ -260,9 +262,13 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
             call.slots.exited = call.slots.exited or error
             call.slots.closed = True
             ports.alarm()
-    if interrupted is not None:
-        return call.conclude(Exited(interrupted))
-    return call.conclude(ended[0] if ended else StopReason.TIMEOUT)
+    try:
+        if wiring.end is not None:
+            wiring.end()
+    finally:  # a Ctrl-C may come even now
+        result = Exited(interrupted) if interrupted is not None else ended[0] if ended else StopReason.TIMEOUT
+        report = call.conclude(result)
+    return report
 
 
 async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
@@ -301,4 +307,9 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
             await asyncio.wait_for(drive_async(give_back(call.loop)), task.settings.stuck_grace)
     call.slots.dismiss()
     ports.close()
-    return call.conclude(result)
+    try:
+        if wiring.end is not None:
+            await wiring.end()
+    finally:  # a cancellation may come even now
+        report = call.conclude(result)
+    return report

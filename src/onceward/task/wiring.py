@@ -51,6 +51,7 @@ def consumer(task: Any, policy: ConsumerPolicy | None, *, fetches: bool = True) 
         source=source,
         script=consume,
         begin=None if served is None else served.begin,
+        end=None if served is None else served.end,
         postpones=source is None or source.settle is not None,
         timeout_error=ConsumerLoopTimeoutException,
     )
