@@ -14,7 +14,7 @@ demo: $(VENV)/.core ## Produce, consume, crash and balance some thousand orders 
 	@$(BIN)/onceward demo
 
 test: $(VENV)/.test ## Run every test
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 3 --dist loadscope
 
 lint: $(VENV)/.test ## Check style, types, import directions and generated docs
 	@$(BIN)/ruff check .

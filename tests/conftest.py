@@ -49,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         config.stash[CLAIMED].update(_claims(item))
+    items[:] = [item for item in items if not _is_left_out(item)]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -57,6 +58,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     # Travels with the report from the process that ran the test to the one that sums up.
     report.user_properties.extend((REQUIREMENT, id_) for id_ in sorted(_claims(item)))
     return report
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    """Whether it has all the parameters that a `without` of its test names: a case that says nothing there."""
+    parameters = set(item.callspec.id.split("-")) if hasattr(item, "callspec") else set()
+    return any(parameters.issuperset(marker.args) for marker in item.iter_markers("without"))
 
 
 def _claims(item: pytest.Item) -> set[str]:

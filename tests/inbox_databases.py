@@ -77,9 +77,8 @@ class Schema:
     def empty(self) -> None:
         found = self.execute(f"SELECT tablename FROM pg_tables WHERE schemaname = '{self.name}'")
         there = {name for (name,) in found}
-        tables = [f"{self.name}.{name}" for name in TABLES if name in there]
-        if tables:
-            self.execute(f"TRUNCATE {', '.join(tables)}")
+        # Not TRUNCATE: it makes new files, thousands of them in the end, and the server's stop waits for the disk.
+        self.execute("; ".join(f"DELETE FROM {self.name}.{name}" for name in TABLES if name in there))
 
     def drop(self) -> None:
         self.execute(f"DROP SCHEMA {self.name} CASCADE")

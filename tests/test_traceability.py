@@ -49,5 +49,5 @@ def test_a_line_that_is_not_pending_needs_a_passing_test(
 
 
 def report_of(outcome: str, claims: list[str]) -> pytest.TestReport:
-    properties = [(REQUIREMENT, id_) for id_ in claims]
-    return pytest.TestReport("test", ("", None, ""), {}, outcome, None, "call", properties)  # type: ignore[arg-type]
+    properties: list[tuple[str, object]] = [(REQUIREMENT, id_) for id_ in claims]
+    return pytest.TestReport("test", ("", None, ""), {}, outcome, None, "call", user_properties=properties)  # type: ignore[arg-type]

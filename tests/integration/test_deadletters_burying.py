@@ -133,9 +133,8 @@ def test_what_no_database_takes_is_buried_all_the_same(letters: Letters) -> None
     assert letters.bury(burial("x" * 100_000)) == 0
 
 
+@pytest.mark.without("asyncio")
 def test_many_bury_the_same_at_once(letters: Letters) -> None:
-    if letters.database.asynchronous:
-        pytest.skip("threads do it at once")
     told = [burial(f"m{number}") for number in range(5)]
     with ThreadPoolExecutor(8) as threads:
         new = sum(threads.map(lambda _: letters.made.bury(*told), range(8)))
@@ -182,9 +181,8 @@ def test_letters_are_found_by_what_is_known_of_them(letters: Letters) -> None:
     ]
 
 
+@pytest.mark.without("asyncio")
 def test_missing_tables_are_told_in_words_that_help(database: Database) -> None:
-    if database.asynchronous:
-        pytest.skip("the same text")
     with pytest.raises(ConfigurationError, match="onceward inbox migrate"):
         DeadLetters(database.default).find()
 

@@ -199,6 +199,7 @@ def test_an_effect_is_not_called_but_named_with_its_key(letters: Letters) -> Non
     assert len(called) == 1
 
 
+@pytest.mark.without("asyncio")
 def test_a_handler_that_reaches_around_the_session_is_stopped(letters: Letters, tmp_path: Any) -> None:
     path = tmp_path / "outside"
 
@@ -208,8 +209,6 @@ def test_a_handler_that_reaches_around_the_session_is_stopped(letters: Letters, 
         def process_transaction(self, transaction: Transaction, session: Any) -> None:
             path.write_text("an effect")
 
-    if letters.database.asynchronous:
-        pytest.skip("the same text")
     letters.inbox(Sneaky.contract)
     task = Sneaky({"source": letters.queue()})
     (prediction,) = dry_run(task, [order("o1")], letters.database.default)

@@ -177,9 +177,8 @@ def test_tampering_is_found_and_the_row_named(letters: Letters, statement: str, 
     assert says in broken.what
 
 
+@pytest.mark.without("asyncio")
 def test_many_write_to_the_audit_at_once(letters: Letters) -> None:
-    if letters.database.asynchronous:
-        pytest.skip("threads do it at once")
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(6) as threads:

@@ -99,9 +99,8 @@ def test_a_second_click_is_harmless(letters: Letters) -> None:
         letters.send_again(Filter(consumer="billing", message_id="c"), redrive_id="click")
 
 
+@pytest.mark.without("asyncio")
 def test_two_clicks_at_once_are_one_redrive(letters: Letters) -> None:
-    if letters.database.asynchronous:
-        pytest.skip("threads do it at once")
     letters.bury(*(burial(f"m{number}") for number in range(20)))
     with ThreadPoolExecutor(4) as threads:
         made = list(threads.map(lambda _: letters.send_again(redrive_id="click"), range(4)))
@@ -181,9 +180,8 @@ def test_what_is_overdue_does_not_come_in_one_burst(letters: Letters) -> None:
 
 
 @pytest.mark.req("CC-052")
+@pytest.mark.without("asyncio")
 def test_a_thousand_of_one_type_and_two_workers_at_once(letters: Letters) -> None:
-    if letters.database.asynchronous:
-        pytest.skip("threads do it at once")
     letters.bury(*(burial(f"m{number}") for number in range(1000)))
     made = letters.send_again(rate=400)
     assert made.letters == 1000
@@ -218,9 +216,8 @@ def test_one_that_was_given_back_for_long_does_not_hold_up_the_next_redrive(lett
     assert made.first_at < letters.clock() + 60
 
 
+@pytest.mark.without("asyncio")
 def test_two_workers_never_have_the_same_letter(letters: Letters) -> None:
-    if letters.database.asynchronous:
-        pytest.skip("threads do it at once")
     letters.bury(*(burial(f"m{number}") for number in range(200)))
     letters.send_again(rate=1000)
     letters.advance(60)
@@ -347,9 +344,8 @@ def test_an_extended_lease_keeps_others_away(letters: Letters) -> None:
     assert letters.settle(handout, "done")
 
 
+@pytest.mark.without("asyncio")
 def test_rcas_close_when_the_last_two_letters_are_settled_at_once(letters: Letters) -> None:
-    if letters.database.asynchronous:
-        pytest.skip("threads do it at once")
     letters.bury(*(burial(f"m{number}") for number in range(16)))
     letters.send_again(rca=MENDED, rate=1000)
     letters.advance(60)

@@ -28,7 +28,7 @@ from onceward.task.exceptions import ConfigurationError, ExceptionCategory, Sett
 from onceward.task.report import Report
 from onceward.task.settings import EngineSettings
 from onceward.task.work import Status
-from onceward.testing.inbox import InboxDriver, InboxSuite
+from onceward.testing.inbox import InboxDriver, InboxSuite, until
 from onceward.testing.inbox.effects import Provider, effectful
 from onceward.testing.inbox.samples import LONG_AGO, Held, Killed, contract, raising
 from onceward.testing.inbox.schema import OLD_AND_NEW, Order, third_version
@@ -76,6 +76,7 @@ class Shop:
         self.queue = queue
         self.calls: list[tuple[str, str]] = []
         self.errors: list[Any] = []
+        self.lost_outcomes = 0
 
     def task(
         self,
@@ -172,6 +173,7 @@ class Shop:
 
         def fail(settlements: Any) -> Any:
             setattr(self.queue, name, settle)
+            self.lost_outcomes += 1
             raise ConnectionError("lost")
 
         async def fail_async(settlements: Any) -> Any:
@@ -337,6 +339,30 @@ class UnderTheEngine(InboxSuite):
                 assert len(given_back) >= 3 - number
             shop.consume_all(shop.task())
             assert shop.written() == names
+
+    @pytest.mark.req("CC-051")
+    def test_what_a_broken_queue_leaves_unbegun_is_not_counted_as_a_start(self) -> None:
+        """The queue fails in the midst of a batch: it is told nothing more, also not what was never begun."""
+        with self.shop(contract(poison_after=1)) as shop:
+
+            def second_waits_for_the_failure(transaction: Transaction, session: Any) -> None:
+                if transaction.id == "t1":
+                    until(lambda: shop.lost_outcomes)
+                    time.sleep(0.3)  # so that the loop, and not this slot, goes on first
+                write(transaction, session)
+
+            shop.put(*(paid(f"t{number}") for number in range(4)))
+            shop.lose_the_next_outcome()
+            with pytest.raises(SettlementException):
+                shop.consume(shop.task(second_waits_for_the_failure))
+            assert shop.steps("process")[:2] == ["t0", "t1"]
+            begun = set(shop.steps("process"))
+            unbegun = {id_: count for id_, count in shop.ledger().items() if id_ not in begun}
+            assert all(starts == ends == 1 for starts, ends in unbegun.values())
+            assert len(unbegun) == 4 - len(begun)
+            shop.driver.clock.advance(61)
+            shop.consume_all(shop.task())
+            assert shop.written() == ["t0", "t1", "t2", "t3"]
 
     @pytest.mark.req("CC-051")
     def test_an_event_that_kills_its_process_is_set_aside_and_its_batch_mates_are_done(self) -> None:

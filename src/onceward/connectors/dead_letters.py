@@ -79,7 +79,8 @@ class _WithDeadLetters:
         batch: Sequence[Transaction] = await self._ask("fetch_transactions", size, **extra)
         if looks or not batch:  # a fetch may bury: what was lost too often, what cannot be decoded
             await self._move()
-        if not batch and not looks and not self._closed:  # there is time to look, and a run may be about to end
+        if not batch and not looks and not self._closed:
+            # There is time to look, and a run may be about to end.
             return await self._redriven(size)
         return batch
 
