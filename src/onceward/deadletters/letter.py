@@ -32,6 +32,8 @@ class Category(StrEnum):
 
 
 class Status(StrEnum):
+    """What has become of a letter."""
+
     OPEN = "open"
     REDRIVEN = "redriven"
     """Waiting for its turn to be delivered again, or being so."""

@@ -26,7 +26,7 @@ from onceward.inbox.exceptions import (
     UnregisteredConsumerError,
 )
 from onceward.inbox.inbox import AsyncInbox, Inbox
-from onceward.inbox.purging import PurgeReport
+from onceward.inbox.purging import PurgeInProgressError, PurgeReport
 from onceward.inbox.session import InboxSession
 from onceward.inbox.waiting import Busy, Parked
 
@@ -50,6 +50,7 @@ __all__ = [
     "InboxSession",
     "LeaseLostError",
     "Parked",
+    "PurgeInProgressError",
     "PurgeReport",
     "Result",
     "UnprovenConsumerError",

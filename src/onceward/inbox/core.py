@@ -64,6 +64,8 @@ class Handling(StrEnum):
 
 
 class Result(msgspec.Struct, frozen=True):
+    """An event that is to be acknowledged, and how it ended."""
+
     handling: Handling
     value: Any = None
     """What the handler returned."""

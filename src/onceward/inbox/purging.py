@@ -55,6 +55,8 @@ _RETENTION = ("retention", "dedup_days", "source_days", "dead_letter_days", "rep
 
 
 class PurgeReport(msgspec.Struct, kw_only=True):
+    """What a purge has removed, and what it left and why."""
+
     rows: int = 0
     """Dedup rows that are gone."""
     attempts: int = 0
@@ -179,6 +181,11 @@ class Purge:
     async def hold(self, consumer_id: str, tracking_id: str | None, reason: str, operator: str) -> bool:
         if not reason.strip() or not operator.strip():
             raise ConfigurationError("a hold needs a reason and the name of an operator")
+        known = [row["consumer_id"] for row in await self._registry.consumers()]
+        if consumer_id not in known:
+            raise ConfigurationError(
+                f"there is no consumer {consumer_id!r} to hold anything of; registered: {', '.join(known) or 'none'}"
+            )
         return await self._ports.transact(self._store.hold, consumer_id, tracking_id or "", reason, operator)
 
     async def release(self, consumer_id: str, tracking_id: str | None) -> bool:

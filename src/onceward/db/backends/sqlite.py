@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from sqlalchemy import Connection, event
 from sqlalchemy.engine import Dialect, ExceptionContext
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 
 from onceward.db.exceptions import SessionError
 
@@ -86,8 +86,9 @@ def _begin_immediate(connection: Connection) -> None:
         cursor = connection.connection.cursor()
         cursor.execute("BEGIN IMMEDIATE")
         cursor.close()
-    except sqlite3.OperationalError as error:
-        raise OperationalError("BEGIN IMMEDIATE", None, error) from error
+    except sqlite3.DatabaseError as error:  # locked, or no database at all
+        kind = OperationalError if isinstance(error, sqlite3.OperationalError) else DatabaseError
+        raise kind("BEGIN IMMEDIATE", None, error) from error
 
 
 def _keep_when_interrupted(connection: Connection) -> None:

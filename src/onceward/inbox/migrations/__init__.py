@@ -36,8 +36,19 @@ def migrations(dialect: str) -> list[Migration]:
 
 
 def as_script(dialect: str) -> str:
-    """All of them, to read or to run by hand."""
-    return "\n".join(f"-- {each.version:04} {each.name}\n{each.up}" for each in migrations(dialect))
+    """All of them, to read or to run by hand, with the note that each has been applied."""
+    applied = [
+        f"-- {each.version:04} {each.name}\n{each.up.rstrip()}\n\n{_note(each)};\n"
+        for each in migrations(dialect)
+    ]
+    return "\n".join([f"{CREATE_TABLE.strip()};\n", *applied])
+
+
+def _note(migration: Migration) -> str:
+    return (
+        f"INSERT INTO {TABLE} (version, name, applied_at) "
+        f"VALUES ({migration.version}, '{migration.name}', CURRENT_TIMESTAMP)"
+    )
 
 
 def apply(transaction: DbTransaction, store: Store) -> list[str]:
@@ -51,10 +62,7 @@ def apply(transaction: DbTransaction, store: Store) -> list[str]:
         if migration.version not in there:
             for statement in statements(migration.up):
                 connection.exec_driver_sql(statement)
-            connection.exec_driver_sql(
-                f"INSERT INTO {TABLE} (version, name, applied_at) "
-                f"VALUES ({migration.version}, '{migration.name}', CURRENT_TIMESTAMP)"
-            )
+            connection.exec_driver_sql(_note(migration))
             applied.append(f"{migration.version:04} {migration.name}")
     return applied
 
