@@ -172,6 +172,22 @@ class Server(OnPostgreSql):
             assert tokens == ["1"] * 3, "one of them ran twice, as one attempt"
             assert len({row["note"] for row in inbox.rows("SELECT note FROM written")}) == 1
 
+    @pytest.mark.req("CC-022")
+    def test_a_start_whose_row_a_frozen_process_keeps_is_busy_and_not_counted(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("onceward.inbox.stores.postgresql.ROW_WAIT_MS", "50")
+        with self.inbox() as inbox, self.another(inbox) as other:
+            with pytest.raises(ValueError, match="once"):
+                inbox.process(contract(), event("e1"), raising(ValueError("once")))
+            with other.session() as frozen:
+                frozen.execute("SELECT * FROM onceward_attempts FOR UPDATE")
+                with pytest.raises(Busy, match="keeps its row"):
+                    inbox.process(contract(), event("e1"), never)
+            tokens: list[str | None] = []
+            inbox.process(contract(), event("e1"), lambda each, _: tokens.append(each.lock_token))
+            assert tokens == ["2"]
+
     @pytest.mark.req("CC-010")
     def test_rows_lie_in_the_partition_of_the_events_own_day(self) -> None:
         with self.inbox() as inbox:

@@ -119,6 +119,7 @@ class AttemptLedger:
         finished = _taken(self._finished)
 
         def write(transaction: DbTransaction) -> T:
+            self._store.limit_waiting(transaction)
             for end in ends:
                 self._store.end(transaction, end.key, end.token, end.error)
             by_consumer: dict[str, list[str]] = {}

@@ -277,6 +277,8 @@ class Core:
         except LockTimeoutError as error:
             raise Busy("the database is locked", delay=random.uniform(0.05, 0.25)) from error
         except DBAPIError as error:
+            if self._backend.is_lock_timeout(error):
+                raise Busy("somebody keeps its row", delay=random.uniform(0.5, 1.5)) from error
             if self._backend.is_disconnect(error):
                 raise Busy("the database does not answer", delay=random.uniform(0.5, 1.5)) from error
             raise

@@ -188,6 +188,10 @@ class Store(ABC):
     def tables(self, transaction: DbTransaction) -> set[str]:
         """The names of the tables there are."""
 
+    @abstractmethod
+    def limit_waiting(self, transaction: DbTransaction) -> None:
+        """Wait for no row for long in this transaction: who has it may be frozen."""
+
     # ── attempts ────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, transaction: DbTransaction, key: Key, at_most: int, lease: float) -> Attempts | None:

@@ -16,6 +16,8 @@ from onceward.inbox.stores.base import Found, Key, MissingDay, Store, as_date
 from onceward.inbox.stores.partitions import MAINTENANCE, lock_number
 
 CHECK_VIOLATION: Final = "23514"
+ROW_WAIT_MS: Final = "5000"
+"""How long a start waits for the row of its event. It is held for moments, unless its holder is frozen."""
 DAYS_AHEAD: Final = 2
 """How far in the future an event's own day may lie: clocks differ, but a partition is made for each day."""
 
@@ -76,6 +78,11 @@ class PostgreSqlStore(Store):
         self, transaction: DbTransaction, consumer_id: str, tracking_ids: Sequence[str], lease: float
     ) -> None:
         self._run(transaction, _EXTEND, consumer=consumer_id, ids=list(tracking_ids), lease=lease)
+
+    def limit_waiting(self, transaction: DbTransaction) -> None:
+        self._run(
+            transaction, "SELECT set_config('lock_timeout', :milliseconds, true)", milliseconds=ROW_WAIT_MS
+        )
 
     def freeze_holds(self, connection: Connection) -> None:
         connection.exec_driver_sql("LOCK TABLE onceward_holds, onceward_consumers IN SHARE MODE")

@@ -103,6 +103,9 @@ class SqliteStore(Store):
         connection.exec_driver_sql(f"PRAGMA incremental_vacuum({pages})").close()
         return int(connection.exec_driver_sql("PRAGMA freelist_count").scalar_one())
 
+    def limit_waiting(self, transaction: DbTransaction) -> None:
+        """The transaction has the whole database, and waits for nobody."""
+
     def lock_migrations(self, transaction: DbTransaction) -> None:
         """The transaction has the whole database."""
 
