@@ -140,7 +140,7 @@ def test_the_fixture_makes_a_test_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "test_shop.py").write_text(TEST)
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\nfilterwarnings = error\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "onceward.testing.plugin", "-p", "no:cacheprovider",
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider",
          "--onceward-seed", "11", str(tmp_path)],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
