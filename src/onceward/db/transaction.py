@@ -64,7 +64,8 @@ class DbTransaction:
 
     @property
     def connection(self) -> Connection:
-        self._refuse_if(CANNOT_USE)
+        if self._state is not State.OPEN:  # asked for by every statement
+            self._refuse_if(CANNOT_USE)
         assert self._connection is not None
         return self._connection
 

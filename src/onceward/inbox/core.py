@@ -15,6 +15,7 @@ Nothing that must not be acknowledged returns: not now is `Busy` or `Parked`, ne
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 from asyncio import CancelledError
@@ -35,7 +36,7 @@ from onceward.inbox.contract import Contract
 from onceward.inbox.effects import Ledger
 from onceward.inbox.event import Event
 from onceward.inbox.exceptions import Breach, ContractError, LeaseLostError
-from onceward.inbox.metrics import Watch
+from onceward.inbox.metrics import Instruments, Watch, instruments
 from onceward.inbox.ports import SERIALIZATION_RETRIES, Ports, Session, pause_after
 from onceward.inbox.sequencing import OutOfTurn
 from onceward.inbox.session import Raised
@@ -88,10 +89,15 @@ class Core:
         self._days: set[int] = set()
 
     async def process(
-        self, contract: Contract, event: Event, handler: Handler, start: Start | None = None
+        self,
+        contract: Contract,
+        event: Event,
+        handler: Handler,
+        metrics: Instruments | None,
+        start: Start | None = None,
     ) -> Result:
         """One attempt. `start` is the one that was written down with the batch; without it, one is written now."""
-        watch = Watch(contract, event)
+        watch = Watch(contract, event, metrics)
         key = Key(contract.consumer_id, event.tracking_id, event.day)
         try:
             check_type(contract, event)
@@ -132,7 +138,7 @@ class Core:
 
     async def join(self, contract: Contract, event: Event, handler: Handler, session: Session) -> Result:
         """The same inside a session of the caller's, who commits. Its source has to count the starts."""
-        watch = Watch(contract, event)
+        watch = Watch(contract, event, instruments())
         key = Key(contract.consumer_id, event.tracking_id, event.day)
         try:
             check_type(contract, event)
@@ -296,7 +302,9 @@ def with_token(event: Event, start: Start) -> Event:
     """The token of the source's claim, if it has one; otherwise that of the inbox's own."""
     if event.lock_token is not None:
         return event
-    return msgspec.structs.replace(event, lock_token=str(start.token))
+    claimed = copy.copy(event)  # not `replace`, which would check every field once more
+    msgspec.structs.force_setattr(claimed, "lock_token", str(start.token))
+    return claimed
 
 
 def too_old(key: Key, floor_day: int | None) -> str:

@@ -11,6 +11,7 @@ from onceward.inbox.contract import Contract
 from onceward.inbox.core import Core, Result
 from onceward.inbox.event import Event
 from onceward.inbox.joining import joined, joined_async
+from onceward.inbox.metrics import instruments
 from onceward.inbox.ports import Ports, TaskPorts, ThreadPorts
 from onceward.inbox.purging import Purge, PurgeReport
 from onceward.inbox.registry import Registry
@@ -117,7 +118,7 @@ class Inbox(_Inbox):
     ) -> Result:
         if session is None:
             await self._core.reachable(self._registry.check, contract, handler)
-            return await self._core.process(contract, event, handler)
+            return await self._core.process(contract, event, handler, instruments())
         within = joined(session, event)
         await self._registry.check(contract, handler, within._apply)
         return await self._core.join(contract, event, handler, within)
@@ -185,7 +186,7 @@ class AsyncInbox(_Inbox):
             view = Event.of(event)
             if session is None:
                 await self._core.reachable(self._registry.check, contract, handler)
-                return await self._core.process(contract, view, handler)
+                return await self._core.process(contract, view, handler, instruments())
             within = joined_async(session, view)
             await self._registry.check(contract, handler, within._apply)
             return await self._core.join(contract, view, handler, within)

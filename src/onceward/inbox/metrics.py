@@ -65,11 +65,10 @@ class Watch:
 
     __slots__ = ("_began", "_contract", "_event", "_instruments")
 
-    def __init__(self, contract: Contract, event: Event) -> None:
+    def __init__(self, contract: Contract, event: Event, instruments: Instruments | None) -> None:
         self._contract = contract
         self._event = event
-        provider = providers.meter_provider()
-        self._instruments = None if provider is None else _instruments(provider)
+        self._instruments = instruments
         self._began = time.perf_counter()
         span = trace.get_current_span()
         if span.is_recording():
@@ -139,7 +138,11 @@ def hide_parameters(error: BaseException | None) -> None:
         error = error.__cause__
 
 
-def _instruments(provider: MeterProvider) -> Instruments:
+def instruments() -> Instruments | None:
+    """None when nobody listens. Asking takes a while: once for a call of the engine is enough."""
+    provider = providers.meter_provider()
+    if provider is None:
+        return None
     with _lock:
         made = _made.get(provider)
         if made is None:

@@ -13,6 +13,7 @@ from onceward.inbox.contract import Contract
 from onceward.inbox.core import DONE, Core
 from onceward.inbox.event import Event
 from onceward.inbox.exceptions import ContractError
+from onceward.inbox.metrics import instruments
 from onceward.inbox.registry import Registry
 from onceward.inbox.session import Raised, raised_again
 from onceward.inbox.stores.base import Key
@@ -44,6 +45,7 @@ class _Served:
         self._registry = registry
         self._task = task
         self._contract = contract
+        self._metrics = instruments()
         self._expected: dict[int, Expected] = {}
 
     async def _begin(self) -> None:
@@ -61,7 +63,7 @@ class _Served:
             return self._task.process_transaction(shown, session)
 
         start = None if expected is None else expected.start
-        result = await self._core.process(self._contract, event, handle, start)
+        result = await self._core.process(self._contract, event, handle, self._metrics, start)
         return result.value if result.handling is DONE else DUPLICATE
 
     async def _expect(self, batch: Sequence[Transaction]) -> None:
