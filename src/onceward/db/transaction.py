@@ -137,7 +137,8 @@ class DbTransaction:
                 sharing.free(self._shared)
 
     def check_entered(self) -> None:
-        self._refuse_if(CANNOT_END)
+        if self._state is not State.OPEN:
+            self._refuse_if(CANNOT_END)
 
     def _refuse_if(self, refusals: dict[State, str]) -> None:
         if self._state in refusals:

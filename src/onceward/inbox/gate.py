@@ -40,12 +40,13 @@ class Turns:
 class Gate:
     def __init__(self) -> None:
         self._turns = Turns()
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
 
     async def enter(self, alone: bool) -> bool:
         """False: it waited in vain."""
         turns = self._turns
-        with self._changed:
+        with self._lock:
             if turns.may_enter(alone):
                 turns.enter(alone)
                 return True
@@ -60,7 +61,7 @@ class Gate:
                 self._changed.notify_all()
 
     def leave(self) -> None:
-        with self._changed:
+        with self._lock:
             self._turns.leave()
             if self._turns.waiting or self._turns.inside == 0:
                 self._changed.notify_all()

@@ -15,7 +15,7 @@ from onceward.inbox.event import Event
 from onceward.inbox.exceptions import ContractError
 from onceward.inbox.metrics import instruments
 from onceward.inbox.registry import Registry
-from onceward.inbox.session import Raised, raised_again
+from onceward.inbox.session import Raised, as_raised
 from onceward.inbox.stores.base import Key
 from onceward.now import now
 from onceward.settlement import Settlement, Verdict
@@ -141,7 +141,11 @@ class Served(_Served):
         now(self._end())
 
     def process(self, transaction: Transaction, /) -> Any:
-        return raised_again(lambda: now(self._process(transaction)))
+        try:
+            return now(self._process(transaction))
+        except Raised as carried:
+            raised = as_raised(carried)
+        raise raised
 
     def _fetching(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
         def fetching(*args: Any, **extra: Any) -> Any:

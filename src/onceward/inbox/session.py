@@ -128,7 +128,12 @@ def raised_again(call: Callable[[], T]) -> T:
     try:
         return call()
     except Raised as carried:
-        raised = carried.raised
-        for note in getattr(carried, "__notes__", ()):
-            raised.add_note(note)
+        raised = as_raised(carried)
     raise raised
+
+
+def as_raised(carried: Raised) -> Exception:
+    """The very object, with what was noted on the way."""
+    for note in getattr(carried, "__notes__", ()):
+        carried.raised.add_note(note)
+    return carried.raised
