@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
 
 from onceward.connectors import dead_letters as wrapper
+from onceward.db.timed import Timed
 from onceward.deadletters import rows
 from tests.integration.deadletters_world import Letters
 
@@ -14,9 +16,18 @@ if TYPE_CHECKING:
     from tests.databases import Database
 
 
+class OnVirtualClock(Timed):
+    """The dead letters' time is the test's; the inbox keeps the database's."""
+
+    def __init__(self, dialect: str, clock: Callable[[], float]) -> None:
+        super().__init__(dialect, clock)
+        if dialect == "postgresql":
+            self._now = "(SELECT at FROM virtual_clock)"
+
+
 @pytest.fixture
 def letters(database: Database, monkeypatch: pytest.MonkeyPatch) -> Letters:
     """An empty store, on each database, in threads and in asyncio, whose time only the test moves."""
-    monkeypatch.setitem(rows._NOW, "postgresql", "(SELECT at FROM virtual_clock)")
+    monkeypatch.setattr(rows, "Timed", OnVirtualClock)
     monkeypatch.setattr(wrapper, "LOOK_EVERY", 0.0)
     return Letters(database)

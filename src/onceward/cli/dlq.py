@@ -9,25 +9,16 @@ import typer
 from onceward.cli.database import FAILED, MISUSED, AsJson, Database, fail
 from onceward.cli.exporting import export
 from onceward.cli.letters import (
-    Aggregate,
-    Category,
-    Consumer,
-    EventType,
-    Ids,
-    MessageId,
-    OlderThan,
     Operator,
     Reason,
-    Status,
-    Text,
+    Wanted,
     Yes,
-    YoungerThan,
     age,
     confirm,
     described,
+    filtered,
     letters_in,
     shortened,
-    wanted_of,
     who,
 )
 from onceward.cli.printing import iso_time, print_json, print_table
@@ -43,18 +34,10 @@ Limit = Annotated[int, typer.Option(min=1, metavar="N", help="How many at most."
 
 
 @dlq.command("list")
+@filtered()
 def list_(
     database: Database,
-    consumer: Consumer = None,
-    event_type: EventType = None,
-    category: Category = None,
-    status: Status = None,
-    older_than: OlderThan = None,
-    younger_than: YoungerThan = None,
-    text: Text = None,
-    ids: Ids = None,
-    message_id: MessageId = None,
-    aggregate: Aggregate = None,
+    wanted: Wanted,
     limit: Limit = 50,
     as_json: AsJson = False,
 ) -> None:
@@ -63,11 +46,9 @@ def list_(
     Exit code: 0, also if there are none; 1 if the database fails; 2 for wrong arguments or missing tables.
     """
     with letters_in(database, as_json) as letters:
-        wanted = wanted_of(
-            consumer, event_type, category, status, older_than, younger_than, text, ids, message_id, aggregate
-        )
-        found = letters.find(wanted, limit=limit)
-        total = len(found) if len(found) < limit else letters.count(wanted)
+        chosen = wanted()
+        found = letters.find(chosen, limit=limit)
+        total = len(found) if len(found) < limit else letters.count(chosen)
     if as_json:
         print_json([described(letter) for letter in found])
         return
@@ -132,17 +113,10 @@ def show(
 
 
 @dlq.command()
+@filtered(status=False)
 def redrive(
     database: Database,
-    consumer: Consumer = None,
-    event_type: EventType = None,
-    category: Category = None,
-    older_than: OlderThan = None,
-    younger_than: YoungerThan = None,
-    text: Text = None,
-    ids: Ids = None,
-    message_id: MessageId = None,
-    aggregate: Aggregate = None,
+    wanted: Wanted,
     rca: Annotated[int | None, typer.Option(metavar="N", help="The number of an open root cause.")] = None,
     cause_category: Annotated[
         str | None, typer.Option(metavar="NAME", help="infrastructure, contract or business.")
@@ -177,18 +151,16 @@ def redrive(
     arguments or missing tables.
     """
     with letters_in(database, as_json) as letters:
-        wanted = wanted_of(
-            consumer, event_type, category, None, older_than, younger_than, text, ids, message_id, aggregate
-        )
+        chosen = wanted()
         if dry_run:
             from onceward.cli.rehearsal import rehearse
 
             if task is None:
                 fail("a dry run needs the consumer: --task MODULE:NAME", as_json, MISUSED)
-            raise typer.Exit(rehearse(letters, wanted, task, limit, as_json))
+            raise typer.Exit(rehearse(letters, chosen, task, limit, as_json))
         cause = _cause(rca, cause_category, root_cause, fix_ref, as_json)
-        _check_redrive(letters, wanted, cause, rate, yes, as_json)
-        made = letters.redrive(wanted, rca=cause, operator=who(operator), rate=rate, redrive_id=redrive_id)
+        _check_redrive(letters, chosen, cause, rate, yes, as_json)
+        made = letters.redrive(chosen, rca=cause, operator=who(operator), rate=rate, redrive_id=redrive_id)
     if as_json:
         import msgspec
 
@@ -236,18 +208,11 @@ def _check_redrive(
 
 
 @dlq.command()
+@filtered(status=False)
 def discard(
     database: Database,
     reason: Reason,
-    consumer: Consumer = None,
-    event_type: EventType = None,
-    category: Category = None,
-    older_than: OlderThan = None,
-    younger_than: YoungerThan = None,
-    text: Text = None,
-    ids: Ids = None,
-    message_id: MessageId = None,
-    aggregate: Aggregate = None,
+    wanted: Wanted,
     operator: Operator = None,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -259,28 +224,18 @@ def discard(
     Exit code: 0; 1 if none was open or the database fails; 2 for wrong arguments or missing tables.
     """
     with letters_in(database, as_json) as letters:
-        wanted = wanted_of(
-            consumer, event_type, category, "open", older_than, younger_than, text, ids, message_id, aggregate
-        )
-        confirm(f"Discard {letters.count(wanted):,} letters?", yes, as_json)
-        number = letters.discard(wanted, reason=reason, operator=who(operator))
+        chosen = wanted(status="open")
+        confirm(f"Discard {letters.count(chosen):,} letters?", yes, as_json)
+        number = letters.discard(chosen, reason=reason, operator=who(operator))
     _done("discarded", number, as_json)
 
 
 @dlq.command()
+@filtered()
 def hold(
     database: Database,
     reason: Reason,
-    consumer: Consumer = None,
-    event_type: EventType = None,
-    category: Category = None,
-    status: Status = None,
-    older_than: OlderThan = None,
-    younger_than: YoungerThan = None,
-    text: Text = None,
-    ids: Ids = None,
-    message_id: MessageId = None,
-    aggregate: Aggregate = None,
+    wanted: Wanted,
     operator: Operator = None,
     as_json: AsJson = False,
 ) -> None:
@@ -289,27 +244,17 @@ def hold(
     Exit code: 0; 1 if there was none or the database fails; 2 for wrong arguments or missing tables.
     """
     with letters_in(database, as_json) as letters:
-        wanted = wanted_of(
-            consumer, event_type, category, status, older_than, younger_than, text, ids, message_id, aggregate
-        )
-        number = letters.hold(wanted, reason=reason, operator=who(operator))
+        chosen = wanted()
+        number = letters.hold(chosen, reason=reason, operator=who(operator))
     _done("held", number, as_json)
 
 
 @dlq.command()
+@filtered()
 def release(
     database: Database,
     reason: Reason,
-    consumer: Consumer = None,
-    event_type: EventType = None,
-    category: Category = None,
-    status: Status = None,
-    older_than: OlderThan = None,
-    younger_than: YoungerThan = None,
-    text: Text = None,
-    ids: Ids = None,
-    message_id: MessageId = None,
-    aggregate: Aggregate = None,
+    wanted: Wanted,
     operator: Operator = None,
     as_json: AsJson = False,
 ) -> None:
@@ -318,10 +263,8 @@ def release(
     Exit code: 0; 1 if there was none or the database fails; 2 for wrong arguments or missing tables.
     """
     with letters_in(database, as_json) as letters:
-        wanted = wanted_of(
-            consumer, event_type, category, status, older_than, younger_than, text, ids, message_id, aggregate
-        )
-        number = letters.release(wanted, reason=reason, operator=who(operator))
+        chosen = wanted()
+        number = letters.release(chosen, reason=reason, operator=who(operator))
     _done("released", number, as_json)
 
 

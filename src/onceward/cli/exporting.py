@@ -13,20 +13,11 @@ import typer
 
 from onceward.cli.database import MISUSED, AsJson, Database, fail
 from onceward.cli.letters import (
-    Aggregate,
-    Category,
-    Consumer,
-    EventType,
-    Ids,
-    MessageId,
-    OlderThan,
     Operator,
-    Status,
-    Text,
-    YoungerThan,
+    Wanted,
     described,
+    filtered,
     letters_in,
-    wanted_of,
     who,
 )
 from onceward.cli.printing import print_json
@@ -37,21 +28,13 @@ if TYPE_CHECKING:
 PAGE = 100
 
 
+@filtered()
 def export(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", dir_okay=False, help="Where to; it must not exist.")
     ],
     database: Database,
-    consumer: Consumer = None,
-    event_type: EventType = None,
-    category: Category = None,
-    status: Status = None,
-    older_than: OlderThan = None,
-    younger_than: YoungerThan = None,
-    text: Text = None,
-    ids: Ids = None,
-    message_id: MessageId = None,
-    aggregate: Aggregate = None,
+    wanted: Wanted,
     operator: Operator = None,
     as_json: AsJson = False,
 ) -> None:
@@ -67,19 +50,17 @@ def export(
     from onceward.now import now
 
     with letters_in(database, as_json) as letters:
-        wanted = wanted_of(
-            consumer, event_type, category, status, older_than, younger_than, text, ids, message_id, aggregate
-        )
-        total = letters.count(wanted)
+        chosen = wanted()
+        total = letters.count(chosen)
         if not total:
             fail("no letter fits; nothing was written", as_json)
-        details = {"filter": wanted.as_dict(), "letters": total, "file": str(file)}
+        details = {"filter": chosen.as_dict(), "letters": total, "file": str(file)}
         now(letters._core.note(who(operator), "export", details))
         part = file.with_name(f"{file.name}.part")
         try:
             with part.open("w", encoding="utf-8") as lines, _progress(total, as_json) as progress:
                 number = 0
-                for line in _lines(letters, wanted):
+                for line in _lines(letters, chosen):
                     lines.write(line + "\n")
                     number += 1
                     progress(number)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,6 +66,50 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why: a case, a ticket. It goes to the audit.")]
 
 
+FILTERS = {
+    "consumer": Consumer,
+    "event_type": EventType,
+    "category": Category,
+    "status": Status,
+    "older_than": OlderThan,
+    "younger_than": YoungerThan,
+    "text": Text,
+    "ids": Ids,
+    "message_id": MessageId,
+    "aggregate": Aggregate,
+}
+"""The options of a filter, as the parameters of `wanted_of`."""
+
+Wanted = Callable[..., Any]
+"""The filter that the options make. Call it inside `letters_in`: what is wrong with it is then told in one line."""
+
+
+def filtered(*, status: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the options of a filter in the place of its parameter `wanted`."""
+    options = {name: option for name, option in FILTERS.items() if status or name != "status"}
+
+    def give(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            chosen = dict.fromkeys(FILTERS) | {name: given.pop(name) for name in options}
+            command(wanted=lambda **more: wanted_of(**(chosen | more)), **given)
+
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            if parameter.name == "wanted":
+                parameters += [
+                    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+                    for name, option in options.items()
+                ]
+            else:
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        return run
+
+    return give
+
+
 def wanted_of(
     consumer: str | None,
     event_type: str | None,
@@ -76,7 +122,6 @@ def wanted_of(
     message_id: str | None,
     aggregate: str | None,
 ) -> Filter:
-    """Call it inside `letters_in`: what is wrong with a filter is then told in one line."""
     from onceward.deadletters import Filter
 
     return Filter(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, as_json: bool) -> int:
     """Show it. Returns the exit code: whether any letter would die again."""
-    from onceward.cli.verify import _loaded
+    from onceward.cli.loading import loaded
     from onceward.connectors.codec import DecodeError
     from onceward.deadletters.dryrun import Outcome, Prediction
     from onceward.deadletters.rcas import RedriveRefusedError
@@ -33,7 +33,7 @@ def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, a
     if not found:
         raise RedriveRefusedError("no open letter fits")
     engine: Any = letters._core._ports.engine  # type: ignore[attr-defined]
-    task = _made(_loaded(task_path), engine)
+    task = _made(loaded(task_path), engine)
     readable: dict[int, Transaction] = {}
     predicted: dict[int, Prediction] = {}
     for letter in found:

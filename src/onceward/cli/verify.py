@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onceward.cli.database import FAILED, MISUSED, AsJson, fail, opened
+from onceward.cli.loading import loaded
 from onceward.cli.printing import WIDE, print_json
 
 if TYPE_CHECKING:
@@ -101,14 +100,14 @@ def verify(
 
     asks = env is not None and is_production(env)
     with _refusing(as_json):
-        subject = _loaded(consumer)
+        subject = loaded(consumer)
         if (keep or asks) and database is None:
             fail(
                 f"{'--record' if keep else '--env'} needs --database: evidence is kept there",
                 as_json,
                 MISUSED,
             )
-        promised = _contract_of(subject) if contract is None else _loaded(contract)
+        promised = _contract_of(subject) if contract is None else loaded(contract)
         if asks and not keep:
             problem = _lacking(promised, subject, str(database), as_json)
             _say_whether(promised, subject, problem, as_json)
@@ -154,28 +153,6 @@ def _refusing(as_json: bool) -> Iterator[None]:
 # ── what is named ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _loaded(path: str) -> Any:
-    """What `module:name` names. The working directory counts, as it does for `python -m`."""
-    from onceward.task.exceptions import ConfigurationError
-
-    module, _, name = path.partition(":")
-    if not name:
-        raise ConfigurationError(
-            f"{path!r} names nothing in a module; write MODULE:NAME, as in shop.billing:Bill"
-        )
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except ImportError as error:
-        raise ConfigurationError(f"{module} cannot be imported: {error}") from None
-    except AttributeError:
-        raise ConfigurationError(f"{module} has no {name}") from None
-    return found
-
-
 def _contract_of(subject: Any) -> Any:
     from onceward.task.exceptions import ConfigurationError
 
@@ -192,7 +169,7 @@ def _events(given: str | None) -> Any:
         return None
     path = Path(given)
     if ":" in given and not path.exists():
-        return _loaded(given)
+        return loaded(given)
     return [
         _event(line, number) for number, line in enumerate(path.read_text().splitlines(), 1) if line.strip()
     ]

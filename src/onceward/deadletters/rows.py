@@ -4,36 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import TextClause, text
 from sqlalchemy.engine import Dialect
 
 from onceward.db.locks import key_of
+from onceward.db.timed import Timed
 from onceward.db.transaction import DbTransaction
-
-_NOW = {"sqlite": ":now", "postgresql": "extract(epoch FROM clock_timestamp())::double precision"}
 
 
 class Rows:
     def __init__(self, dialect: Dialect, clock: Callable[[], float]) -> None:
-        self._now = _NOW[dialect.name]
-        self._is_sqlite = dialect.name == "sqlite"
-        self._clock = clock
-        self.for_update = "" if self._is_sqlite else " FOR UPDATE"
+        self._timed = Timed(dialect.name, clock)
+        self.for_update = "" if dialect.name == "sqlite" else " FOR UPDATE"
         """At the end of a query: nobody changes its rows until the transaction ends. In SQLite nobody can anyway."""
 
     def run(self, transaction: DbTransaction, sql: str, **values: Any) -> Any:
-        if self._is_sqlite:
-            values["now"] = self._clock()
-        return transaction.connection.execute(_statement(sql, self._now), values)
+        return self._timed.execute(transaction.connection, sql, values)
 
     def many(self, transaction: DbTransaction, sql: str, values: list[dict[str, Any]]) -> None:
         """Run it once for each."""
         if values:
-            now = {"now": self._clock()} if self._is_sqlite else {}
-            transaction.connection.execute(_statement(sql, self._now), [each | now for each in values])
+            self._timed.execute_each(transaction.connection, sql, values)
 
     def all(self, transaction: DbTransaction, sql: str, **values: Any) -> list[dict[str, Any]]:
         return [dict(row) for row in self.run(transaction, sql, **values).mappings()]
@@ -54,8 +46,3 @@ class Rows:
     def lock(self, transaction: DbTransaction, name: str) -> None:
         """Wait for the name, and keep it until the transaction ends."""
         transaction.backend.take_advisory_lock(transaction.connection, key_of(name))
-
-
-@lru_cache(500)
-def _statement(sql: str, now: str) -> TextClause:
-    return text(sql.replace("{now}", now))

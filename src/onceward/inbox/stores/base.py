@@ -11,11 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, timedelta
-from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection
 
+from onceward.db.timed import Timed
 from onceward.db.transaction import DbTransaction
 
 
@@ -124,8 +124,6 @@ class Store(ABC):
 
     name: str
     """The dialect, as SQLAlchemy and the folder of migrations call it."""
-    now: str
-    """The time, in seconds since 1970, as SQL."""
 
     has_days = False
     """Whether a day has to be made before events of it can be admitted."""
@@ -136,6 +134,7 @@ class Store(ABC):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self._timed = Timed(self.name, clock)
 
     # ── what databases do not agree on ──────────────────────────────────────────────────────────────────
 
@@ -348,16 +347,7 @@ class Store(ABC):
         return self._on(transaction.connection, sql, **values)
 
     def _on(self, connection: Connection, sql: str, **values: Any) -> Any:
-        return connection.execute(_statement(sql, self.now), self._bound(values))
-
-    def _bound(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The parameters of a statement; SQLAlchemy passes over those that it does not name."""
-        return values
-
-
-@cache
-def _statement(sql: str, now: str) -> TextClause:
-    return text(sql.replace("{now}", now))
+        return self._timed.execute(connection, sql, values)
 
 
 _START = """

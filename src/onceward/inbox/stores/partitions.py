@@ -10,7 +10,6 @@ A crash leaves a table in one of these states, and whoever comes next goes on fr
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 import time
@@ -24,6 +23,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from onceward.db.backends import backend_of
+from onceward.db.locks import key_of
 from onceward.inbox.stores.base import as_date, begun
 from onceward.inbox.waiting import Busy
 from onceward.task.exceptions import OncewardError
@@ -166,7 +166,7 @@ def drop(
 def only_purger(connection: Connection) -> Iterator[None]:
     """One at a time. The lock is the connection's, so it goes with the process."""
     oid = connection.exec_driver_sql("SELECT 'onceward_dedup'::regclass::oid::bigint").scalar_one()
-    lock = lock_number(f"{PURGE} {oid}")
+    lock = key_of(f"{PURGE} {oid}")
     if not connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({lock})").scalar_one():
         raise PurgeInProgressError(
             f"another purge is running: {_holder(connection, lock)}; wait for its end, then run this one again"
@@ -204,12 +204,8 @@ def in_the_way(connection: Connection) -> str:
     return "a lock was not free in time" if who is None else f"it waits for {who}"
 
 
-def lock_number(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), signed=True)
-
-
 def _maintain(connection: Connection) -> None:
-    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({lock_number(MAINTENANCE)})")
+    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({key_of(MAINTENANCE)})")
 
 
 def _attach(connection: Connection, name: str, day: int) -> None:

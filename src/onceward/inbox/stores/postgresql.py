@@ -9,11 +9,12 @@ from typing import Final
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
+from onceward.db.locks import key_of
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.exceptions import Breach, ContractError
 from onceward.inbox.stores import partitions
 from onceward.inbox.stores.base import Found, Key, MissingDay, Store, as_date
-from onceward.inbox.stores.partitions import MAINTENANCE, lock_number
+from onceward.inbox.stores.partitions import MAINTENANCE
 
 CHECK_VIOLATION: Final = "23514"
 ROW_WAIT_MS: Final = "5000"
@@ -25,13 +26,12 @@ DAYS_AHEAD: Final = 2
 class PostgreSqlStore(Store):
     name = "postgresql"
     has_days = True
-    now = "extract(epoch FROM clock_timestamp())::double precision"
     records = """(SELECT consumer_id, event_day FROM onceward_dedup
         UNION ALL SELECT consumer_id, event_day FROM onceward_kept)"""
     ledgers = ("onceward_kept", "onceward_attempts", "onceward_effects")
 
     def admit(self, transaction: DbTransaction, key: Key, digest: bytes) -> bool:
-        lock = lock_number(f"{key.consumer_id}:{key.tracking_id}")
+        lock = key_of(f"{key.consumer_id}:{key.tracking_id}")
         try:
             return self._execute(transaction, _ADMIT, key, digest=digest, lock=lock) == 1
         except IntegrityError as error:
@@ -40,7 +40,7 @@ class PostgreSqlStore(Store):
             raise
 
     def lock(self, transaction: DbTransaction, name: str) -> bool:
-        return bool(self._run(transaction, _LOCK, lock=lock_number(name)).scalar_one())
+        return bool(self._run(transaction, _LOCK, lock=key_of(name)).scalar_one())
 
     def look_up(self, transaction: DbTransaction, key: Key) -> Found:
         row = self._one(transaction, _LOOK_UP, key)
@@ -88,7 +88,7 @@ class PostgreSqlStore(Store):
         connection.exec_driver_sql("LOCK TABLE onceward_holds, onceward_consumers IN SHARE MODE")
 
     def lock_migrations(self, transaction: DbTransaction) -> None:
-        self._run(transaction, "SELECT pg_advisory_xact_lock(:lock)", lock=lock_number(MAINTENANCE))
+        self._run(transaction, "SELECT pg_advisory_xact_lock(:lock)", lock=key_of(MAINTENANCE))
 
     def tables(self, transaction: DbTransaction) -> set[str]:
         return set(self._run(transaction, _TABLES).scalars())

@@ -7,7 +7,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -24,11 +24,6 @@ INCREMENTAL: Final = 2
 
 class SqliteStore(Store):
     name = "sqlite"
-    now = ":now"
-
-    def _bound(self, values: dict[str, Any]) -> dict[str, Any]:
-        values["now"] = self._clock()
-        return values
 
     def admit(self, transaction: DbTransaction, key: Key, digest: bytes) -> bool:
         # The one statement that every event needs goes past SQLAlchemy, which takes longer than SQLite. What goes wrong
