@@ -1,0 +1,51 @@
+"""What a boundary tells its operators, for Prometheus. Names are those of the boundary's public specification."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import generate_latest
+
+LATENCIES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+
+
+class BoundaryMetrics:
+    """One set for each server, so that two in one process do not count into each other."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.appends = self._counter("bsfg_append_requests", "AppendFact calls")
+        self.append_failures = self._counter("bsfg_append_failures", "AppendFact calls refused", ["reason"])
+        self.duplicates = self._counter("bsfg_append_duplicates", "facts that were there already")
+        self.conflicts = self._counter("bsfg_append_conflicts", "known ids with other content")
+        self.fetches = self._counter("bsfg_fetch_requests", "FetchFacts calls")
+        self.fetched = self._counter("bsfg_fetched_facts", "facts handed out")
+        self.confirms = self._counter("bsfg_confirm_requests", "ConfirmReceipt calls")
+        self.objects = self._counter("bsfg_put_object_requests", "PutObject calls")
+        self.refused = self._counter("bsfg_refused_requests", "calls refused", ["operation", "code"])
+        self.append_latency = Histogram(
+            "bsfg_append_latency_seconds",
+            "AppendFact, until durable",
+            registry=self.registry,
+            buckets=LATENCIES,
+        )
+        self.latency = Histogram(
+            "bsfg_rpc_latency_seconds", "calls", ["operation"], registry=self.registry, buckets=LATENCIES
+        )
+        self.frontier = self._gauge("bsfg_frontier_offset", "the last offset of the log")
+        self.backlog = self._gauge(
+            "bsfg_consumer_backlog", "facts that a consumer has not confirmed", ["consumer"]
+        )
+        self.fill = self._gauge("bsfg_store_buffer_fill_percent", "how full the store is")
+        self.lag = self._gauge(
+            "bsfg_replication_lag_seconds", "age of the oldest fact not forwarded yet", ["link"]
+        )
+        self.lag_high = self._gauge("bsfg_replication_lag_high_watermark", "the highest lag so far", ["link"])
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, words: str, labels: list[str] | None = None) -> Counter:
+        return Counter(name, words, labels or (), registry=self.registry)
+
+    def _gauge(self, name: str, words: str, labels: list[str] | None = None) -> Gauge:
+        return Gauge(name, words, labels or (), registry=self.registry)

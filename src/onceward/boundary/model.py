@@ -1,0 +1,155 @@
+"""Facts and envelopes, and what is wrong with those that are malformed. Pure; no store, no wire."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from onceward.boundary.errors import InvalidArgument
+
+LONGEST_ID = 400
+LONGEST_TEXT = 1000
+LARGEST_FACT = 1024 * 1024 * 16
+"""Bytes of object_json. What is larger is an artifact."""
+LARGEST_PAGE = 1000
+"""Facts; a larger limit is answered with so many."""
+
+_SUBJECT = re.compile(r"[a-z][a-z0-9_]*:([^/\s]+/)?[^/\s]+")
+_PREDICATE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_NAME = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]+(?: [^\s\x00-\x1f\x7f-\x9f]+)*")
+_KEY = re.compile(r"[^\x00-\x1f\x7f]+")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """How a fact travels. No domain meaning here."""
+
+    message_id: str
+    from_zone: str
+    to_zone: str
+    produced_at_unix_ms: int
+    correlation_id: str = ""
+    causation_id: str = ""
+    labels: Mapping[str, str] = {}
+    object_media_type: str = ""
+    object_schema: str = ""
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened: subject, predicate, object."""
+
+    subject: str
+    """kind:id, or kind:scope/id"""
+    predicate: str
+    """lower_snake_case"""
+    object_json: str
+    """A JSON text, as it came."""
+
+    @property
+    def object(self) -> Any:
+        """The value that `object_json` stands for."""
+        return msgspec.json.decode(self.object_json)
+
+
+class StoredFact(msgspec.Struct, frozen=True, kw_only=True):
+    """A fact in its log."""
+
+    offset: int
+    envelope: Envelope
+    fact: Fact
+    appended_at_unix_ms: int
+
+    @property
+    def message_id(self) -> str:
+        return self.envelope.message_id
+
+
+class Appended(msgspec.Struct, frozen=True):
+    offset: int
+    duplicate: bool = False
+    """It was there already; `offset` is where."""
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """Facts that a cursor would have come to, and that have expired."""
+
+    first_missing: int
+    last_missing: int
+
+
+class Page(msgspec.Struct, frozen=True):
+    facts: tuple[StoredFact, ...]
+    gap: Gap | None = None
+
+
+class ObjectRef(msgspec.Struct, frozen=True, kw_only=True):
+    """An artifact, by name and content."""
+
+    bucket: str
+    key: str
+    digest: str
+    """sha256:<hex>"""
+    size: int
+    media_type: str = ""
+
+
+def check_append(envelope: Envelope, fact: Fact) -> None:
+    """Refuses what is malformed, naming the field. What it means is nobody's business here."""
+    _check_text("envelope.message_id", envelope.message_id, LONGEST_ID)
+    _check_text("envelope.from_zone", envelope.from_zone, LONGEST_TEXT)
+    _check_text("envelope.to_zone", envelope.to_zone, LONGEST_TEXT)
+    if envelope.produced_at_unix_ms <= 0:
+        raise InvalidArgument("envelope.produced_at_unix_ms", "must be a time in milliseconds since 1970")
+    for field in ("correlation_id", "causation_id", "object_media_type", "object_schema"):
+        if value := getattr(envelope, field):
+            _check_text(f"envelope.{field}", value, LONGEST_TEXT)
+    if envelope.labels:
+        for name, value in envelope.labels.items():
+            if not name or len(name) > LONGEST_TEXT or len(value) > LONGEST_TEXT:
+                raise InvalidArgument(
+                    "envelope.labels", f"has a name or value that is empty or over {LONGEST_TEXT} characters"
+                )
+    if not _SUBJECT.fullmatch(fact.subject) or len(fact.subject) > LONGEST_TEXT:
+        raise InvalidArgument(
+            "fact.subject", f"must be kind:id or kind:scope/id, such as batch:B1042, not {fact.subject!r:.80}"
+        )
+    if not _PREDICATE.fullmatch(fact.predicate) or len(fact.predicate) > LONGEST_TEXT:
+        raise InvalidArgument("fact.predicate", f"must be lower_snake_case, not {fact.predicate!r:.80}")
+    if not fact.object_json:
+        raise InvalidArgument("fact.object_json", "is empty; it must be a JSON text")
+    if len(fact.object_json) > LARGEST_FACT:
+        raise InvalidArgument(
+            "fact.object_json",
+            f"is larger than {LARGEST_FACT} bytes; put it into an object and refer to that",
+        )
+
+
+def check_consumer(name: str) -> None:
+    _check_text("consumer_name", name, LONGEST_ID)
+
+
+def checked_limit(limit: int) -> int:
+    if limit < 1:
+        raise InvalidArgument("limit", f"must be 1 or more, not {limit}")
+    return min(limit, LARGEST_PAGE)
+
+
+def check_object_name(bucket: str, key: str) -> None:
+    if not _BUCKET.fullmatch(bucket):
+        raise InvalidArgument(
+            "bucket", f"must be 1 to 63 of a-z, 0-9, dot, dash and underscore, not {bucket!r:.80}"
+        )
+    if not _KEY.fullmatch(key) or len(key.encode("utf-8", "replace")) > LONGEST_TEXT:
+        raise InvalidArgument("key", f"must be 1 to {LONGEST_TEXT} bytes of text without control characters")
+
+
+def _check_text(field: str, value: str, longest: int) -> None:
+    if not value:
+        raise InvalidArgument(field, "is missing")
+    if len(value) > longest:
+        raise InvalidArgument(field, f"has {len(value)} characters; {longest} are allowed")
+    if not _NAME.fullmatch(value):
+        raise InvalidArgument(field, f"has control characters or stray blanks: {value!r:.80}")

@@ -1,0 +1,106 @@
+"""The rules of a boundary, over any store. Knows no wire."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from onceward.boundary.canonical import content_digest
+from onceward.boundary.errors import ArtifactMissing, NotFound, OffsetOutOfRange
+from onceward.boundary.metrics import BoundaryMetrics
+from onceward.boundary.model import (
+    Appended,
+    Envelope,
+    Fact,
+    Gap,
+    ObjectRef,
+    check_append,
+    check_consumer,
+    check_object_name,
+    checked_limit,
+)
+from onceward.boundary.ports import NewFact, Store
+from onceward.boundary.wire import Record, record
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    strict_consumers: bool = False
+    """Only names that are known may fetch; otherwise the first fetch makes a name known."""
+    require_artifacts: bool = False
+    """A fact that names an object is refused while the object is not here."""
+
+
+class Boundary:
+    """A durable log of facts with named cursors, and the objects that facts refer to."""
+
+    def __init__(self, store: Store, settings: Settings | None = None) -> None:
+        self.store = store
+        self.settings = settings or Settings()
+        self.metrics = BoundaryMetrics()
+
+    async def append(self, envelope: Envelope, fact: Fact, encoded: bytes | None = None) -> Appended:
+        """Durable when this returns. Idempotent by message_id. `encoded` is the record, where it exists already."""
+        check_append(envelope, fact)
+        new = NewFact(envelope.message_id, content_digest(envelope, fact), encoded or record(envelope, fact))
+        if self.settings.require_artifacts:
+            await self._check_artifact(fact)
+        return await self.store.append(new)
+
+    async def fetch(self, consumer_name: str, limit: int) -> tuple[list[Record], Gap | None]:
+        """The next facts after the consumer's cursor, and what it missed because it had expired."""
+        check_consumer(consumer_name)
+        limit = checked_limit(limit)
+        position = await self.store.position(consumer_name, create=not self.settings.strict_consumers)
+        if position is None:
+            raise NotFound(f"there is no consumer {consumer_name!r}, and names are not made by fetching here")
+        records = await self.store.read(position, limit)
+        return records, await self._gap(position, records)
+
+    async def confirm(self, consumer_name: str, offset: int) -> int:
+        """Cumulative and monotone. Returns where the cursor stands."""
+        check_consumer(consumer_name)
+        if offset < 0:
+            raise OffsetOutOfRange(f"offset must be 0 or more, not {offset}")
+        position = await self.store.position(consumer_name, create=False)
+        if position is None:
+            raise NotFound(f"there is no consumer {consumer_name!r}; it has never fetched")
+        if offset <= position:
+            return position
+        last = (await self.store.bounds()).last
+        if offset > last:
+            raise OffsetOutOfRange(f"offset {offset} cannot be confirmed: the last fact is {last}")
+        return await self.store.advance(consumer_name, offset)
+
+    async def put(self, bucket: str, key: str, chunks: AsyncIterator[bytes], media_type: str) -> ObjectRef:
+        check_object_name(bucket, key)
+        return await self.store.objects.put(bucket, key, chunks, media_type)
+
+    async def get(self, bucket: str, key: str) -> tuple[ObjectRef, AsyncIterator[bytes]]:
+        check_object_name(bucket, key)
+        return await self.store.objects.get(bucket, key)
+
+    async def _gap(self, position: int, records: list[Record]) -> Gap | None:
+        if records and records[0][0] == position + 1:
+            return None
+        first = records[0][0] if records else (await self.store.bounds()).first
+        return Gap(position + 1, first - 1) if first > position + 1 else None
+
+    async def _check_artifact(self, fact: Fact) -> None:
+        named = reference_in(fact)
+        if named is None:
+            return
+        found = await self.store.objects.head(*named)
+        if found is None:
+            raise ArtifactMissing(
+                f"object {named[0]}/{named[1]} is not here; put it before the fact that names it"
+            )
+
+
+def reference_in(fact: Fact) -> tuple[str, str] | None:
+    """Bucket and key, if the fact's object is a reference to an artifact."""
+    value: Any = fact.object
+    if isinstance(value, dict) and isinstance(value.get("bucket"), str) and isinstance(value.get("key"), str):
+        return value["bucket"], value["key"]
+    return None

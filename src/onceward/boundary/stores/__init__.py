@@ -1,0 +1,1 @@
+"""Where a boundary keeps its facts, cursors and objects."""

@@ -1,0 +1,122 @@
+"""Objects as files: content under its digest, names as small files that point to it.
+
+    objects/content/ab/abcdef…          the bytes, written beside it first, fsynced, then renamed
+    objects/names/<bucket>/<sha256 of the key>   JSON: key, digest, size, media type
+
+A key is never part of a path, so that no key can lead out of the directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+
+from onceward.boundary.errors import NotFound, ObjectConflict, Unavailable
+from onceward.boundary.model import ObjectRef
+
+CHUNK = 256 * 1024
+"""Bytes read at once."""
+
+
+class FileObjects:
+    def __init__(self, directory: Path) -> None:
+        self._content = directory / "content"
+        self._names = directory / "names"
+        self._incoming = directory / "incoming"
+        for each in (self._content, self._names, self._incoming):
+            each.mkdir(parents=True, exist_ok=True)
+        for left_over in self._incoming.iterdir():  # of uploads that were cut off
+            left_over.unlink(missing_ok=True)
+
+    async def put(self, bucket: str, key: str, chunks: AsyncIterator[bytes], media_type: str) -> ObjectRef:
+        incoming = self._incoming / secrets.token_hex(16)
+        try:
+            digest, size = await self._receive(incoming, chunks)
+            ref = ObjectRef(
+                bucket=bucket, key=key, digest=f"sha256:{digest}", size=size, media_type=media_type
+            )
+            return await asyncio.to_thread(self._keep, incoming, digest, ref)
+        except OSError as error:
+            raise Unavailable(f"the object could not be written: {error}; try again") from error
+        finally:
+            incoming.unlink(missing_ok=True)
+
+    async def head(self, bucket: str, key: str) -> ObjectRef | None:
+        try:
+            return msgspec.json.decode(self._name(bucket, key).read_bytes(), type=ObjectRef)
+        except FileNotFoundError:
+            return None
+
+    async def get(self, bucket: str, key: str) -> tuple[ObjectRef, AsyncIterator[bytes]]:
+        ref = await self.head(bucket, key)
+        if ref is None:
+            raise NotFound(f"there is no object {bucket}/{key}")
+        return ref, self._send(self._place(ref.digest.removeprefix("sha256:")))
+
+    async def _receive(self, incoming: Path, chunks: AsyncIterator[bytes]) -> tuple[str, int]:
+        digest, size = hashlib.sha256(), 0
+        with incoming.open("wb") as file:
+            async for chunk in chunks:
+                digest.update(chunk)
+                size += len(chunk)
+                await asyncio.to_thread(file.write, chunk)
+            await asyncio.to_thread(_sync, file.fileno(), file.flush)
+        return digest.hexdigest(), size
+
+    def _keep(self, incoming: Path, digest: str, ref: ObjectRef) -> ObjectRef:
+        place = self._place(digest)
+        if not place.exists():
+            place.parent.mkdir(exist_ok=True)
+            incoming.rename(place)
+            _sync_directory(place.parent)
+        name = self._name(ref.bucket, ref.key)
+        name.parent.mkdir(exist_ok=True)
+        written = self._incoming / secrets.token_hex(16)
+        try:
+            with written.open("wb") as file:
+                file.write(msgspec.json.encode(ref))
+                _sync(file.fileno(), file.flush)
+            try:
+                os.link(written, name)  # fails if it is there: of two at once, one is the first
+            except FileExistsError:
+                return self._same(name, ref)
+        finally:
+            written.unlink(missing_ok=True)
+        _sync_directory(name.parent)
+        return ref
+
+    def _same(self, name: Path, ref: ObjectRef) -> ObjectRef:
+        known = msgspec.json.decode(name.read_bytes(), type=ObjectRef)
+        if known.digest != ref.digest:
+            raise ObjectConflict(ref.bucket, ref.key)
+        return known
+
+    async def _send(self, place: Path) -> AsyncIterator[bytes]:
+        with place.open("rb") as file:
+            while chunk := await asyncio.to_thread(file.read, CHUNK):
+                yield chunk
+
+    def _place(self, digest: str) -> Path:
+        return self._content / digest[:2] / digest
+
+    def _name(self, bucket: str, key: str) -> Path:
+        return self._names / bucket / hashlib.sha256(key.encode()).hexdigest()
+
+
+def _sync(descriptor: int, flush: object) -> None:
+    flush()  # type: ignore[operator]
+    os.fsync(descriptor)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

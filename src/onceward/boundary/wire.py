@@ -1,0 +1,117 @@
+"""Facts as bytes: protobuf, in the log as on the wire, so that a page is put together without unpacking a fact.
+
+A record in the log is a `StoredFact` without its two numbers; these are set in front and behind when it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from onceward.boundary.model import Envelope, Fact, Gap, Page, StoredFact
+from onceward.boundary.v1 import boundary_pb as pb
+
+Record = tuple[int, bytes, int]
+"""Offset, record, time of appending in milliseconds."""
+
+_OFFSET, _ENVELOPE, _FACT, _APPENDED_AT = b"\x08", b"\x12", b"\x1a", b"\x20"
+_FACTS, _GAP = b"\x0a", b"\x12"
+
+
+def record_of(envelope: bytes, fact: bytes) -> bytes:
+    """Of the two messages, already encoded."""
+    return b"".join((_ENVELOPE, varint(len(envelope)), envelope, _FACT, varint(len(fact)), fact))
+
+
+def record(envelope: Envelope, fact: Fact) -> bytes:
+    return record_of(as_pb_envelope(envelope).to_binary(), as_pb_fact(fact).to_binary())
+
+
+def stored(record: Record) -> StoredFact:
+    return from_pb(pb.StoredFact.from_binary(stored_bytes(record)))
+
+
+def stored_bytes(record: Record) -> bytes:
+    offset, body, appended_at = record
+    return b"".join((_OFFSET, varint(offset), body, _APPENDED_AT, varint(appended_at)))
+
+
+def page_bytes(records: Iterable[Record], gap: Gap | None) -> bytes:
+    """A `FetchFactsResponse`."""
+    parts: list[bytes] = []
+    for each in records:
+        fact = stored_bytes(each)
+        parts += (_FACTS, varint(len(fact)), fact)
+    if gap is not None:
+        told = pb.Gap(first_missing=gap.first_missing, last_missing=gap.last_missing).to_binary()
+        parts += (_GAP, varint(len(told)), told)
+    return b"".join(parts)
+
+
+def page(response: pb.FetchFactsResponse) -> Page:
+    gap = response.gap if response.has_field("gap") else None
+    return Page(
+        tuple(from_pb(fact) for fact in response.facts),
+        None if gap is None else Gap(gap.first_missing, gap.last_missing),
+    )
+
+
+def from_pb(fact: pb.StoredFact) -> StoredFact:
+    assert fact.envelope is not None
+    assert fact.fact is not None
+    return StoredFact(
+        offset=fact.offset,
+        envelope=envelope_of(fact.envelope),
+        fact=fact_of(fact.fact),
+        appended_at_unix_ms=fact.appended_at_unix_ms,
+    )
+
+
+def fact_of(fact: pb.Fact) -> Fact:
+    return Fact(subject=fact.subject, predicate=fact.predicate, object_json=fact.object_json)
+
+
+def envelope_of(envelope: pb.Envelope) -> Envelope:
+    return Envelope(
+        message_id=envelope.message_id,
+        from_zone=envelope.from_zone,
+        to_zone=envelope.to_zone,
+        produced_at_unix_ms=envelope.produced_at_unix_ms,
+        correlation_id=envelope.correlation_id,
+        causation_id=envelope.causation_id,
+        labels=dict(envelope.labels),
+        object_media_type=envelope.object_media_type,
+        object_schema=envelope.object_schema,
+    )
+
+
+def as_pb_envelope(envelope: Envelope) -> pb.Envelope:
+    return pb.Envelope(
+        message_id=envelope.message_id,
+        from_zone=envelope.from_zone,
+        to_zone=envelope.to_zone,
+        produced_at_unix_ms=envelope.produced_at_unix_ms,
+        correlation_id=envelope.correlation_id,
+        causation_id=envelope.causation_id,
+        labels=dict(envelope.labels),
+        object_media_type=envelope.object_media_type,
+        object_schema=envelope.object_schema,
+    )
+
+
+def as_pb_fact(fact: Fact) -> pb.Fact:
+    return pb.Fact(subject=fact.subject, predicate=fact.predicate, object_json=fact.object_json)
+
+
+def varint(number: int) -> bytes:
+    """Protobuf's way to write a number that is not negative."""
+    if number < 0x80:
+        return _SMALL[number]
+    parts = bytearray()
+    while number >= 0x80:
+        parts.append(number & 0x7F | 0x80)
+        number >>= 7
+    parts.append(number)
+    return bytes(parts)
+
+
+_SMALL = [bytes((number,)) for number in range(0x80)]
