@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench conformance format clean
+.PHONY: help demo test lint bench conformance proto format clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || grep '##' $(MAKEFILE_LIST)
@@ -22,12 +22,16 @@ lint: $(VENV)/.test ## Check style, types, import directions and generated docs
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache | tail -n 3
 	@$(BIN)/python spec/conformance.py --check
+	@$(BIN)/python proto/generate.py --check
 
 bench: $(VENV)/.test ## Measure, beside bare loops in the same run, and print ratios
 	@$(BIN)/python -m bench
 
 conformance: $(VENV)/.test ## Write docs/conformance.md anew
 	@$(BIN)/python spec/conformance.py
+
+proto: $(VENV)/.test ## Write src/onceward/boundary/v1 anew from boundary.proto
+	@$(BIN)/python proto/generate.py
 
 format: $(VENV)/.test ## Put the code into shape
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .

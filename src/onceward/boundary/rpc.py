@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar, cast
 
+import msgspec
 from connectrpc.code import Code
 from connectrpc.codec import proto_binary_codec
 from connectrpc.errors import ConnectError
@@ -248,6 +249,21 @@ async def _metrics(boundary: Boundary) -> tuple[int, bytes, bytes]:
     return 200, b"text/plain; version=0.0.4; charset=utf-8", boundary.metrics.text()
 
 
+async def _stats(boundary: Boundary) -> tuple[int, bytes, bytes]:
+    bounds = await boundary.store.bounds()
+    consumers = [
+        {
+            "name": cursor.name,
+            "offset": cursor.offset,
+            "backlog": max(bounds.last - max(cursor.offset, bounds.first - 1), 0),
+            "confirmed_at_unix_ms": cursor.confirmed_at_unix_ms,
+        }
+        for cursor in await boundary.store.cursors()
+    ]
+    stats = {"first": bounds.first, "last": bounds.last, "consumers": consumers}
+    return 200, b"application/json", msgspec.json.encode(stats)
+
+
 async def _livez(boundary: Boundary) -> tuple[int, bytes, bytes]:
     return 200, b"text/plain", b"alive\n"
 
@@ -262,6 +278,7 @@ async def _readyz(boundary: Boundary) -> tuple[int, bytes, bytes]:
 
 _PAGES: dict[str, Callable[[Boundary], Awaitable[tuple[int, bytes, bytes]]]] = {
     "/metrics": _metrics,
+    "/stats": _stats,
     "/livez": _livez,
     "/readyz": _readyz,
 }

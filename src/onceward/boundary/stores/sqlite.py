@@ -45,7 +45,9 @@ SCHEMA = (
 INSERT = 'INSERT INTO facts ("offset", message_id, digest, record, appended_at) VALUES (?, ?, ?, ?, ?)'
 FIND = 'SELECT "offset", digest FROM facts WHERE message_id = ?'
 READ = 'SELECT "offset", record, appended_at FROM facts WHERE "offset" > ? ORDER BY "offset" LIMIT ?'
-BOUNDS = 'SELECT coalesce(min("offset"), 1), coalesce(max("offset"), 0) FROM facts'
+BOUNDS = """
+    SELECT coalesce((SELECT min("offset") FROM facts), 1), coalesce((SELECT max("offset") FROM facts), 0)
+"""  # as two queries, for each of which SQLite goes to one end of the index
 POSITION = "SELECT position FROM cursors WHERE name = ?"
 CREATE_CURSOR = "INSERT INTO cursors (name, position) VALUES (?, 0) ON CONFLICT DO NOTHING"
 ADVANCE = """

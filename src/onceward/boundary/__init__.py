@@ -1,0 +1,39 @@
+"""A boundary: a durable log of facts with named cursors, and the artifacts that facts refer to.
+
+    onceward boundary serve --listen 127.0.0.1:7700 --data ./boundary
+
+    with BoundaryClient("http://127.0.0.1:7700") as client:
+        envelope = envelope_for(message_id_for("batch", "B1042", "completed"), from_zone="plant-a", to_zone="hq")
+        client.append(envelope, fact_of("batch:B1042", "completed", {"litres": 480}))
+
+What a caller of a boundary needs is here. Who embeds one finds `service`, `stores` and `server` beside it.
+"""
+
+from onceward.boundary.client import (
+    AsyncBoundaryClient,
+    BoundaryClient,
+    envelope_for,
+    fact_of,
+    message_id_for,
+)
+from onceward.boundary.consumer import AsyncBoundaryConsumer, BoundaryConsumer
+from onceward.boundary.errors import BoundaryError
+from onceward.boundary.model import Appended, Envelope, Fact, Gap, ObjectRef, Page, StoredFact
+
+__all__ = [
+    "Appended",
+    "AsyncBoundaryClient",
+    "AsyncBoundaryConsumer",
+    "BoundaryClient",
+    "BoundaryConsumer",
+    "BoundaryError",
+    "Envelope",
+    "Fact",
+    "Gap",
+    "ObjectRef",
+    "Page",
+    "StoredFact",
+    "envelope_for",
+    "fact_of",
+    "message_id_for",
+]
