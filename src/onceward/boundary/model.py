@@ -17,6 +17,10 @@ LARGEST_FACT = 1024 * 1024 * 16
 LARGEST_PAGE = 1000
 """Facts; a larger limit is answered with so many."""
 
+STREAMS = ("operational", "audit", "documents")
+"""Classes of facts that are retained alike; the first is for those that name none."""
+STREAM_LABEL = "retention"
+
 _SUBJECT = re.compile(r"[a-z][a-z0-9_]*:([^/\s]+/)?[^/\s]+")
 _PREDICATE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _NAME = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]+(?: [^\s\x00-\x1f\x7f-\x9f]+)*")
@@ -112,6 +116,11 @@ def check_append(envelope: Envelope, fact: Fact) -> None:
                 raise InvalidArgument(
                     "envelope.labels", f"has a name or value that is empty or over {LONGEST_TEXT} characters"
                 )
+        if stream_of(envelope) not in STREAMS:
+            raise InvalidArgument(
+                f"envelope.labels.{STREAM_LABEL}",
+                f"must be {', '.join(STREAMS)} or left out, not {stream_of(envelope)!r:.80}",
+            )
     if not _SUBJECT.fullmatch(fact.subject) or len(fact.subject) > LONGEST_TEXT:
         raise InvalidArgument(
             "fact.subject", f"must be kind:id or kind:scope/id, such as batch:B1042, not {fact.subject!r:.80}"
@@ -125,6 +134,11 @@ def check_append(envelope: Envelope, fact: Fact) -> None:
             "fact.object_json",
             f"is larger than {LARGEST_FACT} bytes; put it into an object and refer to that",
         )
+
+
+def stream_of(envelope: Envelope) -> str:
+    """The class by which a fact is retained."""
+    return envelope.labels.get(STREAM_LABEL, STREAMS[0])
 
 
 def check_consumer(name: str) -> None:

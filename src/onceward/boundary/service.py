@@ -20,6 +20,7 @@ from onceward.boundary.model import (
     check_consumer,
     check_object_name,
     checked_limit,
+    stream_of,
 )
 from onceward.boundary.ports import NewFact, Store
 from onceward.boundary.wire import Record, record
@@ -43,7 +44,12 @@ class Boundary:
     async def append(self, envelope: Envelope, fact: Fact, encoded: bytes | None = None) -> Appended:
         """Durable when this returns. Idempotent by message_id. `encoded` is the record, where it exists already."""
         check_append(envelope, fact)
-        new = NewFact(envelope.message_id, content_digest(envelope, fact), encoded or record(envelope, fact))
+        new = NewFact(
+            envelope.message_id,
+            content_digest(envelope, fact),
+            encoded or record(envelope, fact),
+            stream_of(envelope),
+        )
         if self.settings.require_artifacts:
             await self._check_artifact(fact)
         return await self.store.append(new)
@@ -56,7 +62,9 @@ class Boundary:
         if position is None:
             raise NotFound(f"there is no consumer {consumer_name!r}, and names are not made by fetching here")
         records = await self.store.read(position, limit)
-        return records, await self._gap(position, records)
+        if not records:
+            return records, _gap(position, (await self.store.bounds()).first)
+        return _unbroken(records), _gap(position, records[0][0])
 
     async def confirm(self, consumer_name: str, offset: int) -> int:
         """Cumulative and monotone. Returns where the cursor stands."""
@@ -81,12 +89,6 @@ class Boundary:
         check_object_name(bucket, key)
         return await self.store.objects.get(bucket, key)
 
-    async def _gap(self, position: int, records: list[Record]) -> Gap | None:
-        if records and records[0][0] == position + 1:
-            return None
-        first = records[0][0] if records else (await self.store.bounds()).first
-        return Gap(position + 1, first - 1) if first > position + 1 else None
-
     async def _check_artifact(self, fact: Fact) -> None:
         named = reference_in(fact)
         if named is None:
@@ -96,6 +98,18 @@ class Boundary:
             raise ArtifactMissing(
                 f"object {named[0]}/{named[1]} is not here; put it before the fact that names it"
             )
+
+
+def _gap(position: int, first: int) -> Gap | None:
+    return Gap(position + 1, first - 1) if first > position + 1 else None
+
+
+def _unbroken(records: list[Record]) -> list[Record]:
+    """Up to the first hole that expiry has left: it is told with the next page, so that every gap is."""
+    first = records[0][0]
+    if records[-1][0] - first == len(records) - 1:
+        return records
+    return [record for number, record in enumerate(records, first) if record[0] == number]
 
 
 def reference_in(fact: Fact) -> tuple[str, str] | None:

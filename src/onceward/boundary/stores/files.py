@@ -12,7 +12,9 @@ import asyncio
 import hashlib
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from io import RawIOBase
 from pathlib import Path
 
 import msgspec
@@ -41,9 +43,8 @@ class FileObjects:
             ref = ObjectRef(
                 bucket=bucket, key=key, digest=f"sha256:{digest}", size=size, media_type=media_type
             )
-            return await asyncio.to_thread(self._keep, incoming, digest, ref)
-        except OSError as error:
-            raise Unavailable(f"the object could not be written: {error}; try again") from error
+            with _writable():
+                return await asyncio.to_thread(self._keep, incoming, digest, ref)
         finally:
             incoming.unlink(missing_ok=True)
 
@@ -59,14 +60,24 @@ class FileObjects:
             raise NotFound(f"there is no object {bucket}/{key}")
         return ref, self._send(self._place(ref.digest.removeprefix("sha256:")))
 
+    async def refs(self) -> AsyncIterator[ObjectRef]:
+        for name in sorted(self._names.glob("*/*")):
+            yield msgspec.json.decode(name.read_bytes(), type=ObjectRef)
+
     async def _receive(self, incoming: Path, chunks: AsyncIterator[bytes]) -> tuple[str, int]:
         digest, size = hashlib.sha256(), 0
-        with incoming.open("wb") as file:
-            async for chunk in chunks:
+        with _writable():
+            file = incoming.open("wb", buffering=0)
+        try:
+            async for chunk in chunks:  # what goes wrong there is not the disk's fault
                 digest.update(chunk)
                 size += len(chunk)
-                await asyncio.to_thread(file.write, chunk)
-            await asyncio.to_thread(_sync, file.fileno(), file.flush)
+                with _writable():
+                    await asyncio.to_thread(_write, file, chunk)
+            with _writable():
+                await asyncio.to_thread(os.fsync, file.fileno())
+        finally:
+            file.close()
         return digest.hexdigest(), size
 
     def _keep(self, incoming: Path, digest: str, ref: ObjectRef) -> ObjectRef:
@@ -79,9 +90,9 @@ class FileObjects:
         name.parent.mkdir(exist_ok=True)
         written = self._incoming / secrets.token_hex(16)
         try:
-            with written.open("wb") as file:
-                file.write(msgspec.json.encode(ref))
-                _sync(file.fileno(), file.flush)
+            with written.open("wb", buffering=0) as file:
+                _write(file, msgspec.json.encode(ref))
+                os.fsync(file.fileno())
             try:
                 os.link(written, name)  # fails if it is there: of two at once, one is the first
             except FileExistsError:
@@ -109,9 +120,18 @@ class FileObjects:
         return self._names / bucket / hashlib.sha256(key.encode()).hexdigest()
 
 
-def _sync(descriptor: int, flush: object) -> None:
-    flush()  # type: ignore[operator]
-    os.fsync(descriptor)
+@contextmanager
+def _writable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable(f"the object could not be written: {error}; try again") from error
+
+
+def _write(file: RawIOBase, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) or 0 :]
 
 
 def _sync_directory(directory: Path) -> None:

@@ -13,7 +13,8 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from onceward.task.exceptions import ConfigurationError
 SCHEMA_VERSION = 1
 MOST_AT_ONCE = 1000
 """Writes in one transaction: those behind must not wait for ever."""
+MOST_REMOVED = 2000
+"""Facts in one step of expiry: appends must not wait for all of it."""
 LARGEST_PAGE_BYTES = 8 * 1024 * 1024
 
 SCHEMA = (
@@ -36,18 +39,33 @@ SCHEMA = (
         message_id TEXT NOT NULL UNIQUE,
         digest BLOB NOT NULL,
         record BLOB NOT NULL,
+        stream TEXT NOT NULL,
         appended_at INTEGER NOT NULL
     )
     """,
+    "CREATE INDEX facts_by_age ON facts (stream, appended_at)",
+    "CREATE TABLE removed (through INTEGER NOT NULL)",
+    "INSERT INTO removed VALUES (0)",
     "CREATE TABLE cursors (name TEXT PRIMARY KEY, position INTEGER NOT NULL, confirmed_at INTEGER) WITHOUT ROWID",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
-INSERT = 'INSERT INTO facts ("offset", message_id, digest, record, appended_at) VALUES (?, ?, ?, ?, ?)'
+INSERT = (
+    'INSERT INTO facts ("offset", message_id, digest, record, stream, appended_at) VALUES (?, ?, ?, ?, ?, ?)'
+)
 FIND = 'SELECT "offset", digest FROM facts WHERE message_id = ?'
 READ = 'SELECT "offset", record, appended_at FROM facts WHERE "offset" > ? ORDER BY "offset" LIMIT ?'
 BOUNDS = """
-    SELECT coalesce((SELECT min("offset") FROM facts), 1), coalesce((SELECT max("offset") FROM facts), 0)
-"""  # as two queries, for each of which SQLite goes to one end of the index
+    SELECT (SELECT min("offset") FROM facts), (SELECT max("offset") FROM facts), (SELECT through FROM removed)
+"""  # as queries of their own, for each of which SQLite goes to one end of the index
+EXPIRE = """
+    DELETE FROM facts WHERE "offset" IN
+        (SELECT "offset" FROM facts WHERE stream = ? AND appended_at < ? LIMIT ?) RETURNING "offset"
+"""
+DROP = """
+    DELETE FROM facts WHERE "offset" IN
+        (SELECT "offset" FROM facts WHERE "offset" <= ? ORDER BY "offset" LIMIT ?) RETURNING "offset"
+"""
+REMOVED = "UPDATE removed SET through = max(through, ?)"
 POSITION = "SELECT position FROM cursors WHERE name = ?"
 CREATE_CURSOR = "INSERT INTO cursors (name, position) VALUES (?, 0) ON CONFLICT DO NOTHING"
 ADVANCE = """
@@ -75,16 +93,17 @@ class SqliteStore:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = _prepared(Path(directory))
-        self._lock = _locked(self.directory)
         path = self.directory / "boundary.db"
-        try:
-            self._writing = _connected(path)
-            self._reading = _connected(path)
-            self._last = self._writing.execute(BOUNDS).fetchone()[1]
-        except sqlite3.Error as error:
-            self._lock.close()
-            raise ConfigurationError(f"{path} cannot be opened as a boundary's log: {error}") from error
-        self.objects = FileObjects(self.directory / "objects")
+        with ExitStack() as opening:
+            opening.enter_context(_locked(self.directory))
+            try:
+                self._writing = opening.enter_context(closing(_connected(path)))
+                self._reading = opening.enter_context(closing(_connected(path)))
+                self._last = self._bounds(self._writing).last
+                self.objects = FileObjects(self.directory / "objects")
+            except (sqlite3.Error, OSError) as error:
+                raise ConfigurationError(f"{path} cannot be opened as a boundary's log: {error}") from error
+            self._open = opening.pop_all()
         self._writes: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="onceward-boundary-writer", daemon=True)
         self._writer.start()
@@ -97,25 +116,60 @@ class SqliteStore:
         return appended
 
     async def read(self, after: int, limit: int) -> list[Record]:
-        try:
-            records: list[Record] = []
-            size = 0
+        records: list[Record] = []
+        size = 0
+        with _readable():
             for each in self._reading.execute(READ, (after, limit)):
                 size += len(each[1])
                 if records and size > LARGEST_PAGE_BYTES:
                     break
                 records.append(each)
-            return records
-        except sqlite3.Error as error:
-            raise Unavailable(f"the log cannot be read: {error}") from error
+        return records
 
     async def bounds(self) -> Bounds:
-        return Bounds(*self._reading.execute(BOUNDS).fetchone())
+        with _readable():
+            return self._bounds(self._reading)
+
+    async def size(self) -> int:
+        with _readable():
+            pages, free, page = (
+                self._reading.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+        return int((pages - free) * page)
+
+    async def expire(self, older_than: Mapping[str, int]) -> int:
+        return sum([await self._remove(EXPIRE, (stream, time)) for stream, time in older_than.items()])
+
+    async def drop(self, through: int) -> int:
+        return await self._remove(DROP, (through,))
+
+    async def _remove(self, sql: str, which: tuple[str | int, ...]) -> int:
+        """In steps, between which appends come in."""
+
+        def step(cursor: sqlite3.Cursor) -> int:
+            removed = [row[0] for row in cursor.execute(sql, (*which, MOST_REMOVED))]
+            if removed:
+                cursor.execute(REMOVED, (max(removed),))
+            return len(removed)
+
+        total = 0
+        while True:
+            removed: int = await self._through_writer(Write(None, step))
+            total += removed
+            if removed < MOST_REMOVED:
+                return total
+
+    def _bounds(self, connection: sqlite3.Connection) -> Bounds:
+        first, last, removed = connection.execute(BOUNDS).fetchone()
+        last = max(last or 0, removed)
+        return Bounds(last + 1 if first is None else first, last)
 
     # ── cursors ─────────────────────────────────────────────────────────────────────────────────────────
 
     async def position(self, name: str, *, create: bool) -> int | None:
-        row = self._reading.execute(POSITION, (name,)).fetchone()
+        with _readable():
+            row = self._reading.execute(POSITION, (name,)).fetchone()
         if row is not None:
             return int(row[0])
         if not create:
@@ -132,7 +186,8 @@ class SqliteStore:
         return position
 
     async def cursors(self) -> list[Cursor]:
-        return [Cursor(*row) for row in self._reading.execute(CURSORS)]
+        with _readable():
+            return [Cursor(*row) for row in self._reading.execute(CURSORS)]
 
     async def close(self) -> None:
         """Let the writer end what it has, and let go of the directory. Idempotent."""
@@ -141,9 +196,7 @@ class SqliteStore:
         self._closed = True
         self._writes.put(None)
         await asyncio.to_thread(self._writer.join)
-        self._writing.close()
-        self._reading.close()
-        self._lock.close()
+        self._open.close()
 
     # ── the writer ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -179,7 +232,7 @@ class SqliteStore:
                 if write.operation is not None:
                     write.outcome = write.operation(cursor)
             cursor.execute("COMMIT")
-        except (sqlite3.Error, OSError) as error:
+        except Exception as error:  # noqa: BLE001  the writer must go on, and those who wait must hear of it
             # Nothing of it is written, whatever it was: a full disk, a read-only directory, an I/O error.
             self._last = last
             _roll_back(cursor)
@@ -192,34 +245,41 @@ class SqliteStore:
             return
         now = _now()
         rows = [
-            (self._last + number, write.fact.message_id, write.fact.digest, write.fact.record, now)  # type: ignore[union-attr]
-            for number, write in enumerate(appends, 1)
+            (number, fact.message_id, fact.digest, fact.record, fact.stream, fact.appended_at or now)
+            for number, fact in enumerate([write.fact for write in appends if write.fact], self._last + 1)
         ]
         cursor.execute("SAVEPOINT appends")
         try:
             cursor.executemany(INSERT, rows)
         except sqlite3.IntegrityError:
             cursor.execute("ROLLBACK TO appends")
-            for write in appends:
-                write.outcome = self._append_one(cursor, write.fact, now)  # type: ignore[arg-type]
+            for write, row in zip(appends, rows, strict=True):
+                write.outcome = self._append_one(cursor, row)
         else:
             for row, write in zip(rows, appends, strict=True):
                 write.outcome = Appended(row[0])
             self._last += len(rows)
         cursor.execute("RELEASE appends")
 
-    def _append_one(self, cursor: sqlite3.Cursor, fact: NewFact, now: int) -> Appended | BoundaryError:
-        known = cursor.execute(FIND, (fact.message_id,)).fetchone()
+    def _append_one(self, cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> Appended | BoundaryError:
+        _, message_id, digest, *rest = row
+        known = cursor.execute(FIND, (message_id,)).fetchone()
         if known is None:
             self._last += 1
-            cursor.execute(INSERT, (self._last, fact.message_id, fact.digest, fact.record, now))
+            cursor.execute(INSERT, (self._last, message_id, digest, *rest))
             return Appended(self._last)
-        offset, digest = known
-        return (
-            Appended(offset, duplicate=True)
-            if digest == fact.digest
-            else ConflictingDuplicate(fact.message_id, offset)
-        )
+        offset, known_digest = known
+        if known_digest == digest:
+            return Appended(offset, duplicate=True)
+        return ConflictingDuplicate(message_id, offset)
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise Unavailable(f"the log cannot be read: {error}; try again") from error
 
 
 def _tell(writes: list[Write]) -> None:
@@ -253,24 +313,36 @@ def _prepared(directory: Path) -> Path:
     return directory.absolute()
 
 
-def _locked(directory: Path) -> Any:
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
     """Two servers on one directory would give out the same offsets twice."""
     try:
         lock = (directory / "lock").open("a")
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigurationError(
-            f"another server uses {directory}; give this one a directory of its own, or stop the other"
-        ) from None
     except OSError as error:
         raise ConfigurationError(f"{directory} cannot be used as a data directory: {error}") from error
-    return lock
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"another server uses {directory}; give this one a directory of its own, or stop the other"
+            ) from None
+        yield
 
 
 def _connected(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        _migrate(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version == 0:
         connection.execute("BEGIN IMMEDIATE")
@@ -281,7 +353,6 @@ def _connected(path: Path) -> sqlite3.Connection:
         raise ConfigurationError(
             f"{path} was written by a newer onceward (schema {version}, this one knows {SCHEMA_VERSION})"
         )
-    return connection
 
 
 def _roll_back(cursor: sqlite3.Cursor) -> None:

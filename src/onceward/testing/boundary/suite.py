@@ -1,0 +1,56 @@
+"""What every part of the suite needs: a store to open, and facts to put into it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from onceward.boundary.model import Envelope, Fact
+from onceward.boundary.ports import NewFact, Store
+from onceward.boundary.wire import record
+
+T = TypeVar("T")
+
+
+def fact(
+    message_id: str, content: str = "", stream: str = "operational", appended_at: int | None = None
+) -> NewFact:
+    """One whose digest is that of its content."""
+    envelope = Envelope(message_id=message_id, from_zone="a", to_zone="b", produced_at_unix_ms=1)
+    body = Fact(subject="batch:B1", predicate="done", object_json=f'"{content}"')
+    digest = hashlib.sha256(content.encode()).digest()
+    return NewFact(message_id, digest, record(envelope, body), stream, appended_at)
+
+
+class StoreSuite:
+    """Override `open`: it opens the same place again and again, and the place is the test's own."""
+
+    @pytest.fixture(autouse=True)
+    def _own_place(self, tmp_path: Path) -> None:
+        self.place = tmp_path
+
+    async def open(self) -> Store:
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Store]:
+        store = await self.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    def on_store(self, body: Callable[[Store], Awaitable[T]]) -> T:
+        """Run this against a store that is opened for it."""
+
+        async def main() -> T:
+            async with self.opened() as store:
+                return await body(store)
+
+        return asyncio.run(main())
