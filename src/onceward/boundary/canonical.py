@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import Any
 
 import msgspec
@@ -46,7 +47,7 @@ def canonical(text: str) -> bytes:
         except _Unusual:
             pass
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_whole)
         return rfc8785.dumps(value)
     except rfc8785.CanonicalizationError as error:
         raise ValueError(str(error)) from None
@@ -81,6 +82,21 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise ValueError("an object has the same name twice")
     return found
+
+
+def _whole(digits: str) -> int | float:
+    """To the RFC every number is a double. One whose digits would change by that is refused: two facts that differ
+    must not look the same."""
+    value = int(digits) if len(digits) < 400 else 10**400
+    if -LARGEST_WHOLE <= value <= LARGEST_WHOLE:
+        return value
+    try:
+        double = float(value)
+    except OverflowError:
+        double = float("inf")
+    if math.isinf(double) or rfc8785.dumps(double).decode() != digits:
+        raise ValueError(f"the number {digits:.40} is too long to be kept exactly; send it as a text")
+    return double
 
 
 def _names(value: Any) -> int:

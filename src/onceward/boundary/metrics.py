@@ -35,6 +35,11 @@ class BoundaryMetrics:
         self.backlog = self._gauge(
             "bsfg_consumer_backlog", "facts that a consumer has not confirmed", ["consumer"]
         )
+        self.consumer_lag = self._gauge(
+            "bsfg_consumer_lag_seconds",
+            "age of the first fact that a consumer has not confirmed",
+            ["consumer"],
+        )
         self.fill = self._gauge("bsfg_store_buffer_fill_percent", "how full the store is")
         self.lag = self._gauge(
             "bsfg_replication_lag_seconds", "age of the oldest fact not forwarded yet", ["link"]

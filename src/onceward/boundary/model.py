@@ -12,7 +12,7 @@ from onceward.boundary.errors import InvalidArgument
 
 LONGEST_ID = 400
 LONGEST_TEXT = 1000
-LARGEST_FACT = 1024 * 1024 * 16
+LARGEST_FACT = 1024 * 1024
 """Bytes of object_json. What is larger is an artifact."""
 LARGEST_PAGE = 1000
 """Facts; a larger limit is answered with so many."""
@@ -23,8 +23,6 @@ STREAM_LABEL = "retention"
 
 _SUBJECT = re.compile(r"[a-z][a-z0-9_]*:([^/\s]+/)?[^/\s]+")
 _PREDICATE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-_NAME = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]+(?: [^\s\x00-\x1f\x7f-\x9f]+)*")
-_KEY = re.compile(r"[^\x00-\x1f\x7f]+")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -102,14 +100,19 @@ class ObjectRef(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_append(envelope: Envelope, fact: Fact) -> None:
     """Refuses what is malformed, naming the field. What it means is nobody's business here."""
-    _check_text("envelope.message_id", envelope.message_id, LONGEST_ID)
-    _check_text("envelope.from_zone", envelope.from_zone, LONGEST_TEXT)
-    _check_text("envelope.to_zone", envelope.to_zone, LONGEST_TEXT)
+    _check_id("envelope.message_id", envelope.message_id)
+    _check_text("envelope.from_zone", envelope.from_zone)
+    _check_text("envelope.to_zone", envelope.to_zone)
     if envelope.produced_at_unix_ms <= 0:
         raise InvalidArgument("envelope.produced_at_unix_ms", "must be a time in milliseconds since 1970")
-    for field in ("correlation_id", "causation_id", "object_media_type", "object_schema"):
-        if value := getattr(envelope, field):
-            _check_text(f"envelope.{field}", value, LONGEST_TEXT)
+    if envelope.correlation_id:
+        _check_id("envelope.correlation_id", envelope.correlation_id)
+    if envelope.causation_id:
+        _check_id("envelope.causation_id", envelope.causation_id)
+    if envelope.object_media_type:
+        _check_text("envelope.object_media_type", envelope.object_media_type)
+    if envelope.object_schema:
+        _check_text("envelope.object_schema", envelope.object_schema)
     if envelope.labels:
         for name, value in envelope.labels.items():
             if not name or len(name) > LONGEST_TEXT or len(value) > LONGEST_TEXT:
@@ -129,10 +132,13 @@ def check_append(envelope: Envelope, fact: Fact) -> None:
         raise InvalidArgument("fact.predicate", f"must be lower_snake_case, not {fact.predicate!r:.80}")
     if not fact.object_json:
         raise InvalidArgument("fact.object_json", "is empty; it must be a JSON text")
-    if len(fact.object_json) > LARGEST_FACT:
+    size = len(
+        fact.object_json if fact.object_json.isascii() else fact.object_json.encode("utf-8", "replace")
+    )
+    if size > LARGEST_FACT:
         raise InvalidArgument(
             "fact.object_json",
-            f"is larger than {LARGEST_FACT} bytes; put it into an object and refer to that",
+            f"has {size} bytes; {LARGEST_FACT} are allowed: put it into an object, and let the fact refer to that",
         )
 
 
@@ -142,7 +148,7 @@ def stream_of(envelope: Envelope) -> str:
 
 
 def check_consumer(name: str) -> None:
-    _check_text("consumer_name", name, LONGEST_ID)
+    _check_id("consumer_name", name)
 
 
 def checked_limit(limit: int) -> int:
@@ -156,14 +162,22 @@ def check_object_name(bucket: str, key: str) -> None:
         raise InvalidArgument(
             "bucket", f"must be 1 to 63 of a-z, 0-9, dot, dash and underscore, not {bucket!r:.80}"
         )
-    if not _KEY.fullmatch(key) or len(key.encode("utf-8", "replace")) > LONGEST_TEXT:
-        raise InvalidArgument("key", f"must be 1 to {LONGEST_TEXT} bytes of text without control characters")
+    if not key or not key.isprintable() or len(key.encode()) > LONGEST_TEXT:
+        raise InvalidArgument("key", f"must be 1 to {LONGEST_TEXT} bytes of text that can be seen")
 
 
-def _check_text(field: str, value: str, longest: int) -> None:
+def _check_id(field: str, value: str) -> None:
+    _check_text(field, value, LONGEST_ID)
+    if not value.isascii():
+        raise InvalidArgument(field, f"must be ASCII, so that it is the same everywhere, not {value!r:.80}")
+
+
+def _check_text(field: str, value: str, longest: int = LONGEST_TEXT) -> None:
     if not value:
         raise InvalidArgument(field, "is missing")
     if len(value) > longest:
         raise InvalidArgument(field, f"has {len(value)} characters; {longest} are allowed")
-    if not _NAME.fullmatch(value):
-        raise InvalidArgument(field, f"has control characters or stray blanks: {value!r:.80}")
+    if not value.isprintable() or value[0] == " " or value[-1] == " ":
+        raise InvalidArgument(
+            field, f"has characters that cannot be seen, or blanks around it: {value!r:.80}"
+        )

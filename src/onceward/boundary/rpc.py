@@ -1,75 +1,26 @@
-"""The boundary on the wire: Connect, in JSON and binary, and gRPC, on one port; with /metrics, /livez and /readyz."""
+"""The boundary's calls: what comes over the wire is counted, told to the log, and handed to the service."""
 
 from __future__ import annotations
 
 import logging
-import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar, cast
-
-import msgspec
-from connectrpc.code import Code
-from connectrpc.codec import proto_binary_codec
-from connectrpc.errors import ConnectError
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, TypeVar
 
 from onceward.boundary import wire
+from onceward.boundary.codecs import ReadyPage, refusal
 from onceward.boundary.errors import BoundaryError, ConflictingDuplicate, InvalidArgument
-from onceward.boundary.model import LARGEST_FACT
 from onceward.boundary.service import Boundary
 from onceward.boundary.v1 import boundary_pb as pb
-from onceward.boundary.v1.boundary_connect import BoundaryService, BoundaryServiceASGIApplication
 
 _log = logging.getLogger("onceward.boundary")
 
-LARGEST_UNARY = 2 * LARGEST_FACT
+LARGEST_UNARY = 32 * 1024 * 1024
 """Bytes of one message. Larger objects go in pieces."""
-CHUNK = 256 * 1024
+OPERATIONS = ("append", "fetch", "confirm", "put", "get")
 
 
 T = TypeVar("T")
-
-
-class ReadyPage:
-    """A `FetchFactsResponse` that is bytes already."""
-
-    def __init__(self, encoded: bytes) -> None:
-        self.encoded = encoded
-
-
-class BinaryCodec:
-    """Protobuf; what is ready is sent as it is."""
-
-    def name(self) -> str:
-        return "proto"
-
-    def encode(self, message: Any) -> bytes:
-        if type(message) is ReadyPage:
-            return message.encoded
-        return bytes(message.to_binary())
-
-    def decode(self, data: bytes | bytearray, message_class: Any) -> Any:
-        return proto_binary_codec().decode(data, message_class)
-
-
-class JsonCodec:
-    """Protobuf's JSON. A field that nobody knows is refused: it is a misspelt one."""
-
-    def name(self) -> str:
-        return "json"
-
-    def encode(self, message: Any) -> bytes:
-        if type(message) is ReadyPage:
-            message = pb.FetchFactsResponse.from_binary(message.encoded)
-        return str(message.to_json()).encode()
-
-    def decode(self, data: bytes | bytearray, message_class: Any) -> Any:
-        try:
-            return message_class.from_json(data, ignore_unknown_fields=False)
-        except ConnectError:
-            raise
-        except Exception as error:  # noqa: BLE001  whatever the parser says, it is the caller's message
-            raise _refusal(InvalidArgument(_field_in(str(error)), f"cannot be read: {error}")) from None
 
 
 class Service:
@@ -78,6 +29,7 @@ class Service:
     def __init__(self, boundary: Boundary) -> None:
         self._boundary = boundary
         self._metrics = boundary.metrics
+        self._latency = {each: self._metrics.latency.labels(each).observe for each in OPERATIONS}
 
     async def append_fact(self, request: pb.AppendFactRequest, ctx: Any) -> pb.AppendFactResponse:
         return await self._counted("append", self._append(request))
@@ -204,7 +156,7 @@ class Service:
                 yield pb.GetObjectChunk(data=chunk)
         except BoundaryError as error:
             self._metrics.refused.labels("get", error.code).inc()
-            raise _refusal(error) from None
+            raise refusal(error) from None
 
     async def _counted(self, operation: str, call: Awaitable[T]) -> T:
         began = time.perf_counter()
@@ -212,94 +164,12 @@ class Service:
             return await call
         except BoundaryError as error:
             self._metrics.refused.labels(operation, error.code).inc()
-            raise _refusal(error) from None
+            raise refusal(error) from None
+        except Exception as error:  # noqa: BLE001  it is told to the caller and to the log
+            self._metrics.refused.labels(operation, BoundaryError.code).inc()
+            _log.exception("%s failed", operation, extra={"outcome": BoundaryError.code})
+            raise refusal(
+                BoundaryError(f"{operation} failed: {error!r}; the server's log says more")
+            ) from None
         finally:
-            self._metrics.latency.labels(operation).observe(time.perf_counter() - began)
-
-
-class Application:
-    """The ASGI application: the service, and what operators ask for."""
-
-    def __init__(self, boundary: Boundary) -> None:
-        self._boundary = boundary
-        self._rpc = BoundaryServiceASGIApplication(
-            cast(BoundaryService, Service(boundary)),
-            codecs=[BinaryCodec(), JsonCodec()],
-            read_max_bytes=LARGEST_UNARY,
-        )
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
-            return
-        answer = _PAGES.get(scope.get("path", ""))
-        if answer is None:
-            await self._rpc(scope, receive, send)
-            return
-        status, kind, body = await answer(self._boundary)
-        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
-        await send({"type": "http.response.body", "body": body})
-
-
-async def _metrics(boundary: Boundary) -> tuple[int, bytes, bytes]:
-    last = (await boundary.store.bounds()).last
-    boundary.metrics.frontier.set(last)
-    for cursor in await boundary.store.cursors():
-        boundary.metrics.backlog.labels(cursor.name).set(max(last - cursor.offset, 0))
-    return 200, b"text/plain; version=0.0.4; charset=utf-8", boundary.metrics.text()
-
-
-async def _stats(boundary: Boundary) -> tuple[int, bytes, bytes]:
-    bounds = await boundary.store.bounds()
-    consumers = [
-        {
-            "name": cursor.name,
-            "offset": cursor.offset,
-            "backlog": max(bounds.last - max(cursor.offset, bounds.first - 1), 0),
-            "confirmed_at_unix_ms": cursor.confirmed_at_unix_ms,
-        }
-        for cursor in await boundary.store.cursors()
-    ]
-    stats = {"first": bounds.first, "last": bounds.last, "consumers": consumers}
-    return 200, b"application/json", msgspec.json.encode(stats)
-
-
-async def _livez(boundary: Boundary) -> tuple[int, bytes, bytes]:
-    return 200, b"text/plain", b"alive\n"
-
-
-async def _readyz(boundary: Boundary) -> tuple[int, bytes, bytes]:
-    try:
-        await boundary.store.bounds()
-    except Exception as error:  # noqa: BLE001  whatever it is, that is the answer
-        return 503, b"text/plain", f"not ready: {error}\n".encode()
-    return 200, b"text/plain", b"ready\n"
-
-
-_PAGES: dict[str, Callable[[Boundary], Awaitable[tuple[int, bytes, bytes]]]] = {
-    "/metrics": _metrics,
-    "/stats": _stats,
-    "/livez": _livez,
-    "/readyz": _readyz,
-}
-
-
-async def _lifespan(receive: Any, send: Any) -> None:
-    while True:
-        message = await receive()
-        await send({"type": message["type"] + ".complete"})
-        if message["type"] == "lifespan.shutdown":
-            return
-
-
-def _refusal(error: BoundaryError) -> ConnectError:
-    detail = pb.ErrorDetail(
-        reason=error.reason, field=error.field, original_offset=getattr(error, "original_offset", 0)
-    )
-    return ConnectError(Code(error.code), str(error), [detail])
-
-
-def _field_in(text: str) -> str:
-    """The field that a parser's message speaks of, as far as it says."""
-    found = re.search(r"field[^\w]*[`'\"]?([\w.]+)", text)
-    return found[1] if found else "request"
+            self._latency[operation](time.perf_counter() - began)

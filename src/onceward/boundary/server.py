@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
-from onceward.boundary.rpc import Application
+from onceward.boundary.application import Application
 from onceward.boundary.service import Boundary
 from onceward.task.exceptions import ConfigurationError
 
@@ -26,9 +26,10 @@ def parse_address(listen: str) -> tuple[str, int]:
 @asynccontextmanager
 async def serving(boundary: Boundary, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
     """Serve while inside; yields the URL."""
-    port = port or free_port(host)
+    listening = _bound(host, port)
+    port = listening.getsockname()[1]
     config = Config()
-    config.bind = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
+    config.bind = [f"fd://{listening.detach()}"]
     config.accesslog = config.errorlog = None
     config.h2_max_concurrent_streams = 1000
     config.keep_alive_timeout = 300
@@ -37,7 +38,7 @@ async def serving(boundary: Boundary, host: str = "127.0.0.1", port: int = 0) ->
     task = asyncio.create_task(serve(Application(boundary), config, shutdown_trigger=stop.wait))
     try:
         await _answering(host, port, task)
-        yield f"http://{host}:{port}"
+        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     finally:
         stop.set()
         await task
@@ -57,7 +58,20 @@ async def _answering(host: str, port: int, task: asyncio.Task[None]) -> None:
         return
 
 
-def free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+def _bound(host: str, port: int) -> socket.socket:
+    """Bound before anything is served: otherwise whoever has the port already would be taken for this server."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+        except OSError:
+            made.close()
+            raise
+    except OSError as error:
+        raise ConfigurationError(
+            f"{host}:{port} cannot be listened on: {error.strerror or error}; choose another address, or port 0 for "
+            "a free one"
+        ) from error
+    return made

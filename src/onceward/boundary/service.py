@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from onceward.boundary.canonical import content_digest
-from onceward.boundary.errors import ArtifactMissing, NotFound, OffsetOutOfRange
+from onceward.boundary.errors import ArtifactMissing, InvalidArgument, NotFound, OffsetOutOfRange
 from onceward.boundary.metrics import BoundaryMetrics
 from onceward.boundary.model import (
     Appended,
@@ -31,6 +31,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Only names that are known may fetch; otherwise the first fetch makes a name known."""
     require_artifacts: bool = False
     """A fact that names an object is refused while the object is not here."""
+    capacity_bytes: int | None = None
+    """What the facts may take. None: nobody looks."""
 
 
 class Boundary:
@@ -70,7 +72,7 @@ class Boundary:
         """Cumulative and monotone. Returns where the cursor stands."""
         check_consumer(consumer_name)
         if offset < 0:
-            raise OffsetOutOfRange(f"offset must be 0 or more, not {offset}")
+            raise InvalidArgument("offset", f"must be 0 or more, not {offset}")
         position = await self.store.position(consumer_name, create=False)
         if position is None:
             raise NotFound(f"there is no consumer {consumer_name!r}; it has never fetched")
@@ -88,6 +90,11 @@ class Boundary:
     async def get(self, bucket: str, key: str) -> tuple[ObjectRef, AsyncIterator[bytes]]:
         check_object_name(bucket, key)
         return await self.store.objects.get(bucket, key)
+
+    async def fill_percent(self) -> float:
+        """How full the store is; 0 where nobody said how much it may hold."""
+        capacity = self.settings.capacity_bytes
+        return 0.0 if capacity is None else min(100.0, 100 * await self.store.size() / capacity)
 
     async def _check_artifact(self, fact: Fact) -> None:
         named = reference_in(fact)

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,18 +78,17 @@ CURSORS = "SELECT name, position, confirmed_at FROM cursors ORDER BY name"
 class Write:
     """Something for the writer, and who waits for it."""
 
-    __slots__ = ("done", "fact", "loop", "operation", "outcome")
+    __slots__ = ("done", "fact", "operation", "outcome")
 
     def __init__(self, fact: NewFact | None, operation: Callable[[sqlite3.Cursor], Any] | None) -> None:
         self.fact = fact
         self.operation = operation
-        self.loop = asyncio.get_running_loop()
-        self.done: asyncio.Future[Any] = self.loop.create_future()
+        self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.outcome: Any = None
 
 
 class SqliteStore:
-    """A `Store` in one directory. A second one on the same directory is refused while the first is open."""
+    """A `Store` in one directory, for one event loop. A second one there is refused while the first is open."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = _prepared(Path(directory))
@@ -104,7 +103,8 @@ class SqliteStore:
             except (sqlite3.Error, OSError) as error:
                 raise ConfigurationError(f"{path} cannot be opened as a boundary's log: {error}") from error
             self._open = opening.pop_all()
-        self._writes: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
+        self._gathered: list[Write] = []
+        self._writes: queue.SimpleQueue[list[Write] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="onceward-boundary-writer", daemon=True)
         self._writer.start()
         self._closed = False
@@ -194,6 +194,7 @@ class SqliteStore:
         if self._closed:
             return
         self._closed = True
+        self._hand_over()
         self._writes.put(None)
         await asyncio.to_thread(self._writer.join)
         self._open.close()
@@ -201,26 +202,34 @@ class SqliteStore:
     # ── the writer ──────────────────────────────────────────────────────────────────────────────────────
 
     async def _through_writer(self, write: Write) -> Any:
+        """The writer gets together what one turn of the event loop asks for: those who were told of the last commit
+        come with their next writes in one turn, and so share the next commit."""
         if self._closed:
             raise Unavailable("this boundary is closing")
-        self._writes.put(write)
-        # A caller who goes away does not undo what is being written.
-        return await asyncio.shield(write.done)
+        self._gathered.append(write)
+        if len(self._gathered) == 1:
+            asyncio.get_running_loop().call_soon(self._hand_over)
+        return await write.done
+
+    def _hand_over(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        if gathered:
+            self._writes.put(gathered)
 
     def _write(self) -> None:
-        while True:
-            writes = [self._writes.get()]
-            while len(writes) < MOST_AT_ONCE:
-                try:
-                    writes.append(self._writes.get_nowait())
-                except queue.Empty:
+        closing = False
+        while not closing:
+            writes: list[Write] = []
+            more = self._writes.get()
+            while more is not None:
+                writes += more
+                if len(writes) >= MOST_AT_ONCE or self._writes.empty():
                     break
-            todo = [write for write in writes if write is not None]
-            if todo:
-                self._commit(todo)
-                _tell(todo)
-            if len(todo) < len(writes):
-                return
+                more = self._writes.get()
+            closing = more is None
+            if writes:
+                self._commit(writes)
+                _tell(writes)
 
     def _commit(self, writes: list[Write]) -> None:
         cursor = self._writing.cursor()
@@ -283,15 +292,9 @@ def _readable() -> Iterator[None]:
 
 
 def _tell(writes: list[Write]) -> None:
-    """Wake those who wait, with one call to each event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Write]] = {}
-    for write in writes:
-        by_loop.setdefault(write.loop, []).append(write)
-    for loop, waiting in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(_resolve, waiting)
-        except RuntimeError:  # its loop is closed: nobody waits any more
-            continue
+    """Wake those who wait, with one call to their event loop."""
+    with suppress(RuntimeError):  # it is closed: nobody waits any more
+        writes[0].done.get_loop().call_soon_threadsafe(_resolve, writes)
 
 
 def _resolve(writes: list[Write]) -> None:

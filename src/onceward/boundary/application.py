@@ -1,0 +1,103 @@
+"""The ASGI application: the service, and beside it what operators ask for: /metrics, /stats, /livez and /readyz."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import msgspec
+
+from onceward.boundary.codecs import BinaryCodec, JsonCodec
+from onceward.boundary.ports import Bounds, Cursor
+from onceward.boundary.rpc import LARGEST_UNARY, Service
+from onceward.boundary.service import Boundary
+from onceward.boundary.v1.boundary_connect import BoundaryService, BoundaryServiceASGIApplication
+
+Page = tuple[int, bytes, bytes]
+"""Status, content type, body."""
+
+
+class Application:
+    def __init__(self, boundary: Boundary) -> None:
+        self._boundary = boundary
+        self._rpc = BoundaryServiceASGIApplication(
+            cast(BoundaryService, Service(boundary)),
+            codecs=[BinaryCodec(), JsonCodec()],
+            read_max_bytes=LARGEST_UNARY,
+        )
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        page = _PAGES.get(scope.get("path", ""))
+        if page is None:
+            await self._rpc(scope, receive, send)
+            return
+        status, kind, body = await page(self._boundary)
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+        await send({"type": "http.response.body", "body": body})
+
+
+async def _metrics(boundary: Boundary) -> Page:
+    metrics, bounds = boundary.metrics, await boundary.store.bounds()
+    metrics.frontier.set(bounds.last)
+    for cursor in await boundary.store.cursors():
+        metrics.backlog.labels(cursor.name).set(_backlog(cursor, bounds))
+        metrics.consumer_lag.labels(cursor.name).set(await _lag(boundary, cursor))
+    metrics.fill.set(await boundary.fill_percent())
+    return 200, b"text/plain; version=0.0.4; charset=utf-8", metrics.text()
+
+
+async def _stats(boundary: Boundary) -> Page:
+    bounds = await boundary.store.bounds()
+    consumers = [
+        {
+            "name": cursor.name,
+            "offset": cursor.offset,
+            "backlog": _backlog(cursor, bounds),
+            "confirmed_at_unix_ms": cursor.confirmed_at_unix_ms,
+        }
+        for cursor in await boundary.store.cursors()
+    ]
+    stats = {"first": bounds.first, "last": bounds.last, "consumers": consumers}
+    return 200, b"application/json", msgspec.json.encode(stats)
+
+
+async def _livez(boundary: Boundary) -> Page:
+    return 200, b"text/plain", b"alive\n"
+
+
+async def _readyz(boundary: Boundary) -> Page:
+    try:
+        await boundary.store.bounds()
+    except Exception as error:  # noqa: BLE001  whatever it is, that is the answer
+        return 503, b"text/plain", f"not ready: {error}\n".encode()
+    return 200, b"text/plain", b"ready\n"
+
+
+_PAGES: dict[str, Callable[[Boundary], Awaitable[Page]]] = {
+    "/metrics": _metrics,
+    "/stats": _stats,
+    "/livez": _livez,
+    "/readyz": _readyz,
+}
+
+
+def _backlog(cursor: Cursor, bounds: Bounds) -> int:
+    return max(bounds.last - max(cursor.offset, bounds.first - 1), 0)
+
+
+async def _lag(boundary: Boundary, cursor: Cursor) -> float:
+    """Seconds since the first fact that is not confirmed was appended."""
+    oldest = await boundary.store.read(cursor.offset, 1)
+    return max(time.time() - oldest[0][2] / 1000, 0.0) if oldest else 0.0
+
+
+async def _lifespan(receive: Any, send: Any) -> None:
+    while True:
+        message = await receive()
+        await send({"type": message["type"] + ".complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,102 @@
+"""How messages are read and written: protobuf, and its JSON; and errors as they cross the wire."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+from connectrpc.code import Code
+from connectrpc.codec import proto_binary_codec
+from connectrpc.errors import ConnectError
+
+from onceward.boundary.errors import BoundaryError, InvalidArgument
+from onceward.boundary.v1 import boundary_pb as pb
+
+
+class ReadyPage:
+    """A `FetchFactsResponse` that is bytes already."""
+
+    def __init__(self, encoded: bytes) -> None:
+        self.encoded = encoded
+
+
+class BinaryCodec:
+    """Protobuf; what is ready is sent as it is."""
+
+    def name(self) -> str:
+        return "proto"
+
+    def encode(self, message: Any) -> bytes:
+        if type(message) is ReadyPage:
+            return message.encoded
+        return bytes(message.to_binary())
+
+    def decode(self, data: bytes | bytearray, message_class: Any) -> Any:
+        return proto_binary_codec().decode(data, message_class)
+
+
+class JsonCodec:
+    """Protobuf's JSON. A field that nobody knows is refused: it is a misspelt one."""
+
+    def name(self) -> str:
+        return "json"
+
+    def encode(self, message: Any) -> bytes:
+        if type(message) is ReadyPage:
+            message = pb.FetchFactsResponse.from_binary(message.encoded)
+        return str(message.to_json()).encode()
+
+    def decode(self, data: bytes | bytearray, message_class: Any) -> Any:
+        try:
+            _refuse_fractions(msgspec.json.decode(data), "")
+            return message_class.from_json(data, ignore_unknown_fields=False)
+        except InvalidArgument as error:
+            raise refusal(error) from None
+        except Exception as error:  # noqa: BLE001  whatever the parser says, it is the caller's message
+            raise refusal(_explained(str(error))) from None
+
+
+def refusal(error: BoundaryError) -> ConnectError:
+    detail = pb.ErrorDetail(
+        reason=error.reason, field=error.field, original_offset=getattr(error, "original_offset", 0)
+    )
+    return ConnectError(Code(error.code), str(error), [detail])
+
+
+def _refuse_fractions(value: Any, path: str) -> None:
+    """No field takes one; protobuf would take 1.0 for 1."""
+    if isinstance(value, float):
+        raise InvalidArgument(_snake(path) or "request", f"must be a whole number, not {value}")
+    if isinstance(value, dict):
+        for name, each in value.items():
+            _refuse_fractions(each, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list):
+        for each in value:
+            _refuse_fractions(each, path)
+
+
+_PARENTS = {"Envelope": "envelope", "Fact": "fact"}
+"""Where these messages stand in a request; all others are requests themselves."""
+
+
+def _explained(words: str) -> InvalidArgument:
+    """The parser's words, and the field that they speak of."""
+    if found := re.search(r" for field onceward\.boundary\.v1\.(\w+)\.(\w+)$", words):
+        return InvalidArgument(_within(found[1], found[2]), f"cannot be read: {words[: found.start()]}")
+    if found := re.search(
+        r"cannot decode onceward\.boundary\.v1\.(\w+) from JSON: key: '(.*)' is unknown", words
+    ):
+        return InvalidArgument(_within(found[1], found[2]), f"is unknown: {found[1]} has no such field")
+    if found := re.search(r"cannot decode (\w+) from JSON", words):
+        return InvalidArgument(_PARENTS.get(found[1], "request"), "must be a JSON object")
+    return InvalidArgument("request", f"is not JSON: {words}")
+
+
+def _within(message: str, field: str) -> str:
+    parent = _PARENTS.get(message)
+    return field if parent is None else f"{parent}.{field}"
+
+
+def _snake(path: str) -> str:
+    return re.sub(r"(?<=[a-z])([A-Z])", lambda found: "_" + found[1].lower(), path)

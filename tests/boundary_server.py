@@ -1,0 +1,74 @@
+"""A real boundary for tests: in a thread with an event loop of its own, or as a process that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from onceward.boundary.server import serving
+from onceward.boundary.service import Boundary, Settings
+from onceward.boundary.stores.sqlite import SqliteStore
+
+
+@contextmanager
+def boundary_server(directory: Path, settings: Settings | None = None) -> Iterator[str]:
+    """Yields its URL."""
+    loop = asyncio.new_event_loop()
+    ready: asyncio.Queue[str | BaseException] = asyncio.Queue()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        try:
+            await _serve(directory, settings, ready.put, stop)
+        except BaseException as error:
+            await ready.put(error)
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), name="boundary-server")
+    thread.start()
+    try:
+        url = asyncio.run_coroutine_threadsafe(ready.get(), loop).result(30)
+        if isinstance(url, BaseException):
+            raise url
+        yield url
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+@contextmanager
+def boundary_process(directory: Path) -> Iterator[str]:
+    """Yields its URL."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__, str(directory)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def _serve(directory: Path, settings: Settings | None, tell: object, stop: asyncio.Event) -> None:
+    store = SqliteStore(directory)
+    try:
+        async with serving(Boundary(store, settings)) as url:
+            await tell(url)  # type: ignore[operator]
+            await stop.wait()
+    finally:
+        await store.close()
+
+
+async def _told(url: str) -> None:
+    sys.stdout.write(url + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(Path(sys.argv[1]), None, _told, asyncio.Event()))
