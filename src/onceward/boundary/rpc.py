@@ -125,7 +125,12 @@ class Service:
             async for chunk in chunks:
                 yield chunk.data
 
-        return await self._put(first.bucket, first.key, data(), first.media_type)
+        try:
+            return await self._put(first.bucket, first.key, data(), first.media_type)
+        except BoundaryError:
+            async for _ in chunks:  # who is still sending does not listen before it is done
+                pass
+            raise
 
     async def _put(
         self, bucket: str, key: str, data: AsyncIterator[bytes], media_type: str

@@ -1,0 +1,188 @@
+"""The boundary's server killed with -9 under load, again and again; and artifacts larger than anybody's memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from onceward.boundary import AsyncBoundaryClient, BoundaryClient, StoredFact, envelope_for, fact_of
+from onceward.boundary.errors import Unavailable
+
+KILLS = 20
+GIGABYTE = 1024**3
+
+
+class Process:
+    """A server in a process of its own, on a directory that outlives it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "onceward",
+                "boundary",
+                "serve",
+                "--listen",
+                "127.0.0.1:0",
+                "--data",
+                directory,
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.url = self._process.stdout.readline().strip()
+        assert self.url, "the server did not start"
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    @property
+    def peak(self) -> int:
+        """The most memory it has had, in bytes."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        found = re.search(r"VmHWM:\s+(\d+) kB", status)
+        assert found is not None
+        return int(found[1]) * 1024
+
+
+@contextmanager
+def server(directory: Path) -> Iterator[Process]:
+    process = Process(directory)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+class Load:
+    """Clients that append and confirm until the server dies, and remember what they were told."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, int] = {}
+        self.confirmed = 0
+        self._next = 0
+        self._unanswered: list[str] = []
+
+    async def run(self, url: str, process: Process, after: int) -> None:
+        """The server is killed once so many more have been answered."""
+        enough = asyncio.Event()
+        goal = len(self.told) + after
+        async with AsyncBoundaryClient(url, timeout=30) as client:
+            appenders = [asyncio.create_task(self._append(client, goal, enough)) for _ in range(8)]
+            confirming = asyncio.create_task(self._confirm(client))
+            await asyncio.wait(
+                [asyncio.create_task(enough.wait()), *appenders], return_when="FIRST_COMPLETED"
+            )
+            await asyncio.sleep(random.uniform(0, 0.01))
+            process.kill()
+            await asyncio.gather(*appenders, confirming)
+
+    async def _append(self, client: AsyncBoundaryClient, goal: int, enough: asyncio.Event) -> None:
+        while True:
+            message_id = self._unanswered.pop() if self._unanswered else self._fresh()
+            try:
+                appended = await client.append(
+                    envelope_for(message_id, from_zone="a", to_zone="b"), fact_of("a:b", "done", message_id)
+                )
+            except Unavailable:
+                self._unanswered.append(message_id)
+                return
+            assert self.told.setdefault(message_id, appended.offset) == appended.offset
+            if len(self.told) >= goal:
+                enough.set()
+
+    async def _confirm(self, client: AsyncBoundaryClient) -> None:
+        try:
+            while True:
+                if facts := (await client.fetch("c", 5)).facts:
+                    self.confirmed = max(self.confirmed, await client.confirm("c", facts[-1].offset))
+                await asyncio.sleep(0.001)
+        except Unavailable:
+            return
+
+    def _fresh(self) -> str:
+        self._next += 1
+        return f"m{self._next}"
+
+
+@pytest.mark.req("BC-16", "BC-02", "BC-03")
+def test_twenty_kills_under_load_lose_no_answered_fact_and_double_none(tmp_path: Path) -> None:
+    load = Load()
+    for _ in range(KILLS):
+        process = Process(tmp_path)
+        try:
+            asyncio.run(load.run(process.url, process, random.randint(5, 60)))
+        finally:
+            process.kill()
+    with server(tmp_path) as process, BoundaryClient(process.url) as client:
+        facts = everything(client, "reader")
+        assert [fact.offset for fact in facts] == list(range(1, len(facts) + 1)), "gap-free"
+        found = {fact.message_id: fact.offset for fact in facts}
+        assert len(found) == len(facts), "none is there twice"
+        assert found.items() >= load.told.items(), "all that were answered, where they were said to be"
+        # A confirm whose answer was lost may have moved the cursor further than anybody was told.
+        cursor = client.confirm("c", 0)
+        assert load.confirmed <= cursor <= load.confirmed + 5
+    assert len(load.told) >= KILLS * 5
+
+
+def everything(client: BoundaryClient, name: str) -> list[StoredFact]:
+    found: list[StoredFact] = []
+    while facts := client.fetch(name, 1000).facts:
+        found += facts
+        client.confirm(name, facts[-1].offset)
+    return found
+
+
+@pytest.mark.req("BC-17")
+def test_an_artifact_of_a_gigabyte_needs_no_gigabyte_of_memory_on_either_side(tmp_path: Path) -> None:
+    piece = os.urandom(1024 * 1024)
+    received = 0
+
+    def count(data: bytes) -> None:
+        nonlocal received
+        received += len(data)
+
+    with server(tmp_path) as process, BoundaryClient(process.url, timeout=None) as client:
+        client.put("b", "small", b"x")
+        before, own_before = process.peak, own_peak()
+        ref = client.put_stream("b", "large", (piece for _ in range(GIGABYTE // len(piece))))
+        client.get_stream("b", "large", count)
+        assert ref.size == received == GIGABYTE
+        assert process.peak - before < GIGABYTE // 10
+        assert own_peak() - own_before < GIGABYTE // 10
+
+
+def own_peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@pytest.mark.req("BC-17")
+def test_an_upload_cut_off_by_a_kill_leaves_no_object_and_can_be_repeated(tmp_path: Path) -> None:
+    with server(tmp_path) as process, BoundaryClient(process.url) as client:
+
+        def pieces() -> Iterator[bytes]:
+            yield b"x" * 1_000_000
+            process.kill()
+            yield b"y"
+
+        with pytest.raises(Unavailable):
+            client.put_stream("b", "k", pieces())
+    with server(tmp_path) as process, BoundaryClient(process.url) as client:
+        assert list((tmp_path / "objects" / "incoming").iterdir()) == []
+        assert client.put("b", "k", b"whole").size == 5
