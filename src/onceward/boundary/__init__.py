@@ -6,30 +6,31 @@
         envelope = envelope_for(message_id_for("batch", "B1042", "completed"), from_zone="plant-a", to_zone="hq")
         client.append(envelope, fact_of("batch:B1042", "completed", {"litres": 480}))
 
-What a caller of a boundary needs is here. Who embeds one finds `service`, `stores` and `server` beside it.
+What a caller of a boundary needs is here, and in `strategies` the ready ways to apply a fact that may come again. Who
+embeds one finds `service`, `stores` and `server` beside it.
 """
 
-from onceward.boundary.client import (
-    AsyncBoundaryClient,
-    BoundaryClient,
-    envelope_for,
-    fact_of,
-    message_id_for,
-)
+from onceward.boundary.artifacts import ArtifactError, ArtifactMissingError, BadReferenceError, IntegrityError
+from onceward.boundary.client import AsyncBoundaryClient, BoundaryClient
 from onceward.boundary.consumer import AsyncBoundaryConsumer, BoundaryConsumer
 from onceward.boundary.errors import BoundaryError
 from onceward.boundary.model import Appended, Envelope, Fact, Gap, ObjectRef, Page, StoredFact
+from onceward.boundary.producing import envelope_for, fact_of, message_id_for
 
 __all__ = [
     "Appended",
+    "ArtifactError",
+    "ArtifactMissingError",
     "AsyncBoundaryClient",
     "AsyncBoundaryConsumer",
+    "BadReferenceError",
     "BoundaryClient",
     "BoundaryConsumer",
     "BoundaryError",
     "Envelope",
     "Fact",
     "Gap",
+    "IntegrityError",
     "ObjectRef",
     "Page",
     "StoredFact",

@@ -1,27 +1,28 @@
 """Artifacts of facts: found by the reference in a fact, fetched, verified; and put before the fact that names them.
 
-A reference is a JSON object with bucket, key, digest, size and media_type. An artifact may arrive later than the fact
-that names it, so that *not found* is tried again for a while before it is an error.
+A reference is a JSON object with bucket, key, digest, size and media_type; what else it has is the fact's own. An
+artifact may arrive later than the fact that names it, so *not found* is tried again for a while before it is an error.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
-from collections.abc import Callable
-from typing import Any
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from onceward.boundary.errors import NotFound, Unavailable
-from onceward.boundary.model import Fact, ObjectRef, StoredFact
-from onceward.task.exceptions import OncewardError
+from onceward.boundary.calls import MOST_CALLS, Calls
+from onceward.boundary.errors import BoundaryError, InvalidArgument, NotFound
+from onceward.boundary.model import Appended, Envelope, Fact, ObjectRef, StoredFact
+from onceward.boundary.producing import fact_of
+from onceward.task.exceptions import ConfigurationError, OncewardError
 
-_log = logging.getLogger("onceward.boundary")
-
-CALLS = 10
-FIRST_WAIT = 0.1
-"""Seconds; doubled after every call that failed."""
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class ArtifactError(OncewardError):
@@ -40,20 +41,41 @@ class BadReferenceError(ArtifactError):
     """The fact's object is no reference to an artifact."""
 
 
+class _Reference(msgspec.Struct, frozen=True):
+    """As it is in object_json. All of it has to be there."""
+
+    bucket: str
+    key: str
+    digest: str
+    size: int
+    media_type: str
+
+
 def reference_of(fact: StoredFact | Fact) -> ObjectRef:
     """What the fact's object refers to."""
-    value = (fact.fact if isinstance(fact, StoredFact) else fact).object
+    plain = fact.fact if isinstance(fact, StoredFact) else fact
     try:
-        ref = msgspec.convert(value, ObjectRef)
-    except msgspec.ValidationError as error:
+        found = msgspec.json.decode(plain.object_json, type=_Reference)
+    except msgspec.DecodeError as error:
         raise BadReferenceError(
-            f"the fact's object is no reference to an artifact ({error}); it needs bucket, key, digest, size and "
-            "media_type"
+            f"the object of {plain.subject} {plain.predicate} is no reference to an artifact: {error}; it needs "
+            "bucket, key, digest, size and media_type"
         ) from None
-    algorithm, _, _hex = ref.digest.partition(":")
-    if algorithm.lower() != "sha256" or len(_hex) != 64:
-        raise BadReferenceError(f"digest must be sha256:<64 hexadecimal digits>, not {ref.digest!r:.80}")
-    return ref
+    digest = found.digest.lower()
+    if not _DIGEST.fullmatch(digest):
+        raise BadReferenceError(
+            f"the digest in the object of {plain.subject} {plain.predicate} must be sha256:<64 hexadecimal "
+            f"digits>, not {found.digest!r:.80}"
+        )
+    return ObjectRef(
+        bucket=found.bucket, key=found.key, digest=digest, size=found.size, media_type=found.media_type
+    )
+
+
+def as_reference(ref: ObjectRef, file_name: str | None = None) -> dict[str, Any]:
+    """What a fact's object says of an artifact."""
+    value: dict[str, Any] = msgspec.to_builtins(ref)
+    return {**value, "file_name": file_name} if file_name else value
 
 
 class Check:
@@ -72,41 +94,145 @@ class Check:
         name = f"{self._ref.bucket}/{self._ref.key}"
         if self._size != self._ref.size:
             raise IntegrityError(f"object {name} has {self._size} bytes where the fact says {self._ref.size}")
-        if self._digest.hexdigest() != self._ref.digest.partition(":")[2].lower():
-            raise IntegrityError(
-                f"object {name} does not have the digest that the fact names, {self._ref.digest}"
-            )
+        found = f"sha256:{self._digest.hexdigest()}"
+        if found != self._ref.digest:
+            raise IntegrityError(f"object {name} has digest {found} where the fact says {self._ref.digest}")
 
 
-async def fetched(
-    get: Callable[..., Any], sleep: Callable[[float], Any], ref: ObjectRef, verify: bool, calls: int
-) -> bytes:
-    """The artifact, verified. `get` and `sleep` block or are awaited, as their mode has it."""
-    wait = FIRST_WAIT
-    for call in range(1, calls + 1):
-        try:
-            parts: list[bytes] = []
-            await get(ref.bucket, ref.key, parts.append)
-            break
-        except (NotFound, Unavailable) as error:
-            if call == calls:
-                raise ArtifactMissingError(
-                    f"object {ref.bucket}/{ref.key} could not be fetched, {calls} times: {error}"
-                ) from error
-            _log.info(
-                "object %s/%s is not here yet (%s); next try in %.1f s", ref.bucket, ref.key, error, wait
-            )
-            await sleep(wait)
-            wait *= 2
-    blob = b"".join(parts)
-    if verify:
+class Landing:
+    """The file that an artifact is written to. Each method waits for a disk."""
+
+    def __init__(self, target: Any) -> None:
+        self._path = ""
+        self._part = ""
+        if hasattr(target, "write"):
+            if not target.seekable():
+                raise ConfigurationError(
+                    f"an artifact goes to a path or to a seekable file, not to {target!r}"
+                )
+            self._file: BinaryIO = target
+        else:
+            self._path = os.path.abspath(target)
+            folder, name = os.path.split(self._path)
+            self._part = os.path.join(folder, f".{name[:50]}.{secrets.token_hex(8)}.part")
+            self._file = open(self._part, "xb")  # noqa: SIM115  closed by keep and drop
+        self._start = self._file.tell()
+
+    def again(self) -> None:
+        """Forget what was written: another try begins."""
+        self._file.seek(self._start)
+        self._file.truncate()
+
+    def write(self, piece: bytes) -> None:
+        self._file.write(piece)
+
+    def keep(self) -> None:
+        self._file.flush()
+        if not self._path:
+            return
+        os.fsync(self._file.fileno())
+        self._file.close()
+        os.replace(self._part, self._path)
+        _sync_directory(os.path.dirname(self._path))
+
+    def drop(self) -> None:
+        if not self._path:
+            self.again()
+            return
+        self._file.close()
+        with suppress(FileNotFoundError):
+            os.unlink(self._part)
+
+
+async def fetch(calls: Calls, fact: StoredFact | Fact, verify: bool) -> bytes:
+    ref = reference_of(fact)
+    parts: list[bytes] = []
+
+    async def take(piece: bytes) -> None:
+        parts.append(piece)
+
+    await _receive(calls, ref, verify, begin=parts.clear, write=take)
+    return b"".join(parts)
+
+
+async def fetch_to(calls: Calls, fact: StoredFact | Fact, target: Any, verify: bool) -> ObjectRef:
+    ref = reference_of(fact)
+    landing = await calls.port.do(Landing, target)
+    try:
+        await _receive(
+            calls, ref, verify, begin=landing.again, write=lambda piece: calls.port.do(landing.write, piece)
+        )
+        await calls.port.do(landing.keep)
+    except BaseException:
+        landing.drop()
+        raise
+    return ref
+
+
+async def _receive(
+    calls: Calls, ref: ObjectRef, verify: bool, begin: Callable[[], None], write: Callable[[bytes], Any]
+) -> None:
+    """The schedule of tries is the guide's: *not found* and what may pass, ten calls, from 100 ms."""
+
+    async def once() -> None:
         check = Check(ref)
-        check.add(blob)
-        check.conclude()
-    return blob
+        begin()
+
+        async def take(piece: bytes) -> None:
+            check.add(piece)
+            await write(piece)
+
+        await calls.receive(ref.bucket, ref.key, take)
+        if verify:
+            check.conclude()
+
+    try:
+        await calls.patiently(once, worth=_may_come, what=f"object {ref.bucket}/{ref.key}")
+    except BoundaryError as error:
+        if not _may_come(error):
+            raise
+        raise ArtifactMissingError(
+            f"object {ref.bucket}/{ref.key} could not be fetched in {MOST_CALLS} calls; the last said: {error}"
+        ) from error
 
 
-def as_reference(ref: ObjectRef, file_name: str | None = None) -> dict[str, Any]:
-    """What a fact's object says of an artifact."""
-    value = msgspec.to_builtins(ref)
-    return {**value, "file_name": file_name} if file_name else dict(value)
+def _may_come(error: BoundaryError) -> bool:
+    return error.retryable or isinstance(error, NotFound)
+
+
+class Place(NamedTuple):
+    """Where an artifact is put."""
+
+    bucket: str
+    key: str
+    media_type: str
+
+
+async def append_with(
+    calls: Calls,
+    envelope: Envelope,
+    subject: str,
+    predicate: str,
+    artifact: Any,
+    into: Place,
+    more: Mapping[str, Any],
+) -> Appended:
+    clash = sorted(_Reference.__struct_fields__ & more.keys())
+    if clash:
+        raise InvalidArgument("more", f"must not have {', '.join(clash)}: these are the reference's own")
+    if isinstance(artifact, bytes):
+        ref = await calls.put(into.bucket, into.key, artifact, into.media_type)
+    else:
+        ref = await calls.put_file(into.bucket, into.key, artifact, into.media_type)
+    fact = fact_of(subject, predicate, {**more, **as_reference(ref)})
+    if not envelope.object_media_type:
+        envelope = msgspec.structs.replace(envelope, object_media_type=into.media_type)
+    return await calls.append(envelope, fact)
+
+
+def _sync_directory(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from onceward.boundary.client import AsyncBoundaryClient, BoundaryClient
+from onceward.boundary.errors import BoundaryError
 from onceward.boundary.model import Page, StoredFact
 from onceward.now import now
 from onceward.task.exceptions import ConfigurationError
@@ -36,6 +37,11 @@ _log = logging.getLogger("onceward.boundary")
 
 EMPTY_WAIT = 0.1
 """Seconds to wait when there is nothing new."""
+LONGEST_NAP = 0.1
+"""Seconds: a longer wait is taken in naps, so that it ends soon after `stop()`, which then need not wake anybody."""
+
+Attempt = Callable[[StoredFact], Awaitable[BaseException | None]]
+"""One session, the handler, the commit. What was raised is the reply: a handler may raise StopIteration."""
 
 
 class _Consumer:
@@ -46,10 +52,19 @@ class _Consumer:
             raise ConfigurationError("a boundary consumer needs a durable name: its cursor goes by it")
         if limit < 1:
             raise ConfigurationError(f"limit must be 1 or more, not {limit}")
+        if not empty_wait > 0:
+            raise ConfigurationError(f"empty_wait must be more than 0 seconds, not {empty_wait}")
         self.consumer_name = consumer_name
         self.limit = limit
         self._empty_wait = empty_wait
-        self._stopping = False
+        self._stop_requested = False
+
+    def stop(self) -> None:
+        """End after the fact in hand, for good. Safe in a signal handler and from any thread.
+
+        In the midst of a batch nothing of it is confirmed: what was applied comes again, and is known then.
+        """
+        self._stop_requested = True
 
     async def _fetch(self) -> Page:
         raise NotImplementedError
@@ -57,49 +72,68 @@ class _Consumer:
     async def _confirm(self, offset: int) -> None:
         raise NotImplementedError
 
-    async def _apply(self, fact: StoredFact) -> BaseException | None:
-        """The handler and the commit. What was raised is the reply: a handler may raise StopIteration."""
+    async def _nap(self, seconds: float) -> None:
         raise NotImplementedError
 
-    async def _pause(self) -> None:
-        raise NotImplementedError
-
-    async def _run(self, drain: bool) -> BaseException | None:
-        while not self._stopping:
+    async def _run(self, attempt: Attempt, drain: bool) -> BaseException | None:
+        while not self._is_stopped():
             page = await self._fetch()
-            if page.gap is not None:
-                _log.error(
-                    "consumer %s missed facts %d to %d: they have expired",
-                    self.consumer_name,
-                    page.gap.first_missing,
-                    page.gap.last_missing,
-                )
-            if not page.facts:
-                if drain:
-                    return None
-                await self._pause()
-                continue
-            for fact in page.facts:
-                if self._is_stopping():
-                    return None  # what was applied comes again, and is known then
-                error = await self._apply(fact)
-                if error is not None:
-                    return self._told(error, fact)
-            await self._confirm(page.facts[-1].offset)
+            self._tell_gap(page)
+            if page.facts:
+                for fact in page.facts:
+                    if self._is_stopped():
+                        return None
+                    error = await attempt(fact)
+                    if error is not None:
+                        return self._told(error, fact)
+                await self._confirm_batch(page)
+            elif drain:
+                return None
+            else:
+                await self._wait()
         return None
 
-    def _is_stopping(self) -> bool:
-        return self._stopping
+    def _is_stopped(self) -> bool:
+        return self._stop_requested
+
+    async def _confirm_batch(self, page: Page) -> None:
+        offset = page.facts[-1].offset
+        try:
+            await self._confirm(offset)
+        except BoundaryError as error:
+            error.add_note(
+                f"while confirming offset {offset} of consumer {self.consumer_name}; everything up to it is applied, "
+                "and comes again if the boundary has not got this"
+            )
+            raise
+
+    async def _wait(self) -> None:
+        left = self._empty_wait
+        while left > 0 and not self._is_stopped():
+            await self._nap(min(left, LONGEST_NAP))
+            left -= LONGEST_NAP
+
+    def _tell_gap(self, page: Page) -> None:
+        if page.gap is not None:
+            _log.error(
+                "consumer %s missed facts %d to %d: they have expired",
+                self.consumer_name,
+                page.gap.first_missing,
+                page.gap.last_missing,
+                extra={"consumer": self.consumer_name, "offset": page.gap.first_missing},
+            )
 
     def _told(self, error: BaseException, fact: StoredFact) -> BaseException:
         where = f"message_id {fact.message_id}, offset {fact.offset}, consumer {self.consumer_name}"
-        _log.error(
-            "a fact failed, and its batch is not confirmed: %s: %s",
-            where,
-            error,
-            extra={"message_id": fact.message_id, "offset": fact.offset, "consumer": self.consumer_name},
-        )
         error.add_note(f"while applying the fact with {where}; nothing of its batch was confirmed")
+        if isinstance(error, Exception):  # an interrupt is no failure of the fact's
+            _log.error(
+                "a fact failed, and its batch is not confirmed: %s: %s: %s",
+                where,
+                type(error).__name__,
+                error,
+                extra={"message_id": fact.message_id, "offset": fact.offset, "consumer": self.consumer_name},
+            )
         return error
 
 
@@ -111,23 +145,17 @@ class BoundaryConsumer(_Consumer):
     ) -> None:
         super().__init__(consumer_name, limit, empty_wait)
         self._client = client
-        self._stopped = threading.Event()
 
     def run(self, handler: Handler, engine: Engine, *, drain: bool = False) -> None:
         """Until `stop()`, or with `drain` until there is nothing new: fetch, apply and persist, confirm.
 
         `handler(fact, session)` runs in one database transaction, committed before the next fact. Whatever it or the
-        commit raises is raised here, the same object with a note that names the fact.
+        commit raises is raised here, the same object with a note that names the fact: rolled back, nothing of the batch
+        confirmed, not tried again. What a call of the boundary raises is raised as well. Call `run` again to go on.
         """
-        self._handler, self._engine = handler, engine
-        error = now(self._run(drain))
+        error = now(self._run(_attempts(handler, engine), drain))
         if error is not None:
             raise error
-
-    def stop(self) -> None:
-        """End after the fact in hand. Safe in a signal handler and from any thread."""
-        self._stopping = True
-        self._stopped.set()
 
     async def _fetch(self) -> Page:
         return self._client.fetch(self.consumer_name, self.limit)
@@ -135,21 +163,8 @@ class BoundaryConsumer(_Consumer):
     async def _confirm(self, offset: int) -> None:
         self._client.confirm(self.consumer_name, offset)
 
-    async def _apply(self, fact: StoredFact) -> BaseException | None:
-        from onceward.db import DbSession
-
-        try:
-            with DbSession(self._engine) as session:
-                result = self._handler(fact, session)
-                if inspect.iscoroutine(result):
-                    result.close()
-                    raise TypeError("the handler is asynchronous; AsyncBoundaryConsumer runs those")
-        except BaseException as error:  # noqa: BLE001
-            return error
-        return None
-
-    async def _pause(self) -> None:
-        self._stopped.wait(self._empty_wait)
+    async def _nap(self, seconds: float) -> None:
+        time.sleep(seconds)
 
 
 class AsyncBoundaryConsumer(_Consumer):
@@ -167,13 +182,9 @@ class AsyncBoundaryConsumer(_Consumer):
         self._client = client
 
     async def run(self, handler: AsyncHandler, engine: AsyncEngine, *, drain: bool = False) -> None:
-        self._handler, self._engine = handler, engine
-        error = await self._run(drain)
+        error = await self._run(_async_attempts(handler, engine), drain)
         if error is not None:
             raise error
-
-    def stop(self) -> None:
-        self._stopping = True
 
     async def _fetch(self) -> Page:
         return await self._client.fetch(self.consumer_name, self.limit)
@@ -181,15 +192,41 @@ class AsyncBoundaryConsumer(_Consumer):
     async def _confirm(self, offset: int) -> None:
         await self._client.confirm(self.consumer_name, offset)
 
-    async def _apply(self, fact: StoredFact) -> BaseException | None:
-        from onceward.db import AsyncDbSession
+    async def _nap(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
+
+def _attempts(handler: Handler, engine: Engine) -> Attempt:
+    from onceward.db import DbSession
+
+    DbSession(engine)  # refuses an engine of the wrong kind before anything is fetched
+
+    async def attempt(fact: StoredFact) -> BaseException | None:
         try:
-            async with AsyncDbSession(self._engine) as session:
-                await self._handler(fact, session)
+            with DbSession(engine) as session:
+                result = handler(fact, session)
+                if inspect.iscoroutine(result):
+                    # It has not run. Committing and confirming would lose the fact.
+                    result.close()
+                    raise TypeError("the handler is asynchronous; AsyncBoundaryConsumer runs those")
         except BaseException as error:  # noqa: BLE001
             return error
         return None
 
-    async def _pause(self) -> None:
-        await asyncio.sleep(self._empty_wait)
+    return attempt
+
+
+def _async_attempts(handler: AsyncHandler, engine: AsyncEngine) -> Attempt:
+    from onceward.db import AsyncDbSession
+
+    AsyncDbSession(engine)
+
+    async def attempt(fact: StoredFact) -> BaseException | None:
+        try:
+            async with AsyncDbSession(engine) as session:
+                await handler(fact, session)
+        except BaseException as error:  # noqa: BLE001
+            return error
+        return None
+
+    return attempt
