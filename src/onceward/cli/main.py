@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from onceward.cli.audit import audit
+from onceward.cli.boundary import boundary
 from onceward.cli.consumers import consumers
 from onceward.cli.demo.command import demo
 from onceward.cli.dlq import dlq
@@ -39,6 +40,7 @@ app.add_typer(inbox, name="inbox")
 app.add_typer(consumers, name="consumers")
 app.add_typer(dlq, name="dlq")
 app.add_typer(audit, name="audit")
+app.add_typer(boundary, name="boundary")
 app.command("verify", epilog=VERIFY_EXAMPLES)(verify)
 
 

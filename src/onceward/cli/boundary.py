@@ -1,0 +1,47 @@
+"""`onceward boundary`: serve one, and talk to one."""
+
+from __future__ import annotations
+
+import typer
+
+from onceward.cli.boundary_appending import append
+from onceward.cli.boundary_facts import confirm, fetch, tail
+from onceward.cli.boundary_objects import get, put
+from onceward.cli.boundary_serving import serve
+from onceward.cli.boundary_stats import consumers, stats
+
+SERVE_EXAMPLES = """
+Examples:
+
+- `onceward boundary serve` for this machine
+
+- `onceward boundary serve --listen 0.0.0.0:7700 --data /var/lib/boundary --log-format json` as a service
+
+- `onceward boundary serve --listen 127.0.0.1:0 --data "$(mktemp -d)"` on a free port, which the first line names
+"""
+APPEND_EXAMPLES = """
+Examples:
+
+- `onceward boundary append --subject batch:B1042 --predicate completed --object '{"litres": 480}'
+  --from-zone plant-a --to-zone hq --id-part batch --id-part B1042 --id-part completed`
+
+- `onceward boundary put batch-files B1042.pdf report.pdf --json |
+  onceward boundary append --object - --subject batch:B1042 --predicate report_filed ...` with an artifact
+
+- `onceward boundary append --lines facts.jsonl` many, each line as
+  `{"envelope": {"message_id": "m1", "from_zone": "plant-a", "to_zone": "hq"},
+  "fact": {"subject": "batch:B1042", "predicate": "completed", "object": {"litres": 480}}}`
+"""
+
+boundary = typer.Typer(
+    no_args_is_help=True, help="A durable log of facts with named cursors: serve it, append, fetch, confirm."
+)
+boundary.command("serve", epilog=SERVE_EXAMPLES)(serve)
+boundary.command("append", epilog=APPEND_EXAMPLES)(append)
+boundary.command("fetch")(fetch)
+boundary.command("confirm")(confirm)
+boundary.command("tail")(tail)
+boundary.command("put")(put)
+boundary.command("get")(get)
+boundary.command("consumers")(consumers)
+boundary.command("stats")(stats)

@@ -1,0 +1,332 @@
+"""`onceward boundary serve` as a real process: its line, its log, its end, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from typer.testing import CliRunner
+
+from onceward.boundary import BoundaryClient, BoundaryError, envelope_for, fact_of
+from onceward.cli.main import app
+
+COMMAND = [sys.executable, "-m", "onceward", "boundary"]
+DEADLINE = 60.0
+
+
+class Served:
+    """A server process, and what it has logged so far."""
+
+    def __init__(self, data: Path, *options: str) -> None:
+        self._log_file = data.parent / f"{data.name}.log"
+        with self._log_file.open("w") as log:
+            self.process = subprocess.Popen(
+                [*COMMAND, "serve", "--listen", "127.0.0.1:0", "--data", str(data), *options],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+
+    @property
+    def log(self) -> str:
+        return self._log_file.read_text()
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.splitlines()]
+
+    def end(self, *signals: signal.Signals) -> tuple[int, str]:
+        """The exit code, and what else came on stdout."""
+        for each in signals:
+            self.process.send_signal(each)
+        rest, _ = self.process.communicate(timeout=DEADLINE)
+        return self.process.returncode, rest
+
+
+@contextmanager
+def served(data: Path, *options: str) -> Iterator[Served]:
+    made = Served(data, *options)
+    try:
+        yield made
+    finally:
+        made.process.kill()
+        made.process.communicate()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def refused(*arguments: str) -> str:
+    """What a server says that does not start. Not in a process of its own: it ends before it serves."""
+    loggers = [logging.getLogger(), logging.getLogger("onceward")]
+    before = [(each, each.level, list(each.handlers)) for each in loggers]
+    try:
+        result = CliRunner().invoke(
+            app, ["boundary", "serve", "--log-format", "console", *arguments], env={"COLUMNS": "200"}
+        )
+    finally:
+        logging.captureWarnings(False)
+        for each, level, handlers in before:
+            each.setLevel(level)
+            each.handlers[:] = handlers
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 1
+    return result.stderr
+
+
+def append(client: BoundaryClient, message_id: str, value: object = 1, subject: str = "batch:B1") -> int:
+    envelope = envelope_for(message_id, from_zone="plant-a", to_zone="hq")
+    return client.append(envelope, fact_of(subject, "completed", value)).offset
+
+
+# ── its life ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_it_says_its_url_in_one_line_answers_and_ends_with_0_after_ctrl_c(tmp_path: Path) -> None:
+    with served(tmp_path / "data") as server:
+        assert server.url.startswith("http://127.0.0.1:")
+        with urlopen(f"{server.url}/readyz") as answer:
+            assert answer.status == 200
+        with BoundaryClient(server.url) as client:  # which keeps its connection: no reason to wait for it
+            assert append(client, "m1") == 1
+            assert server.end(signal.SIGINT) == (0, "")
+
+
+@pytest.mark.req("BC-02")
+def test_facts_and_cursors_are_there_for_the_next_server_on_the_directory(tmp_path: Path) -> None:
+    with served(tmp_path / "data") as server, BoundaryClient(server.url) as client:
+        for number in range(3):
+            append(client, f"m{number}")
+        client.fetch("hq-receiver")
+        client.confirm("hq-receiver", 2)
+        assert server.end(signal.SIGTERM) == (0, "")
+    with served(tmp_path / "data") as server, BoundaryClient(server.url) as client:
+        assert [fact.offset for fact in client.fetch("hq-receiver").facts] == [3]
+        assert [fact.offset for fact in client.fetch("another").facts] == [1, 2, 3]
+
+
+class SlowUpload:
+    """An upload that is on its way until it is told to end."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._begun = threading.Event()
+        self._may_end = threading.Event()
+        self._pool = ThreadPoolExecutor(1)
+        self._done = self._pool.submit(self._put)
+
+    def _put(self) -> int:
+        with BoundaryClient(self._url) as client:
+            return client.put_stream("batch-files", "slow", self._pieces()).size
+
+    def _pieces(self) -> Iterator[bytes]:
+        yield b"begin "
+        self._begun.set()
+        assert self._may_end.wait(DEADLINE)
+        yield b"end"
+
+    def wait_for_server(self, data: Path) -> None:
+        assert self._begun.wait(DEADLINE)
+        wait_until(lambda: any((data / "objects" / "incoming").iterdir()))
+
+    def end(self) -> int:
+        self._may_end.set()
+        return self._done.result(DEADLINE)
+
+
+def test_a_call_that_runs_may_end_when_the_server_is_told_to_stop(tmp_path: Path) -> None:
+    with served(tmp_path / "data") as server:
+        upload = SlowUpload(server.url)
+        upload.wait_for_server(tmp_path / "data")
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "stopping" in server.log)
+        assert upload.end() == len(b"begin end")
+        assert server.end()[0] == 0
+
+
+def test_a_second_signal_cuts_off_what_runs_and_the_log_is_whole(tmp_path: Path) -> None:
+    with served(tmp_path / "data") as server:
+        with BoundaryClient(server.url) as client:
+            append(client, "m1")
+        upload = SlowUpload(server.url)
+        upload.wait_for_server(tmp_path / "data")
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "stopping" in server.log)
+        assert server.end(signal.SIGTERM)[0] == 128 + signal.SIGTERM
+        with pytest.raises(BoundaryError):
+            upload.end()
+        assert server.lines[-1]["message"] == "stopped, with calls cut off"
+    with served(tmp_path / "data") as server, BoundaryClient(server.url) as client:
+        assert [fact.message_id for fact in client.fetch("c").facts] == ["m1"]
+        with pytest.raises(BoundaryError, match="there is no object"):
+            client.get("batch-files", "slow")
+
+
+def test_its_options_are_the_rules_of_the_boundary(tmp_path: Path) -> None:
+    with (
+        served(tmp_path / "data", "--strict-consumers", "--require-artifacts") as server,
+        BoundaryClient(server.url) as client,
+    ):
+        with pytest.raises(BoundaryError, match="there is no consumer 'c'"):
+            client.fetch("c")
+        reference = {
+            "bucket": "batch-files",
+            "key": "k",
+            "digest": "sha256:00",
+            "size": 1,
+            "media_type": "x/y",
+        }
+        with pytest.raises(BoundaryError, match="batch-files/k is not here"):
+            append(client, "m1", reference)
+
+
+# ── what it refuses ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_second_server_on_one_directory_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    with served(tmp_path / "data") as server:
+        told = refused("--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"))
+        assert "another server uses" in told
+        assert str(tmp_path / "data") in told
+        with BoundaryClient(server.url) as client:
+            assert append(client, "m1") == 1
+
+
+def test_a_port_that_is_in_use_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        told = refused("--listen", f"127.0.0.1:{port}", "--data", str(tmp_path / "data"))
+    assert f"127.0.0.1:{port} cannot be listened on: Address already in use" in told
+
+
+@pytest.mark.parametrize("listen", ["7700", "localhost", "127.0.0.1:http", "127.0.0.1:65536", "127.0.0.1:-1"])
+def test_what_is_no_address_is_refused(tmp_path: Path, listen: str) -> None:
+    assert "--listen must be HOST:PORT" in refused("--listen", listen, "--data", str(tmp_path / "data"))
+
+
+def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
+    told = refused("--listen", "192.0.2.1:0", "--data", str(tmp_path / "data"))
+    assert "192.0.2.1:0 cannot be listened on" in told
+
+
+@pytest.mark.parametrize("below", ["file/below", "objects-is-a-file"])
+def test_a_directory_that_cannot_be_used_is_refused(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("keep me")
+    (tmp_path / "objects-is-a-file").mkdir()
+    (tmp_path / "objects-is-a-file" / "objects").touch()
+    told = refused("--listen", "127.0.0.1:0", "--data", str(tmp_path / below))
+    assert str(tmp_path / "file" if below.startswith("file") else tmp_path / below) in told
+    assert (tmp_path / "file").read_text() == "keep me"
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    for command in (["serve"], ["put", "b", "k", "-"]):
+        code = (
+            "import sys; sys.modules['connectrpc'] = None; sys.argv[1:] = ['boundary', *sys.argv[1:]]; "
+            "from onceward.cli.main import main; main()"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, *command], capture_output=True, check=False, text=True
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == "a boundary needs connectrpc: pip install 'onceward[boundary]'\n"
+
+
+def test_help_imports_neither_the_wire_nor_the_server() -> None:
+    code = (
+        "import sys, onceward.cli.main; "
+        "print([each for each in ('connectrpc', 'hypercorn', 'onceward.boundary') if each in sys.modules])"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True).stdout
+        == "[]\n"
+    )
+
+
+# ── its log ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("BC-25")
+def test_every_line_of_its_log_is_json_and_says_what_it_is_about_and_no_payload(tmp_path: Path) -> None:
+    with served(tmp_path / "data") as server, BoundaryClient(server.url) as client:
+        for number in range(1, 5):
+            append(client, f"old{number}")
+        server.end(signal.SIGTERM)
+    with closing(sqlite3.connect(tmp_path / "data" / "boundary.db")) as database, database:
+        database.execute('DELETE FROM facts WHERE "offset" <= 3')  # they have expired
+    with (
+        served(tmp_path / "data", "--log-format", "json", "--log-level", "debug") as server,
+        BoundaryClient(server.url) as client,
+    ):
+        assert append(client, "m5", {"secret": "s3cr3t"}) == 5
+        assert append(client, "m5", {"secret": "s3cr3t"}) == 5
+        with pytest.raises(BoundaryError):
+            append(client, "m5", {"secret": "0th3r-s3cr3t"})
+        with pytest.raises(BoundaryError):
+            append(client, "m6", {"secret": "s3cr3t"}, subject="no-subject")
+        client.fetch("hq-receiver")
+        client.confirm("hq-receiver", 5)
+        server.end(signal.SIGTERM)
+        lines = server.lines
+        assert "s3cr3t" not in server.log
+    assert all({"time", "level", "message"} <= line.keys() for line in lines)
+    appended, duplicate, conflict, malformed, gap, confirmed = [line for line in lines if "outcome" in line]
+    of_fact = {"message_id": "m5", "offset": 5, "zone": "plant-a"}
+    assert of_fact | {"outcome": "appended"} == only(appended)
+    assert of_fact | {"outcome": "duplicate"} == only(duplicate)
+    assert only(conflict) == {"message_id": "m5", "zone": "plant-a", "outcome": "already_exists"}
+    assert only(malformed) == {"message_id": "m6", "zone": "plant-a", "outcome": "invalid_argument"}
+    assert only(gap) == {"consumer": "hq-receiver", "offset": 1, "outcome": "gap"}
+    assert only(confirmed) == {"consumer": "hq-receiver", "offset": 5, "outcome": "confirmed"}
+    assert [each["level"] for each in (appended, conflict, gap)] == ["debug", "warning", "warning"]
+
+
+def only(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: line[name] for name in line.keys() - {"time", "level", "message", "logger"}}
+
+
+def test_a_refusal_to_start_is_a_json_line_where_the_log_is_json(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "serve", "--listen", "nowhere", "--data", str(tmp_path / "data")],
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    line = json.loads(done.stderr)
+    assert line["level"] == "critical"
+    assert "--listen must be HOST:PORT" in line["message"]
+
+
+def test_a_log_for_people_has_the_same_in_one_plain_line(tmp_path: Path) -> None:
+    with (
+        served(tmp_path / "data", "--log-format", "console") as server,
+        BoundaryClient(server.url) as client,
+    ):
+        append(client, "m1")  # which leaves no line at the usual level
+        with pytest.raises(BoundaryError):
+            append(client, "m1", 2)
+        server.end(signal.SIGTERM)
+        _, warning, _, _ = server.log.splitlines()
+    assert " WARNING append refused: message_id 'm1' is known, at offset 1, with other content" in warning
+    assert warning.endswith("  message_id=m1  zone=plant-a  outcome=already_exists")
