@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
+from onceward.boundary.errors import ConflictingDuplicate
 from onceward.boundary.model import Appended, ObjectRef
 from onceward.boundary.wire import Record
 
@@ -38,6 +39,11 @@ class FactLog(Protocol):
         """Durable when this returns. A known id with the same digest answers its offset; with another raises
         `ConflictingDuplicate`. Many at once share what makes them durable. Raises `Unavailable` if it cannot be
         written now; nothing is half written then."""
+        ...
+
+    async def append_all(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
+        """Each as `append` would, and the new ones get offsets in this order. Raises `Unavailable` if not all could be
+        written; what was written then are the first ones."""
         ...
 
     async def read(self, after: int, limit: int) -> list[Record]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
 
 from onceward.boundary.canonical import content_digest
-from onceward.boundary.errors import ArtifactMissing, InvalidArgument, NotFound, OffsetOutOfRange
+from onceward.boundary.errors import (
+    ArtifactMissing,
+    ConflictingDuplicate,
+    InvalidArgument,
+    NotFound,
+    OffsetOutOfRange,
+)
 from onceward.boundary.metrics import BoundaryMetrics
 from onceward.boundary.model import (
     Appended,
@@ -45,16 +51,20 @@ class Boundary:
 
     async def append(self, envelope: Envelope, fact: Fact, encoded: bytes | None = None) -> Appended:
         """Durable when this returns. Idempotent by message_id. `encoded` is the record, where it exists already."""
+        return await self.store.append(await self._checked(envelope, fact, encoded))
+
+    async def append_all(
+        self, messages: Sequence[tuple[Envelope, Fact]]
+    ) -> list[Appended | ConflictingDuplicate]:
+        """All of them, in this order. If one is refused for what it is, none is appended."""
+        return await self.store.append_all([await self._checked(*each) for each in messages])
+
+    async def _checked(self, envelope: Envelope, fact: Fact, encoded: bytes | None = None) -> NewFact:
         check_append(envelope, fact)
-        new = NewFact(
-            envelope.message_id,
-            content_digest(envelope, fact),
-            encoded or record(envelope, fact),
-            stream_of(envelope),
-        )
+        digest = content_digest(envelope, fact)
         if self.settings.require_artifacts:
             await self._check_artifact(fact)
-        return await self.store.append(new)
+        return NewFact(envelope.message_id, digest, encoded or record(envelope, fact), stream_of(envelope))
 
     async def fetch(self, consumer_name: str, limit: int) -> tuple[list[Record], Gap | None]:
         """The next facts after the consumer's cursor, and what it missed because it had expired."""

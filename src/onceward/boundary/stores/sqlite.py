@@ -13,10 +13,10 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from onceward.boundary.errors import BoundaryError, ConflictingDuplicate, Unavailable
 from onceward.boundary.model import Appended
@@ -115,6 +115,19 @@ class SqliteStore:
         appended: Appended = await self._through_writer(Write(fact, None))
         return appended
 
+    async def append_all(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
+        """In one transaction."""
+        self._refuse_if_closed()
+        writes = [Write(fact, None) for fact in facts]
+        self._hand_over()  # those who came before
+        if writes:
+            self._writes.put(writes)
+        outcomes = await asyncio.gather(*(write.done for write in writes), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, ConflictingDuplicate):
+                raise outcome
+        return cast(list[Appended | ConflictingDuplicate], outcomes)
+
     async def read(self, after: int, limit: int) -> list[Record]:
         records: list[Record] = []
         size = 0
@@ -204,12 +217,15 @@ class SqliteStore:
     async def _through_writer(self, write: Write) -> Any:
         """The writer gets together what one turn of the event loop asks for: those who were told of the last commit
         come with their next writes in one turn, and so share the next commit."""
-        if self._closed:
-            raise Unavailable("this boundary is closing")
+        self._refuse_if_closed()
         self._gathered.append(write)
         if len(self._gathered) == 1:
             asyncio.get_running_loop().call_soon(self._hand_over)
         return await write.done
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise Unavailable("this boundary is closing")
 
     def _hand_over(self) -> None:
         gathered, self._gathered = self._gathered, []

@@ -125,6 +125,23 @@ class FactCases(StoreSuite):
 
         self.on_store(body)
 
+    @pytest.mark.req("BC-26")
+    def test_many_appended_in_order_get_offsets_in_that_order(self) -> None:
+        async def body(store: Store) -> None:
+            await store.append(fact("known", "x"))
+            given = [fact(f"m{number}") for number in range(1500)]
+            given[700:700] = [fact("known", "x"), fact("known", "y"), fact("m3")]
+            other, outcomes = await asyncio.gather(store.append(fact("beside")), store.append_all(given))
+            new = [each.offset for each in outcomes if isinstance(each, Appended) and not each.duplicate]
+            assert new == sorted(new)
+            assert sorted([*new, other.offset]) == list(range(2, 1503))
+            assert outcomes[700] == Appended(1, duplicate=True)
+            assert isinstance(outcomes[701], ConflictingDuplicate)
+            assert outcomes[702] == Appended(new[3], duplicate=True)
+            assert await store.append_all([]) == []
+
+        self.on_store(body)
+
     @pytest.mark.req("BC-16", "BC-26")
     def test_a_fact_never_appears_below_an_offset_that_was_served(self) -> None:
         async def body(store: Store) -> None:
@@ -193,5 +210,7 @@ class FactCases(StoreSuite):
             await store.close()
             with pytest.raises(Unavailable):
                 await store.append(fact("m1"))
+            with pytest.raises(Unavailable):
+                await store.append_all([fact("m1")])
 
         self.on_store(body)
