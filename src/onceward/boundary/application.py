@@ -46,7 +46,7 @@ async def _metrics(boundary: Boundary) -> Page:
     for cursor in await boundary.store.cursors():
         metrics.backlog.labels(cursor.name).set(_backlog(cursor, bounds))
         metrics.consumer_lag.labels(cursor.name).set(await _lag(boundary, cursor))
-    metrics.fill.set(await boundary.fill_percent())
+    metrics.fill.set(await boundary.fill.percent())
     return 200, b"text/plain; version=0.0.4; charset=utf-8", metrics.text()
 
 

@@ -22,6 +22,11 @@ class BoundaryMetrics:
         self.confirms = self._counter("bsfg_confirm_requests", "ConfirmReceipt calls")
         self.objects = self._counter("bsfg_put_object_requests", "PutObject calls")
         self.refused = self._counter("bsfg_refused_requests", "calls refused", ["operation", "code"])
+        self.expired = self._counter("bsfg_expired_facts", "facts removed because their time was over")
+        self.dropped = self._counter("bsfg_dropped_facts", "facts removed to make room")
+        self.lost = self._counter(
+            "bsfg_expired_unconfirmed", "times facts expired before a consumer", ["consumer"]
+        )
         self.append_latency = Histogram(
             "bsfg_append_latency_seconds",
             "AppendFact, until durable",
@@ -38,6 +43,11 @@ class BoundaryMetrics:
         self.consumer_lag = self._gauge(
             "bsfg_consumer_lag_seconds",
             "age of the first fact that a consumer has not confirmed",
+            ["consumer"],
+        )
+        self.expiring = self._gauge(
+            "bsfg_consumer_facts_expiring",
+            "1: facts expire soon that a consumer has not confirmed",
             ["consumer"],
         )
         self.fill = self._gauge("bsfg_store_buffer_fill_percent", "how full the store is")

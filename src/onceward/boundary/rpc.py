@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any, TypeVar
+
+from connectrpc.errors import ConnectError
 
 from onceward.boundary import wire
 from onceward.boundary.codecs import ReadyPage, refusal
@@ -17,6 +19,7 @@ _log = logging.getLogger("onceward.boundary")
 
 LARGEST_UNARY = 32 * 1024 * 1024
 """Bytes of one message. Larger objects go in pieces."""
+NOTHING: Mapping[str, object] = {}
 OPERATIONS = ("append", "fetch", "confirm", "put", "get")
 
 
@@ -32,7 +35,9 @@ class Service:
         self._latency = {each: self._metrics.latency.labels(each).observe for each in OPERATIONS}
 
     async def append_fact(self, request: pb.AppendFactRequest, ctx: Any) -> pb.AppendFactResponse:
-        return await self._counted("append", self._append(request))
+        envelope = request.envelope
+        about = {} if envelope is None else {"message_id": envelope.message_id, "zone": envelope.from_zone}
+        return await self._counted("append", self._append(request), about)
 
     async def _append(self, request: pb.AppendFactRequest) -> pb.AppendFactResponse:
         if not request.has_field("envelope"):
@@ -53,11 +58,6 @@ class Service:
             metrics.append_failures.labels(error.reason or error.code).inc()
             if isinstance(error, ConflictingDuplicate):
                 metrics.conflicts.inc()
-            _log.warning(
-                "append refused: %s",
-                error,
-                extra={"message_id": envelope.message_id, "zone": envelope.from_zone, "outcome": error.code},
-            )
             raise
         metrics.append_latency.observe(time.perf_counter() - began)
         if appended.duplicate:
@@ -75,7 +75,7 @@ class Service:
         return pb.AppendFactResponse(offset=appended.offset, duplicate=appended.duplicate)
 
     async def fetch_facts(self, request: pb.FetchFactsRequest, ctx: Any) -> Any:
-        return await self._counted("fetch", self._fetch(request))
+        return await self._counted("fetch", self._fetch(request), {"consumer": request.consumer_name})
 
     async def _fetch(self, request: pb.FetchFactsRequest) -> ReadyPage:
         self._metrics.fetches.inc()
@@ -92,7 +92,8 @@ class Service:
         return ReadyPage(wire.page_bytes(records, gap))
 
     async def confirm_receipt(self, request: pb.ConfirmReceiptRequest, ctx: Any) -> pb.ConfirmReceiptResponse:
-        return await self._counted("confirm", self._confirm(request))
+        about = {"consumer": request.consumer_name, "offset": request.offset}
+        return await self._counted("confirm", self._confirm(request), about)
 
     async def _confirm(self, request: pb.ConfirmReceiptRequest) -> pb.ConfirmReceiptResponse:
         self._metrics.confirms.inc()
@@ -160,16 +161,19 @@ class Service:
             async for chunk in chunks:
                 yield pb.GetObjectChunk(data=chunk)
         except BoundaryError as error:
-            self._metrics.refused.labels("get", error.code).inc()
-            raise refusal(error) from None
+            raise self._refused("get", error, {}) from None
 
-    async def _counted(self, operation: str, call: Awaitable[T]) -> T:
+    def _refused(self, operation: str, error: BoundaryError, about: Mapping[str, object]) -> ConnectError:
+        self._metrics.refused.labels(operation, error.code).inc()
+        _log.warning("%s refused: %s", operation, error, extra={**about, "outcome": error.code})
+        return refusal(error)
+
+    async def _counted(self, operation: str, call: Awaitable[T], about: Mapping[str, object] = NOTHING) -> T:
         began = time.perf_counter()
         try:
             return await call
         except BoundaryError as error:
-            self._metrics.refused.labels(operation, error.code).inc()
-            raise refusal(error) from None
+            raise self._refused(operation, error, about) from None
         except Exception as error:  # noqa: BLE001  it is told to the caller and to the log
             self._metrics.refused.labels(operation, BoundaryError.code).inc()
             _log.exception("%s failed", operation, extra={"outcome": BoundaryError.code})

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-import msgspec
-
 from onceward.boundary.canonical import content_digest
 from onceward.boundary.errors import (
     ArtifactMissing,
@@ -15,6 +13,7 @@ from onceward.boundary.errors import (
     NotFound,
     OffsetOutOfRange,
 )
+from onceward.boundary.fill import Fill
 from onceward.boundary.metrics import BoundaryMetrics
 from onceward.boundary.model import (
     Appended,
@@ -29,16 +28,10 @@ from onceward.boundary.model import (
     stream_of,
 )
 from onceward.boundary.ports import NewFact, Store
+from onceward.boundary.settings import Settings
 from onceward.boundary.wire import Record, record
 
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    strict_consumers: bool = False
-    """Only names that are known may fetch; otherwise the first fetch makes a name known."""
-    require_artifacts: bool = False
-    """A fact that names an object is refused while the object is not here."""
-    capacity_bytes: int | None = None
-    """What the facts may take. None: nobody looks."""
+__all__ = ["Boundary", "Settings", "reference_in"]
 
 
 class Boundary:
@@ -48,16 +41,21 @@ class Boundary:
         self.store = store
         self.settings = settings or Settings()
         self.metrics = BoundaryMetrics()
+        self.fill = Fill(store, self.settings, self.metrics)
 
     async def append(self, envelope: Envelope, fact: Fact, encoded: bytes | None = None) -> Appended:
         """Durable when this returns. Idempotent by message_id. `encoded` is the record, where it exists already."""
-        return await self.store.append(await self._checked(envelope, fact, encoded))
+        new = await self._checked(envelope, fact, encoded)
+        await self.fill.make_room()
+        return await self.store.append(new)
 
     async def append_all(
         self, messages: Sequence[tuple[Envelope, Fact]]
     ) -> list[Appended | ConflictingDuplicate]:
         """All of them, in this order. If one is refused for what it is, none is appended."""
-        return await self.store.append_all([await self._checked(*each) for each in messages])
+        new = [await self._checked(*each) for each in messages]
+        await self.fill.make_room()
+        return await self.store.append_all(new)
 
     async def _checked(self, envelope: Envelope, fact: Fact, encoded: bytes | None = None) -> NewFact:
         check_append(envelope, fact)
@@ -100,11 +98,6 @@ class Boundary:
     async def get(self, bucket: str, key: str) -> tuple[ObjectRef, AsyncIterator[bytes]]:
         check_object_name(bucket, key)
         return await self.store.objects.get(bucket, key)
-
-    async def fill_percent(self) -> float:
-        """How full the store is; 0 where nobody said how much it may hold."""
-        capacity = self.settings.capacity_bytes
-        return 0.0 if capacity is None else min(100.0, 100 * await self.store.size() / capacity)
 
     async def _check_artifact(self, fact: Fact) -> None:
         named = reference_in(fact)

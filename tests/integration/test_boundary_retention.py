@@ -1,0 +1,262 @@
+"""Facts that are too old, and a store that is too full."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onceward.boundary.client import envelope_for, fact_of
+from onceward.boundary.errors import Backpressure, BoundaryError
+from onceward.boundary.fill import Fill
+from onceward.boundary.model import Appended, Gap
+from onceward.boundary.retention import Retention
+from onceward.boundary.service import Boundary, Settings
+from onceward.boundary.stores.sqlite import SqliteStore
+from onceward.task.exceptions import ConfigurationError
+from onceward.testing.boundary import fact as plain
+
+DAY = 86400.0
+NOW = 1_800_000_000.0
+
+
+def on_boundary(place: Path, body: Callable[[Boundary], Awaitable[None]], **settings: Any) -> None:
+    async def main() -> None:
+        store = SqliteStore(place)
+        try:
+            await body(Boundary(store, Settings(**settings)))
+        finally:
+            await store.close()
+
+    asyncio.run(main())
+
+
+def aged(boundary: Boundary) -> Callable[..., Awaitable[Any]]:
+    async def append(message_id: str, days: float, stream: str = "operational") -> Any:
+        return await boundary.store.append(
+            plain(message_id, stream=stream, appended_at=int((NOW - days * DAY) * 1000))
+        )
+
+    return append
+
+
+def metric(boundary: Boundary, name: str, **labels: str) -> float:
+    return boundary.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+# ── age ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("BC-21")
+def test_facts_are_kept_for_a_week_unless_their_class_says_otherwise(tmp_path: Path) -> None:
+    async def body(boundary: Boundary) -> None:
+        append = aged(boundary)
+        await append("old", 7.01)
+        await append("audit", 300, "audit")
+        await append("very old audit", 400, "audit")
+        await append("documents", 7.01, "documents")
+        await append("young", 6.99)
+        assert await Retention(boundary, clock=lambda: NOW).look() == 3
+        records, _ = await boundary.fetch("c", 10)
+        assert [record[0] for record in records] == [2]
+        assert metric(boundary, "bsfg_expired_facts_total") == 3
+        await boundary.confirm("c", 2)
+        records, gap = await boundary.fetch("c", 10)
+        assert ([record[0] for record in records], gap) == ([5], Gap(3, 4))
+
+    on_boundary(tmp_path, body, retention={"audit": 365 * DAY})
+
+
+@pytest.mark.req("BC-21")
+def test_a_slow_consumer_is_warned_of_before_its_facts_expire_and_told_of_the_gap_after(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(boundary: Boundary) -> None:
+        append = aged(boundary)
+        await boundary.fetch("slow", 1)
+        await append("m1", 5.0)
+        await append("m2", 0.0)
+        now = NOW
+        retention = Retention(boundary, clock=lambda: now)
+        await retention.look()
+        assert caplog.messages == []
+        assert metric(boundary, "bsfg_consumer_facts_expiring", consumer="slow") == 0
+
+        now = NOW + 1 * DAY
+        await retention.look()
+        (warning,) = caplog.records
+        assert (warning.levelno, vars(warning)["consumer"], vars(warning)["offset"]) == (
+            logging.WARNING,
+            "slow",
+            1,
+        )
+        assert "expires in 86400 s" in warning.getMessage()
+        assert metric(boundary, "bsfg_consumer_facts_expiring", consumer="slow") == 1
+
+        caplog.clear()
+        now = NOW + 3 * DAY
+        assert await retention.look() == 1
+        (error,) = caplog.records
+        assert (error.levelno, vars(error)["outcome"]) == (logging.ERROR, "expired")
+        assert metric(boundary, "bsfg_expired_unconfirmed_total", consumer="slow") == 1
+        records, gap = await boundary.fetch("slow", 10)
+        assert ([record[0] for record in records], gap) == ([2], Gap(1, 1))
+
+    on_boundary(tmp_path, body)
+
+
+@pytest.mark.req("BC-21")
+def test_a_consumer_that_has_confirmed_is_not_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(boundary: Boundary) -> None:
+        await aged(boundary)("m1", 8.0)
+        await boundary.fetch("c", 1)
+        await boundary.confirm("c", 1)
+        assert await Retention(boundary, clock=lambda: NOW).look() == 1
+        assert caplog.messages == []
+
+    on_boundary(tmp_path, body)
+
+
+def test_it_looks_again_and_again_while_it_runs_and_survives_a_store_that_is_away(tmp_path: Path) -> None:
+    async def body(boundary: Boundary) -> None:
+        looks = 0
+        look = boundary.store.expire
+
+        async def failing(older_than: Any) -> int:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                raise BoundaryError("away")
+            return await look(older_than)
+
+        boundary.store.expire = failing  # type: ignore[method-assign]
+        await aged(boundary)("m1", 8.0)
+        retention = Retention(boundary, every=0.001, clock=lambda: NOW)
+        retention.start()
+        while (await boundary.store.bounds()).first == 1:
+            await asyncio.sleep(0.001)
+        await retention.close()
+        assert looks >= 2
+
+    on_boundary(tmp_path, body)
+
+
+# ── fill ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def fill_up(boundary: Boundary, start: int = 0) -> int:
+    """Until it is refused; how many were taken."""
+    for number in range(start, 100_000):
+        envelope = envelope_for(f"m{number}", from_zone="a", to_zone="b")
+        try:
+            await boundary.append(envelope, fact_of("a:b", "done", "x" * 5000))
+        except Backpressure:
+            return number
+        _look_again(boundary.fill)
+    raise AssertionError("never full")
+
+
+def _look_again(fill: Fill) -> None:
+    fill._looked_at = float("-inf")
+
+
+@pytest.mark.req("BC-24")
+def test_a_store_that_is_too_full_refuses_keeps_what_it_has_and_takes_facts_again_after_draining(
+    tmp_path: Path,
+) -> None:
+    async def body(boundary: Boundary) -> None:
+        taken = await fill_up(boundary)
+        assert taken > 10
+        assert 80 <= await boundary.fill.percent() < 90
+        assert (await boundary.store.bounds()).last == taken
+        records, _ = await boundary.fetch("c", 1000)
+        assert len(records) == taken, "reading goes on"
+        assert await boundary.confirm("c", taken) == taken
+
+        await boundary.store.drop(taken // 2)
+        _look_again(boundary.fill)
+        envelope = envelope_for(f"m{taken}", from_zone="a", to_zone="b")
+        assert await boundary.append(envelope, fact_of("a:b", "done", "x" * 5000)) == Appended(taken + 1)
+
+    on_boundary(tmp_path, body, capacity_bytes=1_000_000)
+
+
+@pytest.mark.req("BC-24")
+def test_forwarded_facts_meet_the_same_limit(tmp_path: Path) -> None:
+    async def body(boundary: Boundary) -> None:
+        taken = await fill_up(boundary)
+        message = (envelope_for("new", from_zone="a", to_zone="b"), fact_of("a:b", "done", 1))
+        with pytest.raises(Backpressure, match="% full, and takes facts up to 80%") as raised:
+            await boundary.append_all([message])
+        assert raised.value.retryable
+        assert (await boundary.store.bounds()).last == taken
+
+    on_boundary(tmp_path, body, capacity_bytes=1_000_000)
+
+
+@pytest.mark.req("BC-24")
+def test_the_oldest_are_dropped_only_when_that_was_asked_for_and_consumers_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(boundary: Boundary) -> None:
+        await boundary.fetch("slow", 1)
+        for number in range(400):
+            envelope = envelope_for(f"m{number}", from_zone="a", to_zone="b")
+            await boundary.append(envelope, fact_of("a:b", "done", "x" * 5000))
+            _look_again(boundary.fill)
+        bounds = await boundary.store.bounds()
+        assert bounds.last == 400
+        assert bounds.first > 200
+        assert metric(boundary, "bsfg_dropped_facts_total") == bounds.first - 1
+        assert "oldest facts" in caplog.text
+        _, gap = await boundary.fetch("slow", 1)
+        assert gap == Gap(1, bounds.first - 1)
+
+    on_boundary(tmp_path, body, capacity_bytes=1_000_000, drop_oldest=True)
+
+
+@pytest.mark.req("BC-24")
+def test_dropping_is_refused_where_facts_must_not_be_lost() -> None:
+    with pytest.raises(ConfigurationError, match="safety forbids"):
+        Settings(drop_oldest=True, safety=True)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"backpressure_at": 0},
+        {"backpressure_at": 1.5},
+        {"capacity_bytes": 0},
+        {"retention": {"audits": 5.0}},
+        {"retention": {"audit": 0.0}},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        Settings(**wrong)
+
+
+def test_nobody_asks_the_store_for_its_size_with_every_fact(tmp_path: Path) -> None:
+    async def body(boundary: Boundary) -> None:
+        asked = 0
+        size = boundary.store.size
+
+        async def counted() -> int:
+            nonlocal asked
+            asked += 1
+            return await size()
+
+        boundary.store.size = counted  # type: ignore[method-assign]
+        boundary.fill = Fill(boundary.store, boundary.settings, boundary.metrics, clock=lambda: 1.0)
+        for number in range(50):
+            envelope = envelope_for(f"m{number}", from_zone="a", to_zone="b")
+            await boundary.append(envelope, fact_of("a:b", "done", 1))
+        assert asked == 1
+
+    on_boundary(tmp_path, body, capacity_bytes=10**9)
