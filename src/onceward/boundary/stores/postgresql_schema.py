@@ -1,0 +1,128 @@
+"""The tables of a boundary on PostgreSQL. The first server to open a database makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from onceward.task.exceptions import ConfigurationError
+
+VERSION = 1
+LOCK_KEY = 0x6F6E_6365_7761_7264  # "onceward"
+"""Of the advisory lock under which tables are made: of servers that start at once, one makes them."""
+
+ROW_BYTES = 200
+"""About what a fact takes beside its record: the rest of its row, and three indexes."""
+
+APPEND = f"""
+    CREATE FUNCTION onceward_boundary_append(
+        ids text[], digests bytea[], records bytea[], streams text[], times bigint[]
+    ) RETURNS TABLE (message_id text, "offset" bigint, digest bytea) LANGUAGE plpgsql AS $$
+    #variable_conflict use_column
+    BEGIN
+        -- A statement sees what was committed before it began. So the lock comes before, not in it.
+        PERFORM FROM onceward_boundary_log FOR UPDATE;
+        RETURN QUERY WITH known AS MATERIALIZED (
+            SELECT message_id, "offset", digest FROM onceward_boundary_facts WHERE message_id = ANY(ids)
+        ), added AS (
+            INSERT INTO onceward_boundary_facts AS facts (message_id, digest, record, stream, appended_at, "offset")
+            SELECT message_id, digest, record, stream, appended_at,
+                (SELECT last FROM onceward_boundary_log) + row_number() OVER (ORDER BY place)
+            FROM unnest(ids, digests, records, streams, times)
+                WITH ORDINALITY AS given (message_id, digest, record, stream, appended_at, place)
+            WHERE message_id NOT IN (SELECT message_id FROM known)
+            RETURNING facts.message_id, facts."offset", octet_length(record) + {ROW_BYTES} AS bytes
+        ), counted AS (
+            UPDATE onceward_boundary_log SET
+                last = last + (SELECT count(*) FROM added),
+                bytes = bytes + (SELECT coalesce(sum(bytes), 0) FROM added)
+        )
+        SELECT message_id, "offset", NULL::bytea FROM added UNION ALL SELECT message_id, "offset", digest FROM known;
+    END $$
+"""
+"""Facts with ids of which no two are the same. Answers where each is, with its digest if it was there before.
+
+A function, because the lock is then held for no longer than the server needs: not while the answer to one statement
+and the next go over the network, nor for a server of ours that is frozen between the two."""
+
+SCHEMA = (
+    "CREATE TABLE onceward_boundary_schema (version integer NOT NULL)",
+    f"INSERT INTO onceward_boundary_schema VALUES ({VERSION})",
+    # One row. Whoever appends holds its lock until the commit is done, so that offsets are in commit order.
+    "CREATE TABLE onceward_boundary_log (last bigint NOT NULL, bytes bigint NOT NULL)",
+    "INSERT INTO onceward_boundary_log VALUES (0, 0)",
+    """
+    CREATE TABLE onceward_boundary_facts (
+        "offset" bigint PRIMARY KEY,
+        message_id text COLLATE "C" NOT NULL UNIQUE,
+        digest bytea NOT NULL,
+        record bytea NOT NULL,
+        stream text COLLATE "C" NOT NULL,
+        appended_at bigint NOT NULL
+    )
+    """,
+    # Not compressed: so a fact takes as many bytes as it has, and no time.
+    "ALTER TABLE onceward_boundary_facts ALTER record SET STORAGE EXTERNAL",
+    "CREATE INDEX onceward_boundary_facts_by_age ON onceward_boundary_facts (stream, appended_at)",
+    APPEND,
+    """
+    CREATE TABLE onceward_boundary_cursors (
+        name text COLLATE "C" PRIMARY KEY,
+        position bigint NOT NULL,
+        confirmed_at bigint
+    )
+    """,
+    """
+    CREATE TABLE onceward_boundary_objects (
+        bucket text COLLATE "C",
+        key text COLLATE "C",
+        digest text NOT NULL,
+        size bigint NOT NULL,
+        media_type text NOT NULL,
+        content bigint NOT NULL,
+        PRIMARY KEY (bucket, key)
+    )
+    """,
+    "CREATE TABLE onceward_boundary_uploads (content bigserial PRIMARY KEY, begun_at timestamptz DEFAULT now())",
+    """
+    CREATE TABLE onceward_boundary_chunks (
+        content bigint,
+        number integer,
+        data bytea NOT NULL,
+        PRIMARY KEY (content, number)
+    )
+    """,
+    "ALTER TABLE onceward_boundary_chunks ALTER data SET STORAGE EXTERNAL",
+)
+
+
+async def prepare(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Make the tables if they are not there. Refuses those of a newer onceward."""
+    await _check_encoding(connection)
+    async with connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK_KEY,))
+        if await _answer(connection, "SELECT to_regclass('onceward_boundary_schema')") is None:
+            for statement in SCHEMA:
+                await connection.execute(statement)
+            return
+        version = await _answer(connection, "SELECT version FROM onceward_boundary_schema")
+    if version > VERSION:
+        raise ConfigurationError(
+            f"the boundary's tables in database {connection.info.dbname!r} were made by a newer onceward (schema "
+            f"{version}, this one knows {VERSION}); update this one, or give it a database of its own"
+        )
+
+
+async def _check_encoding(connection: psycopg.AsyncConnection[Any]) -> None:
+    encoding = await _answer(connection, "SHOW server_encoding")
+    if encoding != "UTF8":
+        raise ConfigurationError(
+            f"database {connection.info.dbname!r} has the encoding {encoding}, in which not every id and name can be "
+            "written; a boundary needs one made with ENCODING 'UTF8'"
+        )
+
+
+async def _answer(connection: psycopg.AsyncConnection[Any], query: str) -> Any:
+    row = await (await connection.execute(query)).fetchone()
+    return row and row[0]

