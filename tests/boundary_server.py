@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
+import multiprocessing
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from onceward.boundary.server import serving
 from onceward.boundary.service import Boundary, Settings
 from onceward.boundary.stores.sqlite import SqliteStore
+
+_forking = multiprocessing.get_context("forkserver")
 
 
 @contextmanager
@@ -43,23 +46,33 @@ def boundary_server(directory: Path, settings: Settings | None = None) -> Iterat
 
 @contextmanager
 def boundary_process(directory: Path) -> Iterator[str]:
-    """Yields its URL."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", __name__, str(directory)], stdout=subprocess.PIPE, text=True
-    )
+    """The same as a process of its own, which ends as SIGKILL ends it. Yields its URL."""
+    mine, its = _forking.Pipe()
+    process = _forking.Process(target=_run, args=(directory, its))
+    process.start()
+    its.close()
     try:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
+        yield mine.recv()
     finally:
         process.kill()
-        process.communicate()
+        process.join()
+        mine.close()
 
 
-async def _serve(directory: Path, settings: Settings | None, tell: object, stop: asyncio.Event) -> None:
+def _run(directory: Path, tell: Connection) -> None:
+    async def told(url: str) -> None:
+        tell.send(url)
+
+    asyncio.run(_serve(directory, None, told, asyncio.Event()))
+
+
+async def _serve(
+    directory: Path, settings: Settings | None, tell: Callable[[str], Awaitable[None]], stop: asyncio.Event
+) -> None:
     store = SqliteStore(directory)
     try:
         async with serving(Boundary(store, settings)) as url:
-            await tell(url)  # type: ignore[operator]
+            await tell(url)
             await stop.wait()
     finally:
         await store.close()
@@ -70,5 +83,5 @@ async def _told(url: str) -> None:
     sys.stdout.flush()
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # as a child of a test, which reads the URL from its standard output
     asyncio.run(_serve(Path(sys.argv[1]), None, _told, asyncio.Event()))

@@ -1,191 +1,214 @@
 """A boundary under the engine: facts concurrently, and a cursor that passes only what is done without a hole.
 
-    confirmed │ done  done  in hand  done  in hand │ not fetched yet
-              └── the cursor moves to the end of the second "done", no further
-
-What fails comes again after a while and holds the cursor back meanwhile, as the boundary's rules have it. With
-`dead_letters` a fact that fails for good is buried there first, and then the cursor passes it. State is in memory only:
-after a crash the boundary hands out again what was not confirmed.
+A fact that fails comes again after a while, and meanwhile holds the cursor, as the boundary's rules have it. Under
+`WithDeadLetters` one that fails for good is buried in the store first, and then the cursor passes it. Leases and
+delivery counts are kept in memory: after a crash the boundary hands out again what was not confirmed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import threading
 import time
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
 
-import msgspec
-
-from onceward.boundary.client import AsyncBoundaryClient, BoundaryClient, envelope_for
-from onceward.boundary.model import LARGEST_PAGE, Envelope, Fact, Page, StoredFact
+from onceward.boundary.client import AsyncBoundaryClient, BoundaryClient
+from onceward.boundary.errors import InvalidArgument
+from onceward.boundary.model import LARGEST_PAGE, Envelope, Fact, Page, StoredFact, check_consumer
 from onceward.connectors.base import ConnectorClosedError
-from onceward.connectors.burials import burial_of
-from onceward.connectors.codec import PayloadError
-from onceward.connectors.rules import Bury, LeaseRules, OnFailure
-from onceward.deadletters import AsyncDeadLetters, Burial, DeadLetters
-from onceward.settlement import Settlement, Verdict
+from onceward.connectors.boundary_facts import as_body, as_fact
+from onceward.connectors.boundary_window import WindowQueue
+from onceward.connectors.metadata import current_trace_context
+from onceward.connectors.rules import DeadLetter, Exhumed, LeaseRules, OnFailure
+from onceward.now import now
+from onceward.settlement import Settlement
 from onceward.task.exceptions import ConfigurationError
 from onceward.transaction import Transaction
 
 _log = logging.getLogger(__name__)
 
 MOST_IN_HAND = LARGEST_PAGE
-"""Facts beyond the cursor: the boundary hands out pages from the cursor on, and no larger ones."""
+"""Facts beyond the cursor: pages begin at the cursor, and no larger ones are served."""
+WORTH_ASKING = 100
+"""Room for so many facts, or no page is asked for: those that are held are sent again with each."""
+PAUSE_PER_REPEAT = 0.0002
+"""Seconds until the next page after one that brought fewer new facts than old ones, for each of these."""
+AT_ONCE = 32
+"""Appends that are under way together, and share what the boundary pays for durability."""
 
-
-class _Held:
-    __slots__ = ("deliveries", "done", "due", "fact", "in_hand", "transaction")
-
-    def __init__(self, fact: StoredFact) -> None:
-        self.fact = fact
-        self.transaction = transaction_of(fact)
-        self.deliveries = 0
-        self.in_hand = False
-        self.done = False
-        self.due = 0.0
-
-
-class Window:
-    """The facts beyond the cursor, in the order of their offsets."""
-
-    def __init__(self, rules: LeaseRules, clock: Callable[[], float]) -> None:
-        self._rules = rules
-        self._clock = clock
-        self._held: dict[int, _Held] = {}
-        self._by_identity: dict[int, _Held] = {}
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def add(self, page: Page) -> None:
-        for fact in page.facts:
-            if fact.offset not in self._held:
-                held = self._held[fact.offset] = _Held(fact)
-                self._by_identity[id(held.transaction)] = held
-
-    def take(self, size: int) -> list[Transaction]:
-        moment = self._clock()
-        taken: list[Transaction] = []
-        for held in self._held.values():
-            if len(taken) == size:
-                break
-            if not held.in_hand and not held.done and held.due <= moment:
-                held.in_hand = True
-                held.deliveries += 1
-                taken.append(held.transaction)
-        return taken
-
-    def free(self) -> int:
-        """How many could be taken now."""
-        moment = self._clock()
-        return sum(not held.in_hand and not held.done and held.due <= moment for held in self._held.values())
-
-    def failed(self, settlement: Settlement) -> _Held | None:
-        """The fact, if it has failed for good and is to be buried."""
-        held = self._find(settlement.transaction)
-        if held is None or settlement.verdict is not Verdict.FAILED or not held.in_hand:
-            return None
-        category = None if settlement.error is None else settlement.error.category
-        return held if isinstance(self._rules.after_failure(category, held.deliveries), Bury) else None
-
-    def settle(self, settlement: Settlement, *, buries: bool) -> None:
-        held = self._find(settlement.transaction)
-        if held is None or not held.in_hand:
-            return
-        held.in_hand = False
-        if settlement.verdict is Verdict.DONE:
-            held.done = True
-        elif settlement.verdict is Verdict.RETURNED:
-            held.deliveries -= 1
-            held.due = self._clock() + settlement.delay
-        else:
-            category = None if settlement.error is None else settlement.error.category
-            decision = self._rules.after_failure(category, held.deliveries)
-            if isinstance(decision, Bury) and buries:
-                held.done = True
-            else:
-                delay = self._rules.redelivery_delay if isinstance(decision, Bury) else decision.delay
-                held.due = self._clock() + delay
-
-    def finished(self) -> int | None:
-        """The offset up to which everything is done; None if that is nothing new."""
-        last = None
-        for offset, held in self._held.items():
-            if not held.done:
-                break
-            last = offset
-        return last
-
-    def confirmed(self, offset: int) -> None:
-        for passed in [each for each in self._held if each <= offset]:
-            del self._by_identity[id(self._held.pop(passed).transaction)]
-
-    def _find(self, transaction: Transaction) -> _Held | None:
-        held = self._by_identity.get(id(transaction))
-        if held is None:
-            _log.warning("transaction %s is not in hand here any more", transaction.id)
-        return held
+Facts = list[tuple[Envelope, Fact]]
 
 
 class _Boundary:
+    """Written for both modes: `_call`, `_sleep` and `_together` block in one and await in the other."""
+
     def __init__(
         self,
         client: Any,
         consumer_name: str | None,
-        zones: tuple[str | None, str | None],
+        from_zone: str | None,
+        to_zone: str | None,
         rules: LeaseRules,
-        dead_letters: Any,
         clock: Callable[[], float],
     ) -> None:
+        _check_settings(consumer_name, from_zone, to_zone)
         self._client = client
         self._consumer = consumer_name
-        self._zones = zones
-        self._letters = dead_letters
-        self._window = Window(rules, clock)
-        self._turn = threading.Lock()
+        self._zones = (from_zone, to_zone) if from_zone and to_zone else None
+        self._queue = WindowQueue(rules, clock)
+        self._window = self._queue.window
+        self._ask_at = 0.0
+        self._told_gap = self._told_obstacle = 0
         self._closed = False
         self.rules = rules
-        self.lease = float("inf")
-        """Nothing is taken away from who has it: a cursor has no leases."""
+        self.lease = rules.lease
 
-    def _name(self) -> str:
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+    async def _sleep(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    async def _together(self, work: Callable[[], Coroutine[Any, Any, None]], times: int) -> None:
+        raise NotImplementedError
+
+    # ── facts in ────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _fetch(self, size: int, extra: dict[str, Any]) -> Sequence[Transaction]:
+        self._check_open()
+        if self._consumer is None:
+            raise ConfigurationError(
+                "to fetch facts, a boundary connector needs a consumer_name: a cursor goes by it"
+            )
+        await self._confirm()  # if that failed before
+        await self._ask(max(size, 1))
+        return self._queue.fetch_transactions(size, **extra)
+
+    async def _ask(self, size: int) -> None:
+        """Ask for a page, unless there is enough at hand. Never in a hot loop, however often a fetch is repeated."""
+        ready = self._queue.ready(size)
+        wait = self._ask_at - time.monotonic()
+        if ready >= size or (ready and wait > 0):
+            return
+        if wait > 0:
+            await self._sleep(wait)
+        held = len(self._window)
+        full = held > MOST_IN_HAND - WORTH_ASKING
+        # What is held is sent again. Twice as much as that, and the old never outnumber the new for long.
+        limit = 1 if full else min(2 * held + size, MOST_IN_HAND)
+        page: Page = await self._call("fetch", self._consumer, limit)
+        fresh = [fact for fact in page.facts if fact.offset > self._window.last and not full]
+        self._queue.add([(fact.offset, self._body_of(fact)) for fact in fresh])
+        if page.facts:  # what is before it somebody else has confirmed, or it has expired
+            self._window.forget_up_to(page.facts[0].offset - 1)
+        if full or (len(fresh) < held and len(page.facts) < limit):
+            self._ask_at = time.monotonic() + held * PAUSE_PER_REPEAT
+        self._tell(page, full)
+
+    def _body_of(self, stored: StoredFact) -> bytes:
+        return as_body(stored)
+
+    def _tell(self, page: Page, full: bool) -> None:
+        if page.gap is not None and page.gap.last_missing > self._told_gap:
+            self._told_gap = page.gap.last_missing
+            _log.error(
+                "consumer %s missed facts %d to %d: they have expired",
+                self._consumer,
+                page.gap.first_missing,
+                page.gap.last_missing,
+            )
+        obstacle = self._window.obstacle() if full else None
+        if obstacle is not None and obstacle > self._told_obstacle:
+            self._told_obstacle = obstacle
+            _log.warning(
+                "consumer %s fetches no further: the fact at offset %d fails, and there is no room for more than %d "
+                "facts behind it; mend what fails, or let WithDeadLetters bury it",
+                self._consumer,
+                obstacle,
+                MOST_IN_HAND,
+            )
+
+    async def _settle(self, settlements: Sequence[Settlement]) -> None:
+        self._check_open()
+        self._queue.settle_transactions(settlements)
+        await self._confirm()
+
+    async def _forget_dead(self, keys: Sequence[Any]) -> None:
+        self._check_open()
+        self._queue.forget_dead(keys)
+        await self._confirm()
+
+    async def _confirm(self) -> None:
+        """Tell the boundary how far everything is done. What could not be told is told with the next that is done."""
+        offset = self._window.finished()
+        if offset is not None:
+            self._window.forget_up_to(await self._call("confirm", self._consumer, offset))
+
+    # ── facts out ───────────────────────────────────────────────────────────────────────────────────────
+
+    async def _dispatch(self, transactions: Sequence[Transaction]) -> None:
+        self._check_open()
+        lanes = list(self._lanes(transactions).values())
+        todo = iter(lanes)
+        errors: list[Exception] = []
+
+        async def work() -> None:
+            for lane in todo:  # which all share
+                for envelope, fact in lane:
+                    if errors:
+                        return
+                    try:
+                        await self._call("append", envelope, fact)
+                    except Exception as error:  # noqa: BLE001  whatever it is, the others need not go on
+                        errors.append(error)
+
+        if len(lanes) == 1:
+            await work()
+        elif lanes:
+            await self._together(work, min(len(lanes), AT_ONCE))
+        if errors:
+            raise errors[0]
+
+    def _lanes(self, transactions: Sequence[Transaction]) -> dict[str, Facts]:
+        """By subject: those of one subject keep their order, others go side by side."""
+        lanes: dict[str, Facts] = {}
+        for envelope, fact in self._facts_of(transactions):
+            lanes.setdefault(fact.subject, []).append((envelope, fact))
+        return lanes
+
+    def _facts_of(self, transactions: Sequence[Transaction]) -> Facts:
+        if self._zones is None:
+            raise ConfigurationError("to append facts, a boundary connector needs from_zone and to_zone")
+        trace_context = current_trace_context()
+        return [as_fact(transaction, self._zones, trace_context) for transaction in transactions]
+
+    # ── the rest ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _extend(self, transactions: Sequence[Transaction]) -> None:
+        self._check_open()
+        self._queue.extend_transactions(transactions)
+
+    def _close(self) -> None:
+        self._closed = True
+        self._queue.close()
+
+    def _check_open(self) -> None:
         if self._closed:
             raise ConnectorClosedError("this boundary connector is closed; make a new one to go on")
-        if self._consumer is None:
-            raise ConfigurationError("to fetch facts the connector needs a consumer_name, which is durable")
-        return self._consumer
-
-    def _burials(self, settlements: Sequence[Settlement]) -> list[Burial]:
-        if self._letters is None:
-            return []
-        return [
-            burial_of(
-                settlement.transaction,
-                consumer=self._name(),
-                error=settlement.error or "it failed",
-                origin=f"boundary, offset {held.fact.offset}",
-                attempts=held.deliveries,
-            )
-            for settlement in settlements
-            if (held := self._window.failed(settlement)) is not None
-        ]
-
-    def _facts(self, transactions: Sequence[Transaction]) -> list[tuple[Envelope, Fact]]:
-        from_zone, to_zone = self._zones
-        if from_zone is None or to_zone is None:
-            raise ConfigurationError("to append facts the connector needs from_zone and to_zone")
-        return [fact_of(transaction, from_zone, to_zone) for transaction in transactions]
 
 
 class BoundaryConnector(_Boundary):
     """A `Connector` to a boundary, for threads: `BoundaryConnector(BoundaryClient(url), "plant-a-receiver")`.
 
-    Transactions have the fact's message_id as id and `{"subject", "predicate", "object"}` as payload; one that is
-    dispatched needs the same. `on_failure` and `max_deliveries` say when a fact has failed for good, which matters only
-    with `dead_letters`: without, it is tried again for ever, and holds the cursor.
+    To consume it needs the durable `consumer_name`, to produce `from_zone` and `to_zone`. Transactions carry facts:
+    see `boundary_facts`. `max_deliveries` and `on_failure` say when a fact has failed for good, which matters only
+    under `WithDeadLetters`: otherwise it is tried again for ever. The client stays yours to close.
+
+    Where it differs from a queue: two connectors of one name see the same facts; what a killed process had comes again
+    at once; counts of deliveries die with the process; an id that is known is not appended a second time.
     """
 
     def __init__(
@@ -195,49 +218,83 @@ class BoundaryConnector(_Boundary):
         *,
         from_zone: str | None = None,
         to_zone: str | None = None,
-        dead_letters: DeadLetters | None = None,
+        lease: float = 60.0,
         max_deliveries: int = 5,
         redelivery_delay: float = 1.0,
         on_failure: OnFailure = "auto",
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        _check_client(self, client, BoundaryClient)
         rules = LeaseRules(
-            max_deliveries=max_deliveries, redelivery_delay=redelivery_delay, on_failure=on_failure
+            lease=lease,
+            max_deliveries=max_deliveries,
+            redelivery_delay=redelivery_delay,
+            on_failure=on_failure,
         )
-        super().__init__(client, consumer_name, (from_zone, to_zone), rules, dead_letters, clock)
+        super().__init__(client, consumer_name, from_zone, to_zone, rules, clock)
 
-    def fetch_transactions(self, batch_size: int, /) -> list[Transaction]:
-        name = self._name()
-        with self._turn:
-            if self._window.free() < batch_size and len(self._window) < MOST_IN_HAND:
-                wanted = min(len(self._window) + batch_size, MOST_IN_HAND)
-                self._window.add(self._client.fetch(name, wanted))
-            return self._window.take(batch_size)
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        return getattr(self._client, method)(*arguments)
+
+    async def _sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def _together(self, work: Callable[[], Coroutine[Any, Any, None]], times: int) -> None:
+        with ThreadPoolExecutor(times, "onceward-boundary-append") as threads:
+            for each in [threads.submit(lambda: now(work())) for _ in range(times)]:
+                each.result()
+
+    def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
+        """At most `batch_size` facts, those that come again first, then in the order of the log."""
+        return now(self._fetch(batch_size, extra))
 
     def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
-        """Append each. Not all or none: what was appended before an error is appended, and repeating all is safe."""
-        for envelope, fact in self._facts(transactions):
-            self._client.append(envelope, fact)
+        """Append these; in this order, if they have one subject.
+
+        Not all or none: after an error some may be appended, and repeating all of them is safe. A transaction that is
+        no fact is refused with `PayloadError` before anything is sent.
+        """
+        now(self._dispatch(transactions))
 
     def settle_transactions(self, settlements: Sequence[Settlement], /) -> None:
-        name = self._name()
-        with self._turn:
-            burials = self._burials(settlements)
-            if burials:
-                self._letters.bury(*burials)
-            for settlement in settlements:
-                self._window.settle(settlement, buries=self._letters is not None)
-            offset = self._window.finished()
-            if offset is not None:
-                self._client.confirm(name, offset)
-                self._window.confirmed(offset)
+        """End these deliveries, and confirm what is done without a hole."""
+        now(self._settle(settlements))
+
+    def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
+        """Keep these deliveries for another `lease`, from now."""
+        self._extend(transactions)
+
+    def counts(self) -> dict[str, int]:
+        """How many of the facts that were fetched are `ready`, `leased`, `delayed` and `dead` now."""
+        return self._queue.counts()
+
+    def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
+        """Facts that failed for good and hold the cursor until they are buried elsewhere."""
+        return self._queue.dead_letters(limit)
+
+    def exhume(self, limit: int = 100) -> list[Exhumed]:
+        """The same, for a place that keeps dead letters. Who asks once has such a place."""
+        return self._queue.exhume(limit)
+
+    def forget_dead(self, keys: Sequence[Any]) -> None:
+        """These are kept elsewhere now: the cursor may pass them."""
+        now(self._forget_dead(keys))
 
     def close(self) -> None:
-        self._closed = True
+        """Idempotent. What is not confirmed comes again, to whoever fetches next under this name."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class AsyncBoundaryConnector(_Boundary):
-    """`BoundaryConnector` for asyncio."""
+    """`BoundaryConnector` for asyncio, over an `AsyncBoundaryClient`."""
 
     def __init__(
         self,
@@ -246,88 +303,94 @@ class AsyncBoundaryConnector(_Boundary):
         *,
         from_zone: str | None = None,
         to_zone: str | None = None,
-        dead_letters: AsyncDeadLetters | None = None,
+        lease: float = 60.0,
         max_deliveries: int = 5,
         redelivery_delay: float = 1.0,
         on_failure: OnFailure = "auto",
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        _check_client(self, client, AsyncBoundaryClient)
         rules = LeaseRules(
-            max_deliveries=max_deliveries, redelivery_delay=redelivery_delay, on_failure=on_failure
+            lease=lease,
+            max_deliveries=max_deliveries,
+            redelivery_delay=redelivery_delay,
+            on_failure=on_failure,
         )
-        super().__init__(client, consumer_name, (from_zone, to_zone), rules, dead_letters, clock)
+        super().__init__(client, consumer_name, from_zone, to_zone, rules, clock)
 
-    async def fetch_transactions_async(self, batch_size: int, /) -> list[Transaction]:
-        name = self._name()
-        if self._window.free() < batch_size and len(self._window) < MOST_IN_HAND:
-            wanted = min(len(self._window) + batch_size, MOST_IN_HAND)
-            self._window.add(await self._client.fetch(name, wanted))
-        return self._window.take(batch_size)
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        return await getattr(self._client, method)(*arguments)
+
+    async def _sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def _together(self, work: Callable[[], Coroutine[Any, Any, None]], times: int) -> None:
+        await asyncio.gather(*(work() for _ in range(times)))
+
+    async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
+        """As `BoundaryConnector.fetch_transactions`."""
+        return await self._fetch(batch_size, extra)
 
     async def dispatch_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
-        for envelope, fact in self._facts(transactions):
-            await self._client.append(envelope, fact)
+        """As `BoundaryConnector.dispatch_transactions`."""
+        await self._dispatch(transactions)
 
     async def settle_transactions_async(self, settlements: Sequence[Settlement], /) -> None:
-        name = self._name()
-        burials = self._burials(settlements)
-        if burials:
-            await self._letters.bury(*burials)
-        for settlement in settlements:
-            self._window.settle(settlement, buries=self._letters is not None)
-        offset = self._window.finished()
-        if offset is not None:
-            await self._client.confirm(name, offset)
-            self._window.confirmed(offset)
+        """As `BoundaryConnector.settle_transactions`."""
+        await self._settle(settlements)
+
+    async def extend_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
+        """As `BoundaryConnector.extend_transactions`."""
+        self._extend(transactions)
+
+    async def counts_async(self) -> dict[str, int]:
+        """As `BoundaryConnector.counts`."""
+        return self._queue.counts()
+
+    async def dead_letters_async(self, limit: int = 100) -> list[DeadLetter]:
+        """As `BoundaryConnector.dead_letters`."""
+        return self._queue.dead_letters(limit)
+
+    async def exhume_async(self, limit: int = 100) -> list[Exhumed]:
+        """As `BoundaryConnector.exhume`."""
+        return self._queue.exhume(limit)
+
+    async def forget_dead_async(self, keys: Sequence[Any]) -> None:
+        """As `BoundaryConnector.forget_dead`."""
+        await self._forget_dead(keys)
 
     async def close_async(self) -> None:
-        self._closed = True
+        """As `BoundaryConnector.close`."""
+        self._close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close_async()
 
 
-def transaction_of(stored: StoredFact) -> Transaction:
-    """A fact, as the engine and the inbox see it."""
-    envelope, fact = stored.envelope, stored.fact
-    metadata: dict[str, Any] = {
-        "tracking_id": envelope.message_id,
-        "event_type": fact.predicate,
-        "aggregate_id": fact.subject,
-        "offset": stored.offset,
-        "from_zone": envelope.from_zone,
-        "to_zone": envelope.to_zone,
-    }
-    traceparent = envelope.labels.get("traceparent")
-    if traceparent:
-        metadata["traceparent"] = traceparent
-    return Transaction(
-        id=envelope.message_id,
-        payload={"subject": fact.subject, "predicate": fact.predicate, "object": fact.object},
-        metadata=metadata,
-        created_at=datetime.fromtimestamp(envelope.produced_at_unix_ms / 1000, UTC),
-        source=envelope.from_zone,
-        correlation_id=envelope.correlation_id or None,
-        parent_id=envelope.causation_id or None,
-    )
-
-
-def fact_of(transaction: Transaction, from_zone: str, to_zone: str) -> tuple[Envelope, Fact]:
-    """A transaction whose payload is a fact."""
-    payload = transaction.payload
-    if not isinstance(payload, dict) or not {"subject", "predicate", "object"} <= payload.keys():
-        raise PayloadError(
-            f"transaction {transaction.id} is no fact: its payload needs subject, predicate and object"
+def _check_client(connector: _Boundary, client: Any, wanted: type) -> None:
+    if not isinstance(client, wanted):
+        raise ConfigurationError(
+            f"{type(connector).__name__} needs a {wanted.__name__}, not {type(client).__name__}; BoundaryConnector "
+            "goes with BoundaryClient, AsyncBoundaryConnector with AsyncBoundaryClient"
         )
-    labels = {key: transaction.metadata[key] for key in ("traceparent",) if key in transaction.metadata}
-    envelope = envelope_for(
-        transaction.id,
-        from_zone=from_zone,
-        to_zone=to_zone,
-        produced_at_unix_ms=int(transaction.created_at.timestamp() * 1000),
-        correlation_id=transaction.correlation_id or "",
-        causation_id=transaction.parent_id or "",
-        labels=labels,
-    )
-    return envelope, Fact(
-        subject=payload["subject"],
-        predicate=payload["predicate"],
-        object_json=msgspec.json.encode(payload["object"]).decode(),
-    )
+
+
+def _check_settings(consumer_name: str | None, from_zone: str | None, to_zone: str | None) -> None:
+    if consumer_name is None and not from_zone and not to_zone:
+        raise ConfigurationError(
+            "a boundary connector needs a consumer_name to consume, or from_zone and to_zone to produce, or all of them"
+        )
+    if bool(from_zone) is not bool(to_zone):
+        raise ConfigurationError(
+            "a fact goes from a zone to a zone: give both from_zone and to_zone, or neither"
+        )
+    if consumer_name is not None:
+        try:
+            check_consumer(consumer_name)
+        except InvalidArgument as error:
+            raise ConfigurationError(str(error)) from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 from threading import RLock
@@ -132,7 +132,11 @@ class MemoryStore:
             yield
 
     def append(self, bodies: Sequence[bytes], now: float) -> None:
-        messages = {key: _Message(key, body, now) for key, body in zip(self._keys, bodies, strict=False)}
+        self.put(zip(self._keys, bodies, strict=False), now)
+
+    def put(self, keyed: Iterable[tuple[int, bytes]], now: float) -> None:
+        """Under these keys, each larger than all before."""
+        messages = {key: _Message(key, body, now) for key, body in keyed}
         self._ready.extend(messages)  # larger than all keys before: still a heap
         self._messages.update(messages)
 

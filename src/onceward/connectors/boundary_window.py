@@ -1,0 +1,90 @@
+"""What lies beyond a consumer's cursor, as a queue with leases in this process's memory.
+
+confirmed │ done  done  in hand  done  dead │ not fetched yet
+          └── the cursor may move to the end of the second "done", no further
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import takewhile
+
+import msgspec
+
+from onceward.connectors.leasing import LeasingConnector
+from onceward.connectors.memory import MemoryStore
+from onceward.connectors.rules import Exhumed, LeaseRules
+
+
+class Window(MemoryStore):
+    """Rows by the offsets of their facts; and which of them are done without a hole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._beyond: deque[int] = deque()
+        self.last = 0
+        """The offset of the last fact that was ever here."""
+
+    def __len__(self) -> int:
+        """How many facts are held beyond the cursor, done or not."""
+        return len(self._beyond)
+
+    def add(self, facts: Iterable[tuple[int, bytes]], now: float) -> None:
+        """Take in those that were never here."""
+        with self._lock:
+            new = [each for each in facts if each[0] > self.last]
+            self.put(new, now)
+            for offset, _ in new:
+                self._beyond.append(offset)
+                self.last = offset
+
+    def finished(self) -> int | None:
+        """The offset up to which everything is done; None where that is nothing."""
+        with self._lock:
+            dead = {row.key for row in self._dead}
+            done = takewhile(lambda offset: offset not in self._messages and offset not in dead, self._beyond)
+            return max(done, default=None)
+
+    def forget_up_to(self, offset: int) -> None:
+        """The cursor has passed it: by us, or by somebody else of our name."""
+        with self._lock:
+            while self._beyond and self._beyond[0] <= offset:
+                self._messages.pop(self._beyond.popleft(), None)
+            self._dead = [row for row in self._dead if row.key > offset]
+
+    def obstacle(self) -> int | None:
+        """The first fact that is not done, if nobody is at it: it failed, and waits for its next turn or for good."""
+        with self._lock:
+            dead = {row.key for row in self._dead}
+            for offset in self._beyond:
+                message = self._messages.get(offset)
+                if message is not None:
+                    return offset if message.token is None else None
+                if offset in dead:
+                    return offset
+        return None
+
+
+class WindowQueue(LeasingConnector):
+    """Hands out what is in the window. Nothing is ever given up while nobody asks for the dead."""
+
+    def __init__(self, rules: LeaseRules, clock: Callable[[], float]) -> None:
+        self.window = Window()
+        super().__init__(self.window, rules, clock)
+        self._with_a_grave = rules
+        self.rules = msgspec.structs.replace(rules, max_deliveries=sys.maxsize, on_failure="redeliver")
+
+    def add(self, facts: Iterable[tuple[int, bytes]]) -> None:
+        self.window.add(facts, self._clock())
+
+    def ready(self, most: int) -> int:
+        """How many could be handed out now; counts no further than `most`."""
+        with self.window.transaction(0.0):
+            return len(self.window.available(self._clock(), most))
+
+    def exhume(self, limit: int = 100) -> list[Exhumed]:
+        """Who asks has a place for dead letters: from now on there are some."""
+        self.rules = self._with_a_grave
+        return super().exhume(limit)
