@@ -20,7 +20,21 @@ from onceward import (
     ProducerTask,
     Transaction,
 )
+from onceward.boundary import (
+    Appended,
+    AsyncBoundaryClient,
+    AsyncBoundaryConsumer,
+    BoundaryClient,
+    BoundaryConsumer,
+    Page,
+    StoredFact,
+    envelope_for,
+    fact_of,
+    message_id_for,
+)
+from onceward.boundary.strategies import LatestPerKey, OncePerId, idempotent_outcome
 from onceward.connectors import DeadLetter
+from onceward.connectors.boundary import AsyncBoundaryConnector, BoundaryConnector
 from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector
 from onceward.db import AsyncDbSession, DbSession, LockTimeoutError, OptimisticConflict
 from onceward.queue import (
@@ -343,3 +357,40 @@ async def on_redis_async() -> None:
     async with AsyncRedisStreamsConnector("redis://localhost", "orders") as connector:
         await AsyncOrders(connectors={"source": connector}).consume_transactions()
         assert_type(await connector.counts_async(), dict[str, int])
+
+
+def boundary(engine: Engine) -> None:
+    client = BoundaryClient("http://127.0.0.1:7700", timeout=5.0)
+    envelope = envelope_for(
+        message_id_for("batch", "B1", 7), from_zone="a", to_zone="b", labels={"site": "x"}
+    )
+    assert_type(client.append(envelope, fact_of("batch:B1", "done", {"litres": 480})), Appended)
+    assert_type(client.fetch("c", limit=100), Page)
+    assert_type(client.confirm("c", 7), int)
+
+    @OncePerId("c")
+    def book(fact: StoredFact, session: DbSession) -> None:
+        assert_type(fact.offset, int)
+
+    @LatestPerKey("c", key=lambda fact: fact.fact.object["tank"])
+    def level(fact: StoredFact, session: DbSession) -> None: ...
+
+    @idempotent_outcome("sets a level")
+    def again(fact: StoredFact, session: DbSession) -> None: ...
+
+    consumer = BoundaryConsumer(client, "c", limit=100)
+    for handler in (book, level, again):
+        consumer.run(handler, engine)
+    consumer.stop()
+    ConsumerTask({"source": BoundaryConnector(client, "c")})
+
+
+async def async_boundary(engine: AsyncEngine) -> None:
+    async with AsyncBoundaryClient("http://127.0.0.1:7700") as client:
+        assert_type(await client.fetch("c"), Page)
+
+        @OncePerId("c")
+        async def book(fact: StoredFact, session: AsyncDbSession) -> None: ...
+
+        await AsyncBoundaryConsumer(client, "c").run(book, engine)
+        AsyncConsumerTask({"source": AsyncBoundaryConnector(client, "c")})
