@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from onceward.cli.boundary_appending import append
+from onceward.cli.boundary_copy import copy
 from onceward.cli.boundary_facts import confirm, fetch, tail
 from onceward.cli.boundary_objects import get, put
 from onceward.cli.boundary_serving import serve
@@ -45,3 +46,4 @@ boundary.command("put")(put)
 boundary.command("get")(get)
 boundary.command("consumers")(consumers)
 boundary.command("stats")(stats)
+boundary.command("copy")(copy)
