@@ -14,7 +14,20 @@ from collections.abc import Iterator
 from bench.measure import Line
 
 # Memory first: a peak is a peak of the process's whole life.
-PARTS = ("memory", "engine", "telemetry", "sqlite", "queue", "redis_streams", "inbox", "inbox_purge")
+PARTS = (
+    "memory",
+    "engine",
+    "telemetry",
+    "sqlite",
+    "queue",
+    "redis_streams",
+    "inbox",
+    "inbox_purge",
+    "boundary",
+    "boundary_rpc",
+    "boundary_postgresql",
+    "boundary_jetstream",
+)
 
 
 def main() -> None:

@@ -160,7 +160,16 @@ def test_the_command_copies_and_says_so(tmp_path: Path) -> None:
     assert "is no store" in refused.stderr
 
 
-@pytest.mark.parametrize("url", ["", "sqlite://", "redis://x"])
-def test_a_url_that_is_no_store_is_refused(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="directory"):
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("", "directory"),
+        ("sqlite://", "directory"),
+        ("redis://x", "directory"),
+        ("nats://x?copies=3", "no copies"),
+        ("nats://x?replicas=many", "whole number"),
+    ],
+)
+def test_a_url_that_is_no_store_is_refused(url: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
         asyncio.run(open_store(url))

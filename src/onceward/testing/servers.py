@@ -19,9 +19,10 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.request import urlopen
 
 START_WAIT = 30.0
 """Seconds a server may take until it answers."""
@@ -82,12 +83,53 @@ def redis_server(*, durable: bool = False) -> Iterator[Server]:
 
 @contextmanager
 def nats_server() -> Iterator[Server]:
-    """A NATS server with JetStream."""
-    binary = Path(sysconfig.get_path("scripts")) / "nats-server"
-    with _server("ONCEWARD_TEST_NATS_URL", lambda port, directory: [
-        str(binary), "--addr", "127.0.0.1", "--port", str(port), "--jetstream", "--store_dir", str(directory),
-    ], "nats://127.0.0.1:{port}", b"INFO") as server:  # fmt: skip
+    """A NATS server with JetStream, which takes messages as large as the largest fact."""
+    with _server("ONCEWARD_TEST_NATS_URL", _nats, "nats://127.0.0.1:{port}", b"INFO") as server:
         yield server
+
+
+@contextmanager
+def nats_cluster() -> Iterator[dict[str, Server]]:
+    """Three NATS servers by name, which are one JetStream cluster. Always started here: each may be killed."""
+    names = ("n1", "n2", "n3")
+    ports = {name: (_free_port(), _free_port(), _free_port()) for name in names}
+    routes = ",".join(f"nats://127.0.0.1:{route}" for _, route, _ in ports.values())
+    with ExitStack() as running:
+        directory = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="onceward-")))
+        servers: dict[str, Server] = {}
+        for name, (port, route, health) in ports.items():
+            (directory / name).mkdir()
+            command = [
+                *_nats(port, directory / name), "--server_name", name, "--cluster_name", "onceward",
+                "--cluster", f"nats://127.0.0.1:{route}", "--routes", routes, "--http_port", str(health),
+            ]  # fmt: skip
+            servers[name] = Server(f"nats://127.0.0.1:{port}", command, port, b"INFO")
+            running.callback(servers[name].stop)
+            servers[name].start()
+        for _, _, health in ports.values():
+            _wait_until_healthy(health)
+        yield servers
+
+
+def _nats(port: int, directory: Path) -> list[str]:
+    (directory / "nats.conf").write_text("max_payload: 32MB\n")  # which no option of the command can set
+    binary = Path(sysconfig.get_path("scripts")) / "nats-server"
+    return [
+        str(binary), "--config", str(directory / "nats.conf"), "--addr", "127.0.0.1", "--port", str(port),
+        "--jetstream", "--store_dir", str(directory),
+    ]  # fmt: skip
+
+
+def _wait_until_healthy(port: int) -> None:
+    """The servers have found each other, and agreed on who leads."""
+    deadline = time.monotonic() + START_WAIT
+    while True:
+        with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as answer:
+            if answer.status == 200:
+                return
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the NATS cluster is not ready; see http://127.0.0.1:{port}/healthz")
+        time.sleep(0.05)
 
 
 @contextmanager

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qsl
 
 from onceward.boundary.ports import Store
 from onceward.task.exceptions import ConfigurationError
 
 
 async def open_store(url: str) -> Store:
-    """A directory (or sqlite:///directory), postgresql://… or nats://…, each by its own driver."""
+    """A directory (or sqlite:///directory), postgresql://…, or nats://…?name=onceward&replicas=3."""
     scheme, separator, place = url.partition("://")
     if not separator or scheme == "sqlite":
         from onceward.boundary.stores.sqlite import SqliteStore
@@ -28,10 +30,25 @@ async def open_store(url: str) -> Store:
     if scheme == "nats":
         with _driver("nats", "nats"):
             from onceward.boundary.stores.jetstream import JetStreamStore
-        return await JetStreamStore.open(url)
+        servers, _, query = url.partition("?")
+        return await JetStreamStore.open(servers, **_jetstream_options(query))
     raise ConfigurationError(
         f"{url!r} is no store: give a directory, sqlite:///directory, postgresql://host/database or nats://host:port"
     )
+
+
+def _jetstream_options(query: str) -> dict[str, Any]:
+    options: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = options.keys() - {"name", "replicas"}
+    if unknown:
+        raise ConfigurationError(
+            f"a nats:// store takes name and replicas, and no {', '.join(sorted(unknown))}"
+        )
+    if "replicas" in options:
+        if not options["replicas"].isdecimal():
+            raise ConfigurationError(f"replicas must be a whole number, not {options['replicas']!r}")
+        options["replicas"] = int(options["replicas"])
+    return options
 
 
 @contextmanager

@@ -1,0 +1,47 @@
+"""The store on NATS JetStream under the suite that all stores have to pass."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from onceward.boundary.ports import Store
+from onceward.boundary.stores.jetstream import JetStreamStore
+from onceward.testing import servers
+from onceward.testing.boundary import StoreConformance
+
+
+@pytest.fixture(scope="module")
+def nats() -> Iterator[servers.Server]:
+    with servers.nats_server() as server:
+        yield server
+
+
+class TestJetStreamStore(StoreConformance):
+    @pytest.fixture(autouse=True)
+    def _own_name(self, nats: servers.Server) -> Iterator[None]:
+        self.nats = nats
+        self.name = f"test-{uuid.uuid4().hex}"
+        with ExitStack() as self.examples:
+            yield
+
+    async def open(self) -> Store:
+        return await JetStreamStore.open(self.nats.url, name=self.name)
+
+    async def fresh(self) -> Store:
+        """With a NATS of its own: one with the streams of all examples would take long to start again."""
+        self.examples.close()
+        self.nats = self.examples.enter_context(servers.nats_server())
+        self.name = f"test-{uuid.uuid4().hex}"
+        return await self.open()
+
+    async def crash(self, store: Store) -> Store:
+        """NATS dies and comes back while the store is open."""
+        if self.nats.is_ours:
+            self.nats.kill()
+            self.nats.start()
+        await store.close()
+        return await self.open()
