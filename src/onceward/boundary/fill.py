@@ -42,9 +42,7 @@ class Fill:
         return 100 * min(1.0, await self._look()) if self._settings.capacity_bytes is not None else 0.0
 
     async def make_room(self) -> None:
-        """Before a fact is appended: raises `Backpressure`, or drops the oldest facts."""
-        if self._settings.capacity_bytes is None:
-            return
+        """Before a fact is appended, where there is a capacity: raises `Backpressure`, or drops the oldest facts."""
         if self._clock() - self._looked_at >= LOOK_EVERY:
             await self._look()
         if self._part < self._settings.backpressure_at:

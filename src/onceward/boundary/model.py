@@ -40,7 +40,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     object_schema: str = ""
 
 
-class Fact(msgspec.Struct, frozen=True, kw_only=True):
+class Fact(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What happened: subject, predicate, object."""
 
     subject: str
@@ -69,7 +69,7 @@ class StoredFact(msgspec.Struct, frozen=True, kw_only=True):
         return self.envelope.message_id
 
 
-class Appended(msgspec.Struct, frozen=True):
+class Appended(msgspec.Struct, frozen=True, gc=False):
     offset: int
     duplicate: bool = False
     """It was there already; `offset` is where."""
@@ -167,9 +167,9 @@ def check_object_name(bucket: str, key: str) -> None:
 
 
 def _check_id(field: str, value: str) -> None:
-    _check_text(field, value, LONGEST_ID)
     if not value.isascii():
         raise InvalidArgument(field, f"must be ASCII, so that it is the same everywhere, not {value!r:.80}")
+    _check_text(field, value, LONGEST_ID)
 
 
 def _check_text(field: str, value: str, longest: int = LONGEST_TEXT) -> None:

@@ -19,7 +19,7 @@ class Bounds(msgspec.Struct, frozen=True):
     last: int
 
 
-class NewFact(msgspec.Struct, frozen=True):
+class NewFact(msgspec.Struct, frozen=True, gc=False):
     """A fact on its way into a log: checked, with the digest of its content."""
 
     message_id: str

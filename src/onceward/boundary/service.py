@@ -45,23 +45,28 @@ class Boundary:
 
     async def append(self, envelope: Envelope, fact: Fact, encoded: bytes | None = None) -> Appended:
         """Durable when this returns. Idempotent by message_id. `encoded` is the record, where it exists already."""
-        new = await self._checked(envelope, fact, encoded)
-        await self.fill.make_room()
+        new = self._checked(envelope, fact, encoded)
+        if self.settings.require_artifacts:
+            await self._check_artifact(fact)
+        if self.settings.capacity_bytes is not None:
+            await self.fill.make_room()
         return await self.store.append(new)
 
     async def append_all(
         self, messages: Sequence[tuple[Envelope, Fact]]
     ) -> list[Appended | ConflictingDuplicate]:
         """All of them, in this order. If one is refused for what it is, none is appended."""
-        new = [await self._checked(*each) for each in messages]
-        await self.fill.make_room()
+        new = [self._checked(*each) for each in messages]
+        if self.settings.require_artifacts:
+            for _, fact in messages:
+                await self._check_artifact(fact)
+        if self.settings.capacity_bytes is not None:
+            await self.fill.make_room()
         return await self.store.append_all(new)
 
-    async def _checked(self, envelope: Envelope, fact: Fact, encoded: bytes | None = None) -> NewFact:
+    def _checked(self, envelope: Envelope, fact: Fact, encoded: bytes | None = None) -> NewFact:
         check_append(envelope, fact)
         digest = content_digest(envelope, fact)
-        if self.settings.require_artifacts:
-            await self._check_artifact(fact)
         return NewFact(envelope.message_id, digest, encoded or record(envelope, fact), stream_of(envelope))
 
     async def fetch(self, consumer_name: str, limit: int) -> tuple[list[Record], Gap | None]:
