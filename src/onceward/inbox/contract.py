@@ -11,9 +11,9 @@ from typing import Any, Literal, NoReturn, Self, get_args
 
 import msgspec
 
+from onceward.fitting import forbidding, is_model
 from onceward.inbox.event import LONGEST_TYPE, UNFIT
 from onceward.inbox.retention import SHORTEST_DEAD_LETTER_DAYS, Retention, check_retention
-from onceward.inbox.upcasting import forbidding, is_model
 from onceward.task.exceptions import ConfigurationError
 
 Mode = Literal["transactional", "effectful"]

@@ -1,0 +1,1 @@
+"""Running an app: supervised worker processes, signals, health."""
