@@ -52,6 +52,7 @@ SCHEMA = (
 INSERT = (
     'INSERT INTO facts ("offset", message_id, digest, record, stream, appended_at) VALUES (?, ?, ?, ?, ?, ?)'
 )
+MORE = ", (?, ?, ?, ?, ?, ?)"
 FIND = 'SELECT "offset", digest FROM facts WHERE message_id = ?'
 READ = 'SELECT "offset", record, appended_at FROM facts WHERE "offset" > ? ORDER BY "offset" LIMIT ?'
 BOUNDS = """
@@ -251,10 +252,13 @@ class SqliteStore:
         cursor = self._writing.cursor()
         last = self._last
         try:
+            if all(write.fact is not None for write in writes) and self._append_new(cursor, writes):
+                return
             cursor.execute("BEGIN IMMEDIATE")
-            self._append_all(cursor, [write for write in writes if write.fact is not None])
             for write in writes:
-                if write.operation is not None:
+                if write.fact is not None:
+                    write.outcome = self._append_one(cursor, write.fact)
+                elif write.operation is not None:
                     write.outcome = write.operation(cursor)
             cursor.execute("COMMIT")
         except Exception as error:  # noqa: BLE001  the writer must go on, and those who wait must hear of it
@@ -264,39 +268,46 @@ class SqliteStore:
             for write in writes:
                 write.outcome = Unavailable(f"nothing was written: {error}; try again")
 
-    def _append_all(self, cursor: sqlite3.Cursor, appends: list[Write]) -> None:
-        """All at once, as a rule; one by one if an id is known or comes twice."""
-        if not appends:
-            return
-        now = _now()
-        rows = [
-            (number, fact.message_id, fact.digest, fact.record, fact.stream, fact.appended_at or now)
-            for number, fact in enumerate([write.fact for write in appends if write.fact], self._last + 1)
-        ]
-        cursor.execute("SAVEPOINT appends")
-        try:
-            cursor.executemany(INSERT, rows)
-        except sqlite3.IntegrityError:
-            cursor.execute("ROLLBACK TO appends")
-            for write, row in zip(appends, rows, strict=True):
-                write.outcome = self._append_one(cursor, row)
-        else:
-            for row, write in zip(rows, appends, strict=True):
-                write.outcome = Appended(row[0])
-            self._last += len(rows)
-        cursor.execute("RELEASE appends")
+    def _append_new(self, cursor: sqlite3.Cursor, writes: list[Write]) -> bool:
+        """All in one statement, which is its own transaction; False, and nothing is written, if an id is known.
 
-    def _append_one(self, cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> Appended | BoundaryError:
-        _, message_id, digest, *rest = row
-        known = cursor.execute(FIND, (message_id,)).fetchone()
-        if known is None:
-            self._last += 1
-            cursor.execute(INSERT, (self._last, message_id, digest, *rest))
-            return Appended(self._last)
-        offset, known_digest = known
-        if known_digest == digest:
-            return Appended(offset, duplicate=True)
-        return ConflictingDuplicate(message_id, offset)
+        One statement is one call into SQLite, and the interpreter is free from its beginning to the end of the fsync.
+        """
+        now = _now()
+        values: list[Any] = []
+        for offset, write in enumerate(writes, self._last + 1):
+            fact = write.fact
+            assert fact is not None
+            values += (
+                offset,
+                fact.message_id,
+                fact.digest,
+                fact.record,
+                fact.stream,
+                fact.appended_at or now,
+            )
+        try:
+            cursor.execute(INSERT + MORE * (len(writes) - 1), values)
+        except sqlite3.IntegrityError:
+            return False
+        for offset, write in enumerate(writes, self._last + 1):
+            write.outcome = Appended(offset)
+        self._last += len(writes)
+        return True
+
+    def _append_one(self, cursor: sqlite3.Cursor, fact: NewFact) -> Appended | BoundaryError:
+        known = cursor.execute(FIND, (fact.message_id,)).fetchone()
+        if known is not None:
+            offset, digest = known
+            if digest == fact.digest:
+                return Appended(offset, duplicate=True)
+            return ConflictingDuplicate(fact.message_id, offset)
+        self._last += 1
+        cursor.execute(
+            INSERT,
+            (self._last, fact.message_id, fact.digest, fact.record, fact.stream, fact.appended_at or _now()),
+        )
+        return Appended(self._last)
 
 
 @contextmanager
