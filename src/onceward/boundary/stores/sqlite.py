@@ -215,14 +215,14 @@ class SqliteStore:
 
     # ── the writer ──────────────────────────────────────────────────────────────────────────────────────
 
-    async def _through_writer(self, write: Write) -> Any:
+    def _through_writer(self, write: Write) -> asyncio.Future[Any]:
         """The writer gets together what one turn of the event loop asks for: those who were told of the last commit
         come with their next writes in one turn, and so share the next commit."""
         self._refuse_if_closed()
         self._gathered.append(write)
         if len(self._gathered) == 1:
-            asyncio.get_running_loop().call_soon(self._hand_over)
-        return await write.done
+            write.done.get_loop().call_soon(self._hand_over)
+        return write.done
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
