@@ -7,10 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from onceward.telemetry import logs
+from onceward.telemetry.spans import FILE_VARIABLE
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
     from opentelemetry.sdk.trace.export import SpanExporter
+
+FILE_DELAY_MS = 500
+"""How long spans wait for others before they go to the file: somebody looks at it."""
 
 
 class Telemetry:
@@ -32,6 +36,9 @@ def setup() -> Telemetry:
     `console`, `prometheus`, `none`), and whatever the SDK and its exporters read themselves: `OTEL_SERVICE_NAME`,
     `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_TRACES_SAMPLER`, `OTEL_BSP_…`, …
     A Prometheus port (`OTEL_EXPORTER_PROMETHEUS_HOST`, `…_PORT`) is opened only when that exporter is named.
+
+    `ONCEWARD_TRACE_FILE=path` writes spans to that file, for `onceward trace`; exporters are then only those that are
+    named.
     """
     logs.install()
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -46,10 +53,19 @@ def setup() -> Telemetry:
             "telemetry.setup() needs the OpenTelemetry SDK: pip install 'onceward[otel]'"
         ) from error
     stops: list[Callable[[], Any]] = []
+    processors = []
     span_exporter = _span_exporter(_choice("OTEL_TRACES_EXPORTER"))
     if span_exporter is not None:
+        processors.append(BatchSpanProcessor(span_exporter))
+    if trace_file := os.environ.get(FILE_VARIABLE):
+        from onceward.telemetry.spanfile import SpanFileExporter
+
+        exporter = SpanFileExporter(trace_file)
+        processors.append(BatchSpanProcessor(exporter, schedule_delay_millis=FILE_DELAY_MS))
+    if processors:
         tracers = TracerProvider()
-        tracers.add_span_processor(BatchSpanProcessor(span_exporter))
+        for processor in processors:
+            tracers.add_span_processor(processor)
         trace.set_tracer_provider(tracers)
         stops.append(tracers.shutdown)
     reader = _metric_reader(_choice("OTEL_METRICS_EXPORTER"))
@@ -61,7 +77,8 @@ def setup() -> Telemetry:
 
 
 def _choice(variable: str) -> str:
-    return os.environ.get(variable, "").strip().lower() or "otlp"
+    usual = "none" if os.environ.get(FILE_VARIABLE) else "otlp"
+    return os.environ.get(variable, "").strip().lower() or usual
 
 
 def _span_exporter(choice: str) -> SpanExporter | None:

@@ -1,0 +1,48 @@
+"""`onceward completion`: the script that teaches a shell the commands and options."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+VARIABLE = "_ONCEWARD_COMPLETE"
+"""Set by the script when it asks what may follow."""
+
+COMPLETION_EXAMPLES = """
+Examples:
+
+- `onceward completion bash > ~/.local/share/bash-completion/completions/onceward`
+
+- `onceward completion zsh > ~/.zfunc/_onceward` with `fpath+=~/.zfunc; autoload -Uz compinit; compinit` in ~/.zshrc
+
+- `onceward completion fish > ~/.config/fish/completions/onceward.fish`
+"""
+
+
+class Shell(StrEnum):
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def completion(
+    shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", help="The shell that you use.")],
+) -> None:
+    """Print the script that makes the tab key complete commands and options.
+
+    It takes effect in shells that are started afterwards.
+    """
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+    typer.echo(get_completion_script(prog_name="onceward", complete_var=VARIABLE, shell=shell))
+
+
+def prepare() -> None:
+    """If a shell asks, make Typer able to answer: by itself it does so only with options that install scripts."""
+    if VARIABLE in os.environ:
+        from typer.completion import completion_init  # type: ignore[attr-defined]
+
+        completion_init()

@@ -1,0 +1,123 @@
+"""`onceward new`: a small project that works, to begin with."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onceward.cli.database import MISUSED, fail
+
+NEW_EXAMPLES = """
+Examples:
+
+- `onceward new shop && cd shop && make test` to have it proven that nothing is charged twice
+
+- `onceward new shop --dir services/shop` to have it elsewhere
+"""
+
+NEXT = """{name} is in {target}. Go on with:
+
+  cd {quoted}
+  make test      # proves that nothing is charged twice
+  make orders    # places some orders
+  make run       # charges them
+
+README.md has the rest."""
+
+TEMPLATE = Path(__file__).parent / "template"
+ENDING = ".in"
+"""Of template files, so that no tool takes them for our own code."""
+TAKEN = {"onceward", "tests", "ops"}
+
+
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the project and its Python package.")],
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir", metavar="DIR", show_default="NAME", help="Where to put it: a new or empty directory."
+        ),
+    ] = None,
+) -> None:
+    """Write a small project: a producer, a consumer with a contract and its proof, settings, dashboards.
+
+    It works on SQLite as it is; one URL in its onceward.toml puts it on Redis.
+
+    Exit code: 0, or 2 for a name or a directory that cannot be used.
+    """
+    problem = _problem_with(name)
+    if problem:
+        fail(problem, as_json=False, code=MISUSED)
+    target = directory or Path(name)
+    try:
+        if target.is_dir() and any(target.iterdir()):
+            fail(
+                f"{target} is not empty, and nothing in it was touched; choose another place with --dir",
+                as_json=False,
+                code=MISUSED,
+            )
+        for path, text in _files(name):
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            (target / path).write_text(text, "utf-8")
+    except OSError as error:
+        fail(
+            f"{target} cannot be used: {error.strerror}; choose another place with --dir",
+            as_json=False,
+            code=MISUSED,
+        )
+    typer.echo(NEXT.format(name=name, target=target, quoted=shlex.quote(str(target))))
+
+
+def _problem_with(name: str) -> str | None:
+    """Why it cannot be the name of a package, and what could."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name, re.ASCII):
+        better = re.sub(r"[^a-z0-9]+", "_", name.lower(), flags=re.ASCII).strip("_")
+        better = better if better[:1].isalpha() else f"app_{better}".rstrip("_")
+        return (
+            f"{name!r} cannot be the name of a Python package: it takes small letters, digits and _, beginning with a "
+            f"letter; try {better}"
+        )
+    if keyword.iskeyword(name):
+        return f"{name!r} is a word of Python itself; try {name}_app"
+    if name in sys.stdlib_module_names or name in TAKEN:
+        return f"{name!r} would hide another module of that name; try {name}_app"
+    return None
+
+
+def _files(name: str) -> Iterator[tuple[Path, str]]:
+    words = {"@name@": name, "@onceward@": _requirement()}
+    for file in sorted(TEMPLATE.rglob(f"*{ENDING}")):
+        text = file.read_text("utf-8")
+        for word, value in words.items():
+            text = text.replace(word, value)
+        yield _place(file.relative_to(TEMPLATE), name), text
+
+
+def _place(path: Path, name: str) -> Path:
+    """`package/app.py.in` is NAME/app.py, and `dot-gitignore.in` is .gitignore."""
+    parts = [name if part == "package" else part.replace("dot-", ".", 1) for part in path.parts]
+    return Path(*parts).with_suffix("")
+
+
+def _requirement() -> str:
+    """Where this onceward was installed from, so that the project's own environment gets the same."""
+    import json
+    from importlib.metadata import distribution
+
+    told = distribution("onceward").read_text("direct_url.json")  # absent where it came from an index
+    if told is None:
+        return "onceward"
+    origin = json.loads(told)
+    vcs = origin.get("vcs_info")
+    return (
+        f"onceward @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"
+        if vcs
+        else f"onceward @ {origin['url']}"
+    )

@@ -1,0 +1,251 @@
+"""`onceward trace`: what happened to one transaction, from a local span file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onceward.cli.database import MISUSED, AsJson, fail
+from onceward.cli.letters import shortened
+from onceward.cli.printing import WIDE, iso_time, print_json
+from onceward.cli.trace_tree import LIVES, Branch, Story, Wait, outcomes, story
+
+if TYPE_CHECKING:
+    from rich.text import Text
+    from rich.tree import Tree
+
+    from onceward.telemetry.spans import Span, SpanFile
+
+TRACE_EXAMPLES = """
+Examples:
+
+- `ONCEWARD_TRACE_FILE=.onceward/spans.jsonl onceward run shop.app:app` to write spans
+
+- `onceward trace last` for the newest transaction
+
+- `onceward trace last --failed` for the newest that failed
+
+- `onceward trace spans.jsonl --transaction 7f3a --json | jq .outcome` for machines
+"""
+
+LAST = "last"
+MOST_NAMED = 5
+LONGEST_MESSAGE = 200
+
+
+def trace(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|last",
+            help="A span file; `last` is the newest in .onceward/, or that of ONCEWARD_TRACE_FILE.",
+        ),
+    ],
+    transaction: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID", show_default="the newest", help="The transaction; its id's beginning will do."
+        ),
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only look at transactions that failed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print what happened to a transaction, in all its processes: spans, retries and waits.
+
+    The file is written by everything that calls `onceward.telemetry.setup()` with ONCEWARD_TRACE_FILE=path. It has no
+    payloads.
+
+    Exit code: 0, or 2 if there is no such file or transaction.
+    """
+    from onceward.telemetry.spans import read
+
+    path = _path(file, as_json)
+    try:
+        found = read(path)
+    except OSError as error:
+        fail(f"{path} cannot be read: {error.strerror}; name a span file, or `last`", as_json, MISUSED)
+    known = outcomes(found.spans)
+    chosen = _chosen(found, known, transaction, failed, as_json)
+    told = story(found.spans, chosen)
+    if as_json:
+        print_json(_plain(told, found))
+    else:
+        _show(told, found, known)
+
+
+# ── which ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _path(file: str, as_json: bool) -> Path:
+    from onceward.telemetry.spans import FILE_VARIABLE, FOLDER, newest
+
+    if file != LAST:
+        return Path(file)
+    path = newest()
+    if path is None:
+        fail(
+            f"there is no span file in {Path.cwd() / FOLDER}; run with {FILE_VARIABLE}={FOLDER}/spans.jsonl to have "
+            "one written",
+            as_json,
+            MISUSED,
+        )
+    return path
+
+
+def _chosen(
+    found: SpanFile, known: dict[str, str | None], wanted: str | None, failed: bool, as_json: bool
+) -> str:
+    candidates = [
+        own
+        for own, outcome in known.items()
+        if (not failed or outcome == "failed") and own.startswith(wanted or "")
+    ]
+    if wanted in candidates:
+        return wanted
+    if not candidates:
+        which = f"transaction {wanted}" if wanted else "transaction"
+        say = " that failed" if failed else ""
+        fail(f"{found.path} has no {which}{say}; it has {_tally(known)}", as_json, MISUSED)
+    if wanted and len(candidates) > 1:
+        fail(f"{wanted} is the beginning of {_named(candidates)}; give more of it", as_json, MISUSED)
+    return candidates[-1]
+
+
+def _tally(known: dict[str, str | None]) -> str:
+    failed = [own for own, outcome in known.items() if outcome == "failed"]
+    told = f"{len(known):,} transactions"
+    return f"{told}, {len(failed):,} failed: {_named(failed)}" if failed else f"{told}, none failed"
+
+
+def _named(ids: list[str]) -> str:
+    """The newest of them, first."""
+    more = ", …" if len(ids) > MOST_NAMED else ""
+    return ", ".join(ids[: -MOST_NAMED - 1 : -1]) + more
+
+
+# ── for people ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _show(told: Story, found: SpanFile, known: dict[str, str | None]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+    from rich.tree import Tree
+
+    style = {"succeeded": "green", "produced": "green", "failed": "bold red"}.get(
+        told.outcome or "", "yellow"
+    )
+    tree = Tree(
+        Text.assemble(
+            (told.transaction_id, "bold"),
+            "  ",
+            (told.outcome or "not ended", style),
+            f"  {_duration(told.seconds)}  ",
+            (f"trace {', '.join(told.traces)}", "dim"),
+        )
+    )
+    _grow(tree, told.parts)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE)
+    console.print(tree, soft_wrap=True)
+    typer.echo(f"\n{found.path}: {_tally(known)}")
+    if found.unreadable:
+        typer.echo(f"{found.unreadable} lines of it cannot be read, and are left out")
+
+
+def _grow(tree: Tree, parts: list[Branch | Wait]) -> None:
+    from rich.text import Text
+
+    for part in parts:
+        if isinstance(part, Wait):
+            tree.add(Text(f"… {_duration(part.seconds)} {part.why}", "yellow"))
+            continue
+        below = tree.add(_label(part))
+        _grow(below, part.parts)
+        if part.others:
+            below.add(Text(f"+ {part.others:,} spans of other transactions", "dim"))
+
+
+def _label(branch: Branch) -> Text:
+    from rich.text import Text
+
+    span = branch.span
+    if span is None:
+        return Text("not ended: its process was killed, or is still at it", "bold yellow")
+    label = Text.assemble((span.name, "bold red" if span.failed else "bold"), f"  {_duration(span.seconds)}")
+    for text, style in (_problem(span), (_details(span), "dim")):
+        if text:
+            label.append(f"  {text}", style)
+    return label
+
+
+def _problem(span: Span) -> tuple[str, str]:
+    if not span.failed:
+        return "", ""
+    category = span.attributes.get("category", "failed")
+    return f"{category}: {shortened(span.attributes.get('exception.message', ''), LONGEST_MESSAGE)}", "red"
+
+
+def _details(span: Span) -> str:
+    """What matters of the attributes. What every span has of its policy does not."""
+    has = span.attributes
+    details = []
+    if "attempt" in has and has.get("max_attempts") != 1:
+        details.append(f"attempt {has['attempt'] + 1} of {has.get('max_attempts', '?')}")
+    details += [f"{name} {has[name]}" for name in ("consumer", "event_type", "outcome") if has.get(name)]
+    if has.get("duplicate"):
+        details.append("duplicate")
+    details += [
+        f"{name}={value}" for name, value in has.items() if "." in name and name != "exception.message"
+    ]
+    if span.name in LIVES:
+        details += [str(has.get("task", "")), f"process {span.process}"]
+        if span.service and not span.service.startswith("unknown_service"):
+            details.append(f"service {span.service}")
+    return ", ".join(filter(None, details))
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
+
+
+# ── for machines ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _plain(told: Story, found: SpanFile) -> dict[str, Any]:
+    return {
+        "file": str(found.path),
+        "transaction_id": told.transaction_id,
+        "outcome": told.outcome,
+        "traces": told.traces,
+        "began": iso_time(told.began / 1e9),
+        "seconds": told.seconds,
+        "parts": [_plain_part(part) for part in told.parts],
+        "unreadable_lines": found.unreadable,
+    }
+
+
+def _plain_part(part: Branch | Wait) -> dict[str, Any]:
+    if isinstance(part, Wait):
+        return {"wait": part.seconds, "why": part.why}
+    parts = [_plain_part(each) for each in part.parts]
+    span = part.span
+    if span is None:
+        return {"span": None, "parts": parts}
+    return {
+        "span": span.name,
+        "trace_id": span.trace,
+        "span_id": span.id,
+        "began": iso_time(span.began / 1e9),
+        "seconds": span.seconds,
+        "failed": span.failed,
+        "process": span.process,
+        "service": span.service,
+        "attributes": span.attributes,
+        "other_transactions": part.others,
+        "parts": parts,
+    }
