@@ -278,6 +278,16 @@ def test_a_fact_naming_a_missing_object_is_refused_where_that_is_the_policy(give
     given(body, require_artifacts=True)
 
 
+@pytest.mark.req("BC-18")
+def test_a_fact_naming_an_object_that_cannot_be_is_refused_by_its_field(given: Given) -> None:
+    async def body(boundary: Boundary) -> None:
+        with pytest.raises(InvalidArgument, match="names no object: bucket must be") as raised:
+            await boundary.append(ENVELOPE, fact_of("batch:B1", "filed", {"bucket": "../..", "key": "k"}))
+        assert raised.value.field == "fact.object_json"
+
+    given(body, require_artifacts=True)
+
+
 @pytest.mark.req("BC-17")
 def test_without_that_policy_the_fact_is_taken(given: Given) -> None:
     async def body(boundary: Boundary) -> None:

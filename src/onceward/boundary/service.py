@@ -108,6 +108,10 @@ class Boundary:
         named = reference_in(fact)
         if named is None:
             return
+        try:
+            check_object_name(*named)
+        except InvalidArgument as error:
+            raise InvalidArgument("fact.object_json", f"names no object: {error}") from None
         found = await self.store.objects.head(*named)
         if found is None:
             raise ArtifactMissing(
