@@ -27,6 +27,8 @@ PARTS = (
     "boundary_rpc",
     "boundary_postgresql",
     "boundary_jetstream",
+    "run_idle",
+    "boundary_zones",
 )
 
 

@@ -14,10 +14,12 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from connectrpc.errors import ConnectError
+from pyqwest import Client, HTTPTransport, HTTPVersion, SyncClient, SyncHTTPTransport
 
 from onceward.boundary import errors, wire
 from onceward.boundary.errors import BoundaryError
 from onceward.boundary.model import Appended, Envelope, Fact, ObjectRef, Page
+from onceward.boundary.tls import Tls, client_context
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.boundary.v1.boundary_connect import BoundaryServiceClient, BoundaryServiceClientSync
 from onceward.now import now
@@ -28,6 +30,8 @@ _log = logging.getLogger("onceward.boundary")
 CHUNK = 256 * 1024
 INLINE = 1024 * 1024
 """Bytes; a larger object is sent in pieces."""
+MOST_IDLE = 64
+"""Connections with TLS that are kept for the next calls."""
 MOST_CALLS = 10
 FIRST_WAIT = 0.1
 """Seconds; doubled after every call that failed, so that ten calls take 51.1 s of waiting."""
@@ -53,8 +57,13 @@ class Port(Protocol):
 class ThreadPort:
     """Blocks, and never suspends."""
 
-    def __init__(self, url: str, times: Times, sleep: Callable[[float], object] | None) -> None:
-        self._rpc = BoundaryServiceClientSync(url, send_compression=None, accept_compression=())
+    def __init__(
+        self, url: str, times: Times, sleep: Callable[[float], object] | None, tls: Tls | None
+    ) -> None:
+        self._transport = None if tls is None else SyncHTTPTransport(**_secured(tls))
+        self._rpc = BoundaryServiceClientSync(
+            url, send_compression=None, accept_compression=(), http_client=SyncClient(self._transport)
+        )
         self._times = times
         self._sleep = sleep or time.sleep
 
@@ -62,7 +71,7 @@ class ThreadPort:
         return getattr(self._rpc, method)(request, timeout_ms=self._times.call)
 
     async def send(self, method: str, messages: AsyncIterator[Any]) -> Any:
-        return getattr(self._rpc, method)(_blocking(messages), timeout_ms=self._times.transfer)
+        return getattr(self._rpc, method)(blocking(messages), timeout_ms=self._times.transfer)
 
     async def answers(self, method: str, request: Any) -> AsyncGenerator[Any]:
         for answer in getattr(self._rpc, method)(request, timeout_ms=self._times.transfer):
@@ -80,13 +89,20 @@ class ThreadPort:
 
     async def close(self) -> None:
         self._rpc.close()
+        if self._transport is not None:
+            self._transport.close()
 
 
 class TaskPort:
     """Awaits."""
 
-    def __init__(self, url: str, times: Times, sleep: Callable[[float], Awaitable[object]] | None) -> None:
-        self._rpc = BoundaryServiceClient(url, send_compression=None, accept_compression=())
+    def __init__(
+        self, url: str, times: Times, sleep: Callable[[float], Awaitable[object]] | None, tls: Tls | None
+    ) -> None:
+        self._transport = None if tls is None else HTTPTransport(**_secured(tls))
+        self._rpc = BoundaryServiceClient(
+            url, send_compression=None, accept_compression=(), http_client=Client(self._transport)
+        )
         self._times = times
         self._sleep = sleep or asyncio.sleep
 
@@ -116,6 +132,8 @@ class TaskPort:
 
     async def close(self) -> None:
         await self._rpc.close()
+        if self._transport is not None:
+            await self._transport.aclose()
 
 
 class Times:
@@ -182,6 +200,13 @@ class Calls:
             return write(piece)
 
         return await self.receive(bucket, key, plainly)
+
+    async def pieces(self, bucket: str, key: str) -> AsyncGenerator[bytes]:
+        request = pb.GetObjectRequest(bucket=bucket, key=key)
+        async with aclosing(self._answers("get_object_stream", request)) as chunks:
+            async for chunk in chunks:
+                if chunk.data:
+                    yield chunk.data
 
     async def receive(self, bucket: str, key: str, write: Callable[[bytes], Awaitable[object]]) -> ObjectRef:
         """Every piece of an object, in order. What `write` raises is raised."""
@@ -305,7 +330,7 @@ _BY_CODE: Mapping[str, type[BoundaryError]] = {
 }
 
 
-def checked_url(url: str) -> str:
+def checked_url(url: str, tls: Tls | None = None) -> str:
     """Refuses what is no address of a boundary, before anything is sent there."""
     try:
         parts = urlsplit(url)
@@ -316,7 +341,25 @@ def checked_url(url: str) -> str:
         raise ConfigurationError(
             f"the URL of a boundary is http://HOST:PORT or https://HOST:PORT, not {url!r:.200}"
         )
+    if tls is not None and parts.scheme != "https":
+        raise ConfigurationError(f"with tls the URL of a boundary is https://HOST:PORT, not {url!r:.200}")
     return url.rstrip("/")
+
+
+def _secured(tls: Tls) -> dict[str, Any]:
+    """Files are read once: a client that is made later uses newer ones.
+
+    HTTP/1.1, as without TLS: calls that run side by side have connections of their own, which are kept.
+    """
+    client_context(tls)  # which says what is wrong with a file
+    ca, cert, key = tls.read()
+    return {
+        "tls_ca_cert": ca,
+        "tls_cert": cert,
+        "tls_key": key,
+        "http_version": HTTPVersion.HTTP1,
+        "pool_max_idle_per_host": MOST_IDLE,
+    }
 
 
 def _made(kind: type[BoundaryError], message: str) -> BoundaryError:
@@ -331,7 +374,7 @@ def _ref(answer: pb.PutObjectResponse, media_type: str) -> ObjectRef:
     )
 
 
-def _blocking(messages: AsyncIterator[T]) -> Iterator[T]:
+def blocking(messages: AsyncIterator[T]) -> Iterator[T]:
     """The same, for who cannot await; nothing in it suspends."""
 
     async def step() -> T | None:

@@ -7,14 +7,15 @@ What is worth trying again says so (`retryable`), and an append is safe to repea
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from onceward.boundary import artifacts
-from onceward.boundary.calls import Calls, TaskPort, ThreadPort, Times, checked_url
+from onceward.boundary.calls import Calls, TaskPort, ThreadPort, Times, blocking, checked_url
 from onceward.boundary.model import Appended, Envelope, Fact, ObjectRef, Page, StoredFact
 from onceward.boundary.producing import envelope_for, fact_of, message_id_for
+from onceward.boundary.tls import Tls
 from onceward.now import now
 
 __all__ = ["AsyncBoundaryClient", "BoundaryClient", "envelope_for", "fact_of", "message_id_for"]
@@ -27,8 +28,8 @@ TRANSFER_TIMEOUT = 3600.0
 class BoundaryClient:
     """A boundary at a URL, for threads. Safe to share among them.
 
-    `timeout` is for one call, `transfer_timeout` for one object in pieces, in seconds; None is for ever. `sleep` waits
-    between two tries, where there are any.
+    `timeout` is for one call, `transfer_timeout` for one object in pieces, in seconds; None is for ever. `tls` is for
+    https://, whom to trust and the certificate to show. `sleep` waits between two tries, where there are any.
     """
 
     def __init__(
@@ -37,10 +38,11 @@ class BoundaryClient:
         *,
         timeout: float | None = 30.0,
         transfer_timeout: float | None = TRANSFER_TIMEOUT,
+        tls: Tls | None = None,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
-        address = checked_url(url)
-        self._calls = Calls(address, ThreadPort(address, Times(timeout, transfer_timeout), sleep))
+        address = checked_url(url, tls)
+        self._calls = Calls(address, ThreadPort(address, Times(timeout, transfer_timeout), sleep, tls))
 
     def append(self, envelope: Envelope, fact: Fact) -> Appended:
         """Make a fact durable. Repeat it with the same id and content until it answers."""
@@ -101,6 +103,10 @@ class BoundaryClient:
         """An object of any size, piece by piece, not verified: `fetch_artifact_to` does that."""
         return now(self._calls.get_stream(bucket, key, write))
 
+    def get_pieces(self, bucket: str, key: str) -> Iterator[bytes]:
+        """`get_stream` for who takes the pieces when it wants them, such as `put_stream` of another boundary."""
+        return blocking(self._calls.pieces(bucket, key))
+
     def fetch_artifact(self, fact: StoredFact | Fact, verify: bool = True) -> bytes:
         """The artifact that a fact refers to, if it fits into memory; its size and SHA-256 are those of the fact.
 
@@ -142,10 +148,11 @@ class AsyncBoundaryClient:
         *,
         timeout: float | None = 30.0,
         transfer_timeout: float | None = TRANSFER_TIMEOUT,
+        tls: Tls | None = None,
         sleep: Callable[[float], Awaitable[object]] | None = None,
     ) -> None:
-        address = checked_url(url)
-        self._calls = Calls(address, TaskPort(address, Times(timeout, transfer_timeout), sleep))
+        address = checked_url(url, tls)
+        self._calls = Calls(address, TaskPort(address, Times(timeout, transfer_timeout), sleep, tls))
 
     async def append(self, envelope: Envelope, fact: Fact) -> Appended:
         return await self._calls.append(envelope, fact)
@@ -192,6 +199,9 @@ class AsyncBoundaryClient:
 
     async def get_stream(self, bucket: str, key: str, write: Callable[[bytes], object]) -> ObjectRef:
         return await self._calls.get_stream(bucket, key, write)
+
+    def get_pieces(self, bucket: str, key: str) -> AsyncGenerator[bytes]:
+        return self._calls.pieces(bucket, key)
 
     async def fetch_artifact(self, fact: StoredFact | Fact, verify: bool = True) -> bytes:
         return await artifacts.fetch(self._calls, fact, verify)

@@ -10,7 +10,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-FIELDS = ("message_id", "offset", "consumer", "zone", "outcome")
+FIELDS = ("message_id", "offset", "consumer", "zone", "link", "outcome")
 
 
 class JsonFormatter(logging.Formatter):

@@ -27,6 +27,10 @@ class BoundaryMetrics:
         self.lost = self._counter(
             "bsfg_expired_unconfirmed", "times facts expired before a consumer", ["consumer"]
         )
+        self.auth_failures = self._counter(
+            "bsfg_auth_failures", "calls of peers that may not make them", ["reason"]
+        )
+        self.handshake_errors = self._counter("bsfg_tls_handshake_errors", "TLS handshakes that failed")
         self.append_latency = Histogram(
             "bsfg_append_latency_seconds",
             "AppendFact, until durable",
@@ -55,6 +59,42 @@ class BoundaryMetrics:
             "bsfg_replication_lag_seconds", "age of the oldest fact not forwarded yet", ["link"]
         )
         self.lag_high = self._gauge("bsfg_replication_lag_high_watermark", "the highest lag so far", ["link"])
+        self.link_up = self._gauge("bsfg_link_up", "1 while the link gets on", ["link"])
+        self.link_stopped = self._gauge(
+            "bsfg_link_stopped", "1 while a fact holds the link until an operator decides", ["link"]
+        )
+        self.link_frontier = self._gauge(
+            "bsfg_link_frontier_offset", "the source's offset up to which all is here", ["link"]
+        )
+        self.link_backlog = self._gauge(
+            "bsfg_link_backlog",
+            "facts that the link has seen waiting; at the source there may be more",
+            ["link"],
+        )
+        self.link_facts = self._counter(
+            "bsfg_link_facts", "facts that the link has passed, by what became of them", ["link", "outcome"]
+        )
+        self.link_missed = self._counter(
+            "bsfg_link_missed_facts", "facts that expired at the source before the link", ["link"]
+        )
+        self.certificate_expiry = self._gauge(
+            "bsfg_certificate_expiry_seconds",
+            "until this server's own certificate ends, and the last of its CAs",
+            ["certificate"],
+        )
+
+    def forget_link(self, name: str) -> None:
+        """What stands for how a link is. What it has done stays counted."""
+        gauges = (
+            self.lag,
+            self.lag_high,
+            self.link_up,
+            self.link_stopped,
+            self.link_frontier,
+            self.link_backlog,
+        )
+        for gauge in gauges:
+            gauge.remove(name)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

@@ -27,10 +27,13 @@ CHUNK = 256 * 1024
 
 
 class FileObjects:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, to_look: bool = False) -> None:
+        """`to_look` only: somebody else puts objects there, and his uploads are not to be touched."""
         self._content = directory / "content"
         self._names = directory / "names"
         self._incoming = directory / "incoming"
+        if to_look:
+            return
         for each in (self._content, self._names, self._incoming):
             each.mkdir(parents=True, exist_ok=True)
         for left_over in self._incoming.iterdir():  # of uploads that were cut off

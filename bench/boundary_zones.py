@@ -1,0 +1,78 @@
+"""Forwarding between two zones on loopback: the source is a process of its own with a long backlog, the receiver is in
+this one; beside what the receiver appends when 32 do it at once."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import multiprocessing
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from bench.boundary import APPENDERS, Message, appending, at_least, messages
+from bench.measure import Line, compare
+from onceward.boundary import AsyncBoundaryClient
+from onceward.boundary.link import Link
+from onceward.boundary.server import serving
+from onceward.boundary.service import Boundary
+from onceward.boundary.stores.sqlite import SqliteStore
+
+BACKLOG = 100_000
+
+_numbers = itertools.count()
+
+
+def lines() -> Iterator[Line]:
+    with tempfile.TemporaryDirectory() as directory:
+        home, given = Path(directory), messages(BACKLOG)
+        asyncio.run(_fill(home / "source", given))
+        with _source(home / "source") as url:
+
+            def append() -> None:
+                asyncio.run(appending(home / str(next(_numbers)), given, APPENDERS))
+
+            def forward() -> None:
+                asyncio.run(_forward(url, home / str(next(_numbers))))
+
+            bare, ours = compare(BACKLOG, append, forward, rounds=3)
+        yield at_least("forward 100,000 facts; bare: append, 32 at once", bare, ours, 0.5)
+
+
+async def _fill(place: Path, given: list[Message]) -> None:
+    store = SqliteStore(place)
+    for at in range(0, len(given), 1000):
+        await Boundary(store).append_all(given[at : at + 1000])
+    await store.close()
+
+
+async def _forward(url: str, place: Path) -> None:
+    store = SqliteStore(place)
+    link = Link("source", lambda: AsyncBoundaryClient(url), Boundary(store), "hq", consumer=place.name)
+    await link.drain()
+    assert (await store.bounds()).last == BACKLOG
+    await store.close()
+
+
+@contextmanager
+def _source(place: Path) -> Iterator[str]:
+    processes = multiprocessing.get_context("spawn")
+    mine, its = processes.Pipe()
+    process = processes.Process(target=_serve, args=(place, its))
+    process.start()
+    try:
+        yield mine.recv()
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _serve(place: Path, tell: Connection) -> None:
+    async def main() -> None:
+        async with serving(Boundary(SqliteStore(place))) as url:
+            tell.send(url)
+            await asyncio.Event().wait()
+
+    asyncio.run(main())
