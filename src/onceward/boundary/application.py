@@ -9,6 +9,8 @@ from typing import Any, cast
 import msgspec
 
 from onceward.boundary.codecs import BinaryCodec, JsonCodec
+from onceward.boundary.errors import BoundaryError
+from onceward.boundary.guard import Guard
 from onceward.boundary.ports import Bounds, Cursor
 from onceward.boundary.rpc import LARGEST_UNARY, Service
 from onceward.boundary.service import Boundary
@@ -19,25 +21,36 @@ Page = tuple[int, bytes, bytes]
 
 
 class Application:
-    def __init__(self, boundary: Boundary) -> None:
+    """With a guard only peers that it knows are answered; /livez and /readyz are for all that have a connection."""
+
+    def __init__(self, boundary: Boundary, guard: Guard | None = None) -> None:
         self._boundary = boundary
+        self._guard = guard
         self._rpc = BoundaryServiceASGIApplication(
             cast(BoundaryService, Service(boundary)),
+            interceptors=[] if guard is None else [guard],
             codecs=[BinaryCodec(), JsonCodec()],
             read_max_bytes=LARGEST_UNARY,
         )
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
-            return
-        page = _PAGES.get(scope.get("path", ""))
+        path = scope.get("path", "")
+        page = _PAGES.get(path)
         if page is None:
             await self._rpc(scope, receive, send)
             return
-        status, kind, body = await page(self._boundary)
+        status, kind, body = self._refusal(path) or await page(self._boundary)
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
         await send({"type": "http.response.body", "body": body})
+
+    def _refusal(self, path: str) -> Page | None:
+        if self._guard is None or path in _OPEN_PAGES:
+            return None
+        try:
+            self._guard.check(path)
+        except BoundaryError as error:
+            return 401, b"text/plain; charset=utf-8", f"{error}\n".encode()
+        return None
 
 
 async def _metrics(boundary: Boundary) -> Page:
@@ -83,6 +96,7 @@ _PAGES: dict[str, Callable[[Boundary], Awaitable[Page]]] = {
     "/livez": _livez,
     "/readyz": _readyz,
 }
+_OPEN_PAGES = ("/livez", "/readyz")
 
 
 def _backlog(cursor: Cursor, bounds: Bounds) -> int:
@@ -93,11 +107,3 @@ async def _lag(boundary: Boundary, cursor: Cursor) -> float:
     """Seconds since the first fact that is not confirmed was appended."""
     oldest = await boundary.store.read(cursor.offset, 1)
     return max(time.time() - oldest[0][2] / 1000, 0.0) if oldest else 0.0
-
-
-async def _lifespan(receive: Any, send: Any) -> None:
-    while True:
-        message = await receive()
-        await send({"type": message["type"] + ".complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

@@ -2,70 +2,63 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from hypercorn.asyncio import serve
-from hypercorn.config import Config
-
 from onceward.boundary.application import Application
+from onceward.boundary.connections import Connections
+from onceward.boundary.guard import Guard
+from onceward.boundary.peers import Peers
 from onceward.boundary.service import Boundary
+from onceward.boundary.tls import ServerTls
 from onceward.task.exceptions import ConfigurationError
 
+BACKLOG = 1024
 
-def parse_address(listen: str) -> tuple[str, int]:
+
+def parse_address(listen: str, name: str = "--listen") -> tuple[str, int]:
     """HOST:PORT; port 0 takes a free one."""
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
-        raise ConfigurationError(f"--listen must be HOST:PORT, such as 127.0.0.1:7700, not {listen!r}")
+        raise ConfigurationError(f"{name} must be HOST:PORT, such as 127.0.0.1:7700, not {listen!r}")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
 @asynccontextmanager
-async def serving(boundary: Boundary, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """Serve while inside; yields the URL."""
+async def serving(
+    boundary: Boundary,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    tls: ServerTls | None = None,
+    peers: Peers | None = None,
+) -> AsyncIterator[str]:
+    """Serve while inside; yields the URL. With `tls` only `peers` are served, without it whoever comes."""
+    if peers is not None and tls is None:
+        raise ConfigurationError("peers are known by their certificates: they need tls")
+    guard = None if tls is None else Guard(peers or Peers(), boundary.metrics)
     listening = _bound(host, port)
     port = listening.getsockname()[1]
-    config = Config()
-    config.bind = [f"fd://{listening.detach()}"]
-    config.accesslog = config.errorlog = None
-    config.h2_max_concurrent_streams = 1000
-    config.keep_alive_timeout = 300
-    config.graceful_timeout = 5
-    stop = asyncio.Event()
-    task = asyncio.create_task(serve(Application(boundary), config, shutdown_trigger=stop.wait))
+    connections = Connections(listening, Application(boundary, guard), tls, boundary.metrics)
+    connections.start()
     try:
-        await _answering(host, port, task)
-        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if tls is None else "https"
+        yield f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     finally:
-        stop.set()
-        await task
-
-
-async def _answering(host: str, port: int, task: asyncio.Task[None]) -> None:
-    while True:
-        if task.done():
-            task.result()
-            raise ConfigurationError(f"the server on {host}:{port} ended at once")
-        try:
-            _, writer = await asyncio.open_connection(host, port)
-        except OSError:
-            await asyncio.sleep(0.01)
-            continue
-        writer.close()
-        return
+        await connections.close()
 
 
 def _bound(host: str, port: int) -> socket.socket:
     """Bound before anything is served: otherwise whoever has the port already would be taken for this server."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, kind)
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, protocol)  # without it asyncio leaves small answers to Nagle
         try:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind(address)
+            made.listen(BACKLOG)
+            made.setblocking(False)
         except OSError:
             made.close()
             raise

@@ -5,10 +5,14 @@ from __future__ import annotations
 import typer
 
 from onceward.cli.boundary_appending import append
+from onceward.cli.boundary_bundle import export, import_
+from onceward.cli.boundary_certs import certs
 from onceward.cli.boundary_copy import copy
 from onceward.cli.boundary_facts import confirm, fetch, tail
+from onceward.cli.boundary_forwarding import forward
 from onceward.cli.boundary_objects import get, put
 from onceward.cli.boundary_serving import serve
+from onceward.cli.boundary_skipping import skip
 from onceward.cli.boundary_stats import consumers, stats
 
 SERVE_EXAMPLES = """
@@ -19,6 +23,13 @@ Examples:
 - `onceward boundary serve --listen 0.0.0.0:7700 --data /var/lib/boundary --log-format json` as a service
 
 - `onceward boundary serve --listen 127.0.0.1:0 --data "$(mktemp -d)"` on a free port, which the first line names
+
+- `onceward boundary serve --config boundary.toml` with TLS, peers and links
+"""
+CERTS_EXAMPLES = """
+Examples:
+
+- `onceward boundary certs ./certs --zone plant-a --zone hq` to try two zones on this machine
 """
 APPEND_EXAMPLES = """
 Examples:
@@ -47,3 +58,8 @@ boundary.command("get")(get)
 boundary.command("consumers")(consumers)
 boundary.command("stats")(stats)
 boundary.command("copy")(copy)
+boundary.command("forward")(forward)
+boundary.command("skip")(skip)
+boundary.command("export")(export)
+boundary.command("import")(import_)
+boundary.command("certs", epilog=CERTS_EXAMPLES)(certs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ from onceward.cli.database import MISUSED, fail
 
 if TYPE_CHECKING:
     from onceward.boundary import BoundaryClient
+    from onceward.boundary.tls import Tls
 
 INTERRUPTED = 130
 
@@ -31,8 +33,22 @@ def connected(url: str, as_json: bool) -> Iterator[BoundaryClient]:
     with explained(url, as_json):
         from onceward.boundary import BoundaryClient
 
-        with BoundaryClient(url) as client:
+        with BoundaryClient(url, tls=tls_for(url)) as client:
             yield client
+
+
+def tls_for(url: str) -> Tls | None:
+    """For an https:// URL the files that the environment names, if it does: ONCEWARD_BOUNDARY_CA, _CERT and _KEY."""
+    from onceward.boundary.tls import Tls
+    from onceward.task.exceptions import ConfigurationError
+
+    names = [f"ONCEWARD_BOUNDARY_{each}" for each in ("CA", "CERT", "KEY")]
+    ca, cert, key = (os.environ.get(name) for name in names)
+    if not url.startswith("https://") or not (ca or cert or key):
+        return None
+    if not (ca and cert and key):
+        raise ConfigurationError(f"{', '.join(names)} belong together: set all of them, or none")
+    return Tls(ca=ca, cert=cert, key=key)
 
 
 @contextmanager

@@ -1,8 +1,9 @@
-"""`onceward boundary serve`: one server on one data directory, until it is told to stop."""
+"""`onceward boundary serve`: one server on one store, until it is told to stop."""
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -14,9 +15,13 @@ from onceward.cli.boundary_calling import installed
 from onceward.cli.database import MISUSED, fail
 
 if TYPE_CHECKING:
-    from onceward.boundary.service import Settings
+    from onceward.boundary.config import Config
+    from onceward.boundary.settings import Settings
 
 _log = logging.getLogger("onceward.boundary")
+
+LISTEN = "127.0.0.1:7700"
+DATA = "boundary-data"
 
 
 class LogFormat(StrEnum):
@@ -32,12 +37,28 @@ class LogLevel(StrEnum):
 
 
 def serve(
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Settings, TLS, peers and links, in TOML. Options win over it."),
+    ] = None,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")
-    ] = "127.0.0.1:7700",
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", show_default=LISTEN, help="Where to listen; port 0 takes a free one."
+        ),
+    ] = None,
     data: Annotated[
-        Path, typer.Option(metavar="DIR", help="Facts, cursors and objects. Made if it is not there.")
-    ] = Path("boundary-data"),
+        Path | None,
+        typer.Option(
+            metavar="DIR", show_default=DATA, help="Facts, cursors and objects. Made if it is not there."
+        ),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Keep them there: postgresql://…, nats://…, or a directory like --data."
+        ),
+    ] = None,
     strict_consumers: Annotated[
         bool, typer.Option("--strict-consumers", help="Do not make a name known by its first fetch.")
     ] = False,
@@ -55,37 +76,50 @@ def serve(
     """Serve a boundary. Its URL is the one line on stdout; the log goes to stderr.
 
     One port answers gRPC, Connect, curl with JSON, and GET for /metrics, /stats, /livez and /readyz. The first SIGTERM
-    or Ctrl-C lets running calls end, a second one cuts them off; what was acknowledged is durable either way.
+    or Ctrl-C lets running calls end, a second one cuts them off; what was acknowledged is durable either way. Peers,
+    links and certificates are read again when their files change.
 
-    Exit code: 0 when it was told to stop; 130 or 143 if a second signal cut calls off; 2 for wrong arguments, an
-    address or a directory that cannot be used, or a directory that another server has.
+    Exit code: 0 when it was told to stop; 130 or 143 if a second signal cut calls off; 2 for wrong arguments or a
+    wrong configuration, an address or a store that cannot be used, or a directory that another server has.
     """
+    from msgspec import structs
+
     with installed(as_json=False):
+        from onceward.boundary.config import Config, read_config
         from onceward.boundary.logs import start_logging
-        from onceward.boundary.server import parse_address
-        from onceward.boundary.service import Settings
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.task.exceptions import ConfigurationError, OncewardError
 
     form = log_format or (LogFormat.CONSOLE if sys.stderr.isatty() else LogFormat.JSON)
     start_logging(form, log_level)
-    settings = Settings(strict_consumers=strict_consumers, require_artifacts=require_artifacts)
     try:
-        cut_off_by = _run(*parse_address(listen), data, settings)
-    except ConfigurationError as error:
+        if data is not None and store is not None:
+            raise ConfigurationError("--data and --store both say where facts are kept; give one of them")
+        found = Config() if config is None else read_config(config)
+        settings = structs.replace(
+            found,
+            strict_consumers=strict_consumers or found.strict_consumers,
+            require_artifacts=require_artifacts or found.require_artifacts,
+        ).settings()
+        kept_in = store or (None if data is None else str(data)) or _store_of(found, config) or DATA
+        with installed(as_json=False):
+            cut_off_by = _run(found, config, listen or found.listen or LISTEN, kept_in, settings)
+    except OncewardError as error:
         _refuse(str(error), form)
     raise typer.Exit(0 if cut_off_by is None else 128 + cut_off_by)
 
 
-def _run(host: str, port: int, data: Path, settings: Settings) -> int | None:
+def _run(config: Config, path: Path | None, listen: str, kept_in: str, settings: Settings) -> int | None:
     """Returns the signal that hurried it."""
     import asyncio
     import signal
 
-    from onceward.boundary.server import serving
+    from onceward.boundary.running import running
+    from onceward.boundary.server import parse_address
     from onceward.boundary.service import Boundary
-    from onceward.boundary.stores.sqlite import SqliteStore
+    from onceward.boundary.stores import open_store
     from onceward.task.exceptions import ConfigurationError
 
+    address = parse_address(listen)
     cut_off_by: int | None = None
 
     async def run() -> None:
@@ -102,12 +136,14 @@ def _run(host: str, port: int, data: Path, settings: Settings) -> int | None:
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(each, heard, int(each))
         try:
-            store = SqliteStore(data)
+            store = await open_store(kept_in)
         except OSError as error:
-            raise ConfigurationError(f"{data} cannot be used as a data directory: {error}") from error
+            raise ConfigurationError(
+                f"{without_password(kept_in)} cannot be used as a data directory: {error}"
+            ) from error
         try:
-            async with serving(Boundary(store, settings), host, port) as url:
-                _log.info("serving %s from %s", url, data)
+            async with running(Boundary(store, settings), config, *address, path=path) as url:
+                _log.info("serving %s from %s", url, without_password(kept_in))
                 typer.echo(url)
                 await stop.wait()
                 _log.info("stopping: running calls may end, no new ones are taken")
@@ -120,6 +156,17 @@ def _run(host: str, port: int, data: Path, settings: Settings) -> int | None:
     except asyncio.CancelledError:
         _log.warning("stopped, with calls cut off")
     return cut_off_by
+
+
+def _store_of(config: Config, path: Path | None) -> str | None:
+    """A directory is that beside the configuration, wherever the server is started."""
+    if config.store is None or path is None or "://" in config.store:
+        return config.store
+    return str(path.parent / config.store)
+
+
+def without_password(store: str) -> str:
+    return re.sub(r"(?<=://)([^/@]*):[^/@]*@", r"\1:***@", store)
 
 
 def _refuse(text: str, form: LogFormat) -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from onceward.cli.boundary_calling import HERE, Url, connected, unreachable
+from onceward.cli.boundary_calling import HERE, Url, connected, tls_for, unreachable
 from onceward.cli.database import AsJson, fail
 from onceward.cli.printing import iso_time, print_json, print_table
 
@@ -61,9 +61,11 @@ def _asked(url: str, as_json: bool) -> dict[str, Any]:
 
     with connected(url, as_json):  # which connects to nothing yet, but refuses what is no URL
         pass
-    page = f"{url.rstrip('/')}/stats"
+    from onceward.boundary.tls import client_context
+
+    page, tls = f"{url.rstrip('/')}/stats", tls_for(url)
     try:
-        with urlopen(page, timeout=SECONDS) as answer:
+        with urlopen(page, timeout=SECONDS, context=None if tls is None else client_context(tls)) as answer:
             found: dict[str, Any] = json.load(answer)
             found["last"], found["consumers"]
             return found
