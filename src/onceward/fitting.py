@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeGuard
 
 import msgspec
@@ -19,10 +20,15 @@ _QUOTED = re.compile(r"(Invalid (?:enum )?value) .*", re.DOTALL)
 """Where msgspec quotes what it found."""
 
 
-def fitted(model: Any, payload: Any) -> tuple[Any, str | None, Exception | None]:
-    """The payload in the model; or None, what is wrong with it, and what the model's own code raised."""
+def fitted(
+    model: Any, payload: Any, validate: Callable[[Any], Any] | None = None
+) -> tuple[Any, str | None, Exception | None]:
+    """The payload in the model; or None, what is wrong with it, and what the model's own code raised.
+
+    `validate` is what `validator` has made of the model, for who does not want to have it made each time.
+    """
     try:
-        return _validated(model, payload), None, None
+        return (validate or validator(model))(payload), None, None
     except msgspec.ValidationError as error:
         return None, _told_by_msgspec(error), None
     except Exception as error:  # noqa: BLE001 - a model's validators are anybody's code
@@ -30,14 +36,16 @@ def fitted(model: Any, payload: Any) -> tuple[Any, str | None, Exception | None]
         return (None, problem, None) if problem else (None, f"its code raised {type(error).__name__}", error)
 
 
-def _validated(model: Any, payload: Any) -> Any:
-    if not is_pydantic(model):
-        return msgspec.convert(payload, model)
+def validator(model: Any) -> Callable[[Any], Any]:
+    """What makes the model of a payload, or raises."""
+    if not contains_pydantic(model):
+        return partial(msgspec.convert, type=model)
     if hasattr(model, "model_validate"):
-        return model.model_validate(payload)
-    from pydantic import TypeAdapter  # a pydantic dataclass, so it is loaded already
+        made: Callable[[Any], Any] = model.model_validate
+        return made
+    from pydantic import TypeAdapter  # a pydantic dataclass, or list[Order], so it is loaded already
 
-    return TypeAdapter(model).validate_python(payload)
+    return TypeAdapter(model).validate_python
 
 
 def _told_by_msgspec(error: msgspec.ValidationError) -> str:
@@ -93,9 +101,13 @@ def is_model(thing: object) -> TypeGuard[type]:
         is_pydantic(thing)
         or issubclass(thing, msgspec.Struct)
         or dataclasses.is_dataclass(thing)
-        # By its marks, since `typing_extensions` has a TypedDict of its own.
-        or (issubclass(thing, dict) and hasattr(thing, "__required_keys__"))
+        or is_typed_dict(thing)
     )
+
+
+def is_typed_dict(thing: object) -> bool:
+    # By its marks, since `typing_extensions` has a TypedDict of its own.
+    return isinstance(thing, type) and issubclass(thing, dict) and hasattr(thing, "__required_keys__")
 
 
 def forbidding(model: type) -> type | None:
@@ -114,6 +126,13 @@ def _forbids(model: Any) -> bool:
 def is_pydantic(model: type) -> bool:
     # By a mark, so that pydantic is not loaded for those who do without it.
     return hasattr(model, "__pydantic_validator__")
+
+
+def contains_pydantic(model: Any) -> bool:
+    """Whether pydantic has to make it: one of its models, or `list[Order]` and the like with one inside."""
+    if isinstance(model, type) and not hasattr(model, "__origin__"):
+        return is_pydantic(model)
+    return any(map(is_pydantic, _models_in(model)))
 
 
 def _pydantic_fields(model: Any) -> dict[str, Any]:

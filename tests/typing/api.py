@@ -17,6 +17,7 @@ from onceward import (
     AsyncProducerTask,
     ConsumerTask,
     HybridTask,
+    Onceward,
     ProducerTask,
     Transaction,
 )
@@ -37,6 +38,7 @@ from onceward.connectors import DeadLetter
 from onceward.connectors.boundary import AsyncBoundaryConnector, BoundaryConnector
 from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector
 from onceward.db import AsyncDbSession, DbSession, LockTimeoutError, OptimisticConflict
+from onceward.inbox import AsyncInboxSession, Contract, InboxSession
 from onceward.queue import (
     AsyncQueueConsumer,
     AsyncRedisStreamsQueue,
@@ -394,3 +396,51 @@ async def async_boundary(engine: AsyncEngine) -> None:
 
         await AsyncBoundaryConsumer(client, "c").run(book, engine)
         AsyncConsumerTask({"source": AsyncBoundaryConnector(client, "c")})
+
+
+# ── apps ────────────────────────────────────────────────────────────────────────────────────────────────
+
+app = Onceward("shop", database="sqlite:///shop.db", processes=2)
+promise = Contract(
+    consumer_id="bill", event_types=["*"], owner_team="shop", idempotency_mechanism="one transaction"
+)
+
+
+@app.consumer("sqlite:///orders.db", policy={"loop": {"limit": 3}})
+def charge(total: int) -> str:
+    return str(total)
+
+
+@app.consumer(
+    "redis://localhost/orders?group=billing", contract=promise, policy=consumer_policy, name="bills"
+)
+def book(total: int, session: InboxSession, transaction: Transaction) -> None:
+    session.execute(
+        "INSERT INTO bills (id, total) VALUES (:id, :total)", {"id": transaction.id, "total": total}
+    )
+
+
+@app.consumer("memory://orders", contract=promise, verification={"events": []})
+async def book_later(total: int, session: AsyncInboxSession) -> int:
+    return total
+
+
+@app.producer("sqlite:///orders.db", policy=producer_policy)
+def place(count: int) -> Iterator[int]:
+    yield from range(count)
+
+
+@app.producer("sqlite:///orders.db")
+async def place_later(count: int) -> AsyncIterator[int]:
+    yield count
+
+
+assert_type(charge(3), str)
+assert_type(place(3), Iterator[int])
+assert_type(app.produce(place, 3), Report)
+assert_type(app.settings.database, str | None)
+assert_type(app.consumers["charge"].asynchronous, bool)
+
+
+async def use_app() -> None:
+    assert_type(await app.produce_async(place_later, 3), Report)

@@ -18,6 +18,7 @@ NAMES = {
         "AsyncProducerTask",
         "ConsumerTask",
         "HybridTask",
+        "Onceward",
         "ProducerTask",
         "Transaction",
     ],

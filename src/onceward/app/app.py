@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 from onceward.app.functions import Signature
 from onceward.app.settings import AppSettings, Resolved, resolve
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from onceward.task.report import Report
 
 F = TypeVar("F", bound=Callable[..., Any])
+P = TypeVar("P", ConsumerPolicy, ProducerPolicy)
+
+
+_apps: WeakSet[Onceward] = WeakSet()
 
 
 class Consumer:
@@ -29,14 +34,26 @@ class Consumer:
         contract: Contract | None,
         policy: ConsumerPolicy,
         name: str,
+        verification: Any = None,
     ) -> None:
         self.function = function
         self.name = name
         self.signature = Signature(function, session=contract is not None)
         self.source = Address(source)
-        self.contract = _with_model(contract, self.signature.model)
+        self.contract = _with_model(contract, self.signature.model, name)
         self.policy = policy
+        self.verification = verification
         self.asynchronous = inspect.iscoroutinefunction(function)
+
+
+class Consumers(dict[str, Consumer]):
+    """By name; also as attributes, so that a command can name one: `shop:app.consumers.charge`."""
+
+    def __getattr__(self, name: str) -> Consumer:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
 
 
 class Producer:
@@ -45,7 +62,7 @@ class Producer:
     def __init__(self, function: Callable[..., Any], sink: str, policy: ProducerPolicy) -> None:
         self.function = function
         self.name = function.__name__
-        self.sink = Address(sink)
+        self.sink = Address(sink, sink=True)
         self.policy = policy
         self.asynchronous = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
@@ -59,8 +76,9 @@ class Onceward:
     def __init__(self, name: str = "app", **settings: Any) -> None:
         self.name = name
         self._resolved = resolve(settings)
-        self.consumers: dict[str, Consumer] = {}
+        self.consumers = Consumers()
         self.producers: dict[str, Producer] = {}
+        _apps.add(self)
 
     @property
     def settings(self) -> AppSettings:
@@ -71,6 +89,18 @@ class Onceward:
         """The settings, and where each value came from."""
         return self._resolved
 
+    def check(self) -> None:
+        """Refuse settings that concern nothing here. To be called when all functions are decorated."""
+        self._resolved.check_consumers(self.consumers)
+
+    def override(self, origin: str, **settings: Any) -> None:
+        """Settings that win over all others, as the options of a command do. None is not given."""
+        given = {name: value for name, value in settings.items() if value is not None}
+        self._resolved = self._resolved.with_these(given, origin)
+        if "concurrency" in given:
+            for consumer in self.consumers.values():
+                consumer.policy = _policy(consumer.name, consumer.policy, None, given["concurrency"])
+
     def consumer(
         self,
         source: str,
@@ -78,33 +108,35 @@ class Onceward:
         contract: Contract | None = None,
         policy: ConsumerPolicy | Mapping[str, Any] | None = None,
         name: str | None = None,
+        verification: Any = None,
     ) -> Callable[[F], F]:
         """The function is called with every message of the source. It stays what it is, and can be called as before.
 
         `def` runs in threads, `async def` in asyncio. Its one free parameter gets the payload, in the type that it is
         annotated with; a payload that does not fit is refused for good. A parameter annotated `Transaction` gets the
-        transaction. With a `contract` it takes `session`, and effects are once.
+        transaction. With a `contract` it takes `session`, and effects are once; `verification` is what proving that
+        takes: a dict of the fields of `Verification`, or a function that makes one.
         """
 
         def decorate(function: F) -> F:
-            own = name or function.__name__
+            own = name or _name_of(function)
+            _check_function(function, own)
             if own in self.consumers:
                 raise ConfigurationError(f"{self.name} has two consumers {own!r}; give one of them name=…")
-            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-                raise ConfigurationError(f"{own} yields: that is a producer, not a consumer")
-            changed = self.settings.consumers.get(own)
-            self.consumers[own] = Consumer(
-                function,
-                (changed and changed.source) or source,
-                contract,
-                _policy(policy, changed.policy if changed else None, self.settings.concurrency),
-                own,
-            )
             if contract is not None and self.settings.database is None:
                 raise ConfigurationError(
                     f"{own} has a contract, so that the app needs a database: Onceward({self.name!r}, "
                     "database='sqlite:///shop.db'), or ONCEWARD_DATABASE"
                 )
+            changed = self.resolved.of_consumer(own)
+            self.consumers[own] = Consumer(
+                function,
+                changed.source or source,
+                contract,
+                _policy(own, policy, changed.policy, self.settings.concurrency),
+                own,
+                verification,
+            )
             return function
 
         return decorate
@@ -115,8 +147,12 @@ class Onceward:
         """What the function returns or yields is sent to the sink by `app.produce(function, …)`."""
 
         def decorate(function: F) -> F:
-            given = ProducerPolicy.model_validate(policy or {})
-            self.producers[function.__name__] = Producer(function, sink, given)
+            own = _name_of(function)
+            if own in self.producers:
+                raise ConfigurationError(
+                    f"{self.name} has two producers {own!r}; rename one of the functions"
+                )
+            self.producers[own] = Producer(function, sink, _checked(ProducerPolicy, policy, own))
             return function
 
         return decorate
@@ -145,15 +181,52 @@ class Onceward:
         return found
 
 
+def consumers_of(function: Any) -> list[tuple[Onceward, Consumer]]:
+    """What a decorated function is, in the apps that there are."""
+    return [(app, each) for app in _apps for each in app.consumers.values() if each.function is function]
+
+
+def _name_of(function: Any) -> str:
+    if not callable(function) or isinstance(function, type) or not hasattr(function, "__name__"):
+        raise ConfigurationError(
+            f"what is decorated is a function, `def` or `async def`, not {type(function).__name__} {function!r}"
+        )
+    return str(function.__name__)
+
+
+def _check_function(function: Any, name: str) -> None:
+    _name_of(function)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(
+            f"{name} yields: that is a producer, not a consumer; use @app.producer(sink)"
+        )
+    if not name.replace("-", "_").isidentifier():
+        raise ConfigurationError(
+            f"{name!r} is no name for a consumer: settings and commands go by it; give it name='charge'"
+        )
+
+
 def _policy(
+    name: str,
     given: ConsumerPolicy | Mapping[str, Any] | None,
     changed: Mapping[str, Any] | None,
     concurrency: int | None,
 ) -> ConsumerPolicy:
-    tree = given.model_dump(exclude_unset=True) if isinstance(given, ConsumerPolicy) else dict(given or {})
+    tree = _checked(ConsumerPolicy, given, name).model_dump(exclude_unset=True)
     if concurrency is not None:
         tree = _over(tree, {"loop": {"concurrency": {"value": concurrency}}})
-    return ConsumerPolicy.model_validate(_over(tree, changed or {}))
+    return _checked(ConsumerPolicy, _over(tree, changed or {}), name)
+
+
+def _checked(kind: type[P], given: P | Mapping[str, Any] | None, name: str) -> P:
+    from pydantic import ValidationError
+
+    try:
+        return kind.model_validate(given or {})
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        told = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in problems)
+        raise ConfigurationError(f"the policy of {name}: {told}") from None
 
 
 def _over(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,12 +239,17 @@ def _over(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _with_model(contract: Contract | None, model: Any) -> Contract | None:
+def _with_model(contract: Contract | None, model: Any, name: str) -> Contract | None:
     """The annotation is the contract's model, unless the contract names one."""
-    if contract is None or contract.model is not None or model is None:
-        return contract
-    import msgspec
-
     from onceward.fitting import is_model
 
-    return msgspec.structs.replace(contract, model=model) if is_model(model) else contract
+    if contract is None or not is_model(model):
+        return contract
+    if contract.model is not None and contract.model is not model:
+        raise ConfigurationError(
+            f"the contract of {name} makes {contract.model.__qualname__} of its payloads, and the function takes "
+            f"{model.__qualname__}; leave `model` out of the contract, or annotate the function with it"
+        )
+    import msgspec
+
+    return msgspec.structs.replace(contract, model=model)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from onceward.app.app import Consumer, Onceward, Producer
+from onceward.app.app import Consumer, Onceward, Producer, consumers_of
 from onceward.task.exceptions import ConfigurationError
 from onceward.task.mixins.consumer import AsyncConsumerTask, ConsumerTask
 from onceward.task.mixins.producer import AsyncProducerTask, ProducerTask
@@ -16,11 +16,20 @@ from onceward.transaction import Transaction
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sqlalchemy.engine import URL
+
     from onceward.task.report import Report
 
 
+Around = Callable[[Any], Any]
+
+
+def _as_it_is(connector: Any) -> Any:
+    return connector
+
+
 def task_class(consumer: Consumer) -> type[Any]:
-    """The task that a consumer's function stands for, with its name; `onceward verify` takes it, too."""
+    """The task that a consumer's function stands for, with its name. Evidence is bound to the function's module."""
     function, signature = consumer.function, consumer.signature
 
     if consumer.asynchronous:
@@ -37,18 +46,40 @@ def task_class(consumer: Consumer) -> type[Any]:
 
 
 def _body(consumer: Consumer, process: Callable[..., Any]) -> dict[str, Any]:
-    process.__wrapped__ = consumer.function  # type: ignore[attr-defined]  # whose code is what evidence is bound to
+    process.__wrapped__ = consumer.function  # type: ignore[attr-defined]
     return {
         "process_transaction": process,
         "contract": consumer.contract,
+        "verification": consumer.verification,
         "__module__": consumer.function.__module__,
+        "__qualname__": consumer.function.__qualname__,
         "__doc__": consumer.function.__doc__,
     }
 
 
+def in_an_app(thing: Any) -> tuple[Onceward, Consumer] | None:
+    """Where a decorated function, or a `Consumer`, is at home."""
+    found = consumers_of(thing.function if isinstance(thing, Consumer) else thing)
+    if isinstance(thing, Consumer):
+        found = [(app, each) for app, each in found if each is thing]
+    if len(found) > 1:
+        names = " or ".join(f"app.consumers.{each.name}" for _, each in found)
+        raise ConfigurationError(
+            f"{thing.__name__} is {len(found)} consumers; name one of them: MODULE:{names}"
+        )
+    return found[0] if found else None
+
+
+def as_task(thing: Any) -> Any:
+    """The task that a decorated function, or a `Consumer`, stands for; anything else as it is."""
+    found = in_an_app(thing)
+    return thing if found is None else task_class(found[1])
+
+
 @contextmanager
-def built(app: Onceward, consumer: Consumer) -> Iterator[ConsumerTask]:
-    """A task in threads, ready to consume."""
+def built(app: Onceward, consumer: Consumer, around: Around = _as_it_is) -> Iterator[ConsumerTask]:
+    """A task in threads, ready to consume. `around` may put something around its source."""
+    app.check()
     with ExitStack() as open_things:
         connector: Any = consumer.source.open(asynchronous=False)
         open_things.callback(connector.close)
@@ -64,7 +95,7 @@ def built(app: Onceward, consumer: Consumer) -> Iterator[ConsumerTask]:
             letters = DeadLetters(engine)
             letters.migrate()
             connector = WithDeadLetters(
-                connector, letters, consumer=consumer_id(consumer), origin=str(consumer.source)
+                connector, letters, consumer=consumer_id(consumer), origin=consumer.source.origin
             )
             if consumer.contract is not None:
                 from onceward.inbox import Inbox
@@ -73,12 +104,15 @@ def built(app: Onceward, consumer: Consumer) -> Iterator[ConsumerTask]:
                 inbox.migrate()
                 inbox.register(consumer.contract)
                 services["inbox"] = inbox
-        yield task_class(consumer)({"source": connector}, services)
+        yield task_class(consumer)({"source": around(connector)}, services)
 
 
 @asynccontextmanager
-async def built_async(app: Onceward, consumer: Consumer) -> AsyncIterator[AsyncConsumerTask]:
+async def built_async(
+    app: Onceward, consumer: Consumer, around: Around = _as_it_is
+) -> AsyncIterator[AsyncConsumerTask]:
     """A task in asyncio, ready to consume."""
+    app.check()
     async with AsyncExitStack() as open_things:
         connector: Any = consumer.source.open(asynchronous=True)
         open_things.push_async_callback(connector.close_async)
@@ -94,7 +128,7 @@ async def built_async(app: Onceward, consumer: Consumer) -> AsyncIterator[AsyncC
             letters = AsyncDeadLetters(engine)
             await letters.migrate()
             connector = AsyncWithDeadLetters(
-                connector, letters, consumer=consumer_id(consumer), origin=str(consumer.source)
+                connector, letters, consumer=consumer_id(consumer), origin=consumer.source.origin
             )
             if consumer.contract is not None:
                 from onceward.inbox import AsyncInbox
@@ -103,24 +137,31 @@ async def built_async(app: Onceward, consumer: Consumer) -> AsyncIterator[AsyncC
                 await inbox.migrate()
                 await inbox.register(consumer.contract)
                 services["inbox"] = inbox
-        yield task_class(consumer)({"source": connector}, services)
+        yield task_class(consumer)({"source": around(connector)}, services)
 
 
 def consumer_id(consumer: Consumer) -> str:
     return consumer.name if consumer.contract is None else consumer.contract.consumer_id
 
 
-def database_url(url: str, *, asynchronous: bool) -> Any:
-    """With the driver that the mode needs, unless the URL names one."""
+def database_url(url: str, *, asynchronous: bool) -> URL:
+    """With the driver that the mode needs, whichever the URL names."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
-        raise ConfigurationError(f"database: {url!r} is no URL of a database: {error}") from None
-    driver = {"sqlite": "sqlite+aiosqlite" if asynchronous else "sqlite", "postgresql": "postgresql+psycopg"}
-    return parsed.set(drivername=driver.get(parsed.drivername, parsed.drivername))
+    except (ArgumentError, ValueError):  # whose text may quote a password
+        raise ConfigurationError(
+            "the database is no URL; write sqlite:///shop.db or postgresql://user@host/name; / ? # @ of a password are "
+            "written %2F %3F %23 %40"
+        ) from None
+    sqlite = "sqlite+aiosqlite" if asynchronous else "sqlite"
+    drivers = {"sqlite": sqlite, "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+    name = parsed.drivername.partition("+")[0]
+    if name not in drivers:
+        raise ConfigurationError(f"the database of an app is sqlite or postgresql, not {name}")
+    return parsed.set(drivername=drivers[name])
 
 
 # ── producing ───────────────────────────────────────────────────────────────────────────────────────────
@@ -142,7 +183,7 @@ def produce(producer: Producer, args: Iterable[Any], kwargs: dict[str, Any]) -> 
         result = producer.function(*args, **kwargs)
         given = result if inspect.isgenerator(result) else [result]
         return _Send({"sink": connector}).produce_transactions(
-            (_transaction(each) for each in given), producer.policy
+            (_transaction(each) for each in given if each is not None), producer.policy
         )
     finally:
         connector.close()
@@ -156,9 +197,10 @@ async def produce_async(producer: Producer, args: Iterable[Any], kwargs: dict[st
         async def given() -> AsyncIterator[Transaction]:
             if inspect.isasyncgen(result):
                 async for each in result:
-                    yield _transaction(each)
-            else:
-                yield _transaction(await result)
+                    if each is not None:
+                        yield _transaction(each)
+            elif (value := await result) is not None:
+                yield _transaction(value)
 
         return await _AsyncSend({"sink": connector}).produce_transactions(given(), producer.policy)
     finally:
@@ -166,10 +208,17 @@ async def produce_async(producer: Producer, args: Iterable[Any], kwargs: dict[st
 
 
 def _transaction(value: Any) -> Transaction:
-    if isinstance(value, Transaction):
-        return value
-    if hasattr(value, "model_dump"):
-        return Transaction(payload=value.model_dump(mode="json"))
+    """A payload in plain data: models are for the functions at both ends."""
     import msgspec
 
-    return Transaction(payload=msgspec.to_builtins(value))
+    return (
+        value
+        if isinstance(value, Transaction)
+        else Transaction(payload=msgspec.to_builtins(value, enc_hook=_dumped))
+    )
+
+
+def _dumped(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    raise TypeError(f"{type(value).__qualname__} cannot be sent; a payload is plain data, or a model of it")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
-from onceward.fitting import fitted
+import msgspec
+
+from onceward.fitting import contains_pydantic, fitted, is_typed_dict, validator
 from onceward.task.exceptions import ConfigurationError, ExceptionCategory, TransactionException
 from onceward.transaction import Transaction
+
+ANYTHING = (Any, object, dict, inspect.Parameter.empty)
+"""Annotations that ask for the payload as it came."""
 
 
 class Signature:
@@ -21,13 +26,43 @@ class Signature:
     def __init__(self, function: Callable[..., Any], *, session: bool) -> None:
         self.name = function.__name__
         hints = _hints(function)
-        self._payload: str | None = None
         self._transaction: str | None = None
         self._session: str | None = None
-        self.model: Any = None
-        for parameter in inspect.signature(function).parameters.values():
-            self._take(parameter, hints.get(parameter.name))
+        rest = [
+            each for each in inspect.signature(function).parameters.values() if not self._takes(each, hints)
+        ]
+        self._payload = self._payload_among(rest)
         self._check(session)
+        hint = hints.get(self._payload or "", Any)
+        self.model: Any = None if hint in ANYTHING else hint
+        self._fit = None if self.model is None else Fit(self.model, self.name)
+
+    def _takes(self, parameter: inspect.Parameter, hints: dict[str, Any]) -> bool:
+        """Whether it is the transaction or the session."""
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
+            raise ConfigurationError(f"{self.name} takes {stars}{parameter.name}; name what it takes")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise ConfigurationError(
+                f"{self.name} takes {parameter.name} by position only; parameters are given by name: remove the `/`"
+            )
+        if hints.get(parameter.name) is Transaction:
+            self._transaction = parameter.name
+        elif parameter.name == "session":
+            self._session = parameter.name
+        else:
+            return False
+        return True
+
+    def _payload_among(self, rest: list[inspect.Parameter]) -> str | None:
+        """The one without a default; parameters that have one may be there for those who call it otherwise."""
+        needed = [each.name for each in rest if each.default is each.empty]
+        if len(needed) > 1:
+            raise ConfigurationError(
+                f"{self.name} has {len(needed)} parameters for a payload: {', '.join(needed)}; a consumer takes one, "
+                "and `session` and a `Transaction` if it wants"
+            )
+        return next(iter(needed or [each.name for each in rest]), None)
 
     def _check(self, session: bool) -> None:
         if session and self._session is None:
@@ -41,55 +76,60 @@ class Signature:
                 "database"
             )
 
-    def _take(self, parameter: inspect.Parameter, hint: Any) -> None:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise ConfigurationError(f"{self.name} takes *{parameter.name}; name what it takes")
-        if hint is Transaction:
-            self._transaction = parameter.name
-        elif parameter.name == "session":
-            self._session = parameter.name
-        elif self._payload is None:
-            self._payload = parameter.name
-            self.model = None if hint in (Any, None, dict, object) else hint
-        elif parameter.default is parameter.empty:
-            raise ConfigurationError(
-                f"{self.name} has two parameters for a payload, {self._payload} and {parameter.name}; a consumer takes "
-                "one, and `session` and a `Transaction` if it wants"
-            )
-
     def arguments(self, transaction: Transaction, session: Any = None) -> dict[str, Any]:
         """By name. A payload that does not fit is refused for good."""
         given: dict[str, Any] = {}
         if self._payload is not None:
-            given[self._payload] = self._fitted(transaction)
+            payload = transaction.payload
+            given[self._payload] = payload if self._fit is None else self._fit(payload)
         if self._transaction is not None:
             given[self._transaction] = transaction
         if self._session is not None:
             given[self._session] = session
         return given
 
-    def _fitted(self, transaction: Transaction) -> Any:
-        if self.model is None or _is_one(transaction.payload, self.model):
-            return transaction.payload  # an inbox has made it already
-        value, problem, cause = fitted(self.model, transaction.payload)
+
+class Fit:
+    """Puts payloads into the type that a function's parameter is annotated with."""
+
+    def __init__(self, model: Any, function: str) -> None:
+        self._model = model
+        self._function = function
+        plain = isinstance(model, type) and get_origin(model) is None
+        self._name = model.__qualname__ if plain else str(model)
+        self._class = model if plain and not is_typed_dict(model) else None
+        try:
+            self._validate = _validator(model)
+        except Exception as error:
+            raise ConfigurationError(
+                f"{function} takes {self._name}, which no payload can be made into; annotate it with a pydantic "
+                "model, a msgspec Struct, a dataclass, a TypedDict, or a plain type such as dict or list[str]"
+            ) from error
+
+    def __call__(self, payload: Any) -> Any:
+        if self._class is not None and type(payload) is self._class:
+            return payload  # it is one; or an inbox has made it already
+        value, problem, cause = fitted(self._model, payload, self._validate)
         if problem is not None:
-            model = getattr(self.model, "__qualname__", self.model)
             raise TransactionException(
-                f"the payload does not fit {model} of {self.name}: {problem}",
+                f"the payload does not fit {self._name} of {self._function}: {problem}",
                 category=ExceptionCategory.BUSINESS,
             ) from cause
         return value
 
 
-def _is_one(payload: Any, model: Any) -> bool:
-    return isinstance(model, type) and isinstance(payload, model)
+def _validator(model: Any) -> Callable[[Any], Any]:
+    """A type that cannot be made is found out when the function is decorated, not when the first message comes."""
+    if not contains_pydantic(model):
+        msgspec.json.schema(model)  # which knows exactly the types that msgspec makes
+    return validator(model)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
-        return get_type_hints(function)
-    except NameError as error:
+        return get_type_hints(function, include_extras=True)
+    except Exception as error:
         raise ConfigurationError(
             f"the annotations of {function.__name__} cannot be read: {error}; what a consumer is annotated with must "
-            "be importable where it is defined"
+            "be importable where it is defined, and not only for type checkers"
         ) from error

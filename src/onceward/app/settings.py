@@ -8,40 +8,51 @@ database = "sqlite:///shop.db"                      onceward.toml, or [tool.once
 from __future__ import annotations
 
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, ValidationError
+from pydantic import BeforeValidator, Field, PositiveInt, ValidationError
 
 from onceward.task.exceptions import ConfigurationError
-from onceward.task.mixins.policies import Policy, Seconds
+from onceward.task.mixins.policies import OptionalCount, Policy, Seconds, none_from_text
 
 PREFIX = "ONCEWARD_"
-FOREIGN = ("ONCEWARD_TEST_", "ONCEWARD_BOUNDARY_")
+FOREIGN = ("ONCEWARD_TEST_", "ONCEWARD_BOUNDARY_", "ONCEWARD_TRACE_")
 """Variables of other parts."""
+INJECTED = re.compile(r"_SERVICE_(HOST|PORT\w*)$|_PORT(_\d+_\w+)?$")
+"""What Kubernetes gives every container for a service that is called onceward-something."""
+
+
+OptionalText = Annotated[str | None, BeforeValidator(none_from_text)]
 
 
 class ConsumerSettings(Policy):
     """What a deployment may change of one consumer."""
 
-    source: str | None = Field(default=None, description="Another source than the code names, by URL.")
+    source: OptionalText = Field(default=None, description="Another source than the code names, by URL.")
     policy: dict[str, Any] | None = Field(default=None, description="Fields of its policy.")
 
 
 class AppSettings(Policy):
-    database: str | None = Field(default=None, description="Of inbox and dead letters, as an SQLAlchemy URL.")
+    database: OptionalText = Field(
+        default=None,
+        description="Of inbox and dead letters: sqlite:///shop.db or postgresql://user@host/name.",
+    )
     env: str = Field(
         default="development", description="`production` asks for evidence: see onceward verify."
     )
     processes: PositiveInt = Field(default=1, description="Worker processes.")
-    concurrency: PositiveInt | None = Field(
+    concurrency: OptionalCount = Field(
         default=None, description="Transactions in flight, for each consumer of each process."
     )
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    health: str | None = Field(default=None, description="HOST:PORT of /livez, /readyz, /progress, /metrics.")
+    health: OptionalText = Field(
+        default=None, description="HOST:PORT of /livez, /readyz, /progress, /metrics."
+    )
     grace: Seconds = Field(default=30.0, description="Seconds that work in flight has to end when stopping.")
     stalled_after: Seconds = Field(
         default=300.0,
@@ -57,9 +68,43 @@ class Resolved:
         self.settings = settings
         self.origins = origins
 
+    def with_these(self, given: Mapping[str, Any], origin: str) -> Resolved:
+        """With values that win over all others."""
+        origins = {**self.origins, **dict.fromkeys(given, origin)}
+        try:
+            return Resolved(AppSettings.model_validate({**self.settings.model_dump(), **given}), origins)
+        except ValidationError as error:
+            raise ConfigurationError(_told(error, origins)) from None
+
+    def of_consumer(self, name: str) -> ConsumerSettings:
+        """What is changed of one consumer. Variables know neither capital letters nor hyphens."""
+        known = self.settings.consumers
+        return known.get(name) or known.get(in_variables(name)) or ConsumerSettings()
+
+    def check_consumers(self, names: Iterable[str]) -> None:
+        """Refuse settings of consumers that there are not: a mistyped name would change nothing, and tell nobody."""
+        names = list(names)
+        known = {*names, *map(in_variables, names)}
+        for origin, consumer in self._strangers(known):
+            raise ConfigurationError(
+                f"{origin}: there is no consumer {consumer!r}; there is {', '.join(names) or 'none'}"
+            )
+
+    def _strangers(self, known: set[str]) -> Iterator[tuple[str, str]]:
+        for path, origin in self.origins.items():
+            first, _, rest = path.partition(".")
+            consumer = rest.partition(".")[0]
+            if first == "consumers" and consumer not in known:
+                yield origin, consumer
+
     def rows(self) -> list[tuple[str, Any, str]]:
         """Name, value and origin of everything, in the order of the fields."""
         return list(_rows(self.settings.model_dump(), self.origins))
+
+
+def in_variables(name: str) -> str:
+    """A consumer's name as it is in the name of a variable, in lower case."""
+    return name.lower().replace("-", "_")
 
 
 def resolve(
@@ -83,28 +128,32 @@ def _layers(
     keywords: Mapping[str, Any], environ: Mapping[str, str], directory: Path
 ) -> list[tuple[str, dict[str, Any]]]:
     """From the weakest to the strongest."""
-    layers = [(str(file.name), tree) for file, tree in _files(directory)]
+    layers = _files(directory)
     for name, text in environ.items():
-        if name.startswith(PREFIX) and not name.startswith(FOREIGN):
+        if name.startswith(PREFIX) and not name.startswith(FOREIGN) and not INJECTED.search(name):
             layers.append((name, _nested(name.removeprefix(PREFIX).lower().split("__"), text)))
     given = {name: value for name, value in keywords.items() if value is not None}
     return [*layers, ("keyword", given)]
 
 
-def _files(directory: Path) -> list[tuple[Path, dict[str, Any]]]:
-    found = []
-    for name, path in (("pyproject.toml", ("tool", "onceward")), ("onceward.toml", ())):
-        file = directory / name
-        if not file.is_file():
-            continue
-        try:
-            tree: Any = tomllib.loads(file.read_text("utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"{file} is not valid TOML: {error}") from None
-        for part in path:
-            tree = tree.get(part, {})
-        found.append((file, tree))
-    return found
+def _files(directory: Path) -> list[tuple[str, dict[str, Any]]]:
+    project, own = _read(directory / "pyproject.toml"), _read(directory / "onceward.toml")
+    tools = project.get("tool", {})
+    section = tools.get("onceward", {}) if isinstance(tools, dict) else {}
+    if not isinstance(section, dict):
+        raise ConfigurationError("pyproject.toml: tool.onceward is no table; write [tool.onceward]")
+    return [("pyproject.toml", section), ("onceward.toml", own)]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def _nested(path: list[str], text: str) -> dict[str, Any]:
@@ -119,22 +168,29 @@ def _merge(
 ) -> None:
     for name, value in layer.items():
         path = f"{at}{name}"
-        if isinstance(value, Mapping):
-            node = tree.setdefault(name, {})
-            if not isinstance(node, dict):
-                raise ConfigurationError(f"{origin}: {path} is a table here and a value elsewhere")
-            _merge(node, value, origin, origins, f"{path}.")
+        is_table = isinstance(value, Mapping)
+        if name in tree and isinstance(tree[name], dict) is not is_table:
+            raise ConfigurationError(
+                f"{origin}: {path} is {'a table' if is_table else 'a value'} here, and not elsewhere"
+            )
+        if is_table:
+            _merge(tree.setdefault(name, {}), value, origin, origins, f"{path}.")
         else:
             tree[name] = value
             origins[path] = origin
 
 
 def _told(error: ValidationError, origins: Mapping[str, str]) -> str:
+    """Without the values: they may be URLs with passwords."""
     problems = []
-    for problem in error.errors(include_url=False, include_context=False):
+    for problem in error.errors(include_url=False, include_context=False, include_input=False):
         path = ".".join(str(part) for part in problem["loc"])
         origin = next((origins[at] for at in origins if at == path or at.startswith(f"{path}.")), "settings")
-        problems.append(f"{origin}: {path}: {problem['msg']}")
+        known = AppSettings if len(problem["loc"]) == 1 else ConsumerSettings
+        what = problem["msg"]
+        if problem["type"] == "extra_forbidden":
+            what = f"there is no such setting; there is {', '.join(known.model_fields)}"
+        problems.append(f"{origin}: {path}: {what}")
     return "; ".join(problems)
 
 

@@ -1,143 +1,267 @@
 """Where messages come from and go to, by URL.
 
-    sqlite:///orders.db?lease=30&max_deliveries=5           a queue in a file
-    redis://localhost:6379/0/orders?group=billing           a stream of a Redis database (0 may be left out)
-    boundary+http://localhost:7700?consumer=billing         a boundary, under a durable name
+    sqlite:///orders.db?lease=30&max_deliveries=5           a queue in a file; sqlite:////var/lib/orders.db
+    redis://localhost:6379/0/orders?group=billing           a stream of a Redis database (0 may be left out); rediss://
+    boundary+http://localhost:7700?consumer=billing         a boundary, under a durable name; boundary+https:// with
+                                                            ca=…&cert=…&key=…; a sink has from_zone=…&to_zone=…
     memory://orders                                         within this process, for tests
 
-What stands behind the question mark are the settings of the connector, by the names its class has.
+What stands behind the question mark are the settings of the connector, by the names its class has. A URL is checked
+as a whole when it is read; nothing is opened then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import re
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from onceward.connectors.rules import LeaseRules
 from onceward.task.exceptions import ConfigurationError
 
-NUMBERS = {"lease": float, "redelivery_delay": float, "max_deliveries": int, "maxlen": int, "timeout": float}
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-_memories: dict[tuple[str, bool], Any] = {}
+NUMBERS: Mapping[str, tuple[type, str]] = {
+    "lease": (float, "a number of seconds"),
+    "redelivery_delay": (float, "a number of seconds"),
+    "max_deliveries": (int, "a whole number"),
+    "maxlen": (int, "a whole number"),
+}
+CREDENTIALS = re.compile(r"(?i)(pass|pwd|secret|token|credential)")
+"""Names of settings whose values are never shown, though no source has one of them."""
 
 
 class Address:
-    """A URL that names a source, taken apart."""
+    """A URL that names a source, taken apart. Its text is without a password."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, sink: bool = False) -> None:
         self.url = url
+        self.sink = sink
+        self.scheme = url.partition("://")[0] if isinstance(url, str) and "://" in url else ""
+        if self.scheme not in _KINDS:
+            raise ConfigurationError(
+                f"{shown_url(str(url))!r} is no {self.role}: its URL begins with "
+                f"{', '.join(f'{name}://' for name in _KINDS)}"
+            )
         try:
             parts = urlsplit(url)
             self.port = parts.port
-        except ValueError as error:
-            raise ConfigurationError(f"{url!r} is no URL: {error}") from None
-        self.scheme = parts.scheme
-        if self.scheme not in _KINDS:
-            raise ConfigurationError(
-                f"{url!r} is no source: its URL begins with {', '.join(f'{name}://' for name in _KINDS)}"
+        except ValueError:  # whose text may quote a password
+            self._refuse(
+                "it is no URL: the port is no number, or the host is none; / ? # @ of a password are written %2F %3F "
+                "%23 %40"
             )
-        self.place = f"{parts.netloc}{unquote(parts.path)}"
+        if parts.fragment:
+            self._refuse("it has a #; write %23 where that is part of a name or a password")
         self.netloc = parts.netloc
+        self.hostname = parts.hostname or ""
         self.path = unquote(parts.path)
-        self.settings = _settings(url, parts.query)
+        self.place = f"{parts.netloc}{self.path}"
+        self.settings = self._settings(parts.query)
+        self._check_rules()
+        _KINDS[self.scheme].check(self)
+
+    @property
+    def role(self) -> str:
+        return "sink" if self.sink else "source"
+
+    @property
+    def kind(self) -> str:
+        """sqlite, redis, boundary or memory."""
+        return _KINDS[self.scheme].name
+
+    @property
+    def origin(self) -> str:
+        """Where it is, without settings: dead letters go by it."""
+        return str(self).partition("?")[0]
 
     def open(self, *, asynchronous: bool) -> Any:
         """A connector, which is the caller's to close."""
-        make, takes = _KINDS[self.scheme]
-        unknown = self.settings.keys() - takes
-        if unknown:
-            raise ConfigurationError(
-                f"{self.url!r}: {self.scheme} has no setting {', '.join(sorted(unknown))}; it has "
-                f"{', '.join(sorted(takes))}"
-            )
-        return make(self, asynchronous)
+        return _KINDS[self.scheme].open(self, asynchronous)
 
     def __str__(self) -> str:
-        """Without a password."""
-        user, at, _ = self.netloc.rpartition("@")
-        shown = f"{user.partition(':')[0]}:***" if ":" in user else user
-        return self.url.replace(f"{user}{at}", f"{shown}{at}", 1)
+        return shown_url(self.url)
 
+    def _refuse(self, problem: str) -> Any:
+        raise ConfigurationError(f"the {self.role} {shown_url(self.url)!r}: {problem}")
 
-def _settings(url: str, query: str) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        kind = NUMBERS.get(name, str)
+    def _settings(self, query: str) -> dict[str, Any]:
+        takes = _KINDS[self.scheme].takes
+        settings: dict[str, Any] = {}
+        for name, value in parse_qsl(query, keep_blank_values=True):
+            if name not in takes:
+                self._refuse(f"{self.scheme} has no setting {name!r}; it has {', '.join(sorted(takes))}")
+            if name in settings:
+                self._refuse(f"it has {name} twice; leave out one of them")
+            settings[name] = self._number(name, value) if name in NUMBERS else value
+            if not value:
+                self._refuse(f"{name} is empty; give it a value, or leave it out")
+        return settings
+
+    def _number(self, name: str, value: str) -> Any:
+        kind, wanted = NUMBERS[name]
         try:
-            settings[name] = kind(value)
+            return kind(value)
         except ValueError:
-            raise ConfigurationError(f"{url!r}: {name} must be a number, not {value!r}") from None
-    return settings
+            return self._refuse(f"{name} must be {wanted}, not {value!r}")
+
+    def _check_rules(self) -> None:
+        try:
+            LeaseRules(**{name: self.settings[name] for name in _RULES if name in self.settings})
+        except ConfigurationError as error:
+            self._refuse(str(error))
+        if self.settings.get("maxlen", 1) < 1:
+            self._refuse("maxlen must be 1 or more")
 
 
-def _sqlite(address: Address, asynchronous: bool) -> Any:
+def shown_url(url: str) -> str:
+    """Without passwords, also where the URL is none."""
+    head, question, query = url.partition("?")
+    scheme, colon, rest = head.partition("://")
+    user, at, host = rest.rpartition("@")
+    if at and scheme not in ("sqlite", "memory"):
+        name, has_password, _ = user.partition(":")
+        rest = f"{name}:***@{host}" if has_password else f"{user}@{host}"
+    shown = "&".join(_shown_setting(each) for each in query.split("&"))
+    return f"{scheme}{colon}{rest}{question}{shown}"
+
+
+def _shown_setting(setting: str) -> str:
+    name, equals, value = setting.partition("=")
+    return f"{name}{equals}{'***' if CREDENTIALS.search(name) else value}"
+
+
+# ── SQLite ──────────────────────────────────────────────────────────────────────────────────────────────
+
+SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
+
+
+def file_of(address: Address) -> str:
+    """The path of a queue in a file."""
+    return address.path.removeprefix("/")
+
+
+def _check_sqlite(address: Address) -> None:
+    if address.netloc or file_of(address) in ("", ":memory:") or file_of(address).endswith("/"):
+        address._refuse("it names no file; write sqlite:///orders.db, or sqlite:////var/lib/orders.db")
+    if "synchronous" in address.settings:
+        mode = address.settings["synchronous"] = address.settings["synchronous"].upper()
+        if mode not in SYNCHRONOUS:
+            address._refuse(f"synchronous must be one of {', '.join(SYNCHRONOUS)}, not {mode!r}")
+
+
+def _open_sqlite(address: Address, asynchronous: bool) -> Any:
     from onceward.connectors.sqlite import AsyncSqliteConnector, SqliteConnector
 
-    path = address.path.removeprefix("/")
-    if address.netloc or not path:
-        raise ConfigurationError(
-            f"{address.url!r} names no file; write sqlite:///orders.db, or sqlite:////var/lib/orders.db"
+    kind: Any = AsyncSqliteConnector if asynchronous else SqliteConnector
+    return kind(file_of(address), **address.settings)
+
+
+# ── Redis ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def stream_of(address: Address) -> tuple[str, str]:
+    """The URL of the server, with its database, and the name of the stream."""
+    database, _, stream = address.path.strip("/").rpartition("/")
+    return f"{address.scheme}://{address.netloc}/{database or 0}", stream
+
+
+def _check_redis(address: Address) -> None:
+    database, _, stream = address.path.strip("/").rpartition("/")
+    if not stream or (not database and stream.isdecimal()) or (database and not database.isdecimal()):
+        address._refuse(
+            "it names no stream; write redis://localhost:6379/orders?group=billing, or with the number of a database "
+            "redis://localhost:6379/0/orders?group=billing"
         )
-    return (AsyncSqliteConnector if asynchronous else SqliteConnector)(path, **address.settings)
+    if not address.hostname:
+        address._refuse("it names no host; write redis://localhost:6379/orders")
 
 
-def _redis(address: Address, asynchronous: bool) -> Any:
-    with _needs("redis", "redis"):
+def _open_redis(address: Address, asynchronous: bool) -> Any:
+    with _needing("redis", "redis"):
         from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector
 
-    database, _, stream = address.path.strip("/").rpartition("/")
-    if not stream or (database and not database.isdecimal()):
-        raise ConfigurationError(
-            f"{address.url!r} names no stream; write redis://localhost:6379/orders?group=billing"
-        )
-    url = f"{address.scheme}://{address.netloc}/{database or 0}"
-    kind = AsyncRedisStreamsConnector if asynchronous else RedisStreamsConnector
-    return kind(url, stream, **address.settings)
+    server, stream = stream_of(address)
+    kind: Any = AsyncRedisStreamsConnector if asynchronous else RedisStreamsConnector
+    return kind(server, stream, **address.settings)
 
 
-def _boundary(address: Address, asynchronous: bool) -> Any:
-    with _needs("connectrpc", "boundary"):
-        from onceward.boundary import AsyncBoundaryClient, BoundaryClient
-        from onceward.connectors.boundary import AsyncBoundaryConnector, BoundaryConnector
+# ── a boundary ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def boundary_of(address: Address) -> str:
+    """Its own URL."""
+    return f"{address.scheme.removeprefix('boundary+')}://{address.place.rstrip('/')}"
+
+
+def _check_boundary(address: Address) -> None:
+    given = address.settings.keys()
+    if not address.hostname:
+        address._refuse("it names no host; write boundary+http://localhost:7700?consumer=billing")
+    if not address.sink and "consumer" not in given:
+        address._refuse("a source needs a durable name for its cursor: add ?consumer=NAME")
+    if address.sink and not given >= {"from_zone", "to_zone"}:
+        address._refuse("a sink says from where to where facts go: add ?from_zone=HERE&to_zone=THERE")
+    if 0 < len(given & _FILES) < len(_FILES):
+        address._refuse("a certificate needs all of ca, cert and key")
+    if given & _FILES and address.scheme == "boundary+http":
+        address._refuse("there are no certificates without TLS; write boundary+https://")
+
+
+def _open_boundary(address: Address, asynchronous: bool) -> Any:
+    with _needing("connectrpc", "boundary"), _needing("pyqwest", "boundary"):
+        from onceward.app.boundaries import open_boundary
 
     settings = dict(address.settings)
-    url = f"{address.scheme.removeprefix('boundary+')}://{address.place}"
     consumer = settings.pop("consumer", None)
-    if asynchronous:
-        return AsyncBoundaryConnector(AsyncBoundaryClient(url), consumer, **settings)
-    return BoundaryConnector(BoundaryClient(url), consumer, **settings)
+    tls = {name: settings.pop(name) for name in _FILES & settings.keys()}
+    return open_boundary(boundary_of(address), consumer, tls, settings, asynchronous=asynchronous)
 
 
-def _memory(address: Address, asynchronous: bool) -> Any:
-    """One for each name, so that a producer's sink is a consumer's source."""
-    from onceward.connectors.memory import AsyncMemoryConnector, MemoryConnector
-
-    key = (address.place, asynchronous)
-    if key not in _memories:
-        _memories[key] = (AsyncMemoryConnector if asynchronous else MemoryConnector)(**address.settings)
-    return _memories[key]
+# ── memory ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _needs:
-    def __init__(self, package: str, extra: str) -> None:
-        self._package, self._extra = package, extra
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == self._package:
-            raise ConfigurationError(
-                f"this source needs {self._package}: pip install 'onceward[{self._extra}]'"
-            ) from error
+def _check_memory(address: Address) -> None:
+    if not address.place:
+        address._refuse("it has no name; write memory://orders")
 
 
-_RULES = {"lease", "max_deliveries", "redelivery_delay", "on_failure"}
-_FACTS = {"consumer", "from_zone", "to_zone", "max_deliveries", "redelivery_delay", "on_failure"}
-_KINDS: dict[str, tuple[Callable[[Address, bool], Any], set[str]]] = {
-    "sqlite": (_sqlite, _RULES | {"synchronous"}),
-    "redis": (_redis, _RULES | {"group", "maxlen"}),
-    "rediss": (_redis, _RULES | {"group", "maxlen"}),
-    "boundary+http": (_boundary, _FACTS),
-    "boundary+https": (_boundary, _FACTS),
-    "memory": (_memory, _RULES),
+def _open_memory(address: Address, asynchronous: bool) -> Any:
+    from onceward.app.memories import open_memory
+
+    return open_memory(address.place, address.settings, asynchronous=asynchronous)
+
+
+@contextmanager
+def _needing(package: str, extra: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        raise ConfigurationError(f"this source needs {package}: pip install 'onceward[{extra}]'") from error
+
+
+class _Kind(NamedTuple):
+    name: str
+    check: Callable[[Address], None]
+    open: Callable[[Address, bool], Any]
+    takes: frozenset[str]
+
+
+_RULES = frozenset(("lease", "max_deliveries", "redelivery_delay", "on_failure"))
+_FILES = frozenset(("ca", "cert", "key"))
+_FACTS = frozenset(("consumer", "from_zone", "to_zone")) | _FILES | _RULES
+_REDIS = _Kind("redis", _check_redis, _open_redis, _RULES | {"group", "maxlen"})
+_BOUNDARY = _Kind("boundary", _check_boundary, _open_boundary, _FACTS)
+_KINDS = {
+    "sqlite": _Kind("sqlite", _check_sqlite, _open_sqlite, _RULES | {"synchronous"}),
+    "redis": _REDIS,
+    "rediss": _REDIS,
+    "boundary+http": _BOUNDARY,
+    "boundary+https": _BOUNDARY,
+    "memory": _Kind("memory", _check_memory, _open_memory, _RULES),
 }

@@ -2,50 +2,75 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-from onceward.cli.audit import audit
-from onceward.cli.boundary import boundary
-from onceward.cli.consumers import consumers
-from onceward.cli.demo.command import demo
-from onceward.cli.dlq import dlq
-from onceward.cli.inbox import inbox
-from onceward.cli.verify import VERIFY_EXAMPLES, verify
+from onceward.cli.completion import prepare
+from onceward.cli.lazily import LazyGroup, Named
 
-DEMO_EXAMPLES = """
-Examples:
+COMMANDS = {
+    "demo": Named(
+        "onceward.cli.demo.command:demo", "Produce, consume, crash and balance some thousand orders."
+    ),
+    "new": Named(
+        "onceward.cli.new:new",
+        "Write a small project: a producer, a consumer with a contract and its proof, settings, dashboards.",
+    ),
+    "run": Named("onceward.cli.run:run", "Run the consumers of an app, until told to stop."),
+    "verify": Named("onceward.cli.verify:verify", "Prove that a consumer keeps its contract."),
+    "config": Named("onceward.cli.config:config", "Show every setting, and where its value came from."),
+    "explain": Named(
+        "onceward.cli.explain:explain",
+        "Say what each consumer guarantees, its weakest link, and what would mend it.",
+    ),
+    "balance": Named(
+        "onceward.cli.balance:balance",
+        "Check that every message is accounted for: applied, waiting, dead or dropped.",
+    ),
+    "trace": Named(
+        "onceward.cli.trace:trace",
+        "Print what happened to a transaction, in all its processes: spans, retries and waits.",
+    ),
+    "inbox": Named("onceward.cli.inbox:inbox", "The inbox's tables: make them, look into them, purge them."),
+    "consumers": Named("onceward.cli.consumers:consumers", "Who consumes, and under which contract."),
+    "dlq": Named(
+        "onceward.cli.dlq:dlq", "Dead letters: what failed for good. See it, mend it, send it again."
+    ),
+    "audit": Named(
+        "onceward.cli.audit:audit", "What operators did: append-only, and each row sealed by the next."
+    ),
+    "boundary": Named(
+        "onceward.cli.boundary:boundary",
+        "A durable log of facts with named cursors: serve it, append, fetch, confirm.",
+    ),
+    "completion": Named(
+        "onceward.cli.completion:completion",
+        "Print the script that makes the tab key complete commands and options.",
+    ),
+}
+"""With the first sentence of each one's help: nothing is loaded for a list of them."""
 
-- `onceward demo` to watch it
 
-- `onceward demo --orders 20000 --workers 4` for a longer look
+class Commands(LazyGroup):
+    named = COMMANDS
 
-- `onceward demo --data ./demo` to look into the queue and the ledger afterwards
-
-- `onceward demo --json | jq .balance` for machines
-"""
 
 app = typer.Typer(
     name="onceward",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("demo", epilog=DEMO_EXAMPLES)(demo)
-app.add_typer(inbox, name="inbox")
-app.add_typer(consumers, name="consumers")
-app.add_typer(dlq, name="dlq")
-app.add_typer(audit, name="audit")
-app.add_typer(boundary, name="boundary")
-app.command("verify", epilog=VERIFY_EXAMPLES)(verify)
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"onceward {version('onceward')}")
         raise typer.Exit
 
@@ -63,4 +88,5 @@ def onceward(
 
 def main() -> None:
     """Run the command that the arguments name."""
+    prepare()
     app()

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 VERIFY_EXAMPLES = """
 Examples:
 
-- `onceward verify shop.billing:Bill` with what the class says in its `verification`
+- `onceward verify shop:charge` a function of an app, with what is said in its `verification`; or its class
+
+- `onceward verify shop:app.consumers.charge` the same, by the name that the app knows it by
 
 - `onceward verify shop.billing:Bill --events orders.jsonl --database postgresql://user@host/name` on PostgreSQL
 
@@ -36,7 +38,10 @@ Examples:
 def verify(
     consumer: Annotated[
         str,
-        typer.Argument(metavar="MODULE:CLASS", help="The consumer's class, or a handler of inbox.process."),
+        typer.Argument(
+            metavar="MODULE:NAME",
+            help="The consumer: a function of an app, a class, or a handler of inbox.process.",
+        ),
     ],
     contract: Annotated[
         str | None,
@@ -100,7 +105,7 @@ def verify(
 
     asks = env is not None and is_production(env)
     with _refusing(as_json):
-        subject = loaded(consumer)
+        subject, database = _subject(loaded(consumer), database)
         if (keep or asks) and database is None:
             fail(
                 f"{'--record' if keep else '--env'} needs --database: evidence is kept there",
@@ -151,6 +156,17 @@ def _refusing(as_json: bool) -> Iterator[None]:
 
 
 # ── what is named ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _subject(named: Any, database: str | None) -> tuple[Any, str | None]:
+    """A function of an app stands for a class, and has the app's database."""
+    from onceward.app.building import in_an_app, task_class
+
+    found = in_an_app(named)
+    if found is None:
+        return named, database
+    app, consumer = found
+    return task_class(consumer), database or app.settings.database
 
 
 def _contract_of(subject: Any) -> Any:

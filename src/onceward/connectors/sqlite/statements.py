@@ -6,7 +6,24 @@ while it is leased. The index keeps a fetch at the cost of its batch, however ma
 
 APPLICATION_ID = 0x6F6E6377
 """Marks a file as ours ("oncw"), so that somebody else's database is not taken for a queue."""
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+
+TALLIES = """
+    CREATE TABLE tallies (
+        one INTEGER PRIMARY KEY CHECK (one = 1),
+        appended INTEGER NOT NULL,
+        done INTEGER NOT NULL,
+        moved INTEGER NOT NULL
+    )
+"""
+"""What has become of messages that are here no more. `moved` are dead letters that were taken elsewhere. So
+
+    appended = messages + dead letters + done + moved
+
+whatever crashes, and `onceward balance` finds out if somebody has removed one."""
+BEGIN_TALLIES = """
+    INSERT INTO tallies SELECT 1, (SELECT count(*) FROM messages) + (SELECT count(*) FROM dead_letters), 0, 0
+"""
 
 SCHEMA = (
     """
@@ -38,6 +55,8 @@ SCHEMA = (
         history TEXT NOT NULL DEFAULT ''
     )
     """,
+    TALLIES,
+    BEGIN_TALLIES,
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
@@ -47,7 +66,8 @@ UPGRADES = {
         "ALTER TABLE messages ADD COLUMN history TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE dead_letters ADD COLUMN history TEXT NOT NULL DEFAULT ''",
         "PRAGMA user_version = 2",
-    )
+    ),
+    2: (TALLIES, BEGIN_TALLIES, "PRAGMA user_version = 3"),
 }
 """From each version to the next."""
 
@@ -104,3 +124,13 @@ DEAD_LETTERS = """
     FROM dead_letters ORDER BY seq LIMIT ?
 """
 FORGET_DEAD = "DELETE FROM dead_letters WHERE seq = ? AND died_at = ?"
+
+COUNT_APPENDED = "UPDATE tallies SET appended = appended + ?"
+COUNT_DONE = "UPDATE tallies SET done = done + ?"
+COUNT_MOVED = "UPDATE tallies SET moved = moved + ?"
+TALLIED_SINCE = 3
+"""The version of the schema."""
+HELD = "SELECT (SELECT count(*) FROM messages), (SELECT count(*) FROM dead_letters)"
+BALANCE = """
+    SELECT appended, done, moved, (SELECT count(*) FROM messages), (SELECT count(*) FROM dead_letters) FROM tallies
+"""

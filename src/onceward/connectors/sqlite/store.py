@@ -25,7 +25,9 @@ class SqliteStore:
         return self._database.transaction(wait)
 
     def append(self, bodies: Sequence[bytes], now: float) -> None:
-        self._database.cursor.executemany(sql.APPEND, [(now, body) for body in bodies])
+        cursor = self._database.cursor
+        cursor.executemany(sql.APPEND, [(now, body) for body in bodies])
+        cursor.execute(sql.COUNT_APPENDED, (len(bodies),))
 
     def available(self, now: float, limit: int) -> Sequence[Row]:
         cursor = self._database.cursor
@@ -42,7 +44,10 @@ class SqliteStore:
         return [(key, token) for _, key, token in missed]
 
     def remove(self, deliveries: Sequence[Held]) -> Sequence[Held]:
-        return self._missed(sql.REMOVE, deliveries)
+        missed = self._missed(sql.REMOVE, deliveries)
+        if len(missed) < len(deliveries):
+            self._database.cursor.execute(sql.COUNT_DONE, (len(deliveries) - len(missed),))
+        return missed
 
     def give_back(self, key: int, token: int, visible_at: float) -> bool:
         return self._changed(sql.GIVE_BACK, visible_at, key, token)
@@ -80,7 +85,10 @@ class SqliteStore:
         return [DeadRow._make(row) for row in self._database.cursor.execute(sql.DEAD_LETTERS, (limit,))]
 
     def forget_dead(self, dead: Sequence[tuple[int, float]]) -> None:
-        self._database.cursor.executemany(sql.FORGET_DEAD, dead)
+        cursor = self._database.cursor
+        cursor.executemany(sql.FORGET_DEAD, dead)
+        if cursor.rowcount > 0:  # it may have been asked for before
+            cursor.execute(sql.COUNT_MOVED, (cursor.rowcount,))
 
     def close(self) -> None:
         self._database.close()

@@ -28,7 +28,7 @@ from pydantic import (
 from onceward.task.exceptions import ConfigurationError
 
 
-def _none_from_text(value: Any) -> Any:
+def none_from_text(value: Any) -> Any:
     # TOML has no null and the environment has only strings.
     if isinstance(value, str) and value.strip().lower() in ("", "none", "null"):
         return None
@@ -50,12 +50,12 @@ def _must_be_json(value: dict[str, Any]) -> dict[str, Any]:
 
 Timeout = Annotated[
     Annotated[float, Field(gt=0, allow_inf_nan=False)] | None,
-    BeforeValidator(_none_from_text),
+    BeforeValidator(none_from_text),
     Field(description="Seconds, or None for no limit."),
 ]
 Seconds = Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]
 Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
-OptionalCount = Annotated[PositiveInt | None, BeforeValidator(_none_from_text)]
+OptionalCount = Annotated[PositiveInt | None, BeforeValidator(none_from_text)]
 
 
 class Policy(BaseModel):
@@ -163,7 +163,7 @@ class FetchPolicy(Policy):
     extra: Annotated[dict[str, Any], BeforeValidator(from_json_text), AfterValidator(_must_be_json)] = Field(
         default_factory=dict, description="Keyword arguments for the connector's fetch."
     )
-    connector_name: Annotated[str | None, BeforeValidator(_none_from_text)] = Field(
+    connector_name: Annotated[str | None, BeforeValidator(none_from_text)] = Field(
         default=None, description="Which connector to fetch from; needed when a task has several."
     )
 
@@ -204,7 +204,7 @@ class ProducerLoopPolicy(Policy):
     batch: BatchPolicy = BatchPolicy()
     concurrency: ConcurrencyPolicy = ConcurrencyPolicy()
     timeout: Timeout = Field(default=None, description="Seconds the whole call may take.")
-    limit: Annotated[NonNegativeInt | None, BeforeValidator(_none_from_text)] = Field(
+    limit: Annotated[NonNegativeInt | None, BeforeValidator(none_from_text)] = Field(
         default=None, description="How many transactions to start at most; 0 is none, None is no limit."
     )
     transaction_timeout: Timeout = Field(

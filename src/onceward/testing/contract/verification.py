@@ -11,6 +11,7 @@ import msgspec
 from sqlalchemy import Engine
 
 from onceward import AsyncConsumerTask, ConsumerTask
+from onceward.app.building import as_task
 from onceward.inbox import Contract
 from onceward.task.base import BaseTask
 from onceward.task.exceptions import ConfigurationError
@@ -93,6 +94,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_of(consumer: Any, given: Mapping[str, Any]) -> Plan:
     """From what the class says itself, and what was given beside it, which goes before."""
+    consumer = as_task(consumer)
     asked = _asked(consumer, given)
     consumer = _as_class(consumer, asked)
     contract = _contract_of(consumer)

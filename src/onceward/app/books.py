@@ -1,0 +1,234 @@
+"""Conservation of messages: what was appended is applied, a duplicate, pending, dead, or dropped for a reason.
+
+    appended = applied + duplicate + pending + dead + dropped
+
+Numbers in, verdict out; who counts is in `counting`. A number that nobody can know is None, with the reason why, and
+what remains of the equation is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """What a source can count of one consumer. Before anybody looks into a database, all that ended is `done`."""
+
+    appended: int | None = None
+    done: int | None = None
+    """Acknowledged, and no dead letter that the source knows of."""
+    pending: int | None = None
+    """Waiting, in somebody's hands, or put off."""
+    dead: int | None = None
+    """Dead letters that the source itself keeps."""
+    moved: int | None = None
+    """Dead letters that were taken to a database. None: the source does not count them, and they are among the done."""
+    dropped: Mapping[str, int] = {}
+    """By reason."""
+    gone: int = 0
+    """No longer there; whether they were done before nobody can tell."""
+    has_copies: bool = True
+    """Whether one message may be there twice."""
+    untold: Mapping[str, str] = {}
+    """Why a number is not known, or not what it seems."""
+
+
+class Letters(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters of this consumer from this source, in the database."""
+
+    open: int = 0
+    redriven: int = 0
+    """Waiting to be tried again."""
+    resolved: int = 0
+    """Tried again, and done."""
+    discarded: int = 0
+    deaths: int = 0
+    """Of messages in the source; a copy that died makes no second letter."""
+    elsewhere: int = 0
+    """Deaths of messages of this consumer that came from another source, or the same by another name."""
+    purged: bool = False
+    """Some letters have been removed since, and nobody knows whose."""
+
+    @property
+    def count(self) -> int:
+        return self.open + self.redriven + self.resolved + self.discarded
+
+
+class Records(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the inbox, about this consumer."""
+
+    applied: int = 0
+    superseded: int = 0
+    """Dropped: a later event of the same thing had been applied already."""
+    duplicate: int | None = None
+    """None: it was not looked for the messages by their ids."""
+    unknown: tuple[str, ...] = ()
+    """Messages that were acknowledged, and are neither in the inbox nor dead."""
+    purged_before: str | None = None
+    """The first day that is kept; of earlier ones there may have been more."""
+
+
+class Balance(msgspec.Struct, frozen=True, kw_only=True):
+    """The account of one consumer."""
+
+    appended: int | None
+    applied: int | None
+    duplicate: int | None
+    """None: among the applied, if anywhere."""
+    pending: int | None
+    dead: int | None
+    dropped: Mapping[str, int]
+    gone: int
+    problems: tuple[str, ...]
+    """Why it does not hold."""
+    untold: Mapping[str, str]
+    """What cannot be told, and why."""
+
+    @property
+    def holds(self) -> bool:
+        return not self.problems
+
+
+def strike(source: Source, letters: Letters | None, records: Records | None) -> Balance:
+    """`letters` is None without a database, `records` without a contract."""
+    untold = dict(source.untold)
+    problems = list(_missing_in(source))
+    dead, pending, dropped = source.dead, source.pending, dict(source.dropped)
+    handled = source.done
+    if letters is not None:
+        problems += _missing_letters(source, letters, untold)
+        transit = max(letters.deaths - (source.moved or 0), 0) if source.moved is not None else 0
+        dead = _sum(dead, letters.open, -min(transit, dead or 0))
+        pending = _sum(pending, letters.redriven)
+        _put(dropped, "discarded by an operator", letters.discarded)
+        if source.moved is None:
+            handled = _sum(handled, letters.resolved - letters.count)
+        else:
+            handled = _sum(
+                handled, letters.resolved, max(min(letters.deaths, source.moved) - letters.count, 0)
+            )
+    elif source.moved:
+        untold["dead"] = f"{source.moved:,} more were moved to a database; name it to have them counted"
+    if records is None:
+        if handled is not None:
+            untold["duplicate"] = "without a contract nobody knows which of the applied were copies"
+        return _balance(source, handled, None, pending, dead, dropped, problems, untold)
+    _put(dropped, "superseded by a later event", records.superseded)
+    if records.unknown:
+        some = ", ".join(records.unknown[:5]) + (", …" if len(records.unknown) > 5 else "")
+        problems.append(
+            f"{_messages(len(records.unknown))} acknowledged, but neither applied nor dead: {some}"
+        )
+    applied, duplicate, pending = _split(source, records, handled, pending, problems, untold)
+    return _balance(source, applied, duplicate, pending, dead, dropped, problems, untold)
+
+
+def _split(
+    source: Source,
+    records: Records,
+    handled: int | None,
+    pending: int | None,
+    problems: list[str],
+    untold: dict[str, str],
+) -> tuple[int | None, int | None, int | None]:
+    """What was handled, into applied and duplicates."""
+    if records.duplicate is not None or handled is None:
+        return records.applied, records.duplicate, pending
+    known = records.applied + records.superseded
+    if records.purged_before is not None and known < handled:
+        untold["duplicate"] = (
+            f"records of events before {records.purged_before} were purged; applied and duplicate are counted together"
+        )
+        return handled - records.superseded, None, pending
+    if known <= handled and source.has_copies:
+        if known < handled:
+            untold["duplicate"] = "found by counting: a message that was acknowledged by hand looks the same"
+        return records.applied, handled - known, pending
+    if known < handled:
+        problems.append(
+            f"{_messages(handled - known)} confirmed, but neither applied nor dead: skipped by hand, or confirmed by "
+            "something without the inbox"
+        )
+        return records.applied, 0, pending
+    ahead = known - handled
+    if pending is not None and ahead <= pending:  # committed, and the source does not know it yet
+        if ahead:
+            untold["pending"] = f"{ahead:,} more are applied, and not acknowledged yet"
+        return records.applied, 0, pending - ahead
+    untold["applied"] = (
+        f"the inbox has {ahead - (pending or 0):,} records more than this source had messages: something else feeds "
+        "this consumer, too, or did"
+    )
+    return handled - records.superseded, 0, pending
+
+
+def _missing_in(source: Source) -> list[str]:
+    """The source's own books."""
+    parts = (source.done, source.pending, source.dead)
+    if source.appended is None or None in parts:
+        return []
+    found = (
+        sum(part or 0 for part in parts) + (source.moved or 0) + sum(source.dropped.values()) + source.gone
+    )
+    missing = source.appended - found
+    if missing > 0:
+        return [
+            f"{_messages(missing)} missing: {source.appended:,} were appended, and {found:,} are accounted for; "
+            "somebody has removed them without their being done"
+        ]
+    if missing < 0:
+        return [f"there are {-missing:,} messages more than the {source.appended:,} that were appended"]
+    return []
+
+
+def _missing_letters(source: Source, letters: Letters, untold: dict[str, str]) -> list[str]:
+    missing = (source.moved or 0) - letters.deaths
+    if missing <= 0:
+        return []
+    if letters.purged or missing <= letters.elsewhere:
+        untold["dead"] = (
+            f"{missing:,} more were moved to the database, and are purged or under another source there"
+        )
+        return []
+    return [
+        f"{_messages(missing, 'dead letter')} missing: {source.moved:,} were moved to the database, which has "
+        f"{letters.deaths:,}"
+    ]
+
+
+def _balance(
+    source: Source,
+    applied: int | None,
+    duplicate: int | None,
+    pending: int | None,
+    dead: int | None,
+    dropped: Mapping[str, int],
+    problems: list[str],
+    untold: Mapping[str, str],
+) -> Balance:
+    return Balance(
+        appended=source.appended,
+        applied=applied,
+        duplicate=duplicate,
+        pending=pending,
+        dead=dead,
+        dropped=dropped,
+        gone=source.gone,
+        problems=tuple(problems),
+        untold=untold,
+    )
+
+
+def _sum(first: int | None, *more: int) -> int | None:
+    return None if first is None else first + sum(more)
+
+
+def _put(dropped: dict[str, int], reason: str, count: int) -> None:
+    if count:
+        dropped[reason] = dropped.get(reason, 0) + count
+
+
+def _messages(count: int, name: str = "message") -> str:
+    return f"{count:,} {name} is" if count == 1 else f"{count:,} {name}s are"

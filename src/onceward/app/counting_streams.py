@@ -1,0 +1,115 @@
+"""What a Redis stream can tell. Entries stay in it when they are done, so that it is known which messages they were."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from onceward.app.asking import asking_redis
+from onceward.app.books import Source
+from onceward.app.sources import Address, stream_of
+
+PAGE = 1000
+"""Entries that are asked for at once."""
+
+
+class Seen(NamedTuple):
+    """A message that was acknowledged, and is no dead letter that Redis keeps."""
+
+    digest: bytes
+    """Of its bytes: a dead letter has the same."""
+    tracking_id: str
+    day: int
+
+
+def count_stream(source: Address) -> tuple[Source, list[Seen]]:
+    """Reads the whole stream."""
+    from onceward.connectors.redis_streams.core import StreamQueue
+    from onceward.connectors.rules import LeaseRules
+
+    server, stream = stream_of(source)
+    queue = StreamQueue(stream, source.settings.get("group", "onceward"), LeaseRules(), None, lambda: 0.0)
+    with asking_redis(server) as redis:
+        if not redis.exists(stream):
+            return Source(
+                appended=0, done=0, pending=0, dead=0, untold={"appended": "there is no stream yet"}
+            ), []
+        held, read_to = _group(redis, stream, queue.group)
+        # In this order: what is buried meanwhile is seen twice, and never not at all.
+        buried = {fields[b"entry"] for _, fields in _entries(redis, queue.dead)}
+        added = redis.xinfo_stream(stream).get("entries-added")
+        seen: list[Seen] = []
+        unread = 0
+        here: set[bytes] = set()
+        for entry, fields in _entries(redis, stream):
+            if _number(entry) > read_to:
+                unread += 1
+            elif entry in held or entry in buried:
+                here.add(entry)
+            else:
+                seen.append(_seen(entry, fields))
+    known = unread + len(seen) + len(held | buried)  # some of which the stream has no more
+    untold = {}
+    if added is None:
+        untold["appended"] = (
+            "counted are the entries that the stream still has: Redis before 7.0 does not count what was removed"
+        )
+    elif added > known:
+        untold["gone"] = (
+            "they are in the stream no more; whether they were done before that, Redis does not know"
+        )
+    if held - here:
+        untold["pending"] = (
+            f"{len(held - here):,} of them were trimmed from the stream, and will be dead letters"
+        )
+    return Source(
+        appended=known if added is None else added,
+        done=len(seen),
+        pending=unread + len(held - buried),
+        dead=len(buried),
+        gone=max((added or 0) - known, 0),
+        untold=untold,
+    ), seen
+
+
+def _group(redis: Any, stream: str, group: str) -> tuple[set[bytes], tuple[int, int]]:
+    """The entries in its hands, and the last one that it has read."""
+    for each in redis.xinfo_groups(stream):
+        if each["name"] == group.encode():
+            return set(_held(redis, stream, group)), _number(each["last-delivered-id"])
+    return set(), (-1, 0)
+
+
+def _held(redis: Any, stream: str, group: str) -> Iterator[bytes]:
+    begin: bytes | str = "-"
+    while page := redis.xpending_range(stream, group, min=begin, max="+", count=PAGE):
+        for each in page:
+            yield each["message_id"]
+        begin = b"(" + page[-1]["message_id"]
+
+
+def _entries(redis: Any, stream: str) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
+    begin: bytes | str = "-"
+    while page := redis.xrange(stream, min=begin, count=PAGE):
+        yield from page
+        begin = b"(" + page[-1][0]
+
+
+def _number(entry: bytes) -> tuple[int, int]:
+    milliseconds, _, sequence = entry.partition(b"-")
+    return int(milliseconds), int(sequence)
+
+
+def _seen(entry: bytes, fields: dict[bytes, bytes]) -> Seen:
+    from onceward.connectors.codec import DecodeError, decode
+    from onceward.inbox.event import Event
+    from onceward.inbox.exceptions import ContractError
+
+    body = fields.get(b"body", b"")
+    digest = hashlib.sha256(body).digest()
+    try:
+        event = Event.of(decode(body))
+    except (DecodeError, ContractError):  # it cannot have been applied; but it may be a dead letter
+        return Seen(digest, f"entry {entry.decode()}", 0)
+    return Seen(digest, event.tracking_id, event.day)

@@ -1,0 +1,166 @@
+"""`onceward balance`: whether every message is accounted for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onceward.cli.database import FAILED, MISUSED, AsJson, fail
+from onceward.cli.printing import print_json, print_table
+
+if TYPE_CHECKING:
+    from onceward.app.books import Balance
+    from onceward.app.sources import Address
+
+BALANCE_EXAMPLES = """
+Examples:
+
+- `onceward balance shop:app` for all consumers of an app
+
+- `onceward balance shop:app --consumer charge` for one of them
+
+- `onceward balance --source sqlite:///orders.db --consumer charge --database sqlite:///shop.db` without the app's code
+
+- `onceward balance shop:app --json | jq '.[].problems'` for machines
+"""
+
+
+def balance(
+    app: Annotated[
+        str | None, typer.Argument(metavar="MODULE:APP", show_default=False, help="The app, as in shop:app.")
+    ] = None,
+    consumer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="One consumer; with --source, the name that inbox and dead letters know it by.",
+        ),
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="URL", help="Instead of an app: the source of one consumer.")
+    ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="ONCEWARD_DATABASE",
+            show_default="that of the app",
+            help="Where its inbox and dead letters are.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check that every message is accounted for: applied, waiting, dead or dropped.
+
+    appended = applied + duplicate + pending + dead + dropped. What a source, an inbox or a purge does not let anybody
+    know is said, and what remains is checked. It looks and changes nothing, also while the app runs; a Redis stream is
+    read as a whole.
+
+    Exit code: 0 if it holds; 1 if messages are missing, or are there that nobody appended; 2 for wrong arguments, or
+    something that cannot be reached.
+    """
+    from onceward.app.asking import Unreachable
+    from onceward.app.counting import balance_of
+    from onceward.task.exceptions import ConfigurationError
+
+    try:
+        struck = {
+            name: balance_of(address, known_as, place)
+            for name, address, known_as, place in _wanted(app, source, consumer, database)
+        }
+    except (ConfigurationError, Unreachable) as error:
+        fail(str(error), as_json, MISUSED)
+    if as_json:
+        print_json([{"consumer": name, "holds": each.holds, **_plain(each)} for name, each in struck.items()])
+    else:
+        for name, each in struck.items():
+            _show(name, each)
+    raise typer.Exit(0 if all(each.holds for each in struck.values()) else FAILED)
+
+
+def _wanted(
+    app: str | None, source: str | None, consumer: str | None, database: str | None
+) -> list[tuple[str, Address, str, str | None]]:
+    """Name, source, name in the database, and database of each."""
+    from onceward.app.building import consumer_id
+    from onceward.app.loading import load_app
+    from onceward.app.sources import Address
+    from onceward.task.exceptions import ConfigurationError
+
+    if (app is None) is (source is None):
+        raise ConfigurationError("name an app, as in `onceward balance shop:app`, or a --source; not both")
+    if source is not None:
+        if database is not None and consumer is None:
+            raise ConfigurationError("--database has many consumers; say which with --consumer NAME")
+        return [(consumer or "", Address(source), consumer or "", database)]
+    loaded = load_app(str(app))
+    loaded.check()
+    names = list(loaded.consumers) if consumer is None else [consumer]
+    if unknown := [name for name in names if name not in loaded.consumers]:
+        raise ConfigurationError(
+            f"{app} has no consumer {unknown[0]!r}; it has {', '.join(loaded.consumers)}"
+        )
+    if not names:
+        raise ConfigurationError(f"{app} has no consumers, so that there is nothing to balance")
+    found = [loaded.consumers[name] for name in names]
+    return [
+        (each.name, each.source, consumer_id(each), database or loaded.settings.database) for each in found
+    ]
+
+
+def _plain(struck: Balance) -> dict[str, Any]:
+    import msgspec
+
+    plain: dict[str, Any] = msgspec.to_builtins(struck)
+    return plain
+
+
+def _show(name: str, struck: Balance) -> None:
+    both = struck.duplicate is None and struck.applied is not None
+    rows = [
+        {"what": "appended", "messages": struck.appended, "note": struck.untold.get("appended")},
+        {
+            "what": "applied or duplicate" if both else "applied",
+            "messages": struck.applied,
+            "note": struck.untold.get("applied") or (struck.untold.get("duplicate") if both else None),
+        },
+        *([] if both else [_row("duplicate", struck.duplicate, struck)]),
+        _row("pending", struck.pending, struck),
+        _row("dead", struck.dead, struck),
+        *({"what": "dropped", "messages": count, "note": why} for why, count in struck.dropped.items()),
+        *([_row("gone", struck.gone, struck)] if struck.gone else []),
+    ]
+    columns = {"what": name or "source", "messages": "messages", "note": "note"}
+    print_table(
+        [{**row, "messages": _number(row["messages"]), "note": row["note"] or ""} for row in rows],
+        columns,
+        "",
+    )
+    if not struck.holds:
+        for problem in struck.problems:
+            typer.secho(f"It does not hold: {problem}.", fg="red", err=True)
+    elif struck.appended is None:
+        typer.echo("It cannot be told whether it holds; nothing speaks against it.")
+    else:
+        typer.echo(f"It holds: {_equation(struck)}.")
+
+
+def _row(what: str, count: int | None, struck: Balance) -> dict[str, Any]:
+    return {"what": what, "messages": count, "note": struck.untold.get(what)}
+
+
+def _number(count: int | None) -> str:
+    return "cannot be told" if count is None else f"{count:,}"
+
+
+def _equation(struck: Balance) -> str:
+    parts = [
+        f"{struck.applied or 0:,} applied{' or duplicate' if struck.duplicate is None else ''}",
+        f"{struck.duplicate or 0:,} duplicate",
+        f"{struck.pending or 0:,} pending",
+        f"{struck.dead or 0:,} dead",
+        f"{sum(struck.dropped.values()):,} dropped",
+        f"{struck.gone:,} gone",
+    ]
+    return f"{struck.appended or 0:,} appended = {' + '.join(part for part in parts if not part.startswith('0 '))}"

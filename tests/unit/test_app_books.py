@@ -1,0 +1,158 @@
+"""Conservation of messages, on numbers alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from onceward.app.books import Balance, Letters, Records, Source, strike
+
+
+def source(**changes: Any) -> Source:
+    return Source(**{"appended": 10, "done": 6, "pending": 2, "dead": 1, "moved": 1, **changes})
+
+
+def sums_up(balance: Balance) -> bool:
+    parts = (balance.applied, balance.duplicate, balance.pending, balance.dead)
+    return balance.appended == sum(part or 0 for part in parts) + sum(balance.dropped.values()) + balance.gone
+
+
+LETTER = Letters(open=1, deaths=1)
+
+
+def test_without_a_contract_nobody_knows_what_was_a_copy() -> None:
+    balance = strike(source(moved=0, done=7), None, None)
+    assert (balance.applied, balance.duplicate, balance.holds) == (7, None, True)
+    assert "without a contract" in balance.untold["duplicate"]
+    assert sums_up(balance)
+
+
+def test_with_a_contract_what_is_done_and_not_in_the_inbox_was_a_copy() -> None:
+    balance = strike(source(), LETTER, Records(applied=4))
+    assert (balance.applied, balance.duplicate, balance.pending, balance.dead) == (4, 2, 2, 2)
+    assert balance.holds
+    assert sums_up(balance)
+
+
+def test_what_was_superseded_or_discarded_is_dropped_with_its_reason() -> None:
+    balance = strike(source(), Letters(discarded=1, deaths=1), Records(applied=5, superseded=1))
+    assert balance.dropped == {"discarded by an operator": 1, "superseded by a later event": 1}
+    assert balance.holds
+    assert sums_up(balance)
+
+
+@pytest.mark.parametrize(
+    ("letters", "applied", "pending"),
+    [(Letters(redriven=1, deaths=1), 6, 3), (Letters(resolved=1, deaths=1), 7, 2)],
+)
+def test_a_redriven_letter_waits_and_a_resolved_one_is_applied(
+    letters: Letters, applied: int, pending: int
+) -> None:
+    balance = strike(source(), letters, Records(applied=applied))
+    assert (balance.applied, balance.duplicate, balance.pending, balance.dead) == (applied, 0, pending, 1)
+    assert sums_up(balance)
+
+
+def test_a_copy_that_died_is_a_duplicate_of_its_letter() -> None:
+    balance = strike(source(done=5, moved=2), Letters(open=1, deaths=2), Records(applied=5))
+    assert (balance.duplicate, balance.dead) == (1, 2)
+    assert balance.holds
+    assert sums_up(balance)
+
+
+def test_a_letter_on_its_way_is_counted_once() -> None:
+    balance = strike(source(dead=2, moved=0), Letters(open=1, deaths=1), Records(applied=6))
+    assert balance.dead == 2
+    assert balance.holds
+    assert sums_up(balance)
+
+
+def test_what_is_applied_and_not_acknowledged_yet_is_applied() -> None:
+    balance = strike(source(), LETTER, Records(applied=7))
+    assert (balance.applied, balance.pending) == (7, 1)
+    assert "not acknowledged yet" in balance.untold["pending"]
+    assert balance.holds
+    assert sums_up(balance)
+
+
+def test_an_inbox_that_others_feed_too_is_no_proof_of_anything() -> None:
+    balance = strike(source(), LETTER, Records(applied=100))
+    assert "something else feeds this consumer" in balance.untold["applied"]
+    assert balance.holds
+
+
+def test_after_a_purge_applied_and_duplicate_are_one() -> None:
+    balance = strike(source(), LETTER, Records(applied=2, purged_before="2026-01-01"))
+    assert (balance.applied, balance.duplicate) == (6, None)
+    assert "before 2026-01-01 were purged" in balance.untold["duplicate"]
+    assert sums_up(balance)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"pending": 1}, "1 message is missing: 10 were appended, and 9 are accounted for"),
+        ({"appended": 13}, "3 messages are missing"),
+        ({"pending": 4}, "2 messages more than the 10 that were appended"),
+    ],
+)
+def test_a_source_whose_own_books_do_not_balance_is_found_out(changes: dict[str, Any], problem: str) -> None:
+    balance = strike(source(**changes), LETTER, Records(applied=6))
+    assert not balance.holds
+    assert problem in balance.problems[0]
+
+
+def test_dead_letters_that_did_not_arrive_are_missing() -> None:
+    balance = strike(source(done=5, moved=2), LETTER, Records(applied=5))
+    assert balance.problems == ("1 dead letter is missing: 2 were moved to the database, which has 1",)
+
+
+@pytest.mark.parametrize("more", [{"purged": True}, {"elsewhere": 1}])
+def test_dead_letters_that_may_be_purged_or_under_another_name_are_not_called_missing(
+    more: dict[str, Any],
+) -> None:
+    balance = strike(source(done=5, moved=2), Letters(open=1, deaths=1, **more), Records(applied=5))
+    assert balance.holds
+    assert "1 more were moved" in balance.untold["dead"]
+
+
+def test_dead_letters_without_a_database_cannot_be_followed() -> None:
+    assert "1 more were moved to a database" in strike(source(), None, None).untold["dead"]
+
+
+def facts(**changes: Any) -> Source:
+    """Of a boundary: no copies, and dead letters are among the confirmed."""
+    return Source(**{"appended": 10, "done": 8, "pending": 2, "dead": 0, "has_copies": False, **changes})
+
+
+def test_every_confirmed_fact_is_applied_or_dead() -> None:
+    balance = strike(facts(), LETTER, Records(applied=7))
+    assert (balance.applied, balance.dead, balance.holds) == (7, 1, True)
+    assert sums_up(balance)
+
+
+def test_a_fact_that_was_confirmed_and_not_applied_is_missing() -> None:
+    balance = strike(facts(), Letters(), Records(applied=6))
+    assert "2 messages are confirmed, but neither applied nor dead" in balance.problems[0]
+
+
+def test_a_fact_that_expired_is_dropped_with_its_reason() -> None:
+    balance = strike(
+        facts(pending=1, dropped={"expired before it was confirmed": 1}), Letters(), Records(applied=8)
+    )
+    assert balance.holds
+    assert sums_up(balance)
+
+
+def test_messages_that_are_known_by_their_ids_are_looked_for_one_by_one() -> None:
+    stream = Source(appended=10, done=7, pending=2, dead=0, gone=1)
+    records = Records(applied=4, duplicate=1, unknown=("lost-1",))
+    balance = strike(stream, LETTER, records)
+    assert balance.problems == ("1 message is acknowledged, but neither applied nor dead: lost-1",)
+    assert (balance.applied, balance.duplicate, balance.dead, balance.gone) == (4, 1, 1, 1)
+
+
+def test_a_source_that_cannot_count_leaves_nothing_to_check() -> None:
+    balance = strike(Source(untold={"appended": "it is in memory"}), Letters(), Records(applied=3))
+    assert (balance.appended, balance.holds) == (None, True)

@@ -1,0 +1,315 @@
+"""Functions that are decorated: they stay functions, and what cannot work is said at once."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pydantic
+import pytest
+
+from onceward import Onceward, Transaction
+from onceward.app.app import consumers_of
+from onceward.app.building import as_task, built, database_url, in_an_app, task_class
+from onceward.app.sources import Address
+from onceward.inbox import Contract
+from onceward.task.exceptions import ConfigurationError
+from onceward.task.mixins.policies import ConsumerPolicy
+
+
+class Order(msgspec.Struct):
+    total: int
+
+
+class Line(pydantic.BaseModel):
+    total: int
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Onceward:
+    """Away from the settings of this project."""
+    monkeypatch.chdir(tmp_path)
+    return Onceward("shop")
+
+
+def contract(**changes: Any) -> Contract:
+    return Contract(
+        consumer_id="charge",
+        event_types=["*"],
+        owner_team="shop",
+        idempotency_mechanism="row and record in one transaction",
+        **changes,
+    )
+
+
+# ── consumers ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_decorated_function_is_the_function_that_it_was(app: Onceward) -> None:
+    def charge(order: Order) -> int:
+        return order.total
+
+    assert app.consumer("memory://orders")(charge) is charge
+    assert charge(Order(3)) == 3
+    assert app.consumers["charge"].function is charge
+    assert app.consumers.charge is app.consumers["charge"]
+
+
+def test_async_def_runs_in_asyncio_and_can_be_awaited_as_before(app: Onceward) -> None:
+    @app.consumer("memory://orders")
+    async def charge(order: Order) -> int:
+        return order.total
+
+    assert app.consumers.charge.asynchronous
+    assert asyncio.run(charge(Order(3))) == 3
+
+
+def test_a_consumer_may_have_another_name_than_its_function(app: Onceward) -> None:
+    @app.consumer("memory://orders", name="charge-again")
+    def charge(order: Order) -> None: ...
+
+    assert list(app.consumers) == ["charge-again"]
+    assert task_class(app.consumers["charge-again"]).__name__ == "charge-again"
+
+
+def test_two_consumers_of_one_name_are_refused(app: Onceward) -> None:
+    @app.consumer("memory://orders")
+    def charge(order: Order) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="shop has two consumers 'charge'; give one of them name="):
+        app.consumer("memory://others")(charge)
+
+
+def yielding(order: Order) -> Iterator[int]:
+    yield order.total
+
+
+async def yielding_async(order: Order) -> AsyncIterator[int]:
+    yield order.total
+
+
+@pytest.mark.parametrize("function", [yielding, yielding_async])
+def test_a_function_that_yields_is_no_consumer(app: Onceward, function: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"yields: that is a producer.*@app\.producer"):
+        app.consumer("memory://orders")(function)
+
+
+@pytest.mark.parametrize(
+    "thing", [Order, functools.partial(yielding), "charge"], ids=["class", "partial", "text"]
+)
+def test_only_functions_are_decorated(app: Onceward, thing: Any) -> None:
+    with pytest.raises(ConfigurationError, match="what is decorated is a function"):
+        app.consumer("memory://orders", name="charge")(thing)
+
+
+def test_a_lambda_needs_a_name(app: Onceward) -> None:
+    with pytest.raises(ConfigurationError, match=r"'<lambda>' is no name.*name='charge'"):
+        app.consumer("memory://orders")(lambda order: None)
+
+
+def test_a_contract_needs_a_database(app: Onceward) -> None:
+    def charge(order: Order, session: Any) -> None: ...
+
+    with pytest.raises(
+        ConfigurationError, match=r"needs a database: Onceward\('shop', database=.*ONCEWARD_DATABASE"
+    ):
+        app.consumer("memory://orders", contract=contract())(charge)
+    assert not app.consumers
+
+
+def test_the_annotation_is_the_model_of_the_contract() -> None:
+    app = Onceward("shop", database="sqlite:///shop.db")
+
+    @app.consumer("memory://orders", contract=contract())
+    def charge(order: Order, session: Any) -> None: ...
+
+    @app.consumer("memory://orders", contract=contract())
+    def count(orders: list[int], session: Any) -> None: ...
+
+    found = app.consumers.charge.contract
+    assert found is not None
+    assert found.model is Order
+    assert app.consumers["count"].contract == contract()
+
+
+def test_a_contract_with_another_model_than_the_annotation_is_refused() -> None:
+    app = Onceward("shop", database="sqlite:///shop.db")
+
+    def charge(order: Order, session: Any) -> None: ...
+
+    with pytest.raises(
+        ConfigurationError, match="charge makes Line of its payloads, and the function takes Order"
+    ):
+        app.consumer("memory://orders", contract=contract(model=Line))(charge)
+
+
+# ── settings ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_deployment_changes_source_and_policy_of_a_consumer(
+    app: Onceward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONCEWARD_CONSUMERS__CHARGE__SOURCE", "memory://elsewhere")
+    monkeypatch.setenv("ONCEWARD_CONSUMERS__CHARGE__POLICY__LOOP__LIMIT", "3")
+    changed = Onceward("shop", concurrency=4)
+
+    @changed.consumer("memory://orders", policy={"loop": {"limit": 9, "batch": {"size": 7}}})
+    def charge(order: Order) -> None: ...
+
+    consumer = changed.consumers.charge
+    assert str(consumer.source) == "memory://elsewhere"
+    loop = consumer.policy.loop
+    assert (loop.limit, loop.batch.size, loop.concurrency.value) == (3, 7, 4)
+
+
+@pytest.mark.parametrize("policy", [{"loop": {"limt": 3}}, {"loop": {"limit": "many"}}, [1]])
+def test_a_wrong_policy_is_refused_with_the_name_of_the_consumer(app: Onceward, policy: Any) -> None:
+    def charge(order: Order) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="the policy of charge: "):
+        app.consumer("memory://orders", policy=policy)(charge)
+
+
+def test_a_policy_may_be_a_policy(app: Onceward) -> None:
+    given = ConsumerPolicy.model_validate({"loop": {"limit": 2}})
+
+    @app.consumer("memory://orders", policy=given)
+    def charge(order: Order) -> None: ...
+
+    assert app.consumers.charge.policy == given
+
+
+def test_nothing_runs_with_settings_of_a_consumer_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONCEWARD_CONSUMERS__CHRAGE__SOURCE", "memory://elsewhere")
+    app = Onceward("shop")
+
+    @app.consumer("memory://orders")
+    def charge(order: Order) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="no consumer 'chrage'"), built(app, app.consumers.charge):
+        pass
+
+
+# ── producers ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sent(url: str) -> list[Any]:
+    with Address(url).open(asynchronous=False) as connector:
+        return [each.payload for each in connector.fetch_transactions(100)]
+
+
+def test_what_a_producer_returns_or_yields_is_sent_as_plain_data(app: Onceward, tmp_path: Path) -> None:
+    url = f"memory://{tmp_path}"
+
+    @app.producer(url)
+    def one(total: int) -> Order:
+        return Order(total)
+
+    @app.producer(url)
+    def many(*totals: int) -> Iterator[Any]:
+        for total in totals:
+            yield Line(total=total)
+        yield {"lines": [Line(total=0)]}
+        yield Transaction(payload="as it is")
+
+    @app.producer(url)
+    def none() -> None: ...
+
+    @app.producer(url)
+    async def later(total: int) -> Line:
+        return Line(total=total)
+
+    @app.producer(url)
+    async def many_later(*totals: int) -> AsyncIterator[Order]:
+        for total in totals:
+            yield Order(total)
+
+    assert app.produce(one, 1).succeeded == 1
+    assert app.produce(many, 2, 3).succeeded == 4
+    assert app.produce(none).succeeded == 0
+    assert asyncio.run(app.produce_async(later, 4)).succeeded == 1
+    assert asyncio.run(app.produce_async(many_later, 5, 6)).succeeded == 2
+    assert sent(url) == [
+        {"total": 1},
+        {"total": 2},
+        {"total": 3},
+        {"lines": [{"total": 0}]},
+        "as it is",
+        {"total": 4},
+        {"total": 5},
+        {"total": 6},
+    ]
+    assert one(7) == Order(7)
+
+
+def test_what_cannot_be_sent_is_said(app: Onceward, tmp_path: Path) -> None:
+    @app.producer(f"memory://{tmp_path}")
+    def strange() -> object:
+        return object()
+
+    with pytest.raises(Exception, match="object cannot be sent; a payload is plain data"):
+        app.produce(strange)
+
+
+def test_a_producer_goes_to_the_method_of_its_kind_and_to_its_own_app(app: Onceward) -> None:
+    @app.producer("memory://orders")
+    def place() -> int:
+        return 1
+
+    @app.producer("memory://orders")
+    async def place_later() -> int:
+        return 1
+
+    with pytest.raises(ConfigurationError, match=r"place_later goes to app\.produce_async"):
+        app.produce(place_later)
+    with pytest.raises(ConfigurationError, match=r"place goes to app\.produce$"):
+        asyncio.run(app.produce_async(place))
+    with pytest.raises(ConfigurationError, match="is no producer of other"):
+        Onceward("other").produce(place)
+    with pytest.raises(ConfigurationError, match="two producers 'place'"):
+        app.producer("memory://orders")(place)
+
+
+# ── for other commands ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_function_leads_to_its_app_unless_it_is_in_two(app: Onceward) -> None:
+    @app.consumer("memory://orders")
+    def charge(order: Order) -> None:
+        """Take the money."""
+
+    consumer = app.consumers.charge
+    assert in_an_app(charge) == in_an_app(consumer) == (app, consumer)
+    assert as_task(charge).__doc__ == "Take the money."
+    assert as_task(charge).__module__ == __name__
+    assert as_task(print) is print
+    app.consumer("memory://others", name="again")(charge)
+    assert len(consumers_of(charge)) == 2
+    with pytest.raises(ConfigurationError, match=r"MODULE:app\.consumers\.charge or app\.consumers\.again"):
+        as_task(charge)
+    assert as_task(app.consumers.again).__name__ == "again"
+
+
+@pytest.mark.parametrize(
+    ("url", "threads", "asyncio_"),
+    [
+        ("sqlite:///shop.db", "sqlite", "sqlite+aiosqlite"),
+        ("sqlite+aiosqlite:///shop.db", "sqlite", "sqlite+aiosqlite"),
+        ("postgres://h/x", "postgresql+psycopg", "postgresql+psycopg"),
+        ("postgresql://h/x", "postgresql+psycopg", "postgresql+psycopg"),
+    ],
+)
+def test_a_database_gets_the_driver_of_the_mode(url: str, threads: str, asyncio_: str) -> None:
+    assert database_url(url, asynchronous=False).drivername == threads
+    assert database_url(url, asynchronous=True).drivername == asyncio_
+
+
+@pytest.mark.parametrize("url", ["postgresql://u:hunter2@h:port/x", "hunter2", "mysql://u:hunter2@h/x"])
+def test_a_database_that_is_none_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="database") as refused:
+        database_url(url, asynchronous=False)
+    assert "hunter2" not in str(refused.value)

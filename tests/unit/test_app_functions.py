@@ -1,0 +1,183 @@
+"""What a consumer's function asks for, and what it is given."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from datetime import datetime
+from typing import Annotated, Any, Literal, Optional, TypedDict
+
+import msgspec
+import pydantic
+import pytest
+
+from onceward import Transaction
+from onceward.app.functions import Signature
+from onceward.task.exceptions import ConfigurationError, ExceptionCategory, TransactionException
+
+SECRET = "4111-1111-1111-1111"
+
+
+class Pydantic(pydantic.BaseModel):
+    total: int
+
+
+class Struct(msgspec.Struct):
+    total: int
+
+
+@dataclasses.dataclass
+class Dataclass:
+    total: int
+
+
+class Typed(TypedDict):
+    total: int
+
+
+class Foreign:
+    """No payload can be made into it."""
+
+
+def taking(hint: Any) -> Callable[..., Any]:
+    def charge(order: Any) -> None: ...
+
+    charge.__annotations__ = {"order": hint}
+    return charge
+
+
+def given(hint: Any, payload: Any) -> Any:
+    return Signature(taking(hint), session=False).arguments(Transaction(payload=payload))["order"]
+
+
+PLAIN = {"total": 3}
+FITS = [
+    (Pydantic, PLAIN, Pydantic(total=3)),
+    (Struct, PLAIN, Struct(3)),
+    (Dataclass, PLAIN, Dataclass(3)),
+    (Typed, PLAIN, PLAIN),
+    (dict, PLAIN, PLAIN),
+    (dict[str, int], PLAIN, PLAIN),
+    (Any, PLAIN, PLAIN),
+    (object, PLAIN, PLAIN),
+    (int, 3, 3),
+    (list[str], ["a"], ["a"]),
+    (Optional[Struct], None, None),  # noqa: UP045
+    (Struct | None, PLAIN, Struct(3)),
+    (Pydantic | None, PLAIN, Pydantic(total=3)),
+    (list[Pydantic], [PLAIN], [Pydantic(total=3)]),
+    (datetime, "2026-01-02T03:04:05", datetime(2026, 1, 2, 3, 4, 5)),
+    (Literal["paid"], "paid", "paid"),
+]
+
+
+@pytest.mark.parametrize(("hint", "payload", "expected"), FITS, ids=str)
+def test_the_payload_comes_in_the_type_of_the_annotation(hint: Any, payload: Any, expected: Any) -> None:
+    value = given(hint, payload)
+    assert (value, type(value)) == (expected, type(expected))
+
+
+MISFITS = [
+    (Pydantic, {"total": SECRET}, "$.total"),
+    (Struct, {"total": SECRET}, "$.total"),
+    (Dataclass, {"total": SECRET}, "$.total"),
+    (Dataclass, {}, "total"),
+    (Typed, {"total": SECRET}, "$.total"),
+    (int, SECRET, "$"),
+    (int, True, "$"),
+    (list[str], ["a", 4111], "$[1]"),
+    (Struct | None, {"total": SECRET}, "$.total"),
+    (list[Pydantic], [{"total": SECRET}], "$[...].total"),
+    (dict[str, Pydantic], {SECRET: {"total": SECRET}}, "$[...].total"),
+    (Annotated[int, msgspec.Meta(gt=5)], 3, "$"),
+    (Literal["paid"], SECRET, "$"),
+]
+
+
+@pytest.mark.parametrize(("hint", "payload", "field"), MISFITS, ids=str)
+def test_a_payload_that_does_not_fit_is_a_business_failure_that_names_the_field_and_not_the_value(
+    hint: Any, payload: Any, field: str
+) -> None:
+    with pytest.raises(TransactionException) as refused:
+        given(hint, payload)
+    assert refused.value.category is ExceptionCategory.BUSINESS
+    assert field in str(refused.value)
+    assert "charge" in str(refused.value)
+    assert SECRET not in str(refused.value)
+
+
+def test_a_payload_that_is_one_already_is_not_made_again() -> None:
+    made = Struct(3)
+    assert given(Struct, made) is made
+
+
+@pytest.mark.parametrize("hint", [Foreign, list[Foreign], Pydantic | Foreign, complex, Struct | Dataclass])
+def test_an_annotation_that_no_payload_can_have_is_refused_when_the_function_is_decorated(hint: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"charge takes .* no payload can be made into"):
+        Signature(taking(hint), session=False)
+
+
+def test_an_annotation_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"annotations of charge cannot be read: name 'Missing'"):
+        Signature(taking("Missing"), session=False)
+
+
+# ── parameters ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_parameter_annotated_with_transaction_gets_it_whatever_its_name() -> None:
+    def charge(envelope: Transaction, order: Struct) -> None: ...
+
+    transaction = Transaction(payload=PLAIN)
+    assert Signature(charge, session=False).arguments(transaction) == {
+        "envelope": transaction,
+        "order": Struct(3),
+    }
+
+
+def test_a_function_needs_no_payload() -> None:
+    def tick() -> None: ...
+
+    assert Signature(tick, session=False).arguments(Transaction(payload=1)) == {}
+
+
+def test_the_payload_is_the_parameter_without_a_default() -> None:
+    def charge(*, dry: bool = False, order: dict[str, int]) -> None: ...
+
+    assert Signature(charge, session=False).arguments(Transaction(payload=PLAIN)) == {"order": PLAIN}
+
+
+def test_the_session_of_a_contract_goes_by_its_name() -> None:
+    def charge(order: Struct, session: object) -> None: ...
+
+    session = object()
+    assert (
+        Signature(charge, session=True).arguments(Transaction(payload=PLAIN), session)["session"] is session
+    )
+
+
+def two(order: Struct, invoice: Struct) -> None: ...
+def stars(*orders: Struct) -> None: ...
+def more(order: Struct, **others: Any) -> None: ...
+def by_position(order: Struct, /) -> None: ...
+def with_session(order: Struct, session: object) -> None: ...
+def without_session(order: Struct) -> None: ...
+
+
+WRONG = [
+    (two, False, "2 parameters for a payload: order, invoice"),
+    (stars, False, r"takes \*orders"),
+    (more, False, r"takes \*\*others"),
+    (by_position, False, "by position only"),
+    (with_session, False, "no contract"),
+    (without_session, True, "needs a parameter `session`"),
+]
+
+
+@pytest.mark.parametrize(("function", "session", "problem"), WRONG)
+def test_parameters_that_cannot_be_filled_are_refused(function: Any, session: bool, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem) as refused:
+        Signature(function, session=session)
+    assert function.__name__ in str(refused.value)
+    assert inspect.isfunction(function)

@@ -1,0 +1,135 @@
+"""From facts to a verdict: the weakest link decides, and says what would mend it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from onceward.app.guarantees import RULES, Facts, Strength, judge
+
+GOOD: dict[str, Any] = {
+    "source": "sqlite",
+    "mode": "transactional",
+    "database": "postgresql",
+    "database_synchronous": "ON",
+    "database_fsync": True,
+    "proven": True,
+}
+REDIS: dict[str, Any] = {
+    **GOOD,
+    "source": "redis",
+    "redis_version": "7.2.4",
+    "aof": True,
+    "fsync": "always",
+    "eviction": "noeviction",
+    "replicas": 0,
+}
+SQLITE: dict[str, Any] = {
+    **GOOD,
+    "database": "sqlite",
+    "database_synchronous": "FULL",
+    "database_fsync": None,
+}
+
+VERDICTS: list[tuple[dict[str, Any], dict[str, Any], str, str, str]] = [
+    (GOOD, {}, "effects once", "one PostgreSQL transaction", ""),
+    (SQLITE, {}, "effects once", "one SQLite transaction", ""),
+    (REDIS, {}, "effects once", "one PostgreSQL transaction", ""),
+    ({**GOOD, "source": "boundary"}, {}, "effects once", "one PostgreSQL transaction", ""),
+    (
+        GOOD,
+        {"mode": None},
+        "at least once",
+        "no contract: a crash after the effect",
+        "give the consumer a contract",
+    ),
+    (
+        GOOD,
+        {"mode": "effectful"},
+        "at least once",
+        "a key that never changes",
+        "hand `session.effect`'s key on",
+    ),
+    (
+        {"source": "boundary"},
+        {"mode": "transactional"},
+        "at least once",
+        "a fact that keeps failing holds up all after it",
+        "database",
+    ),
+    (GOOD, {"source": "memory"}, "may lose", "memory:// is gone with the process", "sqlite:///"),
+    (
+        GOOD,
+        {"synchronous": "NORMAL"},
+        "may lose",
+        "a power cut may undo the last calls",
+        "FULL is the default",
+    ),
+    (GOOD, {"synchronous": "OFF"}, "may lose", "synchronous=OFF", "FULL is the default"),
+    (REDIS, {"aof": False}, "may lose", "Redis 7.2.4 keeps no append-only file", "appendonly yes"),
+    (REDIS, {"fsync": "everysec"}, "may lose", "appendfsync everysec", "appendfsync always"),
+    (REDIS, {"eviction": "allkeys-lru"}, "may lose", "maxmemory-policy allkeys-lru", "noeviction"),
+    (REDIS, {"replicas": 2}, "may lose", "a failover may lose", "appendfsync always"),
+    (REDIS, {"maxlen": 1000}, "may lose", "trimmed to about 1000 entries", "leave maxlen out"),
+    (REDIS, {"redis_version": "6.0.9"}, "at least once", "Redis 6.0.9 is too old", "upgrade"),
+    (GOOD, {"database_synchronous": "OFF"}, "may lose", "synchronous_commit=off", "synchronous_commit = on"),
+    (GOOD, {"database_fsync": False}, "may lose", "fsync=off", "fsync = on"),
+    (
+        SQLITE,
+        {"database_synchronous": "NORMAL"},
+        "may lose",
+        "synchronous=NORMAL",
+        "leave synchronous at FULL",
+    ),
+    (SQLITE, {"in_memory": True}, "may lose", "the database is in memory", "sqlite:///shop.db"),
+]
+
+
+@pytest.mark.parametrize(("facts", "changes", "guarantee", "why", "advice"), VERDICTS)
+def test_the_weakest_link_is_the_verdict_with_its_reason_and_what_would_mend_it(
+    facts: dict[str, Any], changes: dict[str, Any], guarantee: str, why: str, advice: str
+) -> None:
+    verdict = judge(Facts(**{**facts, **changes}))
+    assert str(verdict.guarantee) == guarantee
+    assert why in verdict.weakest.why
+    assert advice in verdict.weakest.advice
+
+
+def test_links_go_from_weak_to_strong() -> None:
+    links = judge(Facts(source="memory", mode=None)).links
+    assert [link.strength for link in links] == sorted(link.strength for link in links)
+    assert len(links) > 1
+
+
+def test_unproven_code_is_said_and_production_refuses_it() -> None:
+    told = judge(Facts(**{**GOOD, "proven": False, "name": "shop:charge"}))
+    assert told.guarantee is Strength.EFFECTS_ONCE
+    assert any("nobody has proven" in link.why and "verify shop:charge" in link.advice for link in told.links)
+    refused = judge(Facts(**{**GOOD, "proven": False, "production": True}))
+    assert any("does not start at all" in link.why for link in refused.links)
+
+
+def test_an_eviction_that_spares_keys_without_an_end_spares_streams() -> None:
+    assert judge(Facts(**{**REDIS, "eviction": "volatile-lru"})).guarantee is Strength.EFFECTS_ONCE
+
+
+def test_what_was_not_to_be_had_is_not_judged_but_said() -> None:
+    verdict = judge(
+        Facts(source="redis", mode="transactional", database="postgresql", unreachable=("Redis is away",))
+    )
+    assert verdict.guarantee is Strength.EFFECTS_ONCE
+    assert verdict.not_checked == ("Redis is away",)
+
+
+def test_every_rule_applies_to_some_facts_above_and_nothing_promises_exactly_once() -> None:
+    cases = [Facts(**{**facts, **changes}) for facts, changes, *_ in VERDICTS]
+    cases += [
+        Facts(**{**GOOD, "proven": False}),
+        Facts(**{**GOOD, "proven": False, "production": True}),
+        Facts(**{**REDIS, "fsync": None}),
+    ]
+    unused = [rule.why for rule in RULES if not any(rule.applies(case) for case in cases)]
+    assert unused == []
+    assert not any(re.search("exactly", rule.why + rule.advice) for rule in RULES)

@@ -1,0 +1,160 @@
+"""Settings of an app: which value wins, where it came from, and what is said about a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onceward.app.settings import AppSettings, Resolved, resolve
+from onceward.inbox.evidence import VARIABLE, is_production
+from onceward.task.exceptions import ConfigurationError
+
+
+def write(directory: Path, name: str, text: str) -> None:
+    (directory / name).write_text(text)
+
+
+def resolved(directory: Path, environ: dict[str, str] | None = None, **keywords: Any) -> Resolved:
+    return resolve(keywords, environ or {}, directory)
+
+
+def test_a_keyword_wins_over_the_environment_that_over_the_file_that_over_the_project_that_over_the_default(
+    tmp_path: Path,
+) -> None:
+    def now(environ: dict[str, str] | None = None, **keywords: Any) -> tuple[Any, str]:
+        found = resolved(tmp_path, environ, **keywords)
+        return found.settings.processes, {name: origin for name, _, origin in found.rows()}["processes"]
+
+    assert now() == (1, "default")
+    write(tmp_path, "pyproject.toml", "[tool.onceward]\nprocesses = 2")
+    assert now() == (2, "pyproject.toml")
+    write(tmp_path, "onceward.toml", "processes = 3")
+    assert now() == (3, "onceward.toml")
+    assert now({"ONCEWARD_PROCESSES": "4"}) == (4, "ONCEWARD_PROCESSES")
+    assert now({"ONCEWARD_PROCESSES": "4"}, processes=5) == (5, "keyword")
+    assert now({"ONCEWARD_PROCESSES": "4"}, processes=None) == (4, "ONCEWARD_PROCESSES")
+
+
+def test_every_setting_has_a_row(tmp_path: Path) -> None:
+    assert [name for name, _, _ in resolved(tmp_path).rows()] == list(AppSettings.model_fields)
+
+
+def test_a_consumer_is_changed_by_a_nested_variable_and_a_table_together(tmp_path: Path) -> None:
+    write(
+        tmp_path, "onceward.toml", "[consumers.charge]\nsource = 'memory://a'\npolicy = {loop = {limit = 3}}"
+    )
+    found = resolved(tmp_path, {"ONCEWARD_CONSUMERS__CHARGE__SOURCE": "memory://b"})
+    changed = found.of_consumer("charge")
+    assert (changed.source, changed.policy) == ("memory://b", {"loop": {"limit": 3}})
+    assert ("consumers.charge.policy.loop.limit", 3, "onceward.toml") in found.rows()
+    assert ("consumers.charge.source", "memory://b", "ONCEWARD_CONSUMERS__CHARGE__SOURCE") in found.rows()
+
+
+def test_a_variable_finds_a_consumer_with_capitals_and_hyphens(tmp_path: Path) -> None:
+    found = resolved(tmp_path, {"ONCEWARD_CONSUMERS__CHARGE_ORDERS__SOURCE": "memory://b"})
+    assert found.of_consumer("Charge-Orders").source == "memory://b"
+    found.check_consumers(["Charge-Orders"])
+
+
+def test_settings_of_a_consumer_that_there_is_not_are_refused_with_their_origin(tmp_path: Path) -> None:
+    found = resolved(tmp_path, {"ONCEWARD_CONSUMERS__CHRAGE__SOURCE": "memory://b"})
+    with pytest.raises(
+        ConfigurationError, match=r"CHRAGE__SOURCE: there is no consumer 'chrage'; there is charge"
+    ):
+        found.check_consumers(["charge"])
+
+
+@pytest.mark.parametrize("text", ["", "none", "null"])
+def test_an_empty_variable_means_none(text: str, tmp_path: Path) -> None:
+    assert resolved(tmp_path, {"ONCEWARD_DATABASE": text}).settings.database is None
+    assert resolved(tmp_path, {"ONCEWARD_CONCURRENCY": text}).settings.concurrency is None
+
+
+WRONG: list[tuple[dict[str, str], str]] = [
+    (
+        {"ONCEWARD_DATABSE": "x"},
+        "ONCEWARD_DATABSE: databse: there is no such setting; there is database, env",
+    ),
+    ({"ONCEWARD_PROCESSES": "many"}, "ONCEWARD_PROCESSES: processes: "),
+    ({"ONCEWARD_PROCESSES": "0"}, "ONCEWARD_PROCESSES: processes: "),
+    ({"ONCEWARD_LOG_FORMAT": "xml"}, "ONCEWARD_LOG_FORMAT: log_format: Input should be 'console' or 'json'"),
+    ({"ONCEWARD_CONSUMERS": "x"}, "ONCEWARD_CONSUMERS: consumers: "),
+    (
+        {"ONCEWARD_CONSUMERS__CHARGE__SORCE": "x"},
+        "ONCEWARD_CONSUMERS__CHARGE__SORCE: consumers.charge.sorce: there is no such setting; there is source, policy",
+    ),
+]
+
+
+@pytest.mark.parametrize(("environ", "problem"), WRONG)
+def test_a_wrong_variable_is_named(environ: dict[str, str], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        resolved(tmp_path, environ)
+    assert str(refused.value).startswith(problem)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_value_where_another_layer_has_a_table_is_refused(order: int, tmp_path: Path) -> None:
+    both = {"ONCEWARD_CONSUMERS__CHARGE": "x", "ONCEWARD_CONSUMERS__CHARGE__SOURCE": "memory://a"}
+    with pytest.raises(
+        ConfigurationError, match=r"consumers\.charge is a (table|value) here, and not elsewhere"
+    ):
+        resolved(tmp_path, dict(list(both.items())[::order]))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ONCEWARD_TEST_REDIS_URL",
+        "ONCEWARD_BOUNDARY_URL",
+        "ONCEWARD_TRACE_FILE",
+        "ONCEWARD_SERVICE_HOST",
+        "ONCEWARD_PORT",
+        "ONCEWARD_WORKER_SERVICE_PORT_HTTP",
+        "ONCEWARD_WORKER_PORT_80_TCP_ADDR",
+        "OTHER",
+    ],
+)
+def test_variables_of_other_parts_and_of_kubernetes_are_none_of_our_business(
+    name: str, tmp_path: Path
+) -> None:
+    assert resolved(tmp_path, {name: "x"}).origins == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("onceward.toml", "databse = 'x'", "onceward.toml: databse: there is no such setting"),
+        ("onceward.toml", "processes = ", "onceward.toml is not valid TOML"),
+        ("pyproject.toml", "[tool.onceward]\nprocesses = 'x'", "pyproject.toml: processes: "),
+        ("pyproject.toml", "[tool]\nonceward = 3", "pyproject.toml: tool.onceward is no table"),
+    ],
+)
+def test_a_wrong_file_is_named(name: str, text: str, problem: str, tmp_path: Path) -> None:
+    write(tmp_path, name, text)
+    with pytest.raises(ConfigurationError) as refused:
+        resolved(tmp_path)
+    assert problem in str(refused.value)
+
+
+def test_a_project_without_our_table_says_nothing(tmp_path: Path) -> None:
+    write(tmp_path, "pyproject.toml", "[project]\nname = 'x'")
+    assert resolved(tmp_path).origins == {}
+
+
+def test_a_keyword_that_there_is_not_is_refused_and_no_value_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="keyword: databse: there is no such setting") as refused:
+        resolved(tmp_path, databse="postgresql://u:hunter2@h/x")
+    assert "hunter2" not in str(refused.value)
+
+
+def test_the_gate_and_the_app_go_by_the_same_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "production")
+    monkeypatch.chdir(tmp_path)
+    assert is_production(None)
+    assert is_production(resolve({}).settings.env)
+    assert not is_production(resolve({"env": "staging"}).settings.env)
