@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
 
 from onceward.task.clock import Clock
 from onceward.task.exceptions import ConfigurationError
@@ -11,13 +11,21 @@ from onceward.task.ids import IdsInFlight
 from onceward.task.settings import EngineSettings
 
 
+class Running(Protocol):
+    """A call that runs, as its task sees it."""
+
+    def stop(self) -> None: ...
+    def hurry(self) -> None: ...
+    @property
+    def stuck(self) -> int: ...
+
+
 class EngineState:
     """The engine's memory of one task instance: what runs, what was asked to stop, which ids are in flight."""
 
     def __init__(self) -> None:
         self.ids = IdsInFlight()
-        self.running: dict[int, Callable[[], None]] = {}
-        """How to tell each call that runs that it shall stop."""
+        self.running: dict[int, Running] = {}
         self.stops = 0
         """How often `stop` was called."""
         self.stops_obeyed = 0
@@ -26,8 +34,8 @@ class EngineState:
     def stop(self) -> None:
         # Runs in signal handlers: no lock, nothing that waits.
         self.stops += 1
-        for tell in list(self.running.values()):
-            tell()
+        for call in list(self.running.values()):
+            call.stop()
 
 
 class BaseTask:
@@ -91,6 +99,20 @@ class BaseTask:
         runs, it ends the next call before it begins.
         """
         self._engine.stop()
+
+    def hurry(self) -> None:
+        """Have the time of what is in flight run out now, as if `loop.timeout` had. For calls that have been stopped.
+
+        Only an attempt under some time limit can be cut off. Its transaction is abandoned, and comes again when its
+        lease has run out. Safe from any thread.
+        """
+        for call in list(self._engine.running.values()):
+            call.hurry()
+
+    @property
+    def stuck(self) -> int:
+        """How many attempts are stuck now: asked to stop, given up on, and still running."""
+        return sum(call.stuck for call in list(self._engine.running.values()))
 
 
 class Task(BaseTask):

@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from onceward.task.reply import Failed, Limit
-from onceward.task.work import Work
+from onceward.task.work import Life, Work
 
 
 def first_limit(work: Work, timeout: float | None, now: float) -> tuple[float, Limit]:
@@ -64,6 +64,13 @@ class Deadlines:
             nearest = min(nearest, this.due)
         self.watch_at = nearest
         return nearest
+
+    def hurry(self) -> None:
+        """Every attempt at a transaction is due; what the source is being told may be told to its end."""
+        for this in list(self.tries.values()):
+            if not this.expired and type(this.work) is Life:
+                this.limit = Limit.LOOP
+                this.due = -inf
 
     def _act(self, this: Try, now: float) -> None:
         if this.expired:

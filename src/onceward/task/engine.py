@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import logging
 import queue
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -122,7 +123,17 @@ class Call:
             hand_over=partial(self._take_over, hand_over),
         )
         self.loop.script = wiring.script(self.loop)
-        task._engine.running[id(self)] = self.loop.stop
+        task._engine.running[id(self)] = self
+
+    def stop(self) -> None:
+        self.loop.stop()
+
+    def hurry(self) -> None:
+        self.ports.hurry()
+
+    @property
+    def stuck(self) -> int:
+        return self.slots.stuck_now + self.stuck_asking
 
     def _watched(self, step: Step) -> Step:
         """The step with spans around its attempts; or, when nobody listens, without a handler that does nothing."""
@@ -233,6 +244,8 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
             ended.append(result)
             bell.put(None)
 
+    # In the main thread not for long: a signal may have been delivered to another thread, which wakes nobody.
+    longest = SIGNAL_CHECK if threading.current_thread() is threading.main_thread() else 3600.0
     ticket = [True]
 
     def begin() -> None:
@@ -249,8 +262,7 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
                 if ticket:
                     ports.start(begin)
                 with suppress(queue.Empty):
-                    # Not for long: a signal may have been delivered to another thread, which wakes nobody.
-                    bell.get(timeout=SIGNAL_CHECK)
+                    bell.get(timeout=max(min(call.deadline + LAST_WORD - call.now(), longest), 0.0))
             over = True
             call.slots.dismiss()
             idle = not (call.slots.pending or call.slots.stuck_now or call.stuck_asking)

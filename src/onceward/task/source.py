@@ -258,7 +258,8 @@ def patience(loop: Loop) -> float:
     """Seconds until the loop has something to do, whatever happens."""
     now = loop.ports.now()
     until = min(loop.deadline, loop.extend_due)
-    if loop.slots.settled is not None:
+    slots = loop.slots
+    if slots.settled is not None and (slots.settled or slots.deferred or slots.pending > 0):
         until = min(until, now + SETTLE_INTERVAL)
     return max(until - now, 0.0)
 

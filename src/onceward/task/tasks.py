@@ -109,8 +109,8 @@ class TaskPorts:
             raise asyncio.CancelledError
         if this.expired:
             if error is None or isinstance(error, asyncio.CancelledError):
-                return Failed(None, limit)
-            return caught(error, limit)
+                return Failed(None, this.limit)
+            return caught(error, this.limit)
         return reply if error is None else caught_in_task(error)
 
     def _look(self) -> None:
@@ -130,6 +130,13 @@ class TaskPorts:
             self._timer.cancel()
         self._deadlines.watch_at = due
         self._timer = self._loop.call_later(min(max(due - now, 0.0), LONGEST_SLEEP), self._look)
+
+    def hurry(self) -> None:
+        self._call_soon(self._hurry_now)
+
+    def _hurry_now(self) -> None:
+        self._deadlines.hurry()
+        self._look()
 
     @coroutine
     def pause(self, work: Work, seconds: float) -> Generator[Any, Any, None]:

@@ -127,8 +127,8 @@ class ThreadPorts:
         if not _first(this.landing):
             return DISOWNED
         if error is None or isinstance(error, AttemptInterrupted):
-            return Failed(None, limit)
-        return caught(error, limit)
+            return Failed(None, this.limit)
+        return caught(error, this.limit)
 
     def pause(self, work: Work, seconds: float) -> None:
         real = self.sleeping(max(min(seconds, work.deadline - self.now()), 0.0))
@@ -225,6 +225,10 @@ class ThreadPorts:
                     self._watchdog.start()
                     return
         self._pokes.put(True)
+
+    def hurry(self) -> None:
+        self._deadlines.hurry()
+        self._poke()
 
     def _watch(self) -> None:
         while True:

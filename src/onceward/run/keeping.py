@@ -1,0 +1,211 @@
+"""One consumer of a worker, kept consuming: through outages of its source or database, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from onceward.app.app import Consumer, Onceward
+from onceward.app.building import built, built_async
+from onceward.now import now
+from onceward.run.counting import AsyncCounted, Counted, Counts
+from onceward.run.messages import ConsumerStatus, State
+from onceward.settlement import Verdict
+from onceward.task.exceptions import ConfigurationError, OncewardError
+from onceward.task.mixins.policies import ConsumerPolicy
+from onceward.task.report import Report
+from onceward.task.steps import compute_backoff, text_of
+
+_log = logging.getLogger("onceward.run")
+
+FIRST_WAIT, LONGEST_WAIT = 0.25, 10.0
+"""Seconds between two tries during an outage."""
+TEN_YEARS = 10 * 365 * 86400.0
+
+
+class Keeper:
+    """Written for both modes; the subclasses say how to call and how to wait."""
+
+    def __init__(
+        self, app: Onceward, consumer: Consumer, drain: bool, on_change: Callable[[], None] = lambda: None
+    ) -> None:
+        self.app = app
+        self.consumer = consumer
+        self.state = State.STARTING
+        self.left = 0
+        """Deliveries that the source was not told the end of when the last call ended."""
+        self._drain = drain
+        self._policy = policy_of_run(consumer.policy, streaming=not drain)
+        self._on_change = on_change
+        self._counts = Counts(self._answered)
+        self._task: Any = None
+        self._problem: str | None = None
+        self._tries = 0
+        self._stopping = False
+
+    async def _consume(self) -> Report:
+        """Build the task, hand it to `_take`, and have it consume until it ends."""
+        raise NotImplementedError
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, or until `stop`."""
+        raise NotImplementedError
+
+    async def _keep(self) -> None:
+        while not self._stopping:
+            try:
+                await self._consume()
+            except Exception as error:
+                if not is_outage(error):
+                    raise
+                self.left = self._counts.call_ended()
+                await self._wait_out(error)
+            else:
+                self.left = self._counts.call_ended()
+                break
+        self._change(State.ENDED)
+
+    def _take(self, task: Any) -> Any:
+        self._task = task
+        if self._stopping:
+            task.stop()  # told so while the task was being built
+        return task
+
+    async def _wait_out(self, error: Exception) -> None:
+        if self._stopping:
+            _log.error("%s could not end well: %s", self.consumer.name, text_of(error))
+            return
+        wait = compute_backoff(FIRST_WAIT, 2.0, LONGEST_WAIT, self._tries)
+        self._tries += 1
+        self._problem = text_of(error)
+        _log.warning(
+            "%s waits for its source or database, next try in %.3g s: %s",
+            self.consumer.name, wait, self._problem,
+        )  # fmt: skip
+        self._change(State.WAITING)
+        await self._pause(wait)
+
+    def _answered(self) -> None:
+        self._tries = 0
+        if self.state in (State.STARTING, State.WAITING):
+            if self._problem is not None:
+                _log.info("%s consumes again", self.consumer.name)
+            self._problem = None
+            self._change(State.CONSUMING)
+
+    def _change(self, state: State) -> None:
+        self.state = state
+        self._on_change()
+
+    def stop(self) -> None:
+        """No new fetch; what is in flight ends, and the source is told."""
+        self._stopping = True
+        if self.state is not State.ENDED:
+            self.state = State.STOPPING
+        if self._task is not None:
+            self._task.stop()
+
+    def hurry(self) -> None:
+        if self._task is not None:
+            self._task.hurry()
+
+    @property
+    def stuck(self) -> int:
+        return 0 if self._task is None else self._task.stuck
+
+    def status(self) -> ConsumerStatus:
+        counts = self._counts
+        in_flight, oldest = counts.in_hand()
+        return ConsumerStatus(
+            name=self.consumer.name,
+            state=self.state,
+            succeeded=counts.told[Verdict.DONE],
+            failed=counts.told[Verdict.FAILED],
+            returned=counts.told[Verdict.RETURNED],
+            in_flight=in_flight,
+            oldest_since=oldest,
+            asking_since=counts.asking_since,
+            progress_at=counts.progress_at,
+            stuck=self.stuck,
+            problem=self._problem,
+        )
+
+
+class ThreadKeeper(Keeper):
+    """For `def`. It runs in a thread of its own."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._stopped = threading.Event()
+
+    def keep(self) -> None:
+        now(self._keep())
+
+    async def _consume(self) -> Report:
+        with built(self.app, self.consumer, partial(Counted, counts=self._counts)) as task:
+            return self._take(task).consume_transactions(self._policy)  # type: ignore[no-any-return]
+
+    async def _pause(self, seconds: float) -> None:
+        self._stopped.wait(seconds)
+
+    def stop(self) -> None:
+        super().stop()
+        self._stopped.set()
+
+
+class AsyncKeeper(Keeper):
+    """For `async def`. All of them run in one event loop."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._pausing: Callable[[], object] | None = None
+
+    async def keep(self) -> None:
+        await self._keep()
+
+    async def _consume(self) -> Report:
+        async with built_async(self.app, self.consumer, partial(AsyncCounted, counts=self._counts)) as task:
+            return await self._take(task).consume_transactions(self._policy)  # type: ignore[no-any-return]
+
+    async def _pause(self, seconds: float) -> None:
+        over, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._pausing = partial(loop.call_soon_threadsafe, over.set)
+        with suppress(TimeoutError):
+            if not self._stopping:
+                await asyncio.wait_for(over.wait(), seconds)
+        self._pausing = None
+
+    def stop(self) -> None:
+        super().stop()
+        wake = self._pausing
+        if wake is not None:
+            wake()
+
+
+def keeper_of(app: Onceward, consumer: Consumer, *more: Any) -> ThreadKeeper | AsyncKeeper:
+    return (AsyncKeeper if consumer.asynchronous else ThreadKeeper)(app, consumer, *more)
+
+
+def policy_of_run(policy: ConsumerPolicy, *, streaming: bool) -> ConsumerPolicy:
+    """A run ends when it is told to, or when there is nothing left: the limits of a single call do not count.
+
+    There is a time limit all the same, which is never reached: it is what lets attempts be cut off. See `hurry`.
+    """
+    changes = {"streaming": streaming, "limit": None, "timeout": TEN_YEARS}
+    return policy.model_copy(update={"loop": policy.loop.model_copy(update=changes)})
+
+
+def is_outage(error: Exception) -> bool:
+    """Whether it may work later: the world is to blame, and not the program or its configuration."""
+    from sqlalchemy.exc import DBAPIError
+    from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+    if isinstance(error, ConfigurationError):
+        return False
+    return isinstance(error, (OncewardError, OSError, sqlite3.Error, DBAPIError, PoolTimeout))

@@ -1,0 +1,106 @@
+"""A worker process, as the supervisor sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import Self
+
+import msgspec
+
+from onceward.run.messages import Assignment, WorkerStatus
+
+PROGRAM = (sys.executable, "-m", "onceward.run.worker")
+LONGEST_LINE = 1 << 20
+LAST_WORDS = 1.0
+"""Seconds to wait for what a worker said before it ended: a process that it started may keep the pipe open."""
+
+
+class WorkerProcess:
+    """A clean interpreter of its own, in a process group of its own: Ctrl-C is for the supervisor, which decides."""
+
+    def __init__(self, process: asyncio.subprocess.Process, control: int) -> None:
+        self.pid = process.pid
+        self.started_at = time.monotonic()
+        self.heard_at = self.started_at
+        self.status: WorkerStatus | None = None
+        self._process = process
+        self._control: int | None = control
+
+    @classmethod
+    async def start(cls, assignment: Assignment) -> Self:
+        control_end, control = os.pipe()
+        reports, reports_end = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *PROGRAM,
+                msgspec.json.encode(assignment).decode(),
+                str(control_end),
+                str(reports_end),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(control_end, reports_end),
+                process_group=0,
+            )
+        except BaseException:
+            os.close(control)
+            os.close(reports)
+            raise
+        finally:
+            os.close(control_end)
+            os.close(reports_end)
+        made = cls(process, control)
+        made._reading = asyncio.ensure_future(made._read(reports))
+        return made
+
+    _reading: asyncio.Future[None]
+
+    async def _read(self, reports: int) -> None:
+        lines = asyncio.StreamReader(LONGEST_LINE)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(reports, "rb", buffering=0)
+        )
+        try:
+            async for line in lines:
+                self.heard_at = time.monotonic()
+                self.status = msgspec.json.decode(line, type=WorkerStatus)
+        finally:
+            transport.close()
+
+    def ask(self, what: bytes) -> None:
+        if self._control is not None:
+            with suppress(BrokenPipeError):
+                os.write(self._control, what)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def ends_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), seconds)
+        return self._process.returncode is not None
+
+    async def wait(self) -> int:
+        """Its exit code, negative for a signal, when all that it said has been read."""
+        code = await self._process.wait()
+        if self._control is not None:
+            os.close(self._control)
+            self._control = None
+        await asyncio.wait([self._reading], timeout=LAST_WORDS)
+        self._reading.cancel()
+        return code
+
+
+def ending(code: int) -> str:
+    """How it ended, in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed by {name}"

@@ -1,0 +1,253 @@
+"""A worker process: builds the consumers of an app, keeps them consuming, and says every second what they do.
+
+    python -m onceward.run.worker ASSIGNMENT CONTROL REPORTS
+
+The last two are ends of pipes. What the supervisor wants comes by one of them; that it ends says that the supervisor is
+gone. Started by `processes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from math import inf
+from typing import Any, NamedTuple, NoReturn
+
+import msgspec
+
+from onceward.app.app import Onceward
+from onceward.app.loading import load_app
+from onceward.run.keeping import AsyncKeeper, ThreadKeeper, keeper_of
+from onceward.run.logs import start_logging
+from onceward.run.messages import (
+    CUT_OFF,
+    DRAIN,
+    ENDED,
+    HURRY,
+    MISUSED,
+    RECYCLED,
+    Assignment,
+    WorkerStatus,
+)
+from onceward.task.exceptions import ConfigurationError
+
+_log = logging.getLogger("onceward.run")
+
+FAILED = 1
+REPORT_EVERY = 1.0
+LANDING = 2.0
+"""Seconds that what is cut off has to end."""
+PARTING = 2.0
+"""Seconds for what the interpreter does at its end: a thread that is stuck could keep it for ever."""
+TELEMETRY = ("OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_", "ONCEWARD_TRACE_FILE")
+
+CHANGED = b""
+GONE = b"gone"
+
+
+class KeeperEnded(NamedTuple):
+    keeper: ThreadKeeper | AsyncKeeper
+    error: BaseException | None
+
+
+class Worker:
+    """Its main thread waits for what happens; consumers are in threads, and in one event loop."""
+
+    def __init__(self, assignment: Assignment, reports: int) -> None:
+        self._assignment = assignment
+        self._reports = reports
+        # A SimpleQueue, because signal handlers put into it.
+        self.events: queue.SimpleQueue[bytes | KeeperEnded] = queue.SimpleQueue()
+        self._keepers: list[ThreadKeeper | AsyncKeeper] = []
+        self._running: set[ThreadKeeper | AsyncKeeper] = set()
+        self._telemetry: Any = None
+        self._refused: str | None = None
+        self._code = ENDED
+        self._stopping = False
+        self._hurry_at = inf
+        self._leave_at = inf
+
+    def run(self) -> int:
+        """Returns the exit code."""
+        try:
+            app = self._app()
+        except ConfigurationError as error:
+            self._refuse(error)
+            self._report()
+            return self._code
+        except Exception:  # noqa: BLE001  of the app's own code
+            _log.critical("%s cannot be imported", self._assignment.target, exc_info=True)
+            return FAILED
+        self._start(app)
+        while self._running and time.monotonic() < self._leave_at:
+            self._hear()
+            if time.monotonic() >= self._hurry_at:
+                self._hurry()
+            if not self._stopping and any(keeper.stuck for keeper in self._keepers):
+                _log.warning("a thread is stuck: this worker ends when the rest of its work is done")
+                self._code = RECYCLED
+                self._stop()
+            self._report()
+        return self._code or (CUT_OFF if self._left() else ENDED)
+
+    def close(self) -> None:
+        if self._telemetry is not None:
+            self._telemetry.shutdown()
+
+    def _app(self) -> Onceward:
+        self._telemetry = _start_telemetry()
+        app = load_app(self._assignment.target)
+        app.override("command line", env=self._assignment.env, concurrency=self._assignment.concurrency)
+        return app
+
+    def _start(self, app: Onceward) -> None:
+        for consumer in app.consumers.values():
+            keeper = keeper_of(app, consumer, self._assignment.drain, lambda: self.events.put(CHANGED))
+            self._keepers.append(keeper)
+        self._running = set(self._keepers)
+        in_loop = []
+        for keeper in self._keepers:
+            if isinstance(keeper, AsyncKeeper):
+                in_loop.append(keeper)
+            else:
+                _daemon(self._keep_in_thread, keeper)
+        if in_loop:
+            _daemon(lambda: asyncio.run(self._keep_in_loop(in_loop)))
+
+    def _keep_in_thread(self, keeper: ThreadKeeper) -> None:
+        try:
+            keeper.keep()
+        except BaseException as error:  # noqa: BLE001  the main thread decides
+            self.events.put(KeeperEnded(keeper, error))
+        else:
+            self.events.put(KeeperEnded(keeper, None))
+
+    async def _keep_in_loop(self, keepers: Sequence[AsyncKeeper]) -> None:
+        async def keep(keeper: AsyncKeeper) -> None:
+            try:
+                await keeper.keep()
+            except BaseException as error:  # noqa: BLE001
+                self.events.put(KeeperEnded(keeper, error))
+            else:
+                self.events.put(KeeperEnded(keeper, None))
+
+        await asyncio.gather(*map(keep, keepers))
+
+    # ── what happens ────────────────────────────────────────────────────────────────────────────────────
+
+    def _hear(self) -> None:
+        until = min(REPORT_EVERY, max(min(self._hurry_at, self._leave_at) - time.monotonic(), 0.0))
+        with suppress(queue.Empty):
+            event = self.events.get(timeout=until)
+            while True:
+                self._obey(event)
+                event = self.events.get_nowait()
+
+    def _obey(self, event: bytes | KeeperEnded) -> None:
+        if isinstance(event, KeeperEnded):
+            self._running.discard(event.keeper)
+            if event.error is not None:
+                self._lost(event.keeper, event.error)
+        elif event == HURRY:
+            self._hurry()
+        elif event == GONE:
+            _log.error("the supervisor is gone: this worker ends when its work is done")
+            self._stop()
+        elif event == DRAIN:
+            self._stop()
+
+    def _lost(self, keeper: ThreadKeeper | AsyncKeeper, error: BaseException) -> None:
+        """A consumer that cannot go on takes its worker with it: half a worker would look like a whole one."""
+        if isinstance(error, (ConfigurationError, ImportError)):
+            self._refuse(error)
+        else:
+            _log.critical("%s broke", keeper.consumer.name, exc_info=error)
+            self._code = self._code or FAILED
+        self._stop()
+
+    def _refuse(self, error: Exception) -> None:
+        self._refused = self._refused or str(error)
+        self._code = MISUSED
+
+    def _stop(self) -> None:
+        if not self._stopping:
+            self._stopping = True
+            self._hurry_at = time.monotonic() + self._assignment.grace
+        for keeper in self._running:
+            keeper.stop()
+
+    def _hurry(self) -> None:
+        self._stop()
+        self._hurry_at = inf
+        self._leave_at = min(self._leave_at, time.monotonic() + LANDING)
+        for keeper in self._running:
+            keeper.hurry()
+
+    def _left(self) -> int:
+        """Deliveries whose end the source has not been told."""
+        return sum(
+            keeper.status().in_flight if keeper in self._running else keeper.left for keeper in self._keepers
+        )
+
+    def _report(self) -> None:
+        status = WorkerStatus(consumers=[keeper.status() for keeper in self._keepers], refused=self._refused)
+        with suppress(BrokenPipeError):  # which `GONE` is about
+            os.write(self._reports, msgspec.json.encode(status) + b"\n")
+
+
+def _daemon(target: Any, *args: Any) -> None:
+    threading.Thread(target=target, args=args, daemon=True, name="onceward-run").start()
+
+
+def _listen(control: int, events: queue.SimpleQueue[Any]) -> None:
+    with os.fdopen(control, "rb", buffering=0) as pipe:
+        for line in pipe:
+            events.put(line)
+    events.put(GONE)
+
+
+def _start_telemetry() -> Any:
+    """If the environment asks for it."""
+    if not any(name.startswith(TELEMETRY) for name in os.environ):
+        return None
+    from onceward.telemetry.setup import setup
+
+    try:
+        return setup()
+    except (ImportError, ValueError, OSError) as error:
+        more = ""
+        if isinstance(error, OSError):
+            more = "; an exporter that opens a port is for one process: take otlp, or /metrics of --health"
+        raise ConfigurationError(f"telemetry cannot start: {error}{more}") from error
+
+
+def main() -> NoReturn:
+    assignment = msgspec.json.decode(sys.argv[1], type=Assignment)
+    worker = Worker(assignment, reports=int(sys.argv[3]))
+    for each in (signal.SIGTERM, signal.SIGINT):  # from outside: the supervisor has its pipe
+        signal.signal(each, lambda *_: worker.events.put(DRAIN))
+    faulthandler.register(signal.SIGUSR1)  # to see where it hangs
+    _daemon(_listen, int(sys.argv[2]), worker.events)
+    start_logging(assignment.log_format, assignment.log_level, assignment.number)
+    code = worker.run()
+    _daemon(_leave_for_certain, code)
+    worker.close()
+    sys.exit(code)
+
+
+def _leave_for_certain(code: int) -> None:
+    time.sleep(PARTING)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
