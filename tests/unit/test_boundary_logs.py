@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from onceward.boundary.logs import ConsoleFormatter, JsonFormatter, start_logging
+from onceward.boundary.logs import fields, start_logging
+from onceward.telemetry.lines import ConsoleLines, JsonLines
 
 log = logging.getLogger("onceward.boundary")
 
@@ -35,7 +36,7 @@ def record(message: str, *arguments: object, **more: Any) -> logging.LogRecord:
 
 
 def as_json(made: logging.LogRecord) -> dict[str, Any]:
-    line = JsonFormatter().format(made)
+    line = JsonLines(fields).format(made)
     assert line.isascii()
     assert len(line.splitlines()) == 1
     found: dict[str, Any] = json.loads(line)
@@ -80,11 +81,11 @@ def test_an_exception_is_in_the_line_with_its_traceback() -> None:
     except ValueError as error:
         made = record("failed", exc_info=(type(error), error, error.__traceback__))
     assert as_json(made)["traceback"].endswith("ValueError: broken")
-    assert ConsoleFormatter().format(made).endswith("ValueError: broken")
+    assert ConsoleLines(fields).format(made).endswith("ValueError: broken")
 
 
 def test_a_line_for_people_has_the_same() -> None:
-    line = ConsoleFormatter().format(record("appended", message_id="m1", offset=7, created=0))
+    line = ConsoleLines(fields).format(record("appended", message_id="m1", offset=7, created=0))
     assert line == "1970-01-01T00:00:00.000+00:00 WARNING appended  message_id=m1  offset=7"
 
 
