@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+SITE    = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench conformance proto format clean
+.PHONY: help demo test lint bench conformance proto docs format clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || grep '##' $(MAKEFILE_LIST)
@@ -23,6 +24,7 @@ lint: $(VENV)/.test ## Check style, types, import directions and generated docs
 	@$(BIN)/lint-imports --no-cache | tail -n 3
 	@$(BIN)/python spec/conformance.py --check
 	@$(BIN)/python proto/generate.py --check
+	@$(SITE) --site-dir $(VENV)/site > $(VENV)/site.log 2>&1 || { cat $(VENV)/site.log; exit 1; }
 
 bench: $(VENV)/.test ## Measure, beside bare loops in the same run, and print ratios
 	@$(BIN)/python -m bench
@@ -33,11 +35,14 @@ conformance: $(VENV)/.test ## Write docs/conformance.md anew
 proto: $(VENV)/.test ## Write src/onceward/boundary/v1 anew from boundary.proto
 	@$(BIN)/python proto/generate.py
 
+docs: $(VENV)/.test ## Build the documentation into site/
+	@$(SITE)
+
 format: $(VENV)/.test ## Put the code into shape
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
 clean: ## Remove everything that was made
-	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # hatchling and editables build the package without pip's isolated, unpinned environment.
@@ -46,7 +51,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "onceward needs Python 3.11 or later; say make PYTHON=/path/to/python3.11")'
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --constraint constraints.txt hatchling editables
-	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable .
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[asyncio,boundary]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.core

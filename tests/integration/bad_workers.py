@@ -1,4 +1,4 @@
-"""Workers of the demo that are wrong in one way each: `python bad_workers.py WHICH SETUP NAME`."""
+"""Workers of the demo that are wrong in one way each: `python bad_workers.py WHICH SETUP URL NAME`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import sys
 from typing import Any
 
 from onceward.cli.demo import worker
-from onceward.cli.demo.ledger import Ledger
+from onceward.cli.demo.tasks import ShipOrder
+from onceward.transaction import Transaction
+
+LOST, DOUBLED = "order-000007", "order-000011"
 
 
-def forgetful(*arguments: str) -> None:
-    """Its ledger charges an order as often as it comes."""
-    really_new = Ledger._is_new
+def careless(*arguments: str) -> None:
+    """It acknowledges one order without shipping it, and ships another one twice."""
+    ship = ShipOrder.process_transaction
 
-    def always_new(self: Ledger, *arguments: Any) -> bool:
-        really_new(self, *arguments)
-        return True
+    def ship_carelessly(self: ShipOrder, transaction: Transaction, session: Any) -> None:
+        for _ in range({LOST: 0, DOUBLED: 2}.get(transaction.id, 1)):
+            ship(self, transaction, session)
 
-    Ledger._is_new = always_new  # type: ignore[method-assign]
+    ShipOrder.process_transaction = ship_carelessly  # type: ignore[method-assign]
     worker.main(*arguments)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -458,17 +457,3 @@ def test_a_connector_that_only_produces_does_not_consume_and_the_other_way_round
         site.fetch(site.connector(None))
     with pytest.raises(ConfigurationError, match="from_zone and to_zone"):
         site.dispatch(site.connector(from_zone=None, to_zone=None), made(1))
-
-
-@pytest.mark.without("asyncio")
-def test_the_example_of_the_documentation_runs(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = (Path(__file__).parents[2] / "docs/boundary-engine.md").read_text("utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "example"}
-    exec(example.replace("http://127.0.0.1:7700", site.url), names)
-    names["engine"].dispose()
-    assert capsys.readouterr().out == "1 of 1\n"
-    assert site.cursor("hq-billing") == 1
