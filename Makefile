@@ -51,7 +51,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "onceward needs Python 3.11 or later; say make PYTHON=/path/to/python3.11")'
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --constraint constraints.txt hatchling editables
-	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[asyncio,boundary]'
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[boundary]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.core

@@ -1,4 +1,9 @@
-"""Whether the books balance: every order that was produced is applied or a dead letter, once, to the cent."""
+"""Whether the books balance: nothing lost between two stages, and every effect there once, to the piece.
+
+produced  = appended + duplicates       at the shop
+appended  = forwarded                   the same facts in the same order in both logs
+forwarded = applied + dead letters      each applied once, at the warehouse
+"""
 
 from __future__ import annotations
 
@@ -13,53 +18,105 @@ SHOWN = 5
 """How many ids a problem names."""
 
 
-class Balance(msgspec.Struct, frozen=True, kw_only=True):
-    """Orders and cents. `problems` is empty when everything is as it must be."""
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What each stage has, read from where it is kept. Nothing here is taken from what workers report."""
 
     produced: int
+    """Messages that were acknowledged to the producer."""
+    duplicates: int
+    """Appends that the shop's server knew already."""
+    shop: list[str]
+    """The ids in the shop's log, in its order."""
+    warehouse: list[str]
+    effects: dict[str, int]
+    """How often each order was shipped."""
+    dead: set[str]
+    """The orders whose dead letters are left."""
+    stock: dict[str, int]
+    """Pieces that left, by article."""
+
+
+class Balance(msgspec.Struct, frozen=True, kw_only=True):
+    """`problems` is empty when everything is as it must be."""
+
+    messages: int
+    produced: int
+    duplicates: int
+    appended: int
+    forwarded: int
+    same_log: bool
+    """Both zones have the same facts in the same order."""
     applied: int
-    dead_lettered: int
+    """Orders with an effect."""
+    dead_letters: int
     lost: int
-    expected_cents: int
-    """What the applied orders are worth, by the list they were made from."""
-    ledger_cents: int
-    """What the accounts of the ledger hold."""
+    """Orders without an effect that are no dead letter either."""
+    twice: int
+    """Orders with more than one effect."""
+    expected_pieces: int
+    """What the applied orders asked for, by the list they were made from."""
+    pieces: int
+    """What the stock says has left."""
     problems: tuple[str, ...]
 
-    @property
-    def balanced(self) -> bool:
-        return not self.problems
 
-
-def strike_balance(
-    orders: Sequence[Order],
-    applied: Set[str],
-    dead: Set[str],
-    accounts: Mapping[str, int],
-    left_in_queue: int,
-) -> Balance:
-    """Compare what was produced with where it ended. Nothing here is taken from what workers report."""
-    produced = {order.id for order in orders}
+def strike_balance(orders: Sequence[Order], messages: int, found: Evidence) -> Balance:
+    """Compare each stage with the one before it."""
+    ordered = {order.id for order in orders}
+    applied = found.effects.keys()
+    lost = ordered - applied - found.dead
+    twice = {order for order, times in found.effects.items() if times > 1}
     expected = Counter[str]()
     for order in orders:
         if order.id in applied:
-            expected[order.account] += order.cents
-    lost = produced - applied - dead
+            expected[order.article] += order.pieces
     return Balance(
-        produced=len(produced),
+        messages=messages,
+        produced=found.produced,
+        duplicates=found.duplicates,
+        appended=len(found.shop),
+        forwarded=len(found.warehouse),
+        same_log=found.shop == found.warehouse,
         applied=len(applied),
-        dead_lettered=len(dead),
+        dead_letters=len(found.dead),
         lost=len(lost),
-        expected_cents=expected.total(),
-        ledger_cents=sum(accounts.values()),
+        twice=len(twice),
+        expected_pieces=expected.total(),
+        pieces=sum(found.stock.values()),
         problems=(
-            *_about_orders("neither applied nor a dead letter", lost),
-            *_about_orders("both applied and a dead letter", applied & dead),
-            *_about_orders("in the books, but never produced", (applied | dead) - produced),
-            *_about_accounts(expected, accounts),
-            *([f"{left_in_queue:,} messages are still in the queue"] if left_in_queue else []),
+            *_about_producing(messages, found),
+            *_about_orders("not in the shop's log", ordered - set(found.shop)),
+            *_about_forwarding(found),
+            *_about_orders("neither shipped nor a dead letter", lost),
+            *_about_orders("shipped more than once", twice),
+            *_about_orders("both shipped and a dead letter", applied & found.dead),
+            *_about_orders("in the books, but were never placed", (applied | found.dead) - ordered),
+            *_about_stock(expected, found.stock),
         ),
     )
+
+
+def _about_producing(messages: int, found: Evidence) -> list[str]:
+    problems = []
+    if found.produced != messages:
+        problems.append(f"{messages:,} messages were to be produced, and {found.produced:,} were")
+    if found.produced != len(found.shop) + found.duplicates:
+        problems.append(
+            f"{found.produced:,} messages were produced, but {len(found.shop):,} were appended and "
+            f"{found.duplicates:,} were duplicates"
+        )
+    return problems
+
+
+def _about_forwarding(found: Evidence) -> list[str]:
+    missing, foreign = set(found.shop) - set(found.warehouse), set(found.warehouse) - set(found.shop)
+    problems = [
+        *_about_orders("in the shop's log, and did not come to the warehouse", missing),
+        *_about_orders("in the warehouse's log, and not in the shop's", foreign),
+    ]
+    if not problems and found.shop != found.warehouse:
+        return ["the warehouse has the facts of the shop more than once, or in another order"]
+    return problems
 
 
 def _about_orders(what: str, ids: Set[str]) -> list[str]:
@@ -69,9 +126,9 @@ def _about_orders(what: str, ids: Set[str]) -> list[str]:
     return [f"{len(ids):,} orders are {what}: {', '.join(sorted(ids)[:SHOWN])}{more}"]
 
 
-def _about_accounts(expected: Mapping[str, int], found: Mapping[str, int]) -> list[str]:
+def _about_stock(expected: Mapping[str, int], found: Mapping[str, int]) -> list[str]:
     return [
-        f"{name} holds {found.get(name, 0):,} cents where its applied orders are worth {expected.get(name, 0):,}"
+        f"{found.get(name, 0):,} pieces of {name} left the stock where its shipped orders are {expected.get(name, 0):,}"
         for name in sorted(expected.keys() | found.keys())
         if expected.get(name, 0) != found.get(name, 0)
     ]

@@ -1,35 +1,71 @@
-"""All places where the state of a demo can be read: queue, ledger and journal."""
+"""All places where the state of a demo can be read: both boundaries, ledger, dead letters and journal."""
 
 from __future__ import annotations
 
+from collections import Counter
+from types import TracebackType
+from typing import Self
+
+from onceward.cli.demo.balance import Evidence
 from onceward.cli.demo.journal import JournalReader
-from onceward.cli.demo.ledger import LedgerReader
-from onceward.cli.demo.result import Crash, Progress
-from onceward.cli.demo.setup import Setup
-from onceward.connectors import DeadLetter, SqliteConnector
+from onceward.cli.demo.ledger import LedgerReader, open_engine
+from onceward.cli.demo.result import Progress
+from onceward.cli.demo.sending import Sending
+from onceward.cli.demo.setup import CONSUMER, Setup
+from onceward.cli.demo.wire import Wire
+from onceward.cli.demo.zones import Zones
+from onceward.deadletters import DeadLetter, DeadLetters, Filter, Status
 
 
 class Books:
-    """Read by the parent while workers write."""
+    """Read by the parent while others write."""
 
-    def __init__(self, setup: Setup, queue: SqliteConnector) -> None:
+    def __init__(self, setup: Setup, zones: Zones, wire: Wire, sending: Sending) -> None:
         self.ledger = LedgerReader(setup.ledger)
         self.journal = JournalReader(setup.journal)
-        self._queue = queue
+        self._engine = open_engine(setup.ledger)
+        self.letters = DeadLetters(self._engine)
+        self._zones = zones
+        self._wire = wire
+        self._sending = sending
 
-    def progress(self, crash: Crash | None) -> Progress:
-        counts = self._queue.counts()
-        return Progress(
-            applied=self.ledger.count(),
-            dead=counts["dead"],
-            duplicates=self.ledger.duplicates(),
-            redelivered=0 if crash is None else self.journal.redelivered_after(crash.process),
-            in_queue=counts["ready"] + counts["leased"] + counts["delayed"],
-        )
+    def __enter__(self) -> Self:
+        return self
 
-    def dead_letters(self) -> list[DeadLetter]:
-        return self._queue.dead_letters(limit=max(1, self._queue.counts()["dead"]))
-
-    def close(self) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.ledger.close()
         self.journal.close()
+        self._engine.dispose()
+
+    def progress(self) -> Progress:
+        warehouse = self._zones.warehouse.stats()
+        return Progress(
+            produced=self._sending.produced,
+            duplicates=self._zones.shop.duplicates(),
+            appended=self._zones.shop.stats().last,
+            forwarded=warehouse.last,
+            confirmed=warehouse.confirmed(CONSUMER),
+            applied=self.ledger.count(),
+            dead=self.ledger.letters(Status.OPEN),
+            redriven=self.ledger.letters(Status.RESOLVED),
+            link_is_up=self._wire.is_up,
+        )
+
+    def open_letters(self) -> list[DeadLetter]:
+        return self.letters.find(Filter(status=Status.OPEN), limit=1_000_000)
+
+    def evidence(self) -> Evidence:
+        return Evidence(
+            produced=self._sending.produced,
+            duplicates=self._zones.shop.duplicates(),
+            shop=self._zones.shop.ids(),
+            warehouse=self._zones.warehouse.ids(),
+            effects=self.ledger.effects(),
+            dead={letter.message_id for letter in self.open_letters()},
+            stock=self.ledger.stock(),
+        )
+
+    def letters_by_category(self) -> Counter[str]:
+        return Counter(str(letter.category) for letter in self.open_letters())

@@ -17,18 +17,28 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from onceward.cli.demo import story, summary
-from onceward.cli.demo.crew import WorkerDied
-from onceward.cli.demo.screen import open_screen
+from onceward.cli.boundary_calling import installed
 from onceward.cli.demo.setup import Setup
+
+DEMO_EXAMPLES = """
+Examples:
+
+- `onceward demo` to watch it
+
+- `onceward demo --orders 10000` for a longer look
+
+- `onceward demo --data ./demo` to look into logs, ledger and dead letters afterwards
+
+- `onceward demo --json | jq .balance` for machines
+"""
 
 
 def demo(
     orders: Annotated[
         int, typer.Option(min=100, max=100_000, metavar="N", help="How many different orders.")
-    ] = 3000,
+    ] = 2000,
     workers: Annotated[
-        int, typer.Option(min=1, max=16, metavar="N", help="How many consuming processes.")
+        int, typer.Option(min=1, max=8, metavar="N", help="How many consuming processes.")
     ] = 2,
     seed: Annotated[int, typer.Option(metavar="N", help="The same seed makes the same orders.")] = 1,
     data: Annotated[
@@ -37,7 +47,7 @@ def demo(
             metavar="DIR",
             file_okay=False,
             show_default="a temporary one, removed at the end",
-            help="Folder for the queue, the ledger and the workers' logs. What you name is kept.",
+            help="Folder for the stores, the ledger and all logs. What you name is kept.",
         ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary folder.")] = False,
@@ -45,12 +55,18 @@ def demo(
 ) -> None:
     """Produce, consume, crash and balance some thousand orders.
 
-    Orders go through a queue in SQLite to two worker processes. Some are sent twice, some are refused, some
-    fail or hang before they succeed, and one worker is killed with -9 in the middle of a batch and started
-    again. At the end, every order must be applied once or be a dead letter.
+    A shop produces orders into its boundary. A warehouse forwards them to its own, where two worker processes ship
+    them. Some are sent twice, some are refused, some fail or hang before they succeed. The link between the zones is
+    cut for a while, one worker is killed with -9 in the middle of a batch, and a dead letter is redriven after its
+    cause was mended. At the end, every order must be shipped once or be a dead letter.
 
-    Exit code: 0 if it balances, 1 if it does not, 2 for wrong arguments, 130 after Ctrl-C.
+    Exit code: 0 if it balances, 1 if it does not, 2 for wrong arguments or missing packages, 130 after Ctrl-C.
     """
+    with installed(as_json):
+        from onceward.cli.demo import story, summary
+        from onceward.cli.demo.processes import ChildDied
+        from onceward.cli.demo.screen import open_screen
+        from onceward.task.exceptions import OncewardError
     err = Console(stderr=True)
     try:
         with _interruptible(), _folder(data, keep) as folder:
@@ -60,11 +76,11 @@ def demo(
     except (sqlite3.Error, OSError) as error:  # a full disk, a folder that was taken away
         _say_error(err, f"the demo cannot go on: {error}", as_json)
         raise typer.Exit(1) from None
-    except WorkerDied as error:
+    except (ChildDied, OncewardError) as error:
         _say_error(err, str(error), as_json)
         raise typer.Exit(1) from None
     except Interrupted as error:
-        _say_error(err, "interrupted; the workers have ended", as_json)
+        _say_error(err, "interrupted; all processes of the demo have ended", as_json)
         raise typer.Exit(128 + error.signal) from None
     kept = folder if folder.exists() else None
     if as_json:

@@ -12,7 +12,7 @@ PATIENCE = 10.0
 
 
 def create(path: Path, schema: str) -> None:
-    """Make the file with these tables, unless it is there."""
+    """Make the file with these tables."""
     with closing(sqlite3.connect(path, timeout=PATIENCE)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.executescript(schema)

@@ -1,6 +1,6 @@
-"""Who was given which message, and what became of it: how the demo knows what a crash left open.
+"""Who was given which order, and what became of it: how the demo knows what a crash left open.
 
-Only the demo's figures need this. The queue keeps its own count, and the balance does not look here.
+Only the demo's figures need this. The boundary has its cursor, and the balance does not look here.
 """
 
 from __future__ import annotations
@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from onceward.cli.demo import files
-from onceward.cli.demo.orders import message_number
 from onceward.connectors import Connector
-from onceward.settlement import Settlement, Verdict
+from onceward.settlement import Settlement
 from onceward.transaction import Transaction
 
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS deliveries (
-    number INTEGER PRIMARY KEY, message INTEGER NOT NULL, worker TEXT NOT NULL, verdict TEXT
-);
-CREATE INDEX IF NOT EXISTS deliveries_by_message ON deliveries (message);
+CREATE TABLE deliveries (number INTEGER PRIMARY KEY, id TEXT NOT NULL, worker TEXT NOT NULL, verdict TEXT);
+CREATE INDEX deliveries_by_id ON deliveries (id);
 """
 
 
@@ -31,24 +28,23 @@ class JournaledConnector:
         self._inside = inside
         self._path = path
         self._worker = worker
-        files.create(path, SCHEMA)
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         fetched = self._inside.fetch_transactions(batch_size, **extra)
         if fetched:
             with files.writing(self._path) as journal:
                 journal.executemany(
-                    "INSERT INTO deliveries (message, worker) VALUES (?, ?)",
-                    [(message_number(transaction), self._worker) for transaction in fetched],
+                    "INSERT INTO deliveries (id, worker) VALUES (?, ?)",
+                    [(transaction.id, self._worker) for transaction in fetched],
                 )
         return fetched
 
     def settle_transactions(self, settlements: Sequence[Settlement], /) -> None:
-        # Written down first: what the journal calls open is then open in the queue, whenever the kill comes.
+        # Written down first: what the journal calls open is then open at the source, whenever the kill comes.
         with files.writing(self._path) as journal:
             journal.executemany(
-                "UPDATE deliveries SET verdict = ? WHERE message = ? AND worker = ? AND verdict IS NULL",
-                [(each.verdict, message_number(each.transaction), self._worker) for each in settlements],
+                "UPDATE deliveries SET verdict = ? WHERE id = ? AND worker = ? AND verdict IS NULL",
+                [(each.verdict, each.transaction.id, self._worker) for each in settlements],
             )
         self._inside.settle_transactions(settlements)
 
@@ -66,31 +62,25 @@ class JournalReader:
     """What the journal says, without holding anybody up."""
 
     def __init__(self, path: Path) -> None:
-        files.create(path, SCHEMA)
         self._journal = files.reader(path)
 
-    def held_by(self, worker: str) -> set[int]:
-        """The messages that were given to this worker and that it has not settled."""
+    def held_by(self, worker: str) -> set[str]:
+        """The orders that were given to this worker and that it has not settled."""
         rows = self._journal.execute(
-            "SELECT message FROM deliveries WHERE worker = ? AND verdict IS NULL", (worker,)
+            "SELECT id FROM deliveries WHERE worker = ? AND verdict IS NULL", (worker,)
         )
-        return {message for (message,) in rows}
+        return {order for (order,) in rows}
 
-    def redelivered_after(self, worker: str) -> int:
-        """How many messages that this worker, now dead, did not bring to an end were delivered again.
-
-        One that it reported as failed is not among them: that would have come again without the crash.
-        """
+    def came_again(self, worker: str) -> int:
+        """How many orders that this worker, now dead, did not settle were given to somebody after that."""
         row = self._journal.execute(
             """
-            SELECT count(DISTINCT message) FROM deliveries AS lost
-            WHERE worker = ? AND coalesce(verdict, ?) = ?
-            AND EXISTS (SELECT 1 FROM deliveries WHERE message = lost.message AND number > lost.number)
+            SELECT count(DISTINCT id) FROM deliveries AS lost WHERE worker = ? AND verdict IS NULL
+            AND EXISTS (SELECT 1 FROM deliveries WHERE id = lost.id AND number > lost.number)
             """,
-            (worker, Verdict.DONE, Verdict.DONE),
+            (worker,),
         ).fetchone()
-        number: int = row[0]
-        return number
+        return int(row[0])
 
     def close(self) -> None:
         self._journal.close()

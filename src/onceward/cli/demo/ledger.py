@@ -1,90 +1,85 @@
-"""Where orders take effect.
+"""Where orders take effect: shipments and stock, in the database that also has the inbox and the dead letters.
 
-A queue can only promise to deliver at least once. That an order takes effect once is the ledger's doing: it
-writes down the order's id and its effect in one transaction, so an id that is there has had its effect.
+Nothing here keeps an order from being shipped twice. That it is not is the inbox's doing, and the balance would tell.
 """
 
 from __future__ import annotations
 
-import sqlite3
+from collections import Counter
 from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, event
 
 from onceward.cli.demo import files
-from onceward.cli.demo.orders import Order
+from onceward.cli.demo.orders import ARTICLES
+from onceward.inbox import Contract, Inbox
 
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY NOT NULL, cents INTEGER NOT NULL, message INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS accounts (name TEXT PRIMARY KEY NOT NULL, cents INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS recognised (id TEXT NOT NULL, message INTEGER NOT NULL, redelivery INTEGER NOT NULL);
+CREATE TABLE shipments (id TEXT NOT NULL, article TEXT NOT NULL, pieces INTEGER NOT NULL, packed_by TEXT NOT NULL);
+CREATE TABLE stock (article TEXT PRIMARY KEY NOT NULL, shipped INTEGER NOT NULL DEFAULT 0);
 """
 
 
-class Ledger:
-    """A service for tasks. Safe for any number of threads and processes."""
+def create(path: Path, contract: Contract) -> None:
+    """The ledger with its articles, and the inbox with its consumer."""
+    files.create(path, SCHEMA)
+    with files.writing(path) as ledger:
+        ledger.executemany("INSERT INTO stock (article) VALUES (?)", [(article,) for article in ARTICLES])
+    engine = open_engine(path)
+    inbox = Inbox(engine)
+    inbox.migrate()
+    inbox.register(contract)
+    engine.dispose()
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        files.create(path, SCHEMA)
 
-    def apply(self, order: Order, message: int) -> bool:
-        """Charge the order to its account. False: it was charged before, and nothing is done."""
-        with files.writing(self._path) as ledger:
-            if not self._is_new(ledger, order, message):
-                return False
-            ledger.execute(
-                "INSERT INTO accounts VALUES (:account, :cents) "
-                "ON CONFLICT (name) DO UPDATE SET cents = cents + :cents",
-                {"account": order.account, "cents": order.cents},
-            )
-            return True
+def open_engine(path: Path) -> Engine:
+    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": files.PATIENCE})
+    # Committed is durable against a kill; against a power cut too would cost a disk flush for every order.
+    event.listen(engine, "connect", lambda raw, _: raw.execute("PRAGMA synchronous = NORMAL").close())
+    return engine
 
-    def _is_new(self, ledger: sqlite3.Connection, order: Order, message: int) -> bool:
-        written = ledger.execute(
-            "INSERT INTO orders VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING",
-            (order.id, order.cents, message),
-        )
-        if written.rowcount == 1:
-            return True
-        ledger.execute(
-            "INSERT INTO recognised SELECT id, :message, message = :message FROM orders WHERE id = :id",
-            {"id": order.id, "message": message},
-        )
-        return False
+
+def add_article(path: Path, article: str) -> None:
+    with files.writing(path) as ledger:
+        ledger.execute("INSERT INTO stock (article) VALUES (?)", (article,))
 
 
 class LedgerReader:
     """What the ledger says, without holding anybody up."""
 
     def __init__(self, path: Path) -> None:
-        files.create(path, SCHEMA)
         self._ledger = files.reader(path)
 
     def count(self) -> int:
         """Orders that have taken effect."""
-        return self._number("SELECT count(*) FROM orders")
+        return int(self._rows("SELECT count(DISTINCT id) FROM shipments")[0][0])
 
-    def duplicates(self) -> int:
-        """Copies of orders that were seen and left out."""
-        return self._number("SELECT count(DISTINCT message) FROM recognised WHERE NOT redelivery")
+    def effects(self) -> Counter[str]:
+        """How often each order was shipped."""
+        return Counter(dict(self._rows("SELECT id, count(*) FROM shipments GROUP BY id")))
 
-    def redeliveries(self) -> int:
-        """How often a message was left out because it had been dealt with in an earlier delivery."""
-        return self._number("SELECT count(*) FROM recognised") - self.duplicates()
+    def packed_by(self, process: str) -> set[str]:
+        """The orders to which this process gave their effect."""
+        return {order for (order,) in self._rows("SELECT id FROM shipments WHERE packed_by = ?", process)}
 
-    def ids(self) -> set[str]:
-        return {order for (order,) in self._ledger.execute("SELECT id FROM orders")}
+    def shares(self) -> dict[str, int]:
+        """Shipments by the process that made them."""
+        return dict(
+            self._rows("SELECT packed_by, count(*) FROM shipments GROUP BY packed_by ORDER BY packed_by")
+        )
 
-    def messages(self) -> set[int]:
-        """The numbers of the messages that have taken effect."""
-        return {message for (message,) in self._ledger.execute("SELECT message FROM orders")}
+    def stock(self) -> dict[str, int]:
+        """Pieces that left, by article."""
+        return dict(self._rows("SELECT article, shipped FROM stock"))
 
-    def accounts(self) -> dict[str, int]:
-        """Cents by account."""
-        return dict(self._ledger.execute("SELECT name, cents FROM accounts"))
+    def letters(self, status: str) -> int:
+        """Dead letters of this status."""
+        found = self._rows("SELECT count(*) FROM onceward_dead_letters WHERE status = ?", status)
+        return int(found[0][0])
 
     def close(self) -> None:
         self._ledger.close()
 
-    def _number(self, query: str) -> int:
-        number: int = self._ledger.execute(query).fetchone()[0]
-        return number
+    def _rows(self, query: str, *values: str) -> list[Any]:
+        return self._ledger.execute(query, values).fetchall()

@@ -10,7 +10,11 @@ import msgspec
 
 from onceward.transaction import Transaction
 
-ACCOUNTS = 40
+ARTICLES = tuple(f"article-{number:02}" for number in range(1, 41))
+"""What the warehouse has from the beginning."""
+NEW_ARTICLE = "article-new"
+"""What the shop sells already, and the warehouse does not have in its list yet."""
+PLACED = "placed"
 
 
 class Fate(StrEnum):
@@ -20,29 +24,45 @@ class Fate(StrEnum):
     TWICE = "twice"
     """It is sent twice, under the same id, as by an impatient client."""
     REFUSED = "refused"
-    """Its card has expired. No retry will help."""
+    """The carrier does not go there. No retry will help."""
     FLAKY = "flaky"
-    """The card service fails, and then does not."""
+    """The carrier's service fails, and then does not."""
     HANGING = "hanging"
-    """The card service does not answer the first time."""
+    """The carrier's service does not answer the first time."""
     POISON = "poison"
-    """The card service fails whenever it is asked."""
+    """The carrier's service fails whenever it is asked."""
+    UNLISTED = "unlisted"
+    """Its article is not in the warehouse's list, until somebody mends that."""
 
 
-SHARES = {Fate.TWICE: 0.05, Fate.REFUSED: 0.04, Fate.FLAKY: 0.08, Fate.HANGING: 0.01, Fate.POISON: 0.001}
+SHARES = {
+    Fate.TWICE: 0.05,
+    Fate.REFUSED: 0.02,
+    Fate.FLAKY: 0.05,
+    Fate.HANGING: 0.002,
+    Fate.POISON: 0.001,
+    Fate.UNLISTED: 0.0,
+}
 """Of all orders; at least one of each. The others are plain."""
 
 
 class Order(msgspec.Struct, frozen=True):
     id: str
-    account: str
-    cents: int
+    article: str
+    pieces: int
     fate: Fate
 
     @classmethod
     def of(cls, transaction: Transaction) -> Order:
         """The order that a transaction carries."""
-        return cls(transaction.id, **{**transaction.payload, "fate": Fate(transaction.payload["fate"])})
+        return msgspec.convert({"id": transaction.id, **transaction.payload["object"]}, cls)
+
+    def placed(self) -> Transaction:
+        """The fact that it was placed. However often it is told, it has the same id."""
+        told = {"article": self.article, "pieces": self.pieces, "fate": str(self.fate)}
+        return Transaction(
+            id=self.id, payload={"subject": f"order:{self.id}", "predicate": PLACED, "object": told}
+        )
 
 
 def make_orders(number: int, seed: int) -> list[Order]:
@@ -54,8 +74,8 @@ def make_orders(number: int, seed: int) -> list[Order]:
     return [
         Order(
             f"order-{position:06}",
-            f"account-{random.randrange(ACCOUNTS):02}",
-            random.randrange(100, 20_000),
+            NEW_ARTICLE if fate is Fate.UNLISTED else random.choice(ARTICLES),
+            random.randint(1, 9),
             fate,
         )
         for position, fate in enumerate(fates, start=1)
@@ -63,28 +83,11 @@ def make_orders(number: int, seed: int) -> list[Order]:
 
 
 def make_messages(orders: Sequence[Order], seed: int) -> list[Transaction]:
-    """The orders as they are sent: those that are sent twice come again, anywhere later.
-
-    Copies of an order share its id. Their number, in the metadata, tells a copy from a redelivery; only the
-    demo's figures need that.
-    """
+    """The orders as they are sent: those that are sent twice come again, anywhere later."""
     random = Random(seed)
     places = [(float(place), order) for place, order in enumerate(orders)]
     places += [
         (random.uniform(place, len(orders)), order) for place, order in places if order.fate is Fate.TWICE
     ]
     places.sort(key=lambda placed: placed[0])
-    return [
-        Transaction(
-            id=order.id,
-            payload={"account": order.account, "cents": order.cents, "fate": str(order.fate)},
-            metadata={"message": number},
-            source="demo",
-        )
-        for number, (_, order) in enumerate(places)
-    ]
-
-
-def message_number(transaction: Transaction) -> int:
-    number: int = transaction.metadata["message"]
-    return number
+    return [order.placed() for _, order in places]

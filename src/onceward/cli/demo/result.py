@@ -8,20 +8,37 @@ from onceward.cli.demo.balance import Balance
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the workers are, in orders."""
+    """How far each stage is."""
 
+    produced: int = 0
+    """Messages that the shop's boundary has acknowledged; orders that are sent twice count twice."""
+    duplicates: int = 0
+    """Of these, the ones it knew already."""
+    appended: int = 0
+    """Facts in the shop's log."""
+    forwarded: int = 0
+    """Facts in the warehouse's log."""
+    confirmed: int = 0
+    """Facts that the workers are done with, without a hole."""
+    applied: int = 0
+    """Orders that have taken effect."""
+    dead: int = 0
+    """Dead letters that are open."""
+    redriven: int = 0
+    """Dead letters that were sent again and are settled."""
+    link_is_up: bool = True
+
+
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """The time when the zones did not reach each other, and what they did meanwhile."""
+
+    seconds: float
+    appended: int
+    """Facts that the shop took."""
     applied: int
-    dead: int
-    duplicates: int
-    """Copies that the ledger recognised."""
-    redelivered: int
-    """Messages that the killed worker had not brought to an end and that were delivered again."""
-    in_queue: int
-    """Messages that have not come to an end."""
-
-    @property
-    def settled(self) -> int:
-        return self.applied + self.dead
+    """Orders that the warehouse shipped."""
+    waiting: int
+    """Facts that waited at the shop when it was over."""
 
 
 class Crash(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,39 +49,50 @@ class Crash(msgspec.Struct, frozen=True, kw_only=True):
     """The worker's identity: see `Worker.identity`."""
     pid: int
     held: int
-    """Messages it had fetched and not settled."""
+    """Orders it had fetched and not settled."""
     applied_but_held: int
-    """Of these, the ones that had taken effect: delivered again, they must not take effect again."""
+    """Of these, the ones to which it had given their effect: delivered again, they must not have it again."""
+
+
+class Redriven(msgspec.Struct, frozen=True, kw_only=True):
+    """A dead letter that was sent again after its cause was mended."""
+
+    order: str
+    died_of: str
+    mended_by: str
+    applied: bool
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     balance: Balance
     fates: dict[str, int]
     """Orders by what was arranged for them."""
-    messages: int
-    """Messages sent; those sent twice count twice."""
-    duplicates: int
-    """Copies that were recognised and left out."""
+    cut: Cut | None
     crash: Crash | None
-    """None: no worker was ever found in the middle of a batch."""
-    redelivered: int
-    """Messages delivered again because of the crash."""
+    redriven: Redriven | None
+    came_again: int
+    """Orders that the killed worker held and that were delivered again."""
     recognised: int
-    """Redeliveries of messages that had been dealt with, recognised and left out."""
-    dead_letters: dict[str, int]
-    """By category of the failure."""
+    """Deliveries of orders that had been applied before, which the inbox left out. Of the workers that lived to report,
+    as are retries and timeouts."""
     retries: int
-    """Of the workers that lived to report, as is the next."""
     timeouts: int
-    producing_seconds: float
-    consuming_seconds: float
+    dead_letters: dict[str, int]
+    """Those left, by category."""
+    packed_by: dict[str, int]
+    """Effects by the process that made them."""
+    seconds: float
 
     @property
     def problems(self) -> tuple[str, ...]:
         """What is wrong with the outcome, or with the demo as a proof of it."""
-        if self.crash is None:
-            return (
-                *self.balance.problems,
-                "no worker was killed: none was ever found in the middle of a batch",
+        missing = [
+            what
+            for what, happened in (
+                ("the link was never cut: no facts came through it, or nothing went on meanwhile", self.cut),
+                ("no worker was killed: none was ever found in the middle of a batch", self.crash),
+                ("no dead letter was redriven: the one that can be mended never died", self.redriven),
             )
-        return self.balance.problems
+            if happened is None
+        ]
+        return (*self.balance.problems, *missing)

@@ -7,57 +7,35 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol, Self
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
-from onceward.cli.demo.crew import Worker
-from onceward.cli.demo.result import Crash, Progress
+from onceward.cli.demo.result import Progress
+from onceward.cli.demo.setup import SHOP, WAREHOUSE
 
 LINE_EVERY = 2.0
 """Seconds between two lines where there is no terminal."""
+BAR = 18
+"""Characters of a bar."""
 
 
 class Screen(AbstractContextManager["Screen"], Protocol):
     """Where the story is told. Shown inside a `with` block."""
 
-    def begin_producing(self, messages: int) -> None: ...
+    def begin(self, orders: int, messages: int) -> None: ...
 
-    def sent(self) -> None:
-        """One more message is in the queue. Called from any thread."""
+    def show(self, progress: Progress) -> None: ...
+
+    def tell(self, news: str, *, bad: bool = False) -> None:
+        """Something has happened."""
         ...
-
-    def begin_consuming(self, orders: int) -> None: ...
-
-    def consuming(self, progress: Progress) -> None: ...
-
-    def started(self, worker: Worker) -> None: ...
-
-    def killed(self, crash: Crash) -> None: ...
 
 
 def open_screen(console: Console) -> Screen:
     return BarScreen(console) if console.is_terminal else LineScreen(console)
-
-
-def counters(progress: Progress) -> str:
-    return (
-        f"{progress.applied:,} applied   {progress.dead:,} dead letters   "
-        f"{progress.duplicates:,} duplicates left out   {progress.redelivered:,} delivered again"
-    )
-
-
-def birth_notice(worker: Worker) -> str:
-    return f"{worker.name} started{' again' if worker.life > 1 else ''} (pid {worker.pid})"
-
-
-def obituary(crash: Crash) -> str:
-    return (
-        f"{crash.worker} killed with -9: it held {crash.held:,} messages, "
-        f"{crash.applied_but_held:,} applied but not acknowledged"
-    )
 
 
 class LineScreen(Screen):
@@ -65,7 +43,7 @@ class LineScreen(Screen):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._orders = 0
+        self._last: Progress | None = None
         self._next_line = 0.0
 
     def __exit__(
@@ -73,45 +51,29 @@ class LineScreen(Screen):
     ) -> None:
         pass
 
-    def begin_producing(self, messages: int) -> None:
-        self._say(f"producing {messages:,} messages")
+    def begin(self, orders: int, messages: int) -> None:
+        self.tell(f"{orders:,} orders in {messages:,} messages")
 
-    def sent(self) -> None:
-        pass
-
-    def begin_consuming(self, orders: int) -> None:
-        self._orders = orders
-        self._say(f"consuming {orders:,} orders")
-
-    def consuming(self, progress: Progress) -> None:
+    def show(self, progress: Progress) -> None:
         now = time.monotonic()
-        if now >= self._next_line or progress.in_queue == 0:
-            self._next_line = now + LINE_EVERY
-            self._say(f"{progress.settled:,} of {self._orders:,} orders settled: {counters(progress)}")
+        if progress != self._last and now >= self._next_line:
+            self._last, self._next_line = progress, now + LINE_EVERY
+            self.tell(
+                f"{progress.produced:,} produced   {progress.appended:,} appended   "
+                f"{progress.forwarded:,} forwarded   {progress.applied:,} applied   {progress.dead:,} dead   "
+                f"{progress.redriven:,} redriven"
+            )
 
-    def started(self, worker: Worker) -> None:
-        self._say(birth_notice(worker))
-
-    def killed(self, crash: Crash) -> None:
-        self._say(obituary(crash))
-
-    def _say(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+    def tell(self, news: str, *, bad: bool = False) -> None:
+        self._console.print(news, soft_wrap=True, highlight=False, markup=False)
 
 
 class BarScreen(Screen):
     """For people who watch."""
 
     def __init__(self, console: Console) -> None:
-        self._bars = Bars(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=40),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-        )
-        self._counters = Text()
-        self._live = Live(Group(self._bars, self._counters), console=console, refresh_per_second=10)
+        self._live = Live(console=console, refresh_per_second=10)
+        self._orders = self._messages = 0
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -122,21 +84,37 @@ class BarScreen(Screen):
     ) -> None:
         self._live.stop()
 
-    def begin_producing(self, messages: int) -> None:
-        self._producing = self._bars.add_task("producing", total=messages)
+    def begin(self, orders: int, messages: int) -> None:
+        self._orders, self._messages = orders, messages
+        self.show(Progress())
 
-    def sent(self) -> None:
-        self._bars.advance(self._producing)
+    def show(self, progress: Progress) -> None:
+        self._live.update(self._stages(progress))
 
-    def begin_consuming(self, orders: int) -> None:
-        self._consuming = self._bars.add_task("consuming", total=orders)
+    def tell(self, news: str, *, bad: bool = False) -> None:
+        self._live.console.print(Text(news, style="bold red" if bad else "green"))
 
-    def consuming(self, progress: Progress) -> None:
-        self._bars.update(self._consuming, completed=progress.settled)
-        self._counters.plain = counters(progress)
+    def _stages(self, now: Progress) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for justify in ("left", "left", "left", "right", "left"):
+            table.add_column(justify=justify, no_wrap=True)
+        for place, stage, done, total, remark in (
+            (SHOP, "produced", now.produced, self._messages, ""),
+            ("", "appended", now.appended, self._orders, f"{now.duplicates:,} duplicates"),
+            ("link", "forwarded", now.forwarded, self._orders, _link(now)),
+            (WAREHOUSE, "applied", now.applied, self._orders - now.dead, ""),
+        ):
+            table.add_row(Text(place, "bold"), stage, _bar(done, total), f"{done:,}/{total:,}", remark)
+        table.add_row("", "dead letters", "", f"{now.dead:,}")
+        table.add_row("", "redriven", "", f"{now.redriven:,}")
+        return table
 
-    def started(self, worker: Worker) -> None:
-        self._live.console.print(birth_notice(worker), style="green", highlight=False)
 
-    def killed(self, crash: Crash) -> None:
-        self._live.console.print(obituary(crash), style="bold red", highlight=False)
+def _bar(done: int, total: int) -> ProgressBar:
+    return ProgressBar(total=total, completed=done, width=BAR, complete_style="cyan", finished_style="green")
+
+
+def _link(now: Progress) -> Text:
+    if now.link_is_up:
+        return Text("up", style="green")
+    return Text(f"CUT, {now.appended - now.forwarded:,} facts wait", style="bold red")

@@ -1,4 +1,4 @@
-"""What is shown at the end of a demo: a table and a verdict for people, the same as one object for machines."""
+"""What is shown at the end of a demo: tables and a verdict for people, the same as one object for machines."""
 
 from __future__ import annotations
 
@@ -7,82 +7,107 @@ from typing import Any
 import msgspec
 from rich import box
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from onceward.cli.demo.orders import Fate
 from onceward.cli.demo.result import Result
-from onceward.cli.demo.setup import MAX_DELIVERIES, STEP_TIMEOUT, Setup
+from onceward.cli.demo.setup import MAX_DELIVERIES, SHOP, STEP_TIMEOUT, WAREHOUSE, Setup
 
 WHY = (
-    "Delivery is at least once. Each effect is there once because the ledger writes it in one transaction "
-    "with the order's id."
+    "Delivery is at least once. Each effect is there once because it is written",
+    "in one transaction with the inbox's record of its order.",
 )
-READ_NEXT = "Read next: onceward/cli/demo/tasks.py, the tasks of this demo, and ledger.py beside it."
+READ_NEXT = "Read next: onceward/cli/demo/tasks.py, the two tasks of this demo."
+
+RIGHT, WRONG = Text("✓", "bold green"), Text("✗", "bold red")
 
 
 def show(console: Console, result: Result) -> None:
-    """Print the table and the verdict."""
-    console.print(_table(result))
-    console.print(_verdict(result))
+    """Print the tables and the verdict. Made for 80 columns."""
+    console.print(_what_went_wrong(result))
+    console.print(Padding(_what_came_of_it(result), (0, 0, 1, 1)))
+    console.print(Padding(_verdict(result), (0, 0, 0, 1)))
 
 
-def _table(result: Result) -> Table:
-    balance, fates = result.balance, result.fates
-    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-    table.add_column()
-    table.add_column(justify="right", style="bold")
-    table.add_column(style="dim")
+def _what_went_wrong(result: Result) -> Table:
+    fates, cut, crash, redriven = result.fates, result.cut, result.crash, result.redriven
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("What went wrong")
+    table.add_column("count", justify="right", style="bold")
+    table.add_column("What was done about it", style="dim")
 
-    def row(name: str, number: int, remark: str = "", *, last: bool = False) -> None:
-        table.add_row(name, f"{number:,}", remark, end_section=last)
+    def row(name: str, number: int, remark: str) -> None:
+        table.add_row(name, f"{number:,}", remark)
 
-    row("sent twice", fates[Fate.TWICE], f"{result.duplicates:,} copies recognised and left out")
-    row("card refused", fates[Fate.REFUSED], "dead letters at once, without a retry")
+    row("sent twice", fates[Fate.TWICE], "known by their ids, appended once")
+    if cut is not None:
+        meanwhile = f"{cut.appended:,} appended and {cut.applied:,} shipped meanwhile"
+        row(f"link cut for {cut.seconds:g} s", cut.waiting, f"waited; {meanwhile}")
+    if crash is not None:
+        became = f"{crash.applied_but_held:,} shipped, not acknowledged; {result.came_again:,} came again"
+        row(f"{crash.worker} killed -9", crash.held, became)
+    row("delivered again", result.recognised, "known to the inbox, left out")
     row("service flaky", fates[Fate.FLAKY], "retried")
-    row("service hanging", fates[Fate.HANGING], f"interrupted after {STEP_TIMEOUT:g} s and retried")
+    row("service hanging", fates[Fate.HANGING], f"interrupted after {STEP_TIMEOUT:g} s, retried")
+    row("refused", fates[Fate.REFUSED], "dead letters at once")
     row("poison", fates[Fate.POISON], f"dead letters after {MAX_DELIVERIES} deliveries")
-    if result.crash is not None:
-        row("held at the kill", result.crash.held, _after_the_kill(result), last=True)
-    row("produced", balance.produced, f"orders, in {result.messages:,} messages")
-    row("applied", balance.applied, f"{_money(balance.ledger_cents)} in the ledger")
-    row("dead-lettered", balance.dead_lettered, _listed(result.dead_letters))
-    row("lost", balance.lost)
+    if redriven is not None:
+        became = "shipped" if redriven.applied else "not shipped"
+        row("article not listed", fates[Fate.UNLISTED], f"dead letter, mended, redriven, {became}")
     return table
 
 
-def _after_the_kill(result: Result) -> str:
-    return f"{result.redelivered:,} delivered again, {result.recognised:,} recognised and left out"
-
-
-def _listed(numbers: dict[str, int]) -> str:
-    return ", ".join(f"{number:,} {name}" for name, number in sorted(numbers.items()))
-
-
-def _money(cents: int) -> str:
-    return f"{cents // 100:,}.{cents % 100:02}"
+def _what_came_of_it(result: Result) -> Table:
+    found = result.balance
+    table = Table.grid(padding=(0, 2))
+    applied = f"{found.applied:,} applied once" if not found.twice else f"{found.applied:,} applied"
+    for place, total, parts, is_right in (
+        (
+            SHOP,
+            f"{found.produced:,} produced",
+            f"{found.appended:,} appended + {found.duplicates:,} duplicates",
+            found.produced == found.messages == found.appended + found.duplicates,
+        ),
+        (
+            "link",
+            f"{found.appended:,} appended",
+            f"{found.forwarded:,} forwarded, in the same order",
+            found.same_log,
+        ),
+        (
+            WAREHOUSE,
+            f"{found.forwarded:,} forwarded",
+            f"{applied} + {found.dead_letters:,} dead letters",
+            found.forwarded == found.applied + found.dead_letters,
+        ),
+        (
+            "ledger",
+            f"{found.pieces:,} pieces",
+            f"those of {found.applied:,} orders; {found.lost:,} lost, {found.twice:,} applied twice",
+            found.pieces == found.expected_pieces and not found.lost and not found.twice,
+        ),
+    ):
+        table.add_row(Text(place, "bold"), total, f"= {parts}", RIGHT if is_right else WRONG)
+    return table
 
 
 def _verdict(result: Result) -> RenderableType:
-    balance = result.balance
     if result.problems:
         return Group(
             Text("It does not balance:", style="bold red"),
             *(Text(f"  - {problem}", style="red") for problem in result.problems),
         )
     return Group(
-        Text(
-            f"It balances: {balance.produced:,} produced = {balance.applied:,} applied + "
-            f"{balance.dead_lettered:,} dead-lettered; nothing lost, nothing applied twice.",
-            style="bold green",
-        ),
-        Text(WHY),
+        Text(f"It balances, after {result.seconds:.0f} s.", style="bold green"),
+        *map(Text, WHY),
         Text(READ_NEXT, style="dim"),
     )
 
 
 def as_dict(setup: Setup, result: Result) -> dict[str, Any]:
-    """The result, ready for JSON. Cents are whole numbers, durations are seconds."""
+    """The result, ready for JSON. Durations are seconds."""
     figures: dict[str, Any] = msgspec.to_builtins(result)
     figures["balance"].pop("problems")
     return {

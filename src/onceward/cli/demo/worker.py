@@ -1,46 +1,48 @@
-"""One worker process: `python -m onceward.cli.demo.worker SETUP NAME`.
+"""One worker process: `python -m onceward.cli.demo.worker SETUP URL NAME`.
 
-It consumes until it gets SIGTERM, or until whoever started it is gone. Its log goes to stderr, and the report
-of its work to stdout.
+It consumes from the boundary at the URL until it gets SIGTERM, or until whoever started it is gone. Its log goes to
+stderr, and the report of its work to stdout.
+
+All workers fetch under one name, so each sees every order. They do not share the work out for speed, they stand in for
+each other: the inbox lets one of them have the order, and tells the others that it is in hand or done.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
-from threading import Thread
 
 import msgspec
 
-from onceward.cli.demo.cards import Cards
+from onceward.boundary import BoundaryClient
+from onceward.cli.demo import ledger
+from onceward.cli.demo.attached import end_with_parent
+from onceward.cli.demo.carrier import Carrier
 from onceward.cli.demo.journal import JournaledConnector
-from onceward.cli.demo.ledger import Ledger
-from onceward.cli.demo.setup import Setup
-from onceward.cli.demo.tasks import ApplyOrder, consuming
+from onceward.cli.demo.setup import CONSUMER, MAX_DELIVERIES, Setup
+from onceward.cli.demo.tasks import ShipOrder, consuming
+from onceward.connectors.boundary import BoundaryConnector
+from onceward.connectors.dead_letters import WithDeadLetters
+from onceward.deadletters import DeadLetters
+from onceward.inbox import Inbox
 
 
-def main(encoded_setup: str, name: str) -> None:
+def main(encoded_setup: str, url: str, name: str) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     setup = msgspec.json.decode(encoded_setup, type=Setup)
-    with setup.open_queue() as queue:
-        task = ApplyOrder(
-            connectors={"queue": JournaledConnector(queue, setup.journal, name)},
-            services={"cards": Cards(setup.seconds_per_check), "ledger": Ledger(setup.ledger)},
+    engine = ledger.open_engine(setup.ledger)
+    with BoundaryClient(url) as client:
+        facts = BoundaryConnector(client, CONSUMER, max_deliveries=MAX_DELIVERIES, redelivery_delay=0.2)
+        orders = WithDeadLetters(facts, DeadLetters(engine), consumer=CONSUMER)
+        task = ShipOrder(
+            connectors={"orders": JournaledConnector(orders, setup.journal, name)},
+            services={"inbox": Inbox(engine), "carrier": Carrier(setup.seconds_per_check), "packer": name},
         )
         signal.signal(signal.SIGTERM, lambda *_: task.stop())
-        Thread(target=_stop_when_alone, args=(task,), daemon=True).start()
+        end_with_parent()
         report = task.consume_transactions(consuming(setup))
     sys.stdout.buffer.write(msgspec.json.encode(report))
-
-
-def _stop_when_alone(task: ApplyOrder) -> None:
-    # The other end of stdin is the parent's, and is closed when it dies, however it dies. Read without
-    # sys.stdin: its lock, held for ever by this thread, would break the end of the interpreter.
-    while os.read(0, 1024):
-        pass
-    task.stop()
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ HANGING_SECONDS = 10.0
 """Far beyond the step's timeout, which is expected to end it."""
 
 
-class CardExpired(Exception):
+class NotDelivered(Exception):
     """Asking again would give the same answer."""
 
 
-class Cards:
-    """Looks whether an order's card is good. Only looks: being asked twice must not matter.
+class Carrier:
+    """Says whether it goes where an order is to go. Only looks: being asked twice must not matter.
 
     Its memory is that of the process, so an order that moves to another worker finds it as moody as before.
     """
@@ -27,18 +27,18 @@ class Cards:
         self._asked: Counter[str] = Counter()
 
     def check(self, order: Order) -> None:
-        """Returns if the card is good."""
+        """Returns if it goes there."""
         self._asked[order.id] += 1
         asked = self._asked[order.id]
         time.sleep(self._seconds)
         if order.fate is Fate.REFUSED:
-            raise CardExpired(f"the card of {order.account} has expired")
+            raise NotDelivered(f"the carrier does not go where {order.id} is to go")
         if order.fate is Fate.FLAKY and asked <= FLAKY_TIMES:
-            raise ConnectionResetError("the card service hung up")
+            raise ConnectionResetError("the carrier's service hung up")
         if order.fate is Fate.HANGING and asked == 1:
             _hang()
         if order.fate is Fate.POISON:
-            raise RuntimeError("the card service cannot make sense of this order")
+            raise RuntimeError("the carrier's service cannot make sense of this order")
 
 
 def _hang() -> None:
