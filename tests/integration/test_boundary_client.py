@@ -9,7 +9,7 @@ import pickle
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from onceward.boundary.errors import (
     OffsetOutOfRange,
     Unavailable,
 )
+from onceward.boundary.v1 import boundary_pb as pb
 from onceward.task.exceptions import ConfigurationError
 from tests.integration.boundary_consumer_world import NAME, BoundaryWorld
 
@@ -377,3 +378,26 @@ def test_a_retry_made_anew_is_the_same_fact(world: BoundaryWorld) -> None:
         made = envelope_for(id_, from_zone="a", to_zone="b", produced_at_unix_ms=moment)
         offsets.add(world.client.append(made, FACT).offset)
     assert offsets == {1}
+
+
+def test_a_cancellation_that_the_library_forgets_is_kept() -> None:
+    class Forgetful:
+        """As it behaves when the answer comes at the moment of the cancellation."""
+
+        async def fetch_facts(self, request: Any, **_: Any) -> Any:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+            return pb.FetchFactsResponse()
+
+        async def close(self) -> None: ...
+
+    async def main() -> None:
+        async with AsyncBoundaryClient("http://127.0.0.1:1") as client:
+            client._calls.port._rpc = Forgetful()  # type: ignore[attr-defined]
+            call = asyncio.create_task(client.fetch("c"))
+            await asyncio.sleep(0)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+    asyncio.run(main())

@@ -95,7 +95,7 @@ def test_ours_is_heard_at_the_level_and_others_from_warnings_on() -> None:
     start_logging("json", "debug", stream)
     log.debug("ours")
     logging.getLogger("hpack").debug("every byte")
-    logging.getLogger("asyncio").warning("theirs")
+    logging.getLogger("somebody.else").warning("theirs")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.warn("odd", stacklevel=1)
@@ -108,7 +108,7 @@ def test_a_higher_level_is_for_all() -> None:
     stream = io.StringIO()
     start_logging("console", "error", stream)
     log.warning("ours")
-    logging.getLogger("asyncio").warning("theirs")
+    logging.getLogger("somebody.else").warning("theirs")
     log.error("worse")
     assert stream.getvalue().endswith(" ERROR   worse\n")
     assert len(stream.getvalue().splitlines()) == 1

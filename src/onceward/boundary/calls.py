@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -93,6 +93,16 @@ class ThreadPort:
             self._transport.close()
 
 
+@contextmanager
+def _cancellable() -> Iterator[None]:
+    """The library forgets a cancellation that comes at the moment of the answer; whoever asked for it would wait."""
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
+    yield
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+
+
 class TaskPort:
     """Awaits."""
 
@@ -107,10 +117,12 @@ class TaskPort:
         self._sleep = sleep or asyncio.sleep
 
     async def ask(self, method: str, request: Any) -> Any:
-        return await getattr(self._rpc, method)(request, timeout_ms=self._times.call)
+        with _cancellable():
+            return await getattr(self._rpc, method)(request, timeout_ms=self._times.call)
 
     async def send(self, method: str, messages: AsyncIterator[Any]) -> Any:
-        return await getattr(self._rpc, method)(messages, timeout_ms=self._times.transfer)
+        with _cancellable():
+            return await getattr(self._rpc, method)(messages, timeout_ms=self._times.transfer)
 
     def answers(self, method: str, request: Any) -> AsyncGenerator[Any]:
         found: AsyncGenerator[Any] = getattr(self._rpc, method)(request, timeout_ms=self._times.transfer)
