@@ -47,6 +47,8 @@ class AttemptLedger:
         """Done, and of no interest any more: taken off the ledger with the next start."""
         self._unwritten: deque[End] = deque()
         """Ends that the database did not take: written with the next start."""
+        self._open: set[tuple[str, str]] = set()
+        """Consumer and tracking id of the starts of this inbox that have no end yet: only their leases are ours."""
 
     async def expect(self, contract: Contract, keys: Sequence[Key]) -> dict[str, Start]:
         """Write down a start of each, in one transaction. Those that are missing in the answer need their own."""
@@ -65,7 +67,9 @@ class AttemptLedger:
 
         if not keys and not self._finished and not self._unwritten:
             return {}
-        return await self._with_leftovers(expect)
+        starts = await self._with_leftovers(expect)
+        self._open.update((contract.consumer_id, tracking_id) for tracking_id in starts)
+        return starts
 
     async def start(self, contract: Contract, key: Key, alone: bool = False) -> Start | None:
         """Write down one start. None, and nothing is written: an earlier one has no end, so it has to be alone.
@@ -77,6 +81,7 @@ class AttemptLedger:
             at_most = contract.poison_after if alone else 1
             attempts = self._store.start(transaction, key, at_most, contract.lease)
             if attempts is not None:
+                self._open.add((key.consumer_id, key.tracking_id))
                 return Start(attempts.starts)
             found = self._store.attempts(transaction, key)
             if self._store.look_up(transaction, key).digest is not None:
@@ -100,18 +105,29 @@ class AttemptLedger:
         if not ends:
             return
         self._unwritten.extend(ends)
+        for end in ends:
+            self.released(end.key)
         try:
             await self._with_leftovers(lambda _: None)
         except Exception as error:  # noqa: BLE001  the failure that is being written down says more
             _log.warning("the ends of %d attempts are not written down yet: %s", len(ends), error)
 
     async def extend(self, contract: Contract, tracking_ids: Sequence[str]) -> None:
-        await self._ports.transact(
-            self._store.extend_attempts, contract.consumer_id, tracking_ids, contract.lease
-        )
+        """Keep the leases of our starts. Those of others run out even while a copy of the event waits here: they may
+        be dead."""
+        ours = [each for each in tracking_ids if (contract.consumer_id, each) in self._open]
+        if ours:
+            await self._ports.transact(
+                self._store.extend_attempts, contract.consumer_id, ours, contract.lease
+            )
 
     def finished(self, key: Key) -> None:
         self._finished.append(key)
+        self.released(key)
+
+    def released(self, key: Key) -> None:
+        """Its start has an end, or is kept by somebody else."""
+        self._open.discard((key.consumer_id, key.tracking_id))
 
     async def _with_leftovers(self, operation: Callable[[DbTransaction], T]) -> T:
         """The operation, in one transaction with what is still to be written down. That stays so until it commits."""

@@ -119,7 +119,9 @@ class Core:
             if start is not None:
                 await self.ledger.end(key, start.token, text_of(raised))
             raise
-        if not (contract.mode == "effectful" and result.handling is DONE):
+        if contract.mode == "effectful" and result.handling is DONE:
+            self.ledger.released(key)
+        else:
             self.ledger.finished(key)
         watch.ended(result.handling, start)
         return result
