@@ -543,3 +543,14 @@ def elsewhere() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
+
+
+def test_the_error_of_a_command_before_it_in_a_pipe_does_not_become_a_fact(url: str, tmp_path: Path) -> None:
+    onceward = f"{sys.executable} -m onceward boundary"
+    about = "--subject a:b --predicate filed --from-zone a --to-zone b --message-id m1"
+    pipe = f"{onceward} put b k {tmp_path}/nofile --json --url {url} | {onceward} append --object - {about} --url {url}"
+    ended = subprocess.run(["sh", "-c", pipe], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "nothing is appended" in ended.stderr
+    with BoundaryClient(url) as client:
+        assert client.fetch("c").facts == ()

@@ -158,6 +158,11 @@ def test_the_command_copies_and_says_so(tmp_path: Path) -> None:
     refused = subprocess.run([*command, "mysql://x/y"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "is no store" in refused.stderr
+    nothing = [*command[:-3], "--from", str(tmp_path / "nothing"), "--to", str(tmp_path / "third")]
+    missing = subprocess.run(nothing, capture_output=True, text=True, check=False)
+    assert missing.returncode == 2
+    assert "is no boundary's store" in missing.stderr
+    assert not (tmp_path / "nothing").exists()
 
 
 @pytest.mark.parametrize(

@@ -184,11 +184,14 @@ def test_a_second_signal_cuts_off_what_runs_and_the_log_is_whole(tmp_path: Path)
 
 def test_its_options_are_the_rules_of_the_boundary(tmp_path: Path) -> None:
     with (
-        served(tmp_path / "data", "--strict-consumers", "--require-artifacts") as server,
+        served(
+            tmp_path / "data", "--strict-consumers", "--consumer", "known", "--require-artifacts"
+        ) as server,
         BoundaryClient(server.url) as client,
     ):
         with pytest.raises(BoundaryError, match="there is no consumer 'c'"):
             client.fetch("c")
+        assert client.fetch("known").facts == ()
         reference = {
             "bucket": "batch-files",
             "key": "k",

@@ -70,6 +70,8 @@ class Config(_Table, frozen=True, kw_only=True):
     zone: Text | None = None
     listen: Text | None = None
     store: Text | None = None
+    consumers: tuple[Text, ...] = ()
+    """Names that are known from the start, whoever has fetched."""
     strict_consumers: bool = False
     require_artifacts: bool = False
     tls: Files | None = None

@@ -117,12 +117,13 @@ class LinkReport:
         self._lag_high.set(self._highest_lag)
 
     def _is_stopped_by(self, stop: LinkStopped) -> None:
-        self._up.set(1)  # the source answers
+        self._up.set(0)  # the source answers, but the link does not get on
         self._stopped.set(1)
         self._stopped_at = stop.fact
         _log.log(
             logging.ERROR if self._is_news(f"offset {stop.fact.offset}") else logging.DEBUG,
-            "link %s is stopped: %s; decide with `onceward boundary skip --consumer %s --offset %d`",
+            "link %s is stopped: %s; decide with "
+            "`onceward boundary skip --from SOURCE --consumer %s --offset %d --reason WHY`",
             self._link,
             stop,
             self._consumer,

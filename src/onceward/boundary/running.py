@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from onceward.boundary.client import AsyncBoundaryClient
 from onceward.boundary.config import Config, read_config
 from onceward.boundary.forwarding import Links, LinkSettings
+from onceward.boundary.model import check_consumer
 from onceward.boundary.peers import Peers
 from onceward.boundary.retention import Retention
 from onceward.boundary.server import serving
@@ -49,6 +50,9 @@ async def running(
         retention = Retention(boundary)
         retention.start()
         stack.push_async_callback(retention.close)
+        for name in config.consumers:
+            check_consumer(name)
+            await boundary.store.position(name, create=True)
         live = _Live(boundary, config, path)
         url = await stack.enter_async_context(
             serving(boundary, host, port, tls=live.tls, peers=live.peers if live.tls else None)
@@ -128,6 +132,7 @@ class _Live:
             "zone",
             "listen",
             "store",
+            "consumers",
             "strict_consumers",
             "require_artifacts",
             "retention",

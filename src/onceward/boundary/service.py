@@ -75,7 +75,10 @@ class Boundary:
         limit = checked_limit(limit)
         position = await self.store.position(consumer_name, create=not self.settings.strict_consumers)
         if position is None:
-            raise NotFound(f"there is no consumer {consumer_name!r}, and names are not made by fetching here")
+            raise NotFound(
+                f"there is no consumer {consumer_name!r}, and names are not made by fetching here; "
+                "the server knows those of its option --consumer and of `consumers` in its configuration"
+            )
         records = await self.store.read(position, limit)
         if not records:
             return records, _gap(position, (await self.store.bounds()).first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -126,7 +127,21 @@ def _labels(given: list[str], as_json: bool) -> dict[str, str]:
 def _read(value: str, as_json: bool) -> str:
     try:
         if value == "-":
-            return sys.stdin.read()
+            return _piped(sys.stdin.read(), as_json)
         return Path(value[1:]).read_text(encoding="utf-8") if value.startswith("@") else value
     except (OSError, UnicodeDecodeError) as error:
         fail(f"--object {value} cannot be read: {error}", as_json, MISUSED)
+
+
+def _piped(text: str, as_json: bool) -> str:
+    """A command before this one in a pipe may have failed, and said so where its result would stand."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text  # the boundary says what is wrong with it
+    if isinstance(found, dict) and found.keys() == {"error"}:
+        fail(
+            f"--object -: the command before this one failed, and nothing is appended: {found['error']}",
+            as_json,
+        )
+    return text

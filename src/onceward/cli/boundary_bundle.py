@@ -50,6 +50,7 @@ def export(
 
     The log itself is read, because a cursor could be read but once. When the other side has imported it, `onceward
     boundary confirm --consumer NAME --offset LAST` remembers that, and the next `export --consumer NAME` begins there.
+    The name must be known: `serve --consumer NAME`.
 
     Exit code: 0, also if there is nothing new, which makes no file; 1 if an artifact is missing or something cannot be
     read or written; 2 for wrong arguments.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -67,6 +68,7 @@ async def _copy(source: str, target: str) -> Copied:
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), TextColumn("{task.completed:,}"))
+    _check_is_there(source)
     async with AsyncExitStack() as stores:
         old = await open_store(source)
         stores.push_async_callback(old.close)
@@ -75,3 +77,15 @@ async def _copy(source: str, target: str) -> Copied:
         with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as progress:
             bars = {what: progress.add_task(what, total=None) for what in ("objects", "facts")}
             return await copy_store(old, new, lambda what, count: progress.advance(bars[what], count))
+
+
+def _check_is_there(source: str) -> None:
+    """A directory that is not there would be made, and the copy of nothing look like a success."""
+    from onceward.task.exceptions import ConfigurationError
+
+    scheme, separator, place = source.partition("://")
+    if separator and scheme != "sqlite":
+        return
+    path = Path(place.removeprefix("/") if separator else source) / "boundary.db"
+    if not path.is_file():
+        raise ConfigurationError(f"{source!r} is no boundary's store: there is no {path}")

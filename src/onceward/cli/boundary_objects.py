@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from onceward.cli.boundary_calling import HERE, Url, explained
+from onceward.cli.boundary_calling import HERE, Url, explained, tls_for
 from onceward.cli.database import MISUSED, AsJson, fail
 from onceward.cli.printing import print_json
 
@@ -70,7 +70,7 @@ async def _send(
 
     status = os.fstat(source.fileno())
     total = status.st_size if stat.S_ISREG(status.st_mode) else None
-    async with AsyncBoundaryClient(url) as client:
+    async with AsyncBoundaryClient(url, tls=tls_for(url)) as client:
         with _progress(f"{bucket}/{key}", total, as_json) as progress:
             return await client.put_stream(bucket, key, _pieces(source, progress), media_type)
 
@@ -140,7 +140,7 @@ async def _receive(target: IO[bytes], bucket: str, key: str, url: str, as_json: 
     from onceward.boundary.artifacts import IntegrityError
 
     digest = hashlib.sha256()
-    async with AsyncBoundaryClient(url) as client:
+    async with AsyncBoundaryClient(url, tls=tls_for(url)) as client:
         with _progress(f"{bucket}/{key}", None, as_json) as progress:
 
             def write(piece: bytes) -> None:

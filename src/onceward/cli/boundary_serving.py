@@ -59,8 +59,15 @@ def serve(
             metavar="URL", help="Keep them there: postgresql://…, nats://…, or a directory like --data."
         ),
     ] = None,
+    consumer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A consumer that is known from now on; may be repeated."),
+    ] = None,
     strict_consumers: Annotated[
-        bool, typer.Option("--strict-consumers", help="Do not make a name known by its first fetch.")
+        bool,
+        typer.Option(
+            "--strict-consumers", help="Do not make a name known by its first fetch; see --consumer."
+        ),
     ] = False,
     require_artifacts: Annotated[
         bool, typer.Option("--require-artifacts", help="Refuse a fact whose object is not here.")
@@ -95,6 +102,7 @@ def serve(
         if data is not None and store is not None:
             raise ConfigurationError("--data and --store both say where facts are kept; give one of them")
         found = Config() if config is None else read_config(config)
+        found = structs.replace(found, consumers=(*found.consumers, *(consumer or ())))
         settings = structs.replace(
             found,
             strict_consumers=strict_consumers or found.strict_consumers,

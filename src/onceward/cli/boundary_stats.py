@@ -71,6 +71,11 @@ def _asked(url: str, as_json: bool) -> dict[str, Any]:
             return found
     except HTTPError as error:
         error.close()
+        if error.code == 401:
+            fail(
+                f"{page} answers 401: the certificate is that of no peer of this boundary; see its [[peers]]",
+                as_json,
+            )
         fail(f"{page} answers {error.code} {error.reason}; is that a boundary? See --url", as_json)
     except URLError as error:
         fail(unreachable(url, error.reason), as_json)
