@@ -18,6 +18,9 @@ def loaded(path: str) -> Any:
         raise ConfigurationError(
             f"{path!r} names nothing in a module; write MODULE:NAME, as in shop.billing:Bill"
         )
+    if "/" in module or module.endswith(".py"):
+        name_of_module = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise ConfigurationError(f"{module} is a file; write its module: {name_of_module}:{name}")
     found: Any = _imported(module)
     for part in name.split("."):
         if not hasattr(found, part):

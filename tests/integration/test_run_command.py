@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,3 +161,12 @@ def test_a_setting_that_cannot_be_is_refused_with_its_name(
 def test_a_policy_that_forbids_the_concurrency_is_refused(directory: Path) -> None:
     (directory / "shop8.py").write_text(TWO_KINDS.replace('"value": 2', '"value": 2, "max": 4'))
     assert "above max (4)" in refused("shop8:app", "--concurrency", "5")
+
+
+@pytest.mark.parametrize("target", ["./shop:app", "shop.py:app", "./shop.py:app"])
+def test_a_file_in_the_place_of_a_module_is_told_apart(tmp_path: Path, target: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "onceward", "run", target], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2
+    assert "is a file; write its module: shop:app" in ended.stderr

@@ -127,7 +127,7 @@ def test_the_annotation_is_the_model_of_the_contract() -> None:
     @app.consumer("memory://orders", contract=contract())
     def charge(order: Order, session: Any) -> None: ...
 
-    @app.consumer("memory://orders", contract=contract())
+    @app.consumer("memory://counts", contract=contract())
     def count(orders: list[int], session: Any) -> None: ...
 
     found = app.consumers.charge.contract
@@ -313,3 +313,31 @@ def test_a_database_that_is_none_is_refused_without_its_password(url: str) -> No
     with pytest.raises(ConfigurationError, match="database") as refused:
         database_url(url, asynchronous=False)
     assert "hunter2" not in str(refused.value)
+
+
+def test_two_consumers_on_one_queue_are_refused() -> None:
+    app = Onceward("shop")
+
+    def charge(order: dict[str, Any]) -> None: ...
+
+    def mail(order: dict[str, Any]) -> None: ...
+
+    app.consumer("redis://localhost/orders?group=charge")(charge)
+    with pytest.raises(ConfigurationError, match="charge and mail both take from redis://localhost/orders"):
+        app.consumer("redis://localhost/orders?group=charge")(mail)
+    app.consumer("redis://localhost/orders?group=mail")(mail)
+
+
+def test_a_decorator_without_a_source_says_what_to_write() -> None:
+    def charge(order: dict[str, Any]) -> None: ...
+
+    with pytest.raises(
+        ConfigurationError, match=r"write @app.consumer\('sqlite:///orders.db'\) above charge"
+    ):
+        Onceward("shop").consumer(charge)  # type: ignore[arg-type]
+
+
+def test_a_misspelt_environment_does_not_open_the_gate() -> None:
+    with pytest.raises(ConfigurationError, match=r"env: .*must be one of"):
+        Onceward("shop", env="prodution")
+    assert Onceward("shop", env="Production").settings.env == "Production"

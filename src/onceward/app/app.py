@@ -118,6 +118,11 @@ class Onceward:
         takes: a dict of the fields of `Verification`, or a function that makes one.
         """
 
+        if callable(source):
+            raise ConfigurationError(
+                f"@app.consumer needs a source: write @app.consumer('sqlite:///orders.db') above {_name_of(source)}"
+            )
+
         def decorate(function: F) -> F:
             own = name or _name_of(function)
             _check_function(function, own)
@@ -129,7 +134,7 @@ class Onceward:
                     "database='sqlite:///shop.db'), or ONCEWARD_DATABASE"
                 )
             changed = self.resolved.of_consumer(own)
-            self.consumers[own] = Consumer(
+            made = Consumer(
                 function,
                 changed.source or source,
                 contract,
@@ -137,9 +142,20 @@ class Onceward:
                 own,
                 verification,
             )
+            self._check_sharing(made)
+            self.consumers[own] = made
             return function
 
         return decorate
+
+    def _check_sharing(self, consumer: Consumer) -> None:
+        """Of two that take from one queue, each would get a part of the messages."""
+        for other in self.consumers.values():
+            if other.source.queue == consumer.source.queue:
+                raise ConfigurationError(
+                    f"{other.name} and {consumer.name} both take from {consumer.source}, so that each message would "
+                    "come to one of them only; give each a source of its own (Redis: ?group=, a boundary: ?consumer=)"
+                )
 
     def producer(
         self, sink: str, *, policy: ProducerPolicy | Mapping[str, Any] | None = None

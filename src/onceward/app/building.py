@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceward.app.app import Consumer, Onceward, Producer, consumers_of
@@ -161,6 +162,12 @@ def database_url(url: str, *, asynchronous: bool) -> URL:
     name = parsed.drivername.partition("+")[0]
     if name not in drivers:
         raise ConfigurationError(f"the database of an app is sqlite or postgresql, not {name}")
+    if (
+        name == "sqlite"
+        and parsed.database
+        and not (parent := Path(parsed.database).absolute().parent).is_dir()
+    ):
+        raise ConfigurationError(f"the directory of the database does not exist: {parent}")
     return parsed.set(drivername=drivers[name])
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, ValidationError
 
 from onceward.task.exceptions import ConfigurationError
 from onceward.task.mixins.policies import OptionalCount, Policy, Seconds, none_from_text
@@ -36,12 +36,22 @@ class ConsumerSettings(Policy):
     policy: dict[str, Any] | None = Field(default=None, description="Fields of its policy.")
 
 
+ENVS = ("development", "dev", "local", "test", "ci", "staging", "production", "prod")
+"""A misspelt one would leave the gate of production open."""
+
+
+def _known_env(name: str) -> str:
+    if name.strip().lower() not in ENVS:
+        raise ValueError(f"must be one of {', '.join(ENVS)}, not {name!r}")
+    return name
+
+
 class AppSettings(Policy):
     database: OptionalText = Field(
         default=None,
         description="Of inbox and dead letters: sqlite:///shop.db or postgresql://user@host/name.",
     )
-    env: str = Field(
+    env: Annotated[str, AfterValidator(_known_env)] = Field(
         default="development", description="`production` asks for evidence: see onceward verify."
     )
     processes: PositiveInt = Field(default=1, description="Worker processes.")

@@ -65,6 +65,12 @@ class Address:
         _KINDS[self.scheme].check(self)
 
     @property
+    def queue(self) -> tuple[str, ...]:
+        """What is the same for two who take each other's messages."""
+        names = (self.settings.get(name, "") for name in ("group", "consumer"))
+        return (self.scheme, self.place, *map(str, names))
+
+    @property
     def role(self) -> str:
         return "sink" if self.sink else "source"
 

@@ -46,7 +46,8 @@ def run(
     env: Annotated[
         str | None,
         typer.Option(
-            show_default="development", help="`production` runs only what is proven; see onceward verify."
+            show_default="development",
+            help="`production`: a consumer with a contract runs only if it is proven; see onceward verify.",
         ),
     ] = None,
     reload: Annotated[
