@@ -51,7 +51,7 @@ def project(made: Path, tmp_path: Path) -> Path:
 
 def clean() -> dict[str, str]:
     """An environment in which nobody has set anything up."""
-    foreign = ("ONCEWARD_", "OTEL_", "PYTEST_")
+    foreign = ("ONCEWARD_", "OTEL_", "PYTEST_", "MAKE", "MFLAGS")  # a make above says more
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
 
 
