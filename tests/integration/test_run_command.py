@@ -166,7 +166,11 @@ def test_a_policy_that_forbids_the_concurrency_is_refused(directory: Path) -> No
 @pytest.mark.parametrize("target", ["./shop:app", "shop.py:app", "./shop.py:app"])
 def test_a_file_in_the_place_of_a_module_is_told_apart(tmp_path: Path, target: str) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "onceward", "run", target], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "onceward", "run", target],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ended.returncode == 2
     assert "is a file; write its module: shop:app" in ended.stderr
