@@ -5,9 +5,7 @@ Also here: the bookkeeping of which requirement lines passed, and the suite's fa
 
 from __future__ import annotations
 
-import gc
 import signal
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -103,11 +101,3 @@ class Traceability:
             return False  # one of several processes; the one that started them sums up
         selects = config.option.keyword or config.option.markexpr or config.option.deselect
         return config.args == config.getini("testpaths") and not selects and not config.option.collectonly
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _left_by_others() -> None:
-    """What an earlier module left to be collected is collected now: its warnings are not this module's."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()

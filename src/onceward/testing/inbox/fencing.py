@@ -54,10 +54,10 @@ class Fencing(InboxSuite):
 
     @pytest.mark.req("CC-012")
     def test_a_zombie_commits_nothing_while_another_attempt_still_runs(self) -> None:
-        with self.inbox(effectful()) as inbox, Held() as zombie, Held() as second:
+        with self.inbox(effectful()) as inbox, Held() as zombie:
             self.begin_zombie(inbox, zombie)
             self.advance(inbox, effectful().lease + 1)
-            with self.another(inbox) as other:
+            with self.another(inbox) as other, Held() as second:
                 second.begin(other.process, effectful(), event("e1"), staying(second)).until_inside()
                 assert isinstance(zombie.end(), LeaseLostError)
                 assert self.written(inbox) == []
