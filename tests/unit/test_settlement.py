@@ -328,6 +328,23 @@ def test_on_stop_work_that_has_not_started_is_returned(world: World, mode: str) 
     }
 
 
+@pytest.mark.req("CE-31")
+@pytest.mark.parametrize("mode", ["batch", "continuous"])
+def test_on_stop_work_that_has_not_started_is_returned_while_the_rest_still_runs(
+    world: World, mode: str
+) -> None:
+    source = SettlingSource(transactions(4))
+
+    def process(_: Transaction) -> Any:
+        task.stop()
+        return Until(lambda: Counter(source.verdicts().values())[RETURNED] == 3)
+
+    task = world.consumer(process, source=source)
+    report = world.consume(task, consuming(batch=4, mode=mode))
+    assert (report.succeeded, report.unstarted) == (1, 3)
+    assert source.verdicts() == {"t0": DONE, "t1": RETURNED, "t2": RETURNED, "t3": RETURNED}
+
+
 @pytest.mark.req("CE-21")
 def test_on_a_loop_timeout_work_that_has_not_started_is_returned_and_the_rest_left_to_the_lease(
     world: World,
@@ -337,6 +354,16 @@ def test_on_a_loop_timeout_work_that_has_not_started_is_returned_and_the_rest_le
     with pytest.raises(ConsumerLoopTimeoutException):
         world.consume(task, consuming(timeout=2 * SHORT))
     assert source.verdicts() == {"t0": DONE, "t2": RETURNED, "t3": RETURNED, "t4": RETURNED}
+
+
+@pytest.mark.req("CE-21")
+def test_what_the_loop_timeout_kept_from_being_told_is_told_at_the_end(world: World) -> None:
+    source = SettlingSource(transactions(2))
+    source.on_settle = results(Until(lambda: False), None)
+    task = world.consumer(lambda each: Until(lambda: False) if each.id == "t1" else None, source=source)
+    with pytest.raises(ConsumerLoopTimeoutException):
+        world.consume(task, consuming(timeout=2 * SHORT, concurrency=2))
+    assert source.verdicts() == {"t0": DONE}
 
 
 @pytest.mark.req("CE-13")

@@ -11,6 +11,7 @@
         │   └── FetchTimeoutException (TimeoutError)
         ├── SettlementException                      the source would not take an outcome
         ├── InputException                           the caller's iterable failed
+        ├── NotSentException                         a producer of an app could not send all of its messages
         ├── ConsumerLoopTimeoutException (TimeoutError)
         └── ProducerLoopTimeoutException (TimeoutError)
 
@@ -193,6 +194,10 @@ class SettlementException(LoopError):
 
 class InputException(LoopError):
     """The iterable given to `produce_transactions` raised, or yielded something else than transactions."""
+
+
+class NotSentException(LoopError):
+    """Some messages of an app's producer did not get to its sink. The others did; `report` counts both."""
 
 
 class ConsumerLoopTimeoutException(LoopError, TimeoutError):

@@ -18,6 +18,7 @@ from onceward.task.mixins.policies import ConsumerLoopPolicy
 from onceward.task.reply import Failed, Limit
 from onceward.task.report import StopReason
 from onceward.task.script import Script
+from onceward.task.slots import Slots
 from onceward.task.source import Loop, chores, fail, fetch, patience, rest, settle
 from onceward.task.steps import compute_backoff, text_of
 from onceward.telemetry.scope import current_work
@@ -111,8 +112,10 @@ def finish(loop: Loop, reason: StopReason) -> Script[StopReason]:
     ):
         slots.close()
     while slots.pending > 0 and not loop.out_of_time():
-        yield loop.ports.park, (patience(loop),)
+        # At once: what is in flight may take long, or never end, and somebody else could begin with these.
+        return_unstarted(slots)
         yield from chores(loop)
+        yield loop.ports.park, (patience(loop),)
         if slots.exited is not None:
             slots.close()
     if slots.pending > 0:
@@ -132,10 +135,15 @@ def give_back(loop: Loop) -> Script[None]:
     """The last words to the source: what has ended, and what was never started."""
     slots = loop.slots
     loop.deadline = inf
-    slots.tally.unstarted = len(slots.unstarted)
+    return_unstarted(slots)
     if slots.settled is not None:
         # Stuck attempts may never end; the call does, and the source shall not have to guess.
         slots.settled.extend(slots.deferred.values())
         slots.deferred.clear()
-        slots.settled.extend(Settlement(transaction, Verdict.RETURNED) for transaction in slots.unstarted)
         yield from settle(loop)
+
+
+def return_unstarted(slots: Slots) -> None:
+    unstarted = slots.take_unstarted()
+    if slots.settled is not None:
+        slots.settled.extend(Settlement(transaction, Verdict.RETURNED) for transaction in unstarted)

@@ -12,7 +12,8 @@ from onceward.task.mixins.policies import Policy, Seconds, from_json_text
 class EngineSettings(Policy):
     """How an engine behaves whatever its policy. Set as `settings` on a task class, or given to a task.
 
-    Loads from the environment as policies do: `EngineSettings.from_env("ONCEWARD_")`.
+    Loads from the environment as policies do: `EngineSettings.from_env("ONCEWARD_ENGINE__")`, the variables that an
+    app reads, too.
     """
 
     stuck_grace: Seconds = Field(

@@ -125,6 +125,13 @@ class Slots:
         for life in self._ids.withdraw(self):
             self._turn_away(life)
 
+    def take_unstarted(self) -> list[Transaction]:
+        """What was turned away since the last time; it is counted here."""
+        with self._lock:
+            taken, self.unstarted = self.unstarted, []
+            self.tally.unstarted += len(taken)
+        return taken
+
     def break_off(self, error: BaseException) -> None:
         """The engine itself broke: nobody knows what is pending any more, and what still ends counts below 0."""
         with self._lock:

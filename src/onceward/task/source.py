@@ -267,8 +267,8 @@ def patience(loop: Loop) -> float:
 def chores(loop: Loop) -> Script[None]:
     """Tell the source what is due."""
     settled = loop.slots.settled
-    if settled is None:
-        return
+    if settled is None or loop.out_of_time():
+        return  # the last words to the source have no time limit
     now = loop.ports.now()
     extend_now = now >= loop.extend_due
     if extend_now or len(settled) >= loop.policy.batch.size or now - loop.settled_at >= SETTLE_INTERVAL:
@@ -287,6 +287,10 @@ def settle(loop: Loop) -> Script[None]:
     assert loop.source.settle is not None
     told: list[Settlement] = [settled.popleft() for _ in range(len(settled))]
     reply = yield from ask(loop, loop.source.settle, loop.source.settle.call, (told,), insist=True)
+    if type(reply) is Failed and loop.out_of_time() and not reply.exits:
+        # Not the source's fault. It is told again with the last words, which have no time limit.
+        settled.extendleft(reversed(told))
+        return
     if type(reply) is Failed:
         error = SettlementException(f"{len(told)} outcomes could not be settled: {text_of(reply.error)}")
         error.__cause__ = reply.error
