@@ -127,7 +127,7 @@ def test_an_outage_of_redis_is_waited_out_from_the_start_and_in_the_midst(site: 
             wait_until(lambda: run.consumer().get("state") == "waiting")
             status, problem = verdict(run, "/readyz")
             assert status == 503
-            assert "charge is waiting: FetchException" in problem
+            assert "charge is waiting: ConnectionError" in problem
             assert verdict(run, "/livez")[0] == 200
             server.start()
             wait_until(lambda: site.done == ["o1"] and run.is_ready())

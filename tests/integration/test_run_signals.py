@@ -64,6 +64,29 @@ def test_work_that_does_not_end_is_left_and_the_process_ends_all_the_same(site: 
     assert site.counts()["leased"] == 1
 
 
+def test_what_was_not_begun_goes_back_though_nothing_that_is_in_flight_ends(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.send(*orders(10, deaf=300))
+    with site.run() as run:
+        wait_until(lambda: len(site.begun) == 4)
+        run.signal(SIGTERM)
+        wait_until(lambda: site.counts()["ready"] == 6)
+        run.signal(SIGTERM)
+        assert run.ended() == 128 + SIGTERM
+    assert site.counts() == {"ready": 6, "leased": 4, "delayed": 0, "dead": 0}
+
+
+@pytest.mark.parametrize("number", [SIGTERM, SIGINT])
+def test_a_signal_that_comes_when_all_is_over_does_not_change_how_it_ended(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with Site(tmp_path).run("--drain") as run:
+        wait_until(lambda: run.says("stopped after"))
+        while run.process.poll() is None:
+            run.signal(number)
+        assert run.ended() == 0
+
+
 def test_the_third_signal_kills(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.send({"id": "deaf", "deaf": 300})

@@ -6,6 +6,9 @@ import asyncio
 import logging
 import os
 import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,14 @@ def hasty(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setattr(supervising, "FIRST_WAIT", 0.01)
     monkeypatch.setattr(supervising, "LONGEST_WAIT", 0.3)
     return site
+
+
+@contextmanager
+def free_port() -> Iterator[int]:
+    """One that nobody listens on, and that nobody else gets meanwhile."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 def supervised(**given: object) -> int:
@@ -132,6 +143,28 @@ def test_a_worker_that_has_worked_for_a_while_crashes_as_if_for_the_first_time(
 
     asyncio.run(run())
     assert set(waits(caplog)) == {0.01}
+
+
+# ── a source that is away ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("mode", ["threads", "asyncio"])
+def test_a_drain_waits_for_a_source_that_is_away_and_gives_up_after_a_while(
+    tmp_path: Path, mode: str
+) -> None:
+    site = Site(tmp_path, mode)
+    text = f"{SHOP.read_text()}\nfrom onceward.run import keeping\nkeeping.PATIENCE = 0.5\n"
+    (tmp_path / "shop.py").write_text(text)
+    with free_port() as port:
+        nobody = f"redis://127.0.0.1:{port}/orders?group=shop"
+        with site.run("--drain", "--processes", "2", RUN_SOURCE=nobody) as run:
+            assert run.ended() == 1
+            waiting = [line for line in run.lines if "waits for its source or database" in line["message"]]
+            assert run.says("charge has waited 0.5 s for its source or database: ")
+            assert run.says("stopped after")
+    assert len(waiting) >= 2
+    assert {line["level"] for line in waiting} == {"warning"}
+    assert not any("gave up" in line["message"] for line in run.lines), "the same once more"
 
 
 # ── a stuck thread ──────────────────────────────────────────────────────────────────────────────────────

@@ -71,8 +71,9 @@ def run(
     Options win over what the app, ONCEWARD_… variables and onceward.toml say; `onceward config` shows that. The first
     SIGTERM or Ctrl-C takes no new work and lets what is in flight end, the second cuts it off, the third kills.
 
-    Exit code: 0 when it ended in good order; 130 or 143 if work was cut off, which comes again; 1 if it failed; 2 for
-    wrong arguments, or an app that cannot run as it is configured.
+    Exit code: 0 when it ended in good order, also if messages failed; 130 or 143 if work was cut off, which comes
+    again; 1 if it failed, or if with --drain a source or database was away for a minute; 2 for wrong arguments, or an
+    app that cannot run as it is configured.
     """
     from onceward.run.logs import start_logging
     from onceward.run.messages import Assignment

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -17,7 +18,7 @@ from onceward.now import now
 from onceward.run.counting import AsyncCounted, Counted, Counts
 from onceward.run.messages import ConsumerStatus, State
 from onceward.settlement import Verdict
-from onceward.task.exceptions import ConfigurationError, OncewardError
+from onceward.task.exceptions import ConfigurationError, LoopError, OncewardError
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.report import Report
 from onceward.task.steps import compute_backoff, text_of
@@ -26,7 +27,13 @@ _log = logging.getLogger("onceward.run")
 
 FIRST_WAIT, LONGEST_WAIT = 0.25, 10.0
 """Seconds between two tries during an outage."""
+PATIENCE = 60.0
+"""Seconds that a run which is to end by itself waits for a source or a database."""
 TEN_YEARS = 10 * 365 * 86400.0
+
+
+class Unreachable(Exception):
+    """The source or database did not answer for so long that nobody waits any more."""
 
 
 class Keeper:
@@ -47,6 +54,7 @@ class Keeper:
         self._task: Any = None
         self._problem: str | None = None
         self._tries = 0
+        self._away_since = 0.0
         self._stopping = False
 
     async def _consume(self) -> Report:
@@ -81,9 +89,15 @@ class Keeper:
         if self._stopping:
             _log.error("%s could not end well: %s", self.consumer.name, text_of(error))
             return
+        self._problem = text_of(error.__cause__ if isinstance(error, LoopError) else error)
+        if self._tries == 0:
+            self._away_since = time.monotonic()
+        elif self._drain and time.monotonic() - self._away_since >= PATIENCE:
+            raise Unreachable(
+                f"{self.consumer.name} has waited {PATIENCE:.3g} s for its source or database: {self._problem}"
+            )
         wait = compute_backoff(FIRST_WAIT, 2.0, LONGEST_WAIT, self._tries)
         self._tries += 1
-        self._problem = text_of(error)
         _log.warning(
             "%s waits for its source or database, next try in %.3g s: %s",
             self.consumer.name, wait, self._problem,

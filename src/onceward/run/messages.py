@@ -15,6 +15,8 @@ RECYCLED = 75
 """A thread was stuck: the rest of the work is done, and another process shall go on."""
 CUT_OFF = 76
 """Some work was left to its lease."""
+UNREACHABLE = 77
+"""A run that is to end by itself has waited long enough for a source or a database."""
 
 DRAIN = b"drain\n"
 HURRY = b"hurry\n"

@@ -63,7 +63,11 @@ async def _run(app: Onceward, assignment: Assignment, reload: bool) -> int:
             "running %s of %s in %d process%s, as %s",
             ", ".join(app.consumers), app.name, settings.processes, "es" * (settings.processes > 1), settings.env,
         )  # fmt: skip
-        return await supervisor.run()
+        code = await supervisor.run()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        loop.remove_signal_handler(each)
+        signal.signal(each, signal.SIG_IGN)  # all is over: one more Ctrl-C does not change how it ended
+    return code
 
 
 async def _tell_of_stalls(supervisor: Supervisor, pages: Pages) -> None:

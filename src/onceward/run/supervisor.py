@@ -16,8 +16,18 @@ from typing import Protocol
 
 import msgspec
 
-from onceward.run.messages import CUT_OFF, DRAIN, ENDED, HURRY, MISUSED, RECYCLED, Assignment
+from onceward.run.messages import (
+    CUT_OFF,
+    DRAIN,
+    ENDED,
+    HURRY,
+    MISUSED,
+    RECYCLED,
+    UNREACHABLE,
+    Assignment,
+)
 from onceward.run.processes import WorkerProcess, ending
+from onceward.run.totals import Totals
 from onceward.task.steps import compute_backoff
 
 _log = logging.getLogger("onceward.run")
@@ -75,6 +85,7 @@ class Supervisor:
         self._signal: int | None = None
         self._code = ENDED
         self._cut_off = False
+        self._totals = Totals()
         self._waking = asyncio.Event()
 
     async def run(self) -> int:
@@ -84,10 +95,18 @@ class Supervisor:
         await asyncio.gather(*map(self._keep, self.places))
         if watching is not None:
             watching.cancel()
-        _log.info("stopped after %.3g s", time.monotonic() - began)
+        self._sum_up(time.monotonic() - began)
         if self._code == ENDED and self._cut_off and self._signal is not None:
             return 128 + self._signal
         return self._code
+
+    def _sum_up(self, seconds: float) -> None:
+        _log.info("stopped after %.3g s; %s", seconds, self._totals)
+        if self._totals.failed:
+            _log.warning(
+                "what has failed comes again, or is a dead letter: see `onceward balance %s`",
+                self._assignment.target,
+            )
 
     # ── stopping ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -143,6 +162,7 @@ class Supervisor:
             _log.info("worker %d has started, pid %d", place.number, process.pid)
             code = await process.wait()
             place.process = None
+            self._totals.add(process.status)
             if not await self._goes_on(place, process, code):
                 return
             place.restarts += 1
@@ -157,6 +177,9 @@ class Supervisor:
             return True
         if code == MISUSED:
             return await self._refused(place, process)
+        if code == UNREACHABLE:
+            self._fail(FAILED)
+            return False
         if code == ENDED and self._assignment.drain:
             _log.info("worker %d has found nothing more to do", place.number)
             return False
@@ -171,8 +194,8 @@ class Supervisor:
         if code in (ENDED, RECYCLED) or (code == -signal.SIGTERM and process.status is None):
             _log.info("worker %d has ended", place.number)  # the last: before it could begin
             return
-        if code == MISUSED == self._code:
-            return  # what the first of them said has been told
+        if code == UNREACHABLE or code == MISUSED == self._code:
+            return  # it, or the first of them, has told why
         self._cut_off = True
         how = "left work to its lease" if code == CUT_OFF else ending(code)
         _log.warning("worker %d %s", place.number, how)

@@ -26,7 +26,7 @@ import msgspec
 
 from onceward.app.app import Onceward
 from onceward.app.loading import load_app
-from onceward.run.keeping import AsyncKeeper, ThreadKeeper, keeper_of
+from onceward.run.keeping import AsyncKeeper, ThreadKeeper, Unreachable, keeper_of
 from onceward.run.logs import start_logging
 from onceward.run.messages import (
     CUT_OFF,
@@ -35,6 +35,7 @@ from onceward.run.messages import (
     HURRY,
     MISUSED,
     RECYCLED,
+    UNREACHABLE,
     Assignment,
     WorkerStatus,
 )
@@ -169,6 +170,9 @@ class Worker:
         """A consumer that cannot go on takes its worker with it: half a worker would look like a whole one."""
         if isinstance(error, (ConfigurationError, ImportError)):
             self._refuse(error)
+        elif isinstance(error, Unreachable):
+            _log.critical("%s", error)
+            self._code = self._code or UNREACHABLE
         else:
             _log.critical("%s broke", keeper.consumer.name, exc_info=error)
             self._code = self._code or FAILED

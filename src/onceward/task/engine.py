@@ -185,6 +185,8 @@ class Call:
             )
         else:
             report.stop_reason, error = ended, self.loop.error
+        if self.loop.error is not None and error is not self.loop.error:
+            logger.error("the loop had a reason of its own to end: %s", self.loop.error)
         if isinstance(error, LoopError):
             error.report = report
         if self.watch is not None:
