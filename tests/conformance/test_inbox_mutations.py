@@ -12,7 +12,8 @@ from onceward.inbox import Breach, ContractError
 from onceward.inbox.core import Core
 from onceward.inbox.session import InboxSession
 from onceward.inbox.stores import base, postgresql, sqlite
-from onceward.inbox.stores.base import Found, Store
+from onceward.inbox.stores.base import Store
+from onceward.inbox.stores.rows import Found
 from onceward.testing.inbox import InboxConformance
 from onceward.testing.inbox.samples import contract, event, never, write
 from tests import inbox_databases

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import create_engine
 
-from onceward.inbox import Inbox, PurgeReport, purging
+from onceward.inbox import Inbox, PurgeReport, removal
 from onceward.inbox.stores import partitions
 from onceward.inbox.stores.sqlite import SqliteStore
 from onceward.now import now
@@ -34,7 +34,7 @@ def main(place: str, url: str, options: str) -> None:
         SqliteStore.days_below = die  # type: ignore[assignment,method-assign]
         partitions.await_old_snapshots = die
     elif place == "midst":
-        purging.LARGEST_STEP = purging.FIRST_STEP = 50
+        removal.LARGEST_STEP = removal.FIRST_STEP = 50
         progress = die_in_the_midst
     elif place == "detached":
         partitions.drop = die  # type: ignore[assignment]

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 from onceward.inbox import Contract, Inbox
-from onceward.inbox.stores.base import Key
+from onceward.inbox.stores.rows import Key
 from onceward.now import now
 
 CONTRACT = Contract(

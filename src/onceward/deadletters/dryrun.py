@@ -28,7 +28,8 @@ from onceward.inbox.ports import Ports, TaskPorts, ThreadPorts
 from onceward.inbox.registry import Registry
 from onceward.inbox.session import NOT_EFFECTFUL, WRITTEN, Raised, has_written
 from onceward.inbox.stores import store_of
-from onceward.inbox.stores.base import Key, Store
+from onceward.inbox.stores.base import Store
+from onceward.inbox.stores.rows import Key
 from onceward.inbox.stores.postgresql import DAYS_AHEAD
 from onceward.inbox.upcasting import check_type, upcast
 from onceward.inbox.waiting import Busy

@@ -18,7 +18,8 @@ from onceward.db.transaction import DbTransaction
 from onceward.inbox.contract import Contract
 from onceward.inbox.exceptions import Breach, ContractError
 from onceward.inbox.ports import Ports
-from onceward.inbox.stores.base import Key, Store
+from onceward.inbox.stores.base import Store
+from onceward.inbox.stores.rows import Key
 from onceward.inbox.waiting import Busy
 
 _log = logging.getLogger("onceward.inbox")

@@ -6,7 +6,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from onceward.inbox.stores.base import Key, Store
+from onceward.inbox.stores.base import Store
+from onceward.inbox.stores.rows import Key
 
 if TYPE_CHECKING:
     from onceward.db.transaction import DbTransaction

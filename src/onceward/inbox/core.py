@@ -40,7 +40,8 @@ from onceward.inbox.metrics import Instruments, Watch, instruments
 from onceward.inbox.ports import SERIALIZATION_RETRIES, Ports, Session, pause_after
 from onceward.inbox.sequencing import OutOfTurn
 from onceward.inbox.session import Raised
-from onceward.inbox.stores.base import Key, MissingDay, Store, as_date
+from onceward.inbox.stores.base import Store
+from onceward.inbox.stores.rows import Key, MissingDay, as_date
 from onceward.inbox.upcasting import check_type, upcast
 from onceward.inbox.waiting import Busy, Parked
 from onceward.task.exceptions import AttemptInterrupted, ConfigurationError

@@ -16,7 +16,8 @@ import msgspec
 from onceward.inbox.claims import Claim
 from onceward.inbox.exceptions import EffectError, EffectInDoubtError, LeaseLostError
 from onceward.inbox.ports import Ports
-from onceward.inbox.stores.base import Effect, Store
+from onceward.inbox.stores.base import Store
+from onceward.inbox.stores.rows import Effect
 from onceward.task.steps import text_of
 
 _log = logging.getLogger("onceward.inbox")

@@ -13,7 +13,8 @@ from onceward.db.transaction import DbTransaction
 from onceward.inbox.contract import Contract
 from onceward.inbox.event import Event
 from onceward.inbox.exceptions import Breach, ContractError
-from onceward.inbox.stores.base import Key, Store
+from onceward.inbox.stores.base import Store
+from onceward.inbox.stores.rows import Key
 from onceward.inbox.waiting import Busy, Parked
 
 SHORTEST_WAIT, LONGEST_WAIT = 0.2, 5.0

@@ -16,7 +16,7 @@ from onceward.inbox.exceptions import ContractError
 from onceward.inbox.metrics import instruments
 from onceward.inbox.registry import Registry
 from onceward.inbox.session import Raised, as_raised
-from onceward.inbox.stores.base import Key
+from onceward.inbox.stores.rows import Key
 from onceward.now import now
 from onceward.settlement import Settlement, Verdict
 from onceward.task.source import Source

@@ -7,134 +7,22 @@ asyncio. `{now}` in a statement is the database's own time where it has one that
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import date, timedelta
-from typing import Any, NamedTuple
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import Connection
 
-from onceward.db.timed import Timed
 from onceward.db.transaction import DbTransaction
+from onceward.inbox.stores.retaining import Retaining
+from onceward.inbox.stores.rows import Attempts, Effect, Found, Key
 
 
-class Key(NamedTuple):
-    """The identity of an event for one consumer."""
-
-    consumer_id: str
-    tracking_id: str
-    day: int
-
-
-class Found(NamedTuple):
-    """What the inbox knows of an event that it did not admit."""
-
-    digest: bytes | None
-    """Of the payload it was done with; None if it was not done."""
-    floor_day: int | None
-
-
-class Attempts(NamedTuple):
-    """The ledger of an event's attempts."""
-
-    starts: int
-    ends: int
-    locked: bool = False
-    """Somebody has it in hand, under a lease."""
-
-    @property
-    def unended(self) -> int:
-        return self.starts - self.ends
-
-
-class Effect(NamedTuple):
-    """A row of the effect ledger."""
-
-    key: str
-    state: str
-    result: bytes | None
-    is_new: bool
-
-
-def as_date(day: int) -> str:
-    """A day in words that people know; as a number where the calendar has no name for it."""
-    try:
-        return (date(1970, 1, 1) + timedelta(days=day)).isoformat()
-    except OverflowError:
-        return f"day {day}"
-
-
-@contextmanager
-def begun(connection: Connection, begin: str) -> Iterator[None]:
-    """A transaction on a connection that begins none by itself."""
-    connection.exec_driver_sql(begin)
-    try:
-        yield
-    except BaseException:
-        connection.exec_driver_sql("ROLLBACK")
-        raise
-    connection.exec_driver_sql("COMMIT")
-
-
-class MissingDay(Exception):
-    """The database has no room for events of this day yet."""
-
-    def __init__(self, day: int) -> None:
-        super().__init__(day)
-        self.day = day
-
-
-class Records(NamedTuple):
-    """A stretch of one consumer's records, which a purge goes through in the order of tracking ids."""
-
-    table: str
-    consumer_id: str
-    contract: str
-    """As it was registered, to the letter, when the purge was planned."""
-    floor_day: int
-    """Nothing of this day or later goes."""
-    day: int = 0
-    """Of a stretch of the dedup table."""
-
-
-class Step(NamedTuple):
-    """One bounded step of a purge."""
-
-    rows: int
-    """Removed."""
-    upto: str | None
-    """The tracking id it came to; None at the end of the stretch."""
-
-
-class Times(NamedTuple):
-    """Of one step, in seconds."""
-
-    work: float
-    total: float
-    """With the commit."""
-
-
-class Overtaken(Exception):
-    """While it was purged, the consumer was put on hold, registered anew, or taken off the registry."""
-
-
-class Store(ABC):
+class Store(Retaining):
     """Keeps rows."""
-
-    name: str
-    """The dialect, as SQLAlchemy and the folder of migrations call it."""
 
     has_days = False
     """Whether a day has to be made before events of it can be admitted."""
-    records = "onceward_dedup"
-    """All dedup rows there are, as SQL to select from."""
-    ledgers: tuple[str, ...] = ("onceward_attempts", "onceward_effects")
-    """What else is purged, besides dedup rows: kept by consumer and tracking id."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._timed = Timed(self.name, clock)
 
     # ── what databases do not agree on ──────────────────────────────────────────────────────────────────
 
@@ -174,10 +62,6 @@ class Store(ABC):
         self, transaction: DbTransaction, consumer_id: str, tracking_ids: Sequence[str], lease: float
     ) -> None:
         """Keep the leases of starts that still wait for their turn, or run."""
-
-    @abstractmethod
-    def freeze_holds(self, connection: Connection) -> None:
-        """Until the transaction ends, nobody places a hold or changes the registry. What was placed before is seen."""
 
     @abstractmethod
     def lock_migrations(self, transaction: DbTransaction) -> None:
@@ -270,85 +154,6 @@ class Store(ABC):
         """As `consumers`, with the text of each contract."""
         return self._rows(transaction, _CONSUMERS)
 
-    # ── retention ───────────────────────────────────────────────────────────────────────────────────────
-
-    def today(self, transaction: DbTransaction) -> int:
-        """Days since 1970, in UTC."""
-        return int(self._run(transaction, "SELECT {now}").scalar_one()) // 86400
-
-    def raise_horizon(self, transaction: DbTransaction, consumer_id: str, floor_day: int) -> None:
-        """Never lowers it."""
-        self._run(transaction, _RAISE_HORIZON, consumer=consumer_id, floor=floor_day)
-
-    def horizons(self, transaction: DbTransaction) -> dict[str, int]:
-        return {row["consumer_id"]: row["floor_day"] for row in self._rows(transaction, _HORIZONS)}
-
-    def hold(
-        self, transaction: DbTransaction, consumer_id: str, tracking_id: str, reason: str, operator: str
-    ) -> bool:
-        """Keep from purges. False: it was held already."""
-        values = {"consumer": consumer_id, "tracking": tracking_id, "reason": reason, "operator": operator}
-        return int(self._run(transaction, _HOLD, **values).rowcount) == 1
-
-    def release(self, transaction: DbTransaction, consumer_id: str, tracking_id: str) -> bool:
-        return int(self._run(transaction, _RELEASE, consumer=consumer_id, tracking=tracking_id).rowcount) == 1
-
-    def holds(self, transaction: DbTransaction) -> list[dict[str, Any]]:
-        return self._rows(transaction, _HOLDS)
-
-    def stats(self, transaction: DbTransaction) -> list[dict[str, Any]]:
-        """What there is for each consumer: registered, or with dedup rows that nobody will purge."""
-        rows = self._rows(transaction, _STATS.replace("{records}", self.records))
-        return [{**row, "registered": bool(row["registered"])} for row in rows]
-
-    def purge_step(self, connection: Connection, records: Records, after: str, size: int) -> Step:
-        """Look at the next rows of a stretch, `size` at most, and remove those below the floor that nobody holds.
-
-        In the caller's transaction. Holds and the registry are looked at again in each step, so that a hold that
-        was placed while a purge runs counts from then on.
-        """
-        self.freeze_holds(connection)
-        if not self.may_purge(connection, records.consumer_id, records.contract):
-            raise Overtaken(records.consumer_id)
-        stretch, goes = _PURGED[records.table]
-        values = {
-            "consumer": records.consumer_id,
-            "day": records.day,
-            "floor": records.floor_day,
-            "after": after,
-            "size": size,
-        }
-        look = _LOOK_AHEAD.format(table=records.table, stretch=stretch)
-        upto, seen = self._on(connection, look, **values).one()
-        if seen == 0:
-            return Step(0, None)
-        remove = _PURGE.format(table=records.table, stretch=stretch, goes=goes)
-        rows = int(self._on(connection, remove, upto=upto, **values).rowcount)
-        return Step(rows, upto if seen == size else None)
-
-    def may_purge(self, connection: Connection, consumer_id: str, contract: str) -> bool:
-        """Whether the contract is still the registered one, and the consumer not on hold as a whole."""
-        return self._on(connection, _MAY_PURGE, consumer=consumer_id, contract=contract).first() is not None
-
-    # ── running statements ──────────────────────────────────────────────────────────────────────────────
-
-    def _one(self, transaction: DbTransaction, sql: str, key: Key, **more: Any) -> Any:
-        result = self._run(transaction, sql, consumer=key[0], tracking=key[1], day=key[2], **more)
-        return result.first()
-
-    def _execute(self, transaction: DbTransaction, sql: str, key: Key, **more: Any) -> int:
-        result = self._run(transaction, sql, consumer=key[0], tracking=key[1], day=key[2], **more)
-        return int(result.rowcount)
-
-    def _rows(self, transaction: DbTransaction, sql: str, **values: Any) -> list[dict[str, Any]]:
-        return [dict(row) for row in self._run(transaction, sql, **values).mappings()]
-
-    def _run(self, transaction: DbTransaction, sql: str, **values: Any) -> Any:
-        return self._on(transaction.connection, sql, **values)
-
-    def _on(self, connection: Connection, sql: str, **values: Any) -> Any:
-        return self._timed.execute(connection, sql, values)
-
 
 _START = """
     INSERT INTO onceward_attempts (consumer_id, tracking_id, event_day, starts, ends, locked_until, last_at)
@@ -434,67 +239,3 @@ _UNREGISTER = "DELETE FROM onceward_consumers WHERE consumer_id = :consumer"
 _CONSUMERS = (
     "SELECT consumer_id, contract, registered_at, updated_at FROM onceward_consumers ORDER BY consumer_id"
 )
-
-_RAISE_HORIZON = """
-    INSERT INTO onceward_horizons (consumer_id, floor_day) VALUES (:consumer, :floor)
-    ON CONFLICT (consumer_id) DO UPDATE SET floor_day = excluded.floor_day
-    WHERE excluded.floor_day > onceward_horizons.floor_day
-"""
-_HORIZONS = "SELECT consumer_id, floor_day FROM onceward_horizons"
-_HOLD = """
-    INSERT INTO onceward_holds (consumer_id, tracking_id, reason, operator, placed_at)
-    VALUES (:consumer, :tracking, :reason, :operator, {now}) ON CONFLICT DO NOTHING
-"""
-_RELEASE = "DELETE FROM onceward_holds WHERE consumer_id = :consumer AND tracking_id = :tracking"
-_HOLDS = """
-    SELECT consumer_id, tracking_id, reason, operator, placed_at FROM onceward_holds
-    ORDER BY consumer_id, tracking_id
-"""
-# Each counted once for all consumers: a count for each of them would go through the whole table each time.
-_STATS = """
-    WITH records AS (
-        SELECT consumer_id, count(*) AS dedup_rows, min(event_day) AS oldest_day
-        FROM {records} AS r GROUP BY consumer_id
-    )
-    SELECT c.consumer_id,
-        EXISTS (SELECT 1 FROM onceward_consumers o WHERE o.consumer_id = c.consumer_id) AS registered,
-        coalesce(r.dedup_rows, 0) AS dedup_rows,
-        r.oldest_day,
-        (SELECT count(*) FROM onceward_attempts a WHERE a.consumer_id = c.consumer_id AND a.starts > a.ends
-            AND NOT EXISTS (SELECT 1 FROM onceward_dedup d WHERE d.consumer_id = a.consumer_id
-                AND d.tracking_id = a.tracking_id AND d.event_day = a.event_day)) AS unended,
-        (SELECT count(*) FROM onceward_effects e
-            WHERE e.consumer_id = c.consumer_id AND e.state = 'intended') AS effects_in_doubt,
-        (SELECT count(*) FROM onceward_parked p WHERE p.consumer_id = c.consumer_id) AS parked,
-        (SELECT floor_day FROM onceward_horizons h WHERE h.consumer_id = c.consumer_id) AS floor_day,
-        (SELECT count(*) FROM onceward_holds h WHERE h.consumer_id = c.consumer_id) AS holds
-    FROM (SELECT consumer_id FROM onceward_consumers UNION SELECT consumer_id FROM records) AS c
-    LEFT JOIN records r ON r.consumer_id = c.consumer_id
-    ORDER BY c.consumer_id
-"""
-
-_MAY_PURGE = """
-    SELECT 1 FROM onceward_consumers WHERE consumer_id = :consumer AND contract = :contract
-        AND NOT EXISTS (SELECT 1 FROM onceward_holds WHERE consumer_id = :consumer AND tracking_id = '')
-"""
-_PURGED = {
-    "onceward_dedup": ("event_day = :day AND consumer_id = :consumer", "true"),
-    "onceward_kept": ("consumer_id = :consumer", "true"),
-    "onceward_attempts": ("consumer_id = :consumer", "(locked_until IS NULL OR locked_until <= {now})"),
-    # One in doubt stays until somebody has found out what became of it.
-    "onceward_effects": ("consumer_id = :consumer", "state = 'done'"),
-}
-"""Of each table: a stretch that the key finds, and which rows of it may go."""
-# From one tracking id to another along the key, so that a step costs what it looks at: neither rows that are held nor
-# those that were just removed are looked at again.
-_LOOK_AHEAD = """
-    SELECT max(tracking_id), count(*) FROM (
-        SELECT tracking_id FROM {table} WHERE {stretch} AND tracking_id > :after
-        ORDER BY tracking_id LIMIT :size) AS ahead
-"""
-_PURGE = """
-    DELETE FROM {table} WHERE {stretch} AND tracking_id > :after AND tracking_id <= :upto
-        AND event_day < :floor AND {goes}
-        AND NOT EXISTS (SELECT 1 FROM onceward_holds h
-            WHERE h.consumer_id = :consumer AND h.tracking_id IN ('', {table}.tracking_id))
-"""

@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 
 from onceward.db.backends import backend_of
 from onceward.db.locks import key_of
-from onceward.inbox.stores.base import as_date, begun
+from onceward.inbox.stores.rows import as_date, begun
 from onceward.inbox.waiting import Busy
 from onceward.task.exceptions import OncewardError
 

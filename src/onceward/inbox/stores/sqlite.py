@@ -14,7 +14,8 @@ from sqlalchemy.exc import DBAPIError
 
 from onceward.db.backends import backend_of
 from onceward.db.transaction import DbTransaction
-from onceward.inbox.stores.base import Found, Key, Store, Times, begun
+from onceward.inbox.stores.base import Store
+from onceward.inbox.stores.rows import Found, Key, Times, begun
 
 T = TypeVar("T")
 

@@ -1,0 +1,118 @@
+"""A purge of PostgreSQL: whole days where nobody needs them any more, rows where somebody still does."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import Connection
+
+from onceward.inbox.removal import SHORTEST_PAUSE, Plan, Progress, PurgeReport, Removal
+from onceward.inbox.stores import partitions
+from onceward.inbox.stores.base import Store
+from onceward.inbox.stores.partitions import Blocked, Partition, State
+from onceward.inbox.stores.rows import Overtaken, Records, Times, begun
+
+DAYS_AHEAD = 7
+"""Days to come for which partitions are made beforehand."""
+
+
+class DayRemoval(Removal):
+    def __init__(self, store: Store, plan: Plan, report: PurgeReport, progress: Progress) -> None:
+        super().__init__(store, report, progress)
+        self._plan = plan
+
+    def run(self, connection: Connection) -> None:
+        with partitions.only_purger(connection):
+            try:
+                with partitions.or_blocked(connection, "the purge stopped before its end"):
+                    self._run(connection)
+            except Blocked as blocked:
+                self.report.unfinished.append(str(blocked))
+
+    def _run(self, connection: Connection) -> None:
+        self._make_days(connection)
+        partitions.await_old_snapshots(connection)
+        self._remove_days(connection)
+        for target in self._plan.targets:
+            for records in self.ledgers(target):
+                self._walk(connection, records)
+
+    def _make_days(self, connection: Connection) -> None:
+        every = partitions.partitions(connection)
+        there = {each.day for each in every if each.state is not State.DETACHED}
+        for day in range(self._plan.today, self._plan.today + DAYS_AHEAD + 1):
+            if day not in there:
+                partitions.make(connection, day)
+
+    def _remove_days(self, connection: Connection) -> None:
+        """What an earlier purge has begun comes first: only one partition at a time can be on its way out."""
+        floor = max((target.floor_day for target in self._plan.targets), default=0)
+        every = partitions.partitions(connection)
+        begun_before = [each for each in every if each.state is not State.ATTACHED]
+        old = begun_before + [each for each in every if each.state is State.ATTACHED and each.day < floor]
+        self.report.days = len(old)
+        try:
+            for partition in old:
+                self._remove_day(connection, partition)
+                self.report.days_done += 1
+                self.progress(self.report)
+        except Blocked as blocked:
+            self.report.unfinished.append(str(blocked))
+
+    def _remove_day(self, connection: Connection, partition: Partition) -> None:
+        is_needed = self._is_needed(connection, partition)
+        if partition.state is State.ATTACHED and is_needed:
+            self._remove_rows(connection, partition)
+            return
+        if not is_needed:
+            # Before they are out of sight: who looks for a row on hold must find it all the time.
+            with begun(connection, partitions.READ_COMMITTED):
+                partitions.keep_held(connection, partition)
+        if partition.state is not State.DETACHED:
+            partitions.detach(connection, partition)
+        dropped = partitions.drop(
+            connection,
+            partition,
+            self.store.freeze_holds,
+            lambda each: self._is_needed(connection, each),
+        )
+        if dropped is None:
+            self._remove_rows(connection, partition)
+            return
+        self.report.dropped.append(partition.name)
+        self.report.rows += dropped.rows - dropped.kept
+        self.report.kept += dropped.kept
+        self.count_time(dropped.seconds)
+
+    def _is_needed(self, connection: Connection, partition: Partition) -> bool:
+        """Whether it has rows of anybody who is not past that day, or not known to be."""
+        for consumer_id in partitions.consumers_in(connection, partition):
+            past = self._plan.past(consumer_id, partition.day)
+            if past is None or not self.store.may_purge(connection, consumer_id, past.contract):
+                return True
+        return False
+
+    def _remove_rows(self, connection: Connection, partition: Partition) -> None:
+        there = partitions.consumers_in(connection, partition)
+        for target in self._plan.targets:
+            if target.consumer_id in there and partition.day < target.floor_day:
+                self._walk(connection, Records("onceward_dedup", *target, day=partition.day))
+
+    def _walk(self, connection: Connection, records: Records) -> None:
+        script = self.walk(records)
+        operation = next(script)
+        try:
+            while True:
+                began = time.perf_counter()
+                with begun(connection, partitions.READ_COMMITTED):
+                    step = operation(connection)
+                    worked = time.perf_counter()
+                total = time.perf_counter() - began
+                self.count(step, Times(worked - began, total))
+                operation = script.send(step)
+                # Nobody waits for a lock of ours; but a purge should leave others the better part of the machine.
+                connection.exec_driver_sql(f"SELECT pg_sleep({max(SHORTEST_PAUSE, total):.3f})")
+        except StopIteration:
+            return
+        except Overtaken:
+            self.overtaken(records.consumer_id)

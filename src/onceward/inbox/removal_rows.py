@@ -1,0 +1,100 @@
+"""A purge of SQLite: rows, a few at a time, with pauses in which others get the lock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+
+from onceward.db import LockTimeoutError, sharing
+from onceward.inbox.ports import Ports
+from onceward.inbox.removal import SHORTEST_PAUSE, Pace, Plan, Progress, PurgeReport, Removal, Script, Target
+from onceward.inbox.stores.rows import Overtaken, Records, Times
+from onceward.inbox.stores.sqlite import SqliteStore
+
+T = TypeVar("T")
+
+PAUSE = 2
+"""Times the length of a step: the pause after it. Whoever waits for the lock looks for it only now and then, and should
+find it free more often than not."""
+PROBE_PAUSE = 0.001
+"""Seconds between two looks for SQLite's lock. SQLite itself looks ever less often, and a consumer that has work all
+the time leaves it free for moments only: a purge would hardly ever get it."""
+LOCK_PATIENCE = 60.0
+"""Seconds in which a purge of SQLite looks for the lock in vain before it gives up."""
+
+
+class RowRemoval(Removal):
+    store: SqliteStore
+
+    def __init__(self, store: SqliteStore, ports: Ports, report: PurgeReport, progress: Progress) -> None:
+        super().__init__(store, report, progress)
+        self._ports = ports
+        self._engine = _plain(ports)
+
+    async def run(self, plan: Plan) -> None:
+        days = {target: (await self._step(partial(self._days_below, target)))[0] for target in plan.targets}
+        self.report.days = sum(map(len, days.values()))
+        for target in plan.targets:
+            try:
+                for day in days[target]:
+                    await self._drive(self.walk(Records("onceward_dedup", *target, day=day)))
+                    self.report.days_done += 1
+                for records in self.ledgers(target):
+                    await self._drive(self.walk(records))
+            except Overtaken:
+                self.overtaken(target.consumer_id)
+        await self._give_back_space()
+
+    def _days_below(self, target: Target, connection: Connection) -> list[int]:
+        return self.store.days_below(connection, target.consumer_id, target.floor_day)
+
+    async def _drive(self, script: Script) -> None:
+        operation = next(script)
+        while True:
+            step, times = await self._step(operation)
+            self.count(step, times)
+            try:
+                operation = script.send(step)
+            except StopIteration:
+                return
+
+    async def _step(self, operation: Callable[[Connection], T]) -> tuple[T, Times]:
+        """In one transaction, and a pause. The time is that in which nobody else can write."""
+        until = time.monotonic() + LOCK_PATIENCE
+        while (done := await self._if_free(operation)) is None:
+            if time.monotonic() > until:
+                raise LockTimeoutError(
+                    f"others kept the database locked for {LOCK_PATIENCE:g} s; what is gone is gone, and the next "
+                    "purge goes on with the rest"
+                )
+            await self._ports.sleep(PROBE_PAUSE)
+        await self._ports.sleep(max(SHORTEST_PAUSE, PAUSE * done[1].total))
+        return done
+
+    async def _if_free(self, operation: Callable[[Connection], T]) -> tuple[T, Times] | None:
+        shared = sharing.reserve(self._engine)
+        try:
+            return await self._ports.outside(self.store.if_free, operation)
+        finally:
+            sharing.free(shared)
+
+    async def _give_back_space(self) -> None:
+        pace, before = Pace(), -1
+        while True:
+            give_back = partial(self.store.give_back_space, pages=pace.size)
+            left, times = await self._step(give_back)
+            if left in (0, before):
+                return
+            before = left
+            pace.learn(times.work, is_full=True)
+            self.count_time(times.total)
+
+
+def _plain(ports: Any) -> Engine:
+    """The engine of either kind of ports; that of asyncio has it inside."""
+    engine: Engine = getattr(ports.engine, "sync_engine", ports.engine)
+    return engine
