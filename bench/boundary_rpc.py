@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import multiprocessing
 import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from bench.boundary import at_least, messages
+from bench.boundary_process import served
 from bench.measure import Line
-from onceward.boundary import AsyncBoundaryClient, application
+from onceward.boundary import AsyncBoundaryClient
 from onceward.boundary.codecs import ReadyPage
 from onceward.boundary.rpc import Service
-from onceward.boundary.server import serving
-from onceward.boundary.service import Boundary
-from onceward.boundary.stores.sqlite import SqliteStore
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.boundary.v1.boundary_connect import BoundaryServiceClient
 from onceward.boundary.wire import page_bytes
@@ -52,7 +48,7 @@ class WithEmptyCalls(Service):
 
 
 def lines() -> Iterator[Line]:
-    with server() as url:
+    with tempfile.TemporaryDirectory() as directory, served(Path(directory), WithEmptyCalls) as url:
         yield from asyncio.run(_measured(url))
 
 
@@ -148,28 +144,3 @@ def _latency(what: str, milliseconds: float, at_most: float) -> Line:
     return Line(
         what, at_most, milliseconds, f"≤ {at_most:g} ms", milliseconds <= at_most, f"{milliseconds:.1f} ms", unit="ms"
     )  # fmt: skip
-
-
-@contextmanager
-def server() -> Iterator[str]:
-    processes = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as directory:
-        mine, its = processes.Pipe()
-        process = processes.Process(target=_serve, args=(directory, its))
-        process.start()
-        try:
-            yield mine.recv()
-        finally:
-            process.terminate()
-            process.join()
-
-
-def _serve(directory: str, tell: Connection) -> None:
-    application.Service = WithEmptyCalls  # type: ignore[attr-defined]
-
-    async def main() -> None:
-        async with serving(Boundary(SqliteStore(directory))) as url:
-            tell.send(url)
-            await asyncio.Event().wait()
-
-    asyncio.run(main())

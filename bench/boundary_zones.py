@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import multiprocessing
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from bench.boundary import APPENDERS, Message, appending, at_least, messages
+from bench.boundary_process import served
 from bench.measure import Line, compare
 from onceward.boundary import AsyncBoundaryClient
 from onceward.boundary.link import Link
-from onceward.boundary.server import serving
 from onceward.boundary.service import Boundary
 from onceward.boundary.stores.sqlite import SqliteStore
 
@@ -29,7 +26,7 @@ def lines() -> Iterator[Line]:
     with tempfile.TemporaryDirectory() as directory:
         home, given = Path(directory), messages(BACKLOG)
         asyncio.run(_fill(home / "source", given))
-        with _source(home / "source") as url:
+        with served(home / "source") as url:
 
             def append() -> None:
                 asyncio.run(appending(home / str(next(_numbers)), given, APPENDERS))
@@ -54,25 +51,3 @@ async def _forward(url: str, place: Path) -> None:
     await link.drain()
     assert (await store.bounds()).last == BACKLOG
     await store.close()
-
-
-@contextmanager
-def _source(place: Path) -> Iterator[str]:
-    processes = multiprocessing.get_context("spawn")
-    mine, its = processes.Pipe()
-    process = processes.Process(target=_serve, args=(place, its))
-    process.start()
-    try:
-        yield mine.recv()
-    finally:
-        process.terminate()
-        process.join()
-
-
-def _serve(place: Path, tell: Connection) -> None:
-    async def main() -> None:
-        async with serving(Boundary(SqliteStore(place))) as url:
-            tell.send(url)
-            await asyncio.Event().wait()
-
-    asyncio.run(main())

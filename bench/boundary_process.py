@@ -1,0 +1,41 @@
+"""A boundary that is served by a process of its own, so that its work is not that of whoever measures."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from onceward.boundary import application
+from onceward.boundary.rpc import Service
+from onceward.boundary.server import serving
+from onceward.boundary.service import Boundary
+from onceward.boundary.stores.sqlite import SqliteStore
+
+
+@contextmanager
+def served(place: Path, service: type[Service] = Service) -> Iterator[str]:
+    """Its URL."""
+    processes = multiprocessing.get_context("spawn")
+    mine, its = processes.Pipe()
+    process = processes.Process(target=_serve, args=(place, service, its))
+    process.start()
+    try:
+        yield mine.recv()
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _serve(place: Path, service: type[Service], tell: Connection) -> None:
+    application.Service = service  # type: ignore[attr-defined]
+
+    async def main() -> None:
+        async with serving(Boundary(SqliteStore(place))) as url:
+            tell.send(url)
+            await asyncio.Event().wait()
+
+    asyncio.run(main())
