@@ -53,6 +53,14 @@ def charge(order: Order, session: InboxSession) -> None:
 
 @app.consumer("memory://mails")
 def mail(order: Order) -> None: ...
+
+
+@app.producer(charge)
+def place(total: int) -> Order: ...
+
+
+@app.producer("memory://mails")
+def write(total: int) -> Order: ...
 """
 
 
@@ -82,7 +90,10 @@ def from_json(result: Result, key: str) -> dict[str, Any]:
 
 def test_config_says_where_each_value_came_from_and_shows_no_password(shop: str) -> None:
     Path("onceward.toml").write_text("processes = 3")
-    source = {"ONCEWARD_CONSUMERS__MAIL__SOURCE": "redis://:hunter2@localhost/mails"}
+    source = {
+        "ONCEWARD_CONSUMERS__MAIL__SOURCE": "redis://:hunter2@localhost/mails",
+        "ONCEWARD_PRODUCERS__WRITE__SINK": "redis://:hunter2@localhost/mails",
+    }
     result = run("config", f"{shop}:app", "--json", **source, ONCEWARD_DATABASE="postgresql://u:hunter2@h/x")
     found = {name: (row["value"], row["origin"]) for name, row in from_json(result, "name").items()}
     assert found["database"] == ("sqlite:///shop.db", "keyword")
@@ -93,6 +104,12 @@ def test_config_says_where_each_value_came_from_and_shows_no_password(shop: str)
         "ONCEWARD_CONSUMERS__MAIL__SOURCE",
     )
     assert found["consumers.charge.source"] == ("sqlite:///orders.db", "code")
+    assert found["producers.place.sink"] == ("sqlite:///orders.db", "code"), "where charge takes from"
+    assert found["producers.write.sink"] == (
+        "redis://:***@localhost/mails",
+        "ONCEWARD_PRODUCERS__WRITE__SINK",
+    )
+    assert found["engine.io_guard"] == ("off", "default")
     assert "hunter2" not in result.output
 
 
@@ -108,6 +125,7 @@ def test_config_without_an_app_shows_what_environment_and_files_say(shop: str) -
     [
         ("{shop}:app", {"ONCEWARD_DATABSE": "x"}, "ONCEWARD_DATABSE"),
         ("{shop}:app", {"ONCEWARD_CONSUMERS__CHRAGE__SOURCE": "memory://x"}, "no consumer 'chrage'"),
+        ("{shop}:app", {"ONCEWARD_PRODUCERS__PALCE__SINK": "memory://x"}, "no producer 'palce'"),
         ("{shop}:charge", {}, "is no app but function"),
         ("{shop}", {}, "write MODULE:NAME"),
         ("nowhere_at_all:app", {}, "nowhere_at_all cannot be imported"),
@@ -221,7 +239,26 @@ def test_a_function_is_verified_runs_in_production_and_does_not_when_its_code_ha
     assert f"onceward verify {shop}:charge --record" in refused.stdout
 
 
-def test_a_function_without_a_contract_is_not_verified(shop: str) -> None:
-    result = run("verify", f"{shop}:mail")
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (":app", "is an app, and its consumers are verified one by one; write onceward verify {shop}:charge"),
+        (":app.consumers", "write onceward verify {shop}:charge"),
+        ("", "write MODULE:NAME, as in shop.billing:Bill; what can be verified there: {shop}:charge"),
+        (":nobody", "has no nobody; what can be verified there: {shop}:charge"),
+        (":mail", "{shop}:mail has no contract, so that there is nothing to prove: write @app.consumer("),
+        (":tables", "{shop}:tables is no consumer of an app; a handler of inbox.process needs --contract"),
+        (":contract", "{shop}:contract is Contract, and not a function of an app"),
+    ],
+)
+def test_what_cannot_be_verified_is_refused_with_what_to_write(shop: str, name: str, says: str) -> None:
+    result = run("verify", f"{shop}{name}")
     assert result.exit_code == 2
-    assert "has no contract" in result.stderr
+    assert says.format(shop=shop) in result.stderr
+
+
+def test_a_function_is_verified_in_the_database_that_its_app_names(shop: str) -> None:
+    """Whatever the environment says: that is how the app runs."""
+    asked = run("verify", f"{shop}:charge", "--env", "production", ONCEWARD_DATABASE="sqlite:///elsewhere.db")
+    assert asked.exit_code == 2
+    assert "/shop.db; mend the database's URL, or have it made with `onceward inbox migrate" in asked.stderr

@@ -37,6 +37,8 @@ def test_the_settings_in_the_example_are_settings(tmp_path: Path) -> None:
     [example] = blocks("toml")
     found = resolve(tomllib.loads(example), {}, tmp_path)
     assert found.settings.consumers["charge"].policy == {"loop": {"batch": {"size": 50}}}
+    assert found.settings.producers["place"].sink == "redis://localhost:6379/orders"
+    assert found.settings.engine.stuck_grace == 5.0
 
 
 def test_every_setting_is_described() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -70,9 +71,9 @@ def contract(**changes: Any) -> Contract:
     )
 
 
-def shop(place: Place, world: World, engine: Engine, **settings: Any) -> Onceward:
+def shop(place: Place, world: World, database: Engine, **settings: Any) -> Onceward:
     """The same code for every source."""
-    app = Onceward("shop", database=str(engine.url), **settings)
+    app = Onceward("shop", database=str(database.url), **settings)
     if world.asynchronous:
 
         @app.consumer(place.source, contract=contract())
@@ -156,6 +157,66 @@ def test_a_payload_that_does_not_fit_goes_to_the_dead_letters_of_the_database(
     assert "hunter2" not in letter.error
 
 
+def attention(caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
+    """The one line that asks for it."""
+    [line] = [line for line in caplog.records if line.levelno >= logging.WARNING]
+    assert vars(line)["task"] == "book"
+    return line
+
+
+def test_a_refused_payload_is_one_warning_and_the_rest_is_there_for_those_who_look(
+    world: World, database: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "onceward")
+    url = f"sqlite:///{tmp_path}/queue.db"
+    app = shop(Place(url, url), world, database)
+    produce(app, world, "hunter2")
+    consume(app, world)
+    line = attention(caplog)
+    assert (line.name, line.levelno) == ("onceward.engine", logging.WARNING)
+    assert "does not fit Booking of consumer 'billing'" in line.getMessage()
+    others = [line for line in caplog.records if line.levelno == logging.INFO]
+    assert [line.name for line in others] == ["onceward.inbox", "onceward.deadletters"]
+
+
+def test_a_handler_that_fails_is_one_error(
+    world: World, database: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"sqlite:///{tmp_path}/queue.db"
+    app = shop(Place(url, url), world, database)
+    with database.begin() as connection:
+        connection.execute(text("DROP TABLE bookings"))
+    produce(app, world, 1)
+    consume(app, world)
+    line = attention(caplog)
+    assert (line.name, line.levelno) == ("onceward.engine", logging.ERROR)
+    assert line.exc_info is not None
+
+
+def test_the_engine_of_an_app_goes_by_the_settings_of_the_app(
+    world: World, database: Engine, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/queue.db"
+    app = shop(Place(url, url), world, database, engine={"io_guard": "raise"})
+    if world.asynchronous:
+
+        @app.consumer(f"sqlite:///{tmp_path}/files.db")
+        async def peek(file: str) -> bytes:
+            return Path(file).read_bytes()
+
+    else:
+
+        @app.consumer(f"sqlite:///{tmp_path}/files.db")
+        def peek(file: str) -> bytes:
+            return Path(file).read_bytes()
+
+    assert produce(app, world, 1).succeeded == 1
+    assert consume(app, world).succeeded == 1, "queue and session are none of the guard's business"
+    with app.consumers["peek"].source.open(asynchronous=False) as queue:
+        queue.dispatch_transactions([Transaction(payload=f"{tmp_path}/queue.db")])
+    assert consume(app, world, "peek").failed == 1
+
+
 def test_a_message_that_comes_twice_has_its_effect_once(
     world: World, database: Engine, tmp_path: Path
 ) -> None:
@@ -182,7 +243,9 @@ class Total(TypedDict):
     total: int
 
 
-def test_without_a_contract_a_function_gets_payload_and_transaction(world: World, tmp_path: Path) -> None:
+def test_without_a_contract_a_function_gets_payload_and_transaction(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     url = f"sqlite:///{tmp_path}/queue.db?max_deliveries=1"
     app = Onceward("shop")
     seen: list[tuple[int, str]] = []
@@ -208,3 +271,4 @@ def test_without_a_contract_a_function_gets_payload_and_transaction(world: World
         [letter] = queue.dead_letters()
     assert letter.error is not None
     assert "does not fit Total of book: $.total" in letter.error
+    assert "does not fit Total of book: $.total" in attention(caplog).getMessage()

@@ -111,7 +111,7 @@ def test_it_is_clean_code(project: Path) -> None:
 
 
 def test_as_it_is_orders_are_placed_and_charged_once_and_traced(project: Path) -> None:
-    assert "10 orders placed, 0 failed" in make(project, "orders")
+    assert "10 orders placed" in make(project, "orders")
     trace_file = {"ONCEWARD_TRACE_FILE": ".onceward/spans.jsonl"}
     onceward(project, "run", "shop.app:app", "--drain", **trace_file)
     assert charged(f"sqlite:///{project}/shop.db") == ONCE
@@ -119,6 +119,18 @@ def test_as_it_is_orders_are_placed_and_charged_once_and_traced(project: Path) -
     assert " succeeded " in told.splitlines()[1]
     for name in ("start_producing", "in the source", "start_processing", "consumer shop-charge"):
         assert name in told
+
+
+def test_orders_that_cannot_be_placed_are_no_success(project: Path) -> None:
+    settings = (project / "onceward.toml").read_text()
+    (project / "onceward.toml").write_text(settings.replace(SOURCE, 'source = "redis://127.0.0.1:1/orders"'))
+    command = ["make", "orders", f"PYTHON={sys.executable}"]
+    done = subprocess.run(
+        command, cwd=project, env=clean(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2, "make's own, for a command that failed"
+    assert "placed" not in done.stdout
+    assert "place_orders: 10 of 10 messages did not get to redis://127.0.0.1:1/orders" in done.stderr
 
 
 @pytest.fixture

@@ -430,7 +430,7 @@ def place(count: int) -> Iterator[int]:
     yield from range(count)
 
 
-@app.producer("sqlite:///orders.db")
+@app.producer(charge)
 async def place_later(count: int) -> AsyncIterator[int]:
     yield count
 
@@ -439,6 +439,9 @@ assert_type(charge(3), str)
 assert_type(place(3), Iterator[int])
 assert_type(app.produce(place, 3), Report)
 assert_type(app.settings.database, str | None)
+assert_type(app.settings.engine, EngineSettings)
+assert_type(app.create_engine(), Engine)
+assert_type(app.create_async_engine(), AsyncEngine)
 assert_type(app.consumers["charge"].asynchronous, bool)
 
 

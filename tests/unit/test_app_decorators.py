@@ -274,6 +274,51 @@ def test_a_producer_goes_to_the_method_of_its_kind_and_to_its_own_app(app: Oncew
         app.producer("memory://orders")(place)
 
 
+def test_a_sink_is_a_url_or_a_consumer_above_it(app: Onceward) -> None:
+    @app.consumer("redis://localhost/orders?group=charge")
+    def charge(order: Order) -> None: ...
+
+    @app.producer(charge)
+    def place() -> int:
+        return 3
+
+    assert app.producers["place"].sink.url == "redis://localhost/orders?group=charge"
+    for nothing in (place, print):
+        with pytest.raises(
+            ConfigurationError, match=rf"{nothing.__name__} is no consumer of shop: a producer needs"
+        ):
+            app.producer(nothing)
+    app.consumer("redis://localhost/orders?group=again", name="again")(charge)
+    with pytest.raises(
+        ConfigurationError, match=r"charge is 2 consumers of shop.*write @app.producer\('sqlite:"
+    ):
+        app.producer(charge)
+
+
+def test_a_boundary_is_no_sink_without_its_zones(app: Onceward) -> None:
+    @app.consumer("boundary+http://localhost:7700?consumer=billing")
+    def charge(order: Order) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"add \?from_zone=HERE&to_zone=THERE"):
+        app.producer(charge)(yielding)
+
+
+def test_nothing_is_sent_with_settings_of_a_producer_that_there_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ONCEWARD_PRODUCERS__PALCE__SINK", "memory://elsewhere")
+    app = Onceward("shop")
+
+    @app.producer("memory://orders")
+    def place() -> int:
+        return 3
+
+    with pytest.raises(ConfigurationError, match="no producer 'palce'; there is place"):
+        app.produce(place)
+    with pytest.raises(ConfigurationError, match="no producer 'palce'; there is place"):
+        app.check()
+
+
 # ── for other commands ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -313,6 +358,29 @@ def test_a_database_that_is_none_is_refused_without_its_password(url: str) -> No
     with pytest.raises(ConfigurationError, match="database") as refused:
         database_url(url, asynchronous=False)
     assert "hunter2" not in str(refused.value)
+
+
+def test_an_app_gives_engines_on_its_database(tmp_path: Path) -> None:
+    app = Onceward("shop", database=f"sqlite:///{tmp_path}/shop.db")
+    engine = app.create_engine()
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE charges (cents INTEGER)")
+    engine.dispose()
+
+    async def tables() -> list[Any]:
+        engine = app.create_async_engine()
+        async with engine.connect() as connection:
+            found = await connection.exec_driver_sql("SELECT name FROM sqlite_master")
+        await engine.dispose()
+        return list(found.scalars())
+
+    assert asyncio.run(tables()) == ["charges"]
+
+
+def test_an_app_without_a_database_has_no_engine_and_says_how_to_get_one(app: Onceward) -> None:
+    for create in (app.create_engine, app.create_async_engine):
+        with pytest.raises(ConfigurationError, match=r"shop has no database: .*ONCEWARD_DATABASE"):
+            create()
 
 
 def test_two_consumers_on_one_queue_are_refused() -> None:

@@ -10,6 +10,7 @@ import pytest
 from onceward.app.settings import AppSettings, Resolved, resolve
 from onceward.inbox.evidence import VARIABLE, is_production
 from onceward.task.exceptions import ConfigurationError
+from onceward.task.settings import EngineSettings
 
 
 def write(directory: Path, name: str, text: str) -> None:
@@ -38,7 +39,8 @@ def test_a_keyword_wins_over_the_environment_that_over_the_file_that_over_the_pr
 
 
 def test_every_setting_has_a_row(tmp_path: Path) -> None:
-    assert [name for name, _, _ in resolved(tmp_path).rows()] == list(AppSettings.model_fields)
+    rows = [name.partition(".")[0] for name, _, _ in resolved(tmp_path).rows()]
+    assert list(dict.fromkeys(rows)) == list(AppSettings.model_fields)
 
 
 def test_a_consumer_is_changed_by_a_nested_variable_and_a_table_together(tmp_path: Path) -> None:
@@ -55,7 +57,7 @@ def test_a_consumer_is_changed_by_a_nested_variable_and_a_table_together(tmp_pat
 def test_a_variable_finds_a_consumer_with_capitals_and_hyphens(tmp_path: Path) -> None:
     found = resolved(tmp_path, {"ONCEWARD_CONSUMERS__CHARGE_ORDERS__SOURCE": "memory://b"})
     assert found.of_consumer("Charge-Orders").source == "memory://b"
-    found.check_consumers(["Charge-Orders"])
+    found.check_names("consumers", ["Charge-Orders"])
 
 
 def test_settings_of_a_consumer_that_there_is_not_are_refused_with_their_origin(tmp_path: Path) -> None:
@@ -63,7 +65,44 @@ def test_settings_of_a_consumer_that_there_is_not_are_refused_with_their_origin(
     with pytest.raises(
         ConfigurationError, match=r"CHRAGE__SOURCE: there is no consumer 'chrage'; there is charge"
     ):
-        found.check_consumers(["charge"])
+        found.check_names("consumers", ["charge"])
+
+
+def test_a_producer_is_changed_by_a_variable_or_a_table(tmp_path: Path) -> None:
+    write(tmp_path, "onceward.toml", "[producers.place]\nsink = 'memory://a'")
+    assert resolved(tmp_path).of_producer("place").sink == "memory://a"
+    found = resolved(tmp_path, {"ONCEWARD_PRODUCERS__PLACE__SINK": "memory://b"})
+    assert found.of_producer("Place").sink == "memory://b"
+    assert ("producers.place.sink", "memory://b", "ONCEWARD_PRODUCERS__PLACE__SINK") in found.rows()
+    assert (
+        resolved(tmp_path, producers={"place": {"sink": "memory://c"}}).of_producer("place").sink
+        == "memory://c"
+    )
+    assert found.of_producer("other").sink is None
+    found.check_names("producers", ["place"])
+    with pytest.raises(ConfigurationError, match=r"PLACE__SINK: there is no producer 'place'; there is none"):
+        found.check_names("producers", [])
+
+
+def test_the_engine_has_settings_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path, "onceward.toml", "[engine]\ntelemetry_fields = ['payload.id']")
+    found = resolved(tmp_path, {"ONCEWARD_ENGINE__STUCK_GRACE": "5"}, engine={"io_guard": "warn"})
+    assert found.settings.engine == EngineSettings(
+        stuck_grace=5.0, io_guard="warn", telemetry_fields=("payload.id",)
+    )
+    origins = {name: origin for name, _, origin in found.rows() if name.startswith("engine.")}
+    assert origins == {
+        "engine.stuck_grace": "ONCEWARD_ENGINE__STUCK_GRACE",
+        "engine.io_guard": "keyword",
+        "engine.telemetry_fields": "onceward.toml",
+    }
+
+
+def test_what_an_app_reads_of_the_engine_a_task_reads_too(tmp_path: Path) -> None:
+    environ = {"ONCEWARD_DATABASE": "sqlite:///shop.db", "ONCEWARD_ENGINE__STUCK_GRACE": "5"}
+    assert resolved(tmp_path, environ).settings.engine == EngineSettings.from_env(
+        "ONCEWARD_ENGINE__", environ
+    )
 
 
 @pytest.mark.parametrize("text", ["", "none", "null"])
@@ -85,6 +124,16 @@ WRONG: list[tuple[dict[str, str], str]] = [
         {"ONCEWARD_CONSUMERS__CHARGE__SORCE": "x"},
         "ONCEWARD_CONSUMERS__CHARGE__SORCE: consumers.charge.sorce: there is no such setting; there is source, policy",
     ),
+    (
+        {"ONCEWARD_PRODUCERS__PLACE__SOURCE": "x"},
+        "ONCEWARD_PRODUCERS__PLACE__SOURCE: producers.place.source: there is no such setting; there is sink",
+    ),
+    (
+        {"ONCEWARD_ENGINE__STUCK": "5"},
+        "ONCEWARD_ENGINE__STUCK: engine.stuck: there is no such setting; there is stuck_grace, io_guard",
+    ),
+    ({"ONCEWARD_ENGINE__STUCK_GRACE": "-1"}, "ONCEWARD_ENGINE__STUCK_GRACE: engine.stuck_grace: "),
+    ({"ONCEWARD_ENGINE__TELEMETRY_FIELDS": "payload.id"}, "ONCEWARD_ENGINE__TELEMETRY_FIELDS: engine."),
 ]
 
 

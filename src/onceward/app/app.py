@@ -14,6 +14,9 @@ from onceward.task.exceptions import ConfigurationError
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
     from onceward.inbox import Contract
     from onceward.task.report import Report
 
@@ -91,7 +94,32 @@ class Onceward:
 
     def check(self) -> None:
         """Refuse settings that concern nothing here. To be called when all functions are decorated."""
-        self._resolved.check_consumers(self.consumers)
+        self._resolved.check_names("consumers", self.consumers)
+        self._resolved.check_names("producers", self.producers)
+
+    def create_engine(self) -> Engine:
+        """SQLAlchemy's, on the app's database: for tables and queries of your own. Yours to `dispose` of."""
+        import sqlalchemy
+
+        from onceward.app.building import database_url
+
+        return sqlalchemy.create_engine(database_url(self._database(), asynchronous=False))
+
+    def create_async_engine(self) -> AsyncEngine:
+        """`create_engine` for asyncio."""
+        import sqlalchemy.ext.asyncio
+
+        from onceward.app.building import database_url
+
+        return sqlalchemy.ext.asyncio.create_async_engine(database_url(self._database(), asynchronous=True))
+
+    def _database(self) -> str:
+        if self.settings.database is None:
+            raise ConfigurationError(
+                f"{self.name} has no database: give it Onceward({self.name!r}, database='sqlite:///shop.db'), or "
+                "ONCEWARD_DATABASE"
+            )
+        return self.settings.database
 
     def override(self, origin: str, **settings: Any) -> None:
         """Settings that win over all others, as the options of a command do. None is not given."""
@@ -158,9 +186,13 @@ class Onceward:
                 )
 
     def producer(
-        self, sink: str, *, policy: ProducerPolicy | Mapping[str, Any] | None = None
+        self, sink: str | Callable[..., Any], *, policy: ProducerPolicy | Mapping[str, Any] | None = None
     ) -> Callable[[F], F]:
-        """What the function returns or yields is sent to the sink by `app.produce(function, …)`."""
+        """What the function returns or yields is sent to the sink by `app.produce(function, …)`.
+
+        The sink is a URL, or a consumer of this app: then messages go to where that one takes them from, also when a
+        setting names another place.
+        """
 
         def decorate(function: F) -> F:
             own = _name_of(function)
@@ -168,22 +200,39 @@ class Onceward:
                 raise ConfigurationError(
                     f"{self.name} has two producers {own!r}; rename one of the functions"
                 )
-            self.producers[own] = Producer(function, sink, _checked(ProducerPolicy, policy, own))
+            url = self.resolved.of_producer(own).sink or given
+            self.producers[own] = Producer(function, url, _checked(ProducerPolicy, policy, own))
             return function
 
+        given = self._source_of(sink) if callable(sink) else sink
         return decorate
 
-    def produce(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
-        """Call a producer, and send what it returns or yields: payloads, or transactions."""
-        from onceward.app.building import produce
+    def _source_of(self, function: Callable[..., Any]) -> str:
+        found = [each for each in self.consumers.values() if each.function is function]
+        if len(found) == 1:
+            return found[0].source.url
+        name = getattr(function, "__name__", repr(function))
+        problem = f"is {len(found)} consumers" if found else "is no consumer"
+        raise ConfigurationError(
+            f"{name} {problem} of {self.name}: a producer needs a sink; write @app.producer('sqlite:///orders.db'), or "
+            "name a consumer that is decorated above it, as in @app.producer(charge)"
+        )
 
-        return produce(self._producer(function, asynchronous=False), args, kwargs)
+    def produce(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
+        """Call a producer, and send what it returns or yields: payloads, or transactions.
+
+        Returns when all of it is in the sink. Raises `NotSentException` if some of it is not, with the report.
+        """
+        from onceward.app.producing import produce
+
+        return produce(self._producer(function, asynchronous=False), self.settings.engine, args, kwargs)
 
     async def produce_async(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
         """`produce` for `async def`."""
-        from onceward.app.building import produce_async
+        from onceward.app.producing import produce_async
 
-        return await produce_async(self._producer(function, asynchronous=True), args, kwargs)
+        producer = self._producer(function, asynchronous=True)
+        return await produce_async(producer, self.settings.engine, args, kwargs)
 
     def _producer(self, function: Callable[..., Any], *, asynchronous: bool) -> Producer:
         found = self.producers.get(getattr(function, "__name__", ""))
@@ -194,6 +243,7 @@ class Onceward:
         if found.asynchronous != asynchronous:
             other = "produce_async" if found.asynchronous else "produce"
             raise ConfigurationError(f"{found.name} goes to app.{other}")
+        self._resolved.check_names("producers", self.producers)
         return found
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceward.app.app import Consumer, Onceward, Producer, consumers_of
+from onceward.app.app import Consumer, Onceward, consumers_of
+from onceward.now import now
 from onceward.task.exceptions import ConfigurationError
 from onceward.task.mixins.consumer import AsyncConsumerTask, ConsumerTask
-from onceward.task.mixins.producer import AsyncProducerTask, ProducerTask
 from onceward.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import URL
 
-    from onceward.task.report import Report
+    from onceward.inbox import Contract
 
 
 Around = Callable[[Any], Any]
@@ -80,32 +80,8 @@ def as_task(thing: Any) -> Any:
 @contextmanager
 def built(app: Onceward, consumer: Consumer, around: Around = _as_it_is) -> Iterator[ConsumerTask]:
     """A task in threads, ready to consume. `around` may put something around its source."""
-    app.check()
     with ExitStack() as open_things:
-        connector: Any = consumer.source.open(asynchronous=False)
-        open_things.callback(connector.close)
-        services: dict[str, Any] = {}
-        if app.settings.database is not None:
-            from sqlalchemy import create_engine
-
-            from onceward.connectors.dead_letters import WithDeadLetters
-            from onceward.deadletters import DeadLetters
-
-            engine = create_engine(database_url(app.settings.database, asynchronous=False))
-            open_things.callback(engine.dispose)
-            letters = DeadLetters(engine)
-            letters.migrate()
-            connector = WithDeadLetters(
-                connector, letters, consumer=consumer_id(consumer), origin=consumer.source.origin
-            )
-            if consumer.contract is not None:
-                from onceward.inbox import Inbox
-
-                inbox = Inbox(engine, env=app.settings.env)
-                inbox.migrate()
-                inbox.register(consumer.contract)
-                services["inbox"] = inbox
-        yield task_class(consumer)({"source": around(connector)}, services)
+        yield now(_built(app, consumer, around, open_things.callback, asynchronous=False))
 
 
 @asynccontextmanager
@@ -113,32 +89,55 @@ async def built_async(
     app: Onceward, consumer: Consumer, around: Around = _as_it_is
 ) -> AsyncIterator[AsyncConsumerTask]:
     """A task in asyncio, ready to consume."""
-    app.check()
     async with AsyncExitStack() as open_things:
-        connector: Any = consumer.source.open(asynchronous=True)
-        open_things.push_async_callback(connector.close_async)
-        services: dict[str, Any] = {}
-        if app.settings.database is not None:
-            from sqlalchemy.ext.asyncio import create_async_engine
+        yield await _built(app, consumer, around, open_things.push_async_callback, asynchronous=True)
 
-            from onceward.connectors.dead_letters import AsyncWithDeadLetters
-            from onceward.deadletters import AsyncDeadLetters
 
-            engine = create_async_engine(database_url(app.settings.database, asynchronous=True))
-            open_things.push_async_callback(engine.dispose)
-            letters = AsyncDeadLetters(engine)
-            await letters.migrate()
-            connector = AsyncWithDeadLetters(
-                connector, letters, consumer=consumer_id(consumer), origin=consumer.source.origin
-            )
-            if consumer.contract is not None:
-                from onceward.inbox import AsyncInbox
+async def _built(
+    app: Onceward,
+    consumer: Consumer,
+    around: Around,
+    at_the_end: Callable[[Callable[[], Any]], object],
+    *,
+    asynchronous: bool,
+) -> Any:
+    """Written for both modes: see `onceward.now`."""
+    app.check()
+    connector = consumer.source.open(asynchronous=asynchronous)
+    at_the_end(connector.close_async if asynchronous else connector.close)
+    services: dict[str, Any] = {}
+    if app.settings.database is not None:
+        engine = app.create_async_engine() if asynchronous else app.create_engine()
+        at_the_end(engine.dispose)
+        connector = await _with_dead_letters(connector, engine, consumer, asynchronous)
+        if consumer.contract is not None:
+            services["inbox"] = await _inbox(engine, app.settings.env, consumer.contract, asynchronous)
+    return task_class(consumer)({"source": around(connector)}, services, settings=app.settings.engine)
 
-                inbox = AsyncInbox(engine, env=app.settings.env)
-                await inbox.migrate()
-                await inbox.register(consumer.contract)
-                services["inbox"] = inbox
-        yield task_class(consumer)({"source": around(connector)}, services)
+
+async def _with_dead_letters(connector: Any, engine: Any, consumer: Consumer, asynchronous: bool) -> Any:
+    from onceward.connectors.dead_letters import AsyncWithDeadLetters, WithDeadLetters
+    from onceward.deadletters import AsyncDeadLetters, DeadLetters
+
+    letters = AsyncDeadLetters(engine) if asynchronous else DeadLetters(engine)
+    await _done(letters.migrate())
+    kind: Any = AsyncWithDeadLetters if asynchronous else WithDeadLetters
+    return kind(connector, letters, consumer=consumer_id(consumer), origin=consumer.source.origin)
+
+
+async def _inbox(engine: Any, env: str, contract: Contract, asynchronous: bool) -> Any:
+    from onceward.inbox import AsyncInbox, Inbox
+
+    inbox = AsyncInbox(engine, env=env) if asynchronous else Inbox(engine, env=env)
+    await _done(inbox.migrate())
+    await _done(inbox.register(contract))
+    return inbox
+
+
+async def _done(result: Any) -> None:
+    """Of a method that is awaited in one mode, and has ended in the other."""
+    if inspect.isawaitable(result):
+        await result
 
 
 def consumer_id(consumer: Consumer) -> str:
@@ -169,63 +168,3 @@ def database_url(url: str, *, asynchronous: bool) -> URL:
     ):
         raise ConfigurationError(f"the directory of the database does not exist: {parent}")
     return parsed.set(drivername=drivers[name])
-
-
-# ── producing ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-class _Send(ProducerTask):
-    def produce_transaction(self, transaction: Transaction) -> None:
-        self.connectors["sink"].dispatch_transactions([transaction])
-
-
-class _AsyncSend(AsyncProducerTask):
-    async def produce_transaction(self, transaction: Transaction) -> None:
-        await self.connectors["sink"].dispatch_transactions_async([transaction])
-
-
-def produce(producer: Producer, args: Iterable[Any], kwargs: dict[str, Any]) -> Report:
-    connector = producer.sink.open(asynchronous=False)
-    try:
-        result = producer.function(*args, **kwargs)
-        given = result if inspect.isgenerator(result) else [result]
-        return _Send({"sink": connector}).produce_transactions(
-            (_transaction(each) for each in given if each is not None), producer.policy
-        )
-    finally:
-        connector.close()
-
-
-async def produce_async(producer: Producer, args: Iterable[Any], kwargs: dict[str, Any]) -> Report:
-    connector = producer.sink.open(asynchronous=True)
-    try:
-        result = producer.function(*args, **kwargs)
-
-        async def given() -> AsyncIterator[Transaction]:
-            if inspect.isasyncgen(result):
-                async for each in result:
-                    if each is not None:
-                        yield _transaction(each)
-            elif (value := await result) is not None:
-                yield _transaction(value)
-
-        return await _AsyncSend({"sink": connector}).produce_transactions(given(), producer.policy)
-    finally:
-        await connector.close_async()
-
-
-def _transaction(value: Any) -> Transaction:
-    """A payload in plain data: models are for the functions at both ends."""
-    import msgspec
-
-    return (
-        value
-        if isinstance(value, Transaction)
-        else Transaction(payload=msgspec.to_builtins(value, enc_hook=_dumped))
-    )
-
-
-def _dumped(value: Any) -> Any:
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    raise TypeError(f"{type(value).__qualname__} cannot be sent; a payload is plain data, or a model of it")

@@ -1,7 +1,8 @@
 """An app's settings, and where each came from: keyword, environment, file, default; the first that has one wins.
 
 Onceward("shop", database="sqlite:///shop.db")      keyword
-ONCEWARD_DATABASE=sqlite:///shop.db                 environment; ONCEWARD_CONSUMERS__CHARGE__SOURCE=… for one consumer
+ONCEWARD_DATABASE=sqlite:///shop.db                 environment; ONCEWARD_CONSUMERS__CHARGE__SOURCE=… for one consumer,
+                                                    ONCEWARD_PRODUCERS__PLACE__SINK=… for one producer
 database = "sqlite:///shop.db"                      onceward.toml, or [tool.onceward] in pyproject.toml
 """
 
@@ -10,14 +11,15 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, ValidationError
 
 from onceward.task.exceptions import ConfigurationError
 from onceward.task.mixins.policies import OptionalCount, Policy, Seconds, none_from_text
+from onceward.task.settings import EngineSettings
 
 PREFIX = "ONCEWARD_"
 FOREIGN = ("ONCEWARD_TEST_", "ONCEWARD_BOUNDARY_", "ONCEWARD_TRACE_")
@@ -26,6 +28,7 @@ INJECTED = re.compile(r"_SERVICE_(HOST|PORT\w*)$|_PORT(_\d+_\w+)?$")
 """What Kubernetes gives every container for a service that is called onceward-something."""
 
 
+T = TypeVar("T")
 OptionalText = Annotated[str | None, BeforeValidator(none_from_text)]
 
 
@@ -34,6 +37,12 @@ class ConsumerSettings(Policy):
 
     source: OptionalText = Field(default=None, description="Another source than the code names, by URL.")
     policy: dict[str, Any] | None = Field(default=None, description="Fields of its policy.")
+
+
+class ProducerSettings(Policy):
+    """What a deployment may change of one producer."""
+
+    sink: OptionalText = Field(default=None, description="Another sink than the code names, by URL.")
 
 
 ENVS = ("development", "dev", "local", "test", "ci", "staging", "production", "prod")
@@ -68,7 +77,19 @@ class AppSettings(Policy):
         default=300.0,
         description="Seconds without progress after which a worker that holds work is unhealthy.",
     )
+    engine: EngineSettings = Field(
+        default_factory=EngineSettings, description="Of the engine itself: stuck threads, I/O guard, spans."
+    )
     consumers: dict[str, ConsumerSettings] = Field(default_factory=dict)
+    producers: dict[str, ProducerSettings] = Field(default_factory=dict)
+
+
+TABLES: Mapping[str, type[Policy]] = {
+    "engine": EngineSettings,
+    "consumers": ConsumerSettings,
+    "producers": ProducerSettings,
+}
+"""Settings that have settings of their own."""
 
 
 class Resolved:
@@ -87,25 +108,25 @@ class Resolved:
             raise ConfigurationError(_told(error, origins)) from None
 
     def of_consumer(self, name: str) -> ConsumerSettings:
-        """What is changed of one consumer. Variables know neither capital letters nor hyphens."""
-        known = self.settings.consumers
-        return known.get(name) or known.get(in_variables(name)) or ConsumerSettings()
+        """What is changed of one consumer."""
+        return _of(self.settings.consumers, name) or ConsumerSettings()
 
-    def check_consumers(self, names: Iterable[str]) -> None:
-        """Refuse settings of consumers that there are not: a mistyped name would change nothing, and tell nobody."""
+    def of_producer(self, name: str) -> ProducerSettings:
+        """What is changed of one producer."""
+        return _of(self.settings.producers, name) or ProducerSettings()
+
+    def check_names(self, table: Literal["consumers", "producers"], names: Iterable[str]) -> None:
+        """Refuse settings of those that there are not: a mistyped name would change nothing, and tell nobody."""
         names = list(names)
         known = {*names, *map(in_variables, names)}
-        for origin, consumer in self._strangers(known):
-            raise ConfigurationError(
-                f"{origin}: there is no consumer {consumer!r}; there is {', '.join(names) or 'none'}"
-            )
-
-    def _strangers(self, known: set[str]) -> Iterator[tuple[str, str]]:
         for path, origin in self.origins.items():
             first, _, rest = path.partition(".")
-            consumer = rest.partition(".")[0]
-            if first == "consumers" and consumer not in known:
-                yield origin, consumer
+            name = rest.partition(".")[0]
+            if first == table and name not in known:
+                kind = table.removesuffix("s")
+                raise ConfigurationError(
+                    f"{origin}: there is no {kind} {name!r}; there is {', '.join(names) or 'none'}"
+                )
 
     def rows(self) -> list[tuple[str, Any, str]]:
         """Name, value and origin of everything, in the order of the fields."""
@@ -113,8 +134,13 @@ class Resolved:
 
 
 def in_variables(name: str) -> str:
-    """A consumer's name as it is in the name of a variable, in lower case."""
+    """A function's name as it is in the name of a variable, in lower case."""
     return name.lower().replace("-", "_")
+
+
+def _of(table: Mapping[str, T], name: str) -> T | None:
+    """Variables know neither capital letters nor hyphens."""
+    return table.get(name) or table.get(in_variables(name))
 
 
 def resolve(
@@ -196,7 +222,7 @@ def _told(error: ValidationError, origins: Mapping[str, str]) -> str:
     for problem in error.errors(include_url=False, include_context=False, include_input=False):
         path = ".".join(str(part) for part in problem["loc"])
         origin = next((origins[at] for at in origins if at == path or at.startswith(f"{path}.")), "settings")
-        known = AppSettings if len(problem["loc"]) == 1 else ConsumerSettings
+        known = TABLES.get(str(problem["loc"][0]), AppSettings)
         what = problem["msg"]
         if problem["type"] == "extra_forbidden":
             what = f"there is no such setting; there is {', '.join(known.model_fields)}"

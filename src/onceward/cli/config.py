@@ -58,13 +58,11 @@ def _rows(app: str | None) -> list[dict[str, Any]]:
 
     loaded = load_app(app)
     loaded.check()
-    rows = [_row(*each) for each in loaded.resolved.rows()]
+    rows = [_row(*each) for each in loaded.resolved.rows() if each[1] != {}]  # of tables, what is in them
     known = {row["name"] for row in rows}
-    for consumer in loaded.consumers.values():
-        name = f"consumers.{consumer.name}.source"
-        if name not in known:
-            rows.append(_row(name, str(consumer.source), "code"))
-    return rows
+    ends = {f"consumers.{name}.source": each.source for name, each in loaded.consumers.items()}
+    ends |= {f"producers.{name}.sink": each.sink for name, each in loaded.producers.items()}
+    return rows + [_row(name, str(url), "code") for name, url in ends.items() if name not in known]
 
 
 def _row(name: str, value: Any, origin: str) -> dict[str, Any]:

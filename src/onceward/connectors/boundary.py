@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from onceward.boundary.client import AsyncBoundaryClient, BoundaryClient
 from onceward.boundary.errors import InvalidArgument
@@ -40,22 +40,36 @@ AT_ONCE = 32
 """Appends that are under way together, and share what the boundary pays for durability."""
 
 Facts = list[tuple[Envelope, Fact]]
+C = TypeVar("C", BoundaryClient, AsyncBoundaryClient)
 
 
-class _Boundary:
+class _Boundary(Generic[C]):
     """Written for both modes: `_call`, `_sleep` and `_together` block in one and await in the other."""
+
+    _needs: type[C]
 
     def __init__(
         self,
-        client: Any,
-        consumer_name: str | None,
-        from_zone: str | None,
-        to_zone: str | None,
-        rules: LeaseRules,
-        clock: Callable[[], float],
+        client: C,
+        consumer_name: str | None = None,
+        *,
+        from_zone: str | None = None,
+        to_zone: str | None = None,
+        lease: float = 60.0,
+        max_deliveries: int = 5,
+        redelivery_delay: float = 1.0,
+        on_failure: OnFailure = "auto",
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self._check_client(client)
+        rules = LeaseRules(
+            lease=lease,
+            max_deliveries=max_deliveries,
+            redelivery_delay=redelivery_delay,
+            on_failure=on_failure,
+        )
         _check_settings(consumer_name, from_zone, to_zone)
-        self._client = client
+        self._client: C = client
         self._consumer = consumer_name
         self._zones = (from_zone, to_zone) if from_zone and to_zone else None
         self._queue = WindowQueue(rules, clock)
@@ -65,6 +79,13 @@ class _Boundary:
         self._closed = False
         self.rules = rules
         self.lease = rules.lease
+
+    def _check_client(self, client: C) -> None:
+        if not isinstance(client, self._needs):
+            raise ConfigurationError(
+                f"{type(self).__name__} needs a {self._needs.__name__}, not {type(client).__name__}; BoundaryConnector "
+                "goes with BoundaryClient, AsyncBoundaryConnector with AsyncBoundaryClient"
+            )
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         raise NotImplementedError
@@ -200,7 +221,7 @@ class _Boundary:
             raise ConnectorClosedError("this boundary connector is closed; make a new one to go on")
 
 
-class BoundaryConnector(_Boundary):
+class BoundaryConnector(_Boundary[BoundaryClient]):
     """A `Connector` to a boundary, for threads: `BoundaryConnector(BoundaryClient(url), "plant-a-receiver")`.
 
     To consume it needs the durable `consumer_name`, to produce `from_zone` and `to_zone`. Transactions carry facts:
@@ -211,27 +232,7 @@ class BoundaryConnector(_Boundary):
     at once; counts of deliveries die with the process; an id that is known is not appended a second time.
     """
 
-    def __init__(
-        self,
-        client: BoundaryClient,
-        consumer_name: str | None = None,
-        *,
-        from_zone: str | None = None,
-        to_zone: str | None = None,
-        lease: float = 60.0,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 1.0,
-        on_failure: OnFailure = "auto",
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        _check_client(self, client, BoundaryClient)
-        rules = LeaseRules(
-            lease=lease,
-            max_deliveries=max_deliveries,
-            redelivery_delay=redelivery_delay,
-            on_failure=on_failure,
-        )
-        super().__init__(client, consumer_name, from_zone, to_zone, rules, clock)
+    _needs = BoundaryClient
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         return getattr(self._client, method)(*arguments)
@@ -293,30 +294,10 @@ class BoundaryConnector(_Boundary):
         self.close()
 
 
-class AsyncBoundaryConnector(_Boundary):
+class AsyncBoundaryConnector(_Boundary[AsyncBoundaryClient]):
     """`BoundaryConnector` for asyncio, over an `AsyncBoundaryClient`."""
 
-    def __init__(
-        self,
-        client: AsyncBoundaryClient,
-        consumer_name: str | None = None,
-        *,
-        from_zone: str | None = None,
-        to_zone: str | None = None,
-        lease: float = 60.0,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 1.0,
-        on_failure: OnFailure = "auto",
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        _check_client(self, client, AsyncBoundaryClient)
-        rules = LeaseRules(
-            lease=lease,
-            max_deliveries=max_deliveries,
-            redelivery_delay=redelivery_delay,
-            on_failure=on_failure,
-        )
-        super().__init__(client, consumer_name, from_zone, to_zone, rules, clock)
+    _needs = AsyncBoundaryClient
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         return await getattr(self._client, method)(*arguments)
@@ -370,14 +351,6 @@ class AsyncBoundaryConnector(_Boundary):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close_async()
-
-
-def _check_client(connector: _Boundary, client: Any, wanted: type) -> None:
-    if not isinstance(client, wanted):
-        raise ConfigurationError(
-            f"{type(connector).__name__} needs a {wanted.__name__}, not {type(client).__name__}; BoundaryConnector "
-            "goes with BoundaryClient, AsyncBoundaryConnector with AsyncBoundaryClient"
-        )
 
 
 def _check_settings(consumer_name: str | None, from_zone: str | None, to_zone: str | None) -> None:

@@ -33,6 +33,7 @@ from onceward.task.steps import text_of
 from onceward.telemetry import providers
 from onceward.telemetry.catalogue import METRICS, SCOPE
 from onceward.telemetry.metrics import SECONDS
+from onceward.telemetry.scope import current_work
 
 _log = logging.getLogger("onceward.inbox")
 
@@ -94,7 +95,10 @@ class Watch:
             metrics.retries.record(start.token - 1, consumer)
 
     def failed(self, error: BaseException, start: Start | None) -> None:
-        """Count it, and log it with all that a person needs to find the event, and nothing of its payload."""
+        """Count it, and log it with all that a person needs to find the event, and nothing of its payload.
+
+        Under an engine it is no alarm of its own: the engine tells of each failure, as a warning or an error.
+        """
         if isinstance(error, Postponed):
             outcome = (
                 "busy" if isinstance(error, Busy) else "parked" if isinstance(error, Parked) else "postponed"
@@ -113,7 +117,8 @@ class Watch:
             "schema_version": event.schema_version,
             "lock_token": "" if start is None else start.token,
         }
-        _log.error(
+        _log.log(
+            logging.ERROR if current_work.get() is None else logging.INFO,
             "consumer %s: event %s of type %r (aggregate %s, start %s) failed: %s",
             self._contract.consumer_id,
             event.tracking_id,
