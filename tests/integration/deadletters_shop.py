@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onceward import AsyncConsumerTask, ConsumerTask, Transaction
+from onceward import AsyncConsumerTask, ConsumerTask, Onceward, Transaction
 from tests.integration.deadletters_world import contract
 
 INSERT = "INSERT INTO bills VALUES (:id, :amount)"
@@ -28,6 +28,14 @@ def make_bill() -> Bill:
     from onceward.connectors import MemoryConnector
 
     return Bill({"source": MemoryConnector()})
+
+
+app = Onceward("shop", database="sqlite://")
+
+
+@app.consumer("memory://orders", contract=contract())
+def charge(order: Any, session: Any, transaction: Transaction) -> None:
+    session.execute(INSERT, {"id": transaction.id, "amount": order["amount"]})
 
 
 not_a_task = 7

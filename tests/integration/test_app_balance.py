@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
@@ -85,6 +86,14 @@ class Shop:
         [struck] = json.loads(result.stdout)
         return result.exit_code, struck
 
+    def of_app(self, *options: str) -> Result:
+        """As one asks who has the app's code, also before its first run."""
+        sys.modules["shop_of_this_test"] = self  # type: ignore[assignment]  # a module is what has an `app`
+        try:
+            return balance("shop_of_this_test:app", *options)
+        finally:
+            del sys.modules["shop_of_this_test"]
+
 
 def balance(*arguments: str) -> Result:
     return CliRunner().invoke(commands, ["balance", *arguments], env={"COLUMNS": "250", "NO_COLOR": "1"})
@@ -119,11 +128,11 @@ def execute(path: Path, *statements_: str) -> None:
 
 
 def test_a_queue_balances_before_between_and_after(shop: Shop) -> None:
-    assert shop.balanced()[0] == 0
+    assert shop.of_app().exit_code == 0
     copy = order(1)
     shop.send(copy, order(2), order("x"), copy, order(4), order(5))
-    code, struck = shop.balanced()
-    assert (code, struck["pending"]) == (0, 6)
+    result = shop.of_app("--json")
+    assert (result.exit_code, json.loads(result.stdout)[0]["pending"]) == (0, 6)
     shop.consume(limit=4)
     code, struck = shop.balanced()
     assert code == 0
@@ -149,9 +158,9 @@ def test_a_row_that_somebody_deleted_is_missed(shop: Shop, tmp_path: Path) -> No
 def test_a_row_that_somebody_smuggled_in_is_found(shop: Shop, tmp_path: Path) -> None:
     shop.send(order(1))
     execute(tmp_path / "orders.db", "INSERT INTO messages (enqueued_at, body) VALUES (0, '')")
-    code, struck = shop.balanced()
-    assert code == 1
-    assert "1 messages more than the 1 that were appended" in struck["problems"][0]
+    result = balance("--source", shop.source)
+    assert result.exit_code == 1
+    assert "1 message is there that nobody appended" in result.stderr
 
 
 def test_a_dead_letter_is_followed_through_redrive_discarding_and_loss(shop: Shop) -> None:
@@ -204,6 +213,111 @@ def test_a_file_from_before_the_counting_says_so_and_counts_from_its_next_openin
     assert statements.SCHEMA_VERSION == statements.TALLIED_SINCE
 
 
+# ── before the first message, and with mistyped names ───────────────────────────────────────────────────
+
+
+def test_an_app_before_its_first_message_says_that_nothing_was_sent(shop: Shop, tmp_path: Path) -> None:
+    result = shop.of_app()
+    assert result.exit_code == 0
+    assert "nothing has been sent yet: there is no file orders.db" in result.stdout
+    assert "It holds: nothing was appended." in result.stdout
+    assert list(tmp_path.iterdir()) == [], "it has only looked"
+
+
+def test_an_app_before_its_first_run_says_that_nothing_was_consumed_and_is_checked(
+    shop: Shop, tmp_path: Path
+) -> None:
+    shop.send(order(1), order(2))
+    result = shop.of_app()
+    assert result.exit_code == 0
+    assert "nothing has been consumed yet" in result.stdout
+    assert "without a contract" not in result.stdout
+    assert "It holds: 2 appended = 2 pending." in result.stdout
+    execute(tmp_path / "orders.db", "DELETE FROM messages WHERE seq = 1")
+    assert shop.of_app().exit_code == 1
+
+
+def test_messages_that_are_done_without_a_trace_in_the_database_are_missed(
+    shop: Shop, tmp_path: Path
+) -> None:
+    shop.send(order(1), order(2))
+    shop.consume()
+    assert shop.of_app().exit_code == 0
+    (tmp_path / "shop.db").unlink()
+    result = shop.of_app()
+    assert result.exit_code == 1
+    assert "2 messages are acknowledged, but neither applied nor dead" in result.stderr
+
+
+def test_a_queue_that_nobody_has_used_holds(tmp_path: Path) -> None:
+    SqliteConnector(tmp_path / "orders.db").close()
+    result = balance("--source", f"sqlite:///{tmp_path}/orders.db")
+    assert (result.exit_code, "It holds: nothing was appended." in result.stdout) == (0, True)
+
+
+def test_a_file_that_is_not_there_or_no_database_ends_with_2(tmp_path: Path) -> None:
+    (tmp_path / "letter.db").write_text("Dear database, " * 100)
+    for name, problem in (("nowhere.db", "there is no file"), ("letter.db", "cannot be read")):
+        result = balance("--source", f"sqlite:///{tmp_path}/{name}")
+        assert result.exit_code == 2
+        assert problem in result.stderr
+        assert str(tmp_path / name) in result.stderr
+        assert result.stdout == ""
+
+
+def test_a_database_that_is_not_there_or_has_no_inbox_ends_with_2(shop: Shop, tmp_path: Path) -> None:
+    shop.send(order(1))
+    execute(tmp_path / "other.db", "CREATE TABLE bills (id)")
+    for name, problem in (("nowhere.db", "is not there"), ("other.db", "has no tables of an inbox")):
+        database = f"sqlite:///{tmp_path}/{name}"
+        result = balance("--source", shop.source, "--consumer", "billing", "--database", database)
+        assert result.exit_code == 2
+        assert f"the database {database} {problem}; mend its URL" in result.stderr
+
+
+def test_a_consumer_that_the_database_does_not_know_is_named(shop: Shop) -> None:
+    shop.send(order(1))
+    shop.consume()
+    result = balance("--source", shop.source, "--consumer", "biling", "--database", shop.database)
+    assert result.exit_code == 0
+    assert "the database knows no consumer 'biling', but billing" in result.stdout
+
+
+def test_a_stream_or_group_that_is_not_there_ends_with_2(redis_url: str, database: str) -> None:
+    name = uuid.uuid4().hex
+    result = balance("--source", f"{redis_url}/{name}?group=billing")
+    assert (result.exit_code, f"there is no stream '{name}'" in result.stderr) == (2, True)
+    shop = Shop(f"{redis_url}/{name}?group=billing", database)
+    shop.send(order(1))
+    assert balance("--source", shop.source).exit_code == 0, "nobody has consumed yet, under any name"
+    shop.consume()
+    result = balance("--source", f"{redis_url}/{name}?group=biling")
+    assert (result.exit_code, "has no group 'biling', but billing" in result.stderr) == (2, True)
+    other = Shop(f"{redis_url}/{name}?group=mailing", database)
+    assert "nothing has been consumed yet" in other.of_app().stdout
+
+
+def test_an_app_counts_in_the_database_that_its_code_names(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.send(order(1))
+    shop.consume()
+    monkeypatch.setenv("ONCEWARD_DATABASE", "sqlite:///elsewhere.db")
+    result = shop.of_app()
+    assert (result.exit_code, "It holds: 1 appended = 1 applied." in result.stdout) == (0, True)
+
+
+def test_without_the_app_the_database_may_be_named_by_a_file(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.send(order(1))
+    shop.consume()
+    monkeypatch.chdir(tmp_path)
+    Path("onceward.toml").write_text(f'database = "{shop.database}"')
+    result = balance("--source", shop.source, "--consumer", "billing")
+    assert "It holds: 1 appended = 1 applied." in result.stdout
+
+
 # ── an inbox in PostgreSQL ──────────────────────────────────────────────────────────────────────────────
 
 
@@ -231,10 +345,10 @@ def stream(redis_url: str, database: str) -> Iterator[tuple[Shop, Redis, str]]:
 
 def test_a_stream_balances_before_between_and_after(stream: tuple[Shop, Redis, str]) -> None:
     shop, _, _ = stream
-    assert shop.balanced()[0] == 0
+    assert shop.of_app().exit_code == 0
     copy = order(1)
     shop.send(copy, order(2), order("x"), copy, order(4), order(5))
-    assert shop.balanced()[1]["pending"] == 6
+    assert json.loads(shop.of_app("--json").stdout)[0]["pending"] == 6
     shop.consume(limit=4)
     code, struck = shop.balanced()
     assert code == 0
@@ -298,12 +412,14 @@ def test_a_boundary_balances_until_somebody_confirms_what_was_not_applied(
     with boundary_server(tmp_path / "boundary") as url:
         shop = Shop(f"boundary+{url}?consumer=billing&from_zone=a&to_zone=b&on_failure=dead_letter", database)
         shop.send(fact(1), fact("x"), fact(3))
-        assert shop.balanced()[1]["pending"] == 3
+        assert json.loads(shop.of_app("--json").stdout)[0]["pending"] == 3
         shop.consume()
         shop.consume()
         code, struck = shop.balanced()
         assert code == 0
         assert numbers(struck) == {"appended": 3, "applied": 2, "duplicate": 0, "pending": 0, "dead": 1}
+        mistyped = balance("--source", f"boundary+{url}?consumer=biling")
+        assert (mistyped.exit_code, "knows no consumer 'biling', but billing" in mistyped.stderr) == (2, True)
         shop.send(fact(4), fact(5))
         with BoundaryClient(url) as client:
             client.confirm("billing", 4)

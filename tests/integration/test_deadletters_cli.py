@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -66,7 +67,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 def test_letters_are_listed_by_filters(desk: Desk) -> None:
     result = desk.run("dlq", "list")
     assert result.exit_code == 0
-    assert all(name in result.stdout for name in ("o1", "o2", "killer", "sent", "no such street"))
+    assert all(name in result.stdout for name in ("billing", "order.sent", "poison", "no such street"))
     assert [each["message_id"] for each in desk.json("dlq", "list", *OF_TYPE)] == ["o1", "o2", "killer"]
     assert [each["message_id"] for each in desk.json("dlq", "list", "--category", "poison")] == ["killer"]
     assert [each["message_id"] for each in desk.json("dlq", "list", "--text", "STREET")] == ["sent"]
@@ -79,7 +80,110 @@ def test_letters_are_listed_by_filters(desk: Desk) -> None:
     assert len(desk.json("dlq", "list", "--limit", "2")) == 2
     assert "2 more" in desk.run("dlq", "list", "--limit", "2").stdout
     nothing = desk.run("dlq", "list", "--consumer", "nobody")
-    assert (nothing.exit_code, nothing.stdout) == (0, "There is no such dead letter.\n")
+    assert (nothing.exit_code, nothing.stdout) == (0, "No dead letter fits.\n")
+
+
+def test_a_store_without_letters_says_that_there_are_none(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/empty.db")
+    DeadLetters(engine).migrate()
+    engine.dispose()
+    listed = CliRunner().invoke(app, ["dlq", "list", "--database", f"sqlite:///{tmp_path}/empty.db"])
+    assert (listed.exit_code, listed.stdout) == (0, "No dead letters.\n")
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_list_fits_a_terminal_and_says_what_was_raised(desk: Desk, width: int) -> None:
+    died = order("3fa85f64b3fc2c963f66afa6")
+    told = f"SYSTEM [{died.id}]: ValueError: no such account"  # as the engine has it
+    desk.letters.bury(burial_of(died, consumer="billing", error=told))
+    lines = on_terminal(desk, width, "dlq", "list")
+    assert max(map(len, lines)) <= width
+    heading = next(line.split() for line in lines if line.strip())
+    assert heading == ["id", "consumer", "type,", "category", "attempts", "dead", "for", "error"]
+    text = " ".join(" ".join(lines).split())
+    assert "ValueError: no such" in text
+    assert died.id not in text
+    assert "infrastructure" in text, "no word is broken"
+    desk.json("dlq", "hold", "--id", "1", "--reason", "case 7")
+    desk.json("dlq", "discard", "--id", "2", "--reason", "by hand", "--yes")
+    text = "\n".join(on_terminal(desk, width, "dlq", "list"))
+    assert "held: case 7" in text
+    assert "discarded" in text
+
+
+@pytest.mark.parametrize("command", [["dlq", "redrives"], ["audit", "list"], ["inbox", "stats"]])
+def test_every_table_fits_a_terminal_of_80_columns_with_its_words_whole(
+    desk: Desk, command: list[str]
+) -> None:
+    desk.json("dlq", "redrive", *OF_TYPE, *CAUSE, "--yes", "--operator", "ann")
+    lines = on_terminal(desk, 80, *command)
+    assert max(map(len, lines)) <= 80
+    for word in {"redrives": ("succeeded", "infrastructure"), "list": ("details",), "stats": ("unended",)}[
+        command[1]
+    ]:
+        assert word in "\n".join(lines)
+
+
+def on_terminal(desk: Desk, width: int, *arguments: str) -> list[str]:
+    environment = {"ONCEWARD_DATABASE": desk.url, "COLUMNS": str(width), "FORCE_COLOR": "1"}
+    result = CliRunner().invoke(app, arguments, env=environment)
+    assert result.exit_code == 0, result.output
+    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", result.stdout).splitlines()]
+
+
+# ── which database ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory without settings."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.delenv("ONCEWARD_DATABASE", raising=False)
+    return tmp_path / "here"
+
+
+COMMANDS = [["dlq", "list"], ["inbox", "stats"], ["audit", "list"], ["consumers", "list"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("file", "text_"),
+    [("onceward.toml", 'database = "{url}"'), ("pyproject.toml", '[tool.onceward]\ndatabase = "{url}"')],
+)
+def test_the_database_may_be_named_by_a_file(
+    desk: Desk, elsewhere: Path, command: list[str], file: str, text_: str
+) -> None:
+    (elsewhere / file).write_text(text_.format(url=desk.url))
+    result = CliRunner().invoke(app, command, env=WIDE)
+    assert result.exit_code == 0, result.output
+
+
+def test_the_option_wins_over_the_environment_and_that_over_a_file(desk: Desk, elsewhere: Path) -> None:
+    (elsewhere / "onceward.toml").write_text('database = "sqlite:///of_file.db"')
+    variable = {**WIDE, "ONCEWARD_DATABASE": "sqlite:///of_variable.db"}
+    assert "/of_file.db" in CliRunner().invoke(app, ["dlq", "list"], env=WIDE).stderr
+    assert "/of_variable.db" in CliRunner().invoke(app, ["dlq", "list"], env=variable).stderr
+    given = CliRunner().invoke(app, ["dlq", "list", "--database", desk.url], env=variable)
+    assert given.exit_code == 0
+    (elsewhere / "onceward.toml").write_text("nonsense")
+    given = CliRunner().invoke(app, ["dlq", "list", "--database", desk.url], env=variable)
+    assert given.exit_code == 0, "no file is read where the option names one"
+    broken = CliRunner().invoke(app, ["dlq", "list"], env=WIDE)
+    assert (broken.exit_code, "onceward.toml is not valid TOML" in broken.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_a_database_all_ways_to_name_one_are_said(elsewhere: Path, command: list[str]) -> None:
+    result = CliRunner().invoke(app, command, env=WIDE)
+    assert result.exit_code == 2
+    for way in ("--database", "ONCEWARD_DATABASE", "onceward.toml", "[tool.onceward]"):
+        assert way in result.stderr
+    shown = CliRunner().invoke(app, [*command, "--help"], env=WIDE).stdout
+    assert "ONCEWARD_DATABASE, or database in onceward.toml or pyproject.toml" in shown
+
+
+# ── letters ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_letter_is_shown_with_history_and_body(desk: Desk) -> None:
@@ -188,7 +292,7 @@ def test_an_export_has_everything_and_is_audited(desk: Desk, tmp_path: Path) -> 
 
 
 @pytest.mark.req("CC-052")
-@pytest.mark.parametrize("task", ["Bill", "AsyncBill", "make_bill"])
+@pytest.mark.parametrize("task", ["Bill", "AsyncBill", "make_bill", "charge", "app.consumers.charge"])
 def test_a_dry_run_shows_outcomes_and_rows_and_changes_nothing(desk: Desk, task: str) -> None:
     with desk.engine.begin() as connection:
         connection.execute(text("INSERT INTO bills VALUES ('o2', 1)"))
@@ -216,6 +320,8 @@ def test_a_dry_run_shows_outcomes_and_rows_and_changes_nothing(desk: Desk, task:
         ("nowhere:Bill", "cannot be imported"),
         (f"{SHOP}:Nothing", "has no Nothing"),
         (f"{SHOP}:not_a_task", "must name"),
+        (f"{SHOP}:app", "as in shop:charge"),
+        (f"{SHOP}:app.consumer", "without parameters"),
     ],
 )
 def test_a_task_that_is_not_there_is_said_in_one_line(desk: Desk, task: str, says: str) -> None:

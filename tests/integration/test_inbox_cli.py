@@ -307,7 +307,7 @@ def test_a_purge_that_could_not_finish_ends_with_1(
     [
         ("sqlite:////no/such/folder/inbox.db", 2, "there is no file /no/such/folder/inbox.db"),
         ("sqlite://", 2, "a database in memory ends with the command"),
-        ("inbox.db", 2, "--database is not a URL"),
+        ("inbox.db", 2, "the database is no URL"),
         ("mysql://root@localhost/x", 2, "not in 'mysql'"),
         ("postgresql://anna:secret@127.0.0.1:1/x", 1, "cannot be reached"),
     ],

@@ -100,7 +100,12 @@ def test_a_failed_scenario_ends_with_1_and_is_told_in_words_json_and_junit(url: 
         ((RIGHT, "--record"), "--record needs --database"),
         ((RIGHT, "--env", "production"), "--env needs --database"),
         ((RIGHT, "--record", "--database", "sqlite:////nowhere/shop.db"), "there is no file"),
-        ((RIGHT, "--events", "/nowhere.jsonl"), "/nowhere.jsonl"),
+        ((RIGHT, "--env", "prodction"), "--env must be one of development"),
+        ((RIGHT, "--junit", "/nowhere/at/all.xml"), "there is no directory /nowhere/at"),
+        ((RIGHT, "--events", "/nowhere.jsonl"), "--events /nowhere.jsonl cannot be read"),
+        ((RIGHT, "--events", "README.md"), "README.md:1 is no JSON"),
+        ((RIGHT, "--contract", RIGHT), "is no Contract"),
+        (("tests.verification.consumers:EVENTS",), "is list, and not a function of an app"),
         (("tests.verification.consumers:bill",), "needs --contract"),
         ((RIGHT, "--only", "nonsense"), "no scenario 'nonsense'"),
         (("tests.verification.consumers:Right",), "needs events"),
@@ -110,11 +115,25 @@ def test_a_failed_scenario_ends_with_1_and_is_told_in_words_json_and_junit(url: 
         ),
     ],
 )
-def test_wrong_arguments_end_with_2(arguments: tuple[str, ...], words: str) -> None:
+def test_wrong_arguments_end_with_2(
+    arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
     result = run(*arguments)
     expected = 1 if words == "no such table" else 2  # the handler fails, which is a finding
     assert result.exit_code == expected, result.output
     assert words in result.output
+
+
+def test_the_database_of_a_class_may_be_named_by_a_file(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ONCEWARD_DATABASE", raising=False)
+    Path("onceward.toml").write_text(f'database = "{url}"')
+    asked = run(RIGHT, "--env", "production")
+    assert asked.exit_code == 1
+    assert "does not run in production" in asked.stdout
 
 
 def test_a_set_up_that_fails_is_told(url: str) -> None:

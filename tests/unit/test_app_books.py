@@ -22,7 +22,7 @@ LETTER = Letters(open=1, deaths=1)
 
 
 def test_without_a_contract_nobody_knows_what_was_a_copy() -> None:
-    balance = strike(source(moved=0, done=7), None, None)
+    balance = strike(source(moved=0, done=7), Letters(), None)
     assert (balance.applied, balance.duplicate, balance.holds) == (7, None, True)
     assert "without a contract" in balance.untold["duplicate"]
     assert sums_up(balance)
@@ -94,7 +94,7 @@ def test_after_a_purge_applied_and_duplicate_are_one() -> None:
     [
         ({"pending": 1}, "1 message is missing: 10 were appended, and 9 are accounted for"),
         ({"appended": 13}, "3 messages are missing"),
-        ({"pending": 4}, "2 messages more than the 10 that were appended"),
+        ({"pending": 4}, "2 messages are there that nobody appended"),
     ],
 )
 def test_a_source_whose_own_books_do_not_balance_is_found_out(changes: dict[str, Any], problem: str) -> None:
@@ -117,8 +117,36 @@ def test_dead_letters_that_may_be_purged_or_under_another_name_are_not_called_mi
     assert "1 more were moved" in balance.untold["dead"]
 
 
-def test_dead_letters_without_a_database_cannot_be_followed() -> None:
-    assert "1 more were moved to a database" in strike(source(), None, None).untold["dead"]
+def test_without_a_database_nobody_knows_copies_nor_what_became_of_dead_letters() -> None:
+    balance = strike(source(), None, None)
+    assert (balance.dead, balance.duplicate, balance.holds) == (2, None, True)
+    assert "1 of them in a database" in balance.untold["dead"]
+    assert "without its database" in balance.untold["duplicate"]
+    assert sums_up(balance)
+
+
+@pytest.mark.parametrize("records", [None, Records(), Records(duplicate=0)])
+def test_before_the_first_message_is_consumed_it_says_that_and_the_equation_is_checked(
+    records: Records | None,
+) -> None:
+    balance = strike(source(done=0, dead=0, moved=0, pending=10), Letters(), records)
+    assert (balance.applied, balance.duplicate, balance.pending, balance.holds) == (0, 0, 10, True)
+    assert balance.untold == {"applied": "nothing has been consumed yet"}
+    assert not strike(source(done=0, dead=0, moved=0, pending=9), Letters(), records).holds
+
+
+def test_what_is_done_and_of_which_the_inbox_has_nothing_at_all_was_no_copy() -> None:
+    balance = strike(source(moved=0, done=7), Letters(), Records())
+    assert (balance.applied, balance.duplicate) == (0, 0)
+    assert "7 messages are acknowledged, but neither applied nor dead" in balance.problems[0]
+
+
+def test_copies_of_which_all_died_are_no_messages_without_a_record() -> None:
+    balance = strike(
+        Source(appended=2, done=0, pending=0, dead=0, moved=2), Letters(open=1, deaths=2), Records()
+    )
+    assert (balance.dead, balance.duplicate, balance.holds) == (1, 1, True)
+    assert sums_up(balance)
 
 
 def facts(**changes: Any) -> Source:

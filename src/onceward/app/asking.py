@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceward.app.building import database_url
-from onceward.app.sources import Address, boundary_of
+from onceward.app.sources import Address, boundary_of, shown_url
 from onceward.task.exceptions import ConfigurationError, OncewardError
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SECONDS = 5.0
 """How long a server may take to answer."""
+WHAT_TO_DO = "see that it runs, and that its URL is right"
 
 
 class Unreachable(OncewardError):
@@ -38,7 +39,9 @@ def asking_redis(server: str) -> Iterator[Any]:
         yield client
     except (RedisError, OSError) as error:
         place = server.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
-        raise Unreachable(f"Redis at {place} cannot be asked: {error}") from None
+        raise Unreachable(
+            f"Redis at {place} cannot be asked: {str(error).rstrip('.')}; {WHAT_TO_DO}"
+        ) from None
     finally:
         client.close()
 
@@ -55,9 +58,9 @@ def ask_boundary(source: Address) -> dict[str, Any]:
             stats["first"], stats["last"], stats["consumers"]
             return stats
     except (OSError, HTTPException) as error:
-        raise Unreachable(f"{page} cannot be read: {getattr(error, 'reason', error)}") from None
+        raise Unreachable(f"{page} cannot be read: {getattr(error, 'reason', error)}; {WHAT_TO_DO}") from None
     except (ValueError, LookupError, TypeError):
-        raise Unreachable(f"{page} does not answer as a boundary does") from None
+        raise Unreachable(f"{page} does not answer as a boundary does; mend its URL") from None
 
 
 def _trust(source: Address) -> ssl.SSLContext | None:
@@ -93,7 +96,7 @@ def asking_database(database: str) -> Iterator[Connection | None]:
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         raise Unreachable(
-            f"the database {url.render_as_string(hide_password=True)} cannot be asked: {reason}"
+            f"the database {shown_url(database)} cannot be asked: {reason}; {WHAT_TO_DO}"
         ) from None
     finally:
         engine.dispose()

@@ -33,6 +33,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Whether one message may be there twice."""
     untold: Mapping[str, str] = {}
     """Why a number is not known, or not what it seems."""
+    missing: str | None = None
+    """What there is not, and what to check: nobody has used it yet, or its URL is mistyped."""
 
 
 class Letters(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,11 +112,15 @@ def strike(source: Source, letters: Letters | None, records: Records | None) -> 
                 handled, letters.resolved, max(min(letters.deaths, source.moved) - letters.count, 0)
             )
     elif source.moved:
-        untold["dead"] = f"{source.moved:,} more were moved to a database; name it to have them counted"
+        dead = _sum(dead, source.moved)
+        untold["dead"] = f"{source.moved:,} of them in a database: name it to be told what became of them"
     if records is None:
-        if handled is not None:
-            untold["duplicate"] = "without a contract nobody knows which of the applied were copies"
-        return _balance(source, handled, None, pending, dead, dropped, problems, untold)
+        if handled:
+            lacking = "its database" if letters is None else "a contract"
+            untold["duplicate"] = f"without {lacking} nobody knows which of the applied were copies"
+        return _balance(
+            source, handled, None if handled else handled, pending, dead, dropped, problems, untold
+        )
     _put(dropped, "superseded by a later event", records.superseded)
     if records.unknown:
         some = ", ".join(records.unknown[:5]) + (", …" if len(records.unknown) > 5 else "")
@@ -142,6 +148,12 @@ def _split(
             f"records of events before {records.purged_before} were purged; applied and duplicate are counted together"
         )
         return handled - records.superseded, None, pending
+    if not known and source.done and source.has_copies:
+        problems.append(
+            f"{_messages(source.done)} acknowledged, but neither applied nor dead: the inbox has no record of this "
+            "consumer; it ran without its contract, or with another database"
+        )
+        return 0, handled - source.done, pending
     if known <= handled and source.has_copies:
         if known < handled:
             untold["duplicate"] = "found by counting: a message that was acknowledged by hand looks the same"
@@ -179,7 +191,9 @@ def _missing_in(source: Source) -> list[str]:
             "somebody has removed them without their being done"
         ]
     if missing < 0:
-        return [f"there are {-missing:,} messages more than the {source.appended:,} that were appended"]
+        return [
+            f"{_messages(-missing)} there that nobody appended: {found:,} were found, {source.appended:,} appended"
+        ]
     return []
 
 
@@ -206,8 +220,10 @@ def _balance(
     dead: int | None,
     dropped: Mapping[str, int],
     problems: list[str],
-    untold: Mapping[str, str],
+    untold: dict[str, str],
 ) -> Balance:
+    if not applied and source.appended and source.pending == source.appended:
+        untold["applied"] = "nothing has been consumed yet"
     return Balance(
         appended=source.appended,
         applied=applied,

@@ -33,9 +33,17 @@ def count_stream(source: Address) -> tuple[Source, list[Seen]]:
     with asking_redis(server) as redis:
         if not redis.exists(stream):
             return Source(
-                appended=0, done=0, pending=0, dead=0, untold={"appended": "there is no stream yet"}
+                appended=0,
+                done=0,
+                pending=0,
+                dead=0,
+                untold={"appended": f"nothing has been sent yet: there is no stream {stream}"},
+                missing=f"there is no stream {stream!r}; mend the source {str(source)!r}",
             ), []
-        held, read_to = _group(redis, stream, queue.group)
+        groups = {each["name"].decode(): each["last-delivered-id"] for each in redis.xinfo_groups(stream)}
+        is_new = queue.group not in groups
+        held = set() if is_new else set(_held(redis, stream, queue.group))
+        read_to = (-1, 0) if is_new else _number(groups[queue.group])
         # In this order: what is buried meanwhile is seen twice, and never not at all.
         buried = {fields[b"entry"] for _, fields in _entries(redis, queue.dead)}
         added = redis.xinfo_stream(stream).get("entries-added")
@@ -70,15 +78,15 @@ def count_stream(source: Address) -> tuple[Source, list[Seen]]:
         dead=len(buried),
         gone=max((added or 0) - known, 0),
         untold=untold,
+        missing=_no_group(source, queue.group, list(groups)) if is_new and groups else None,
     ), seen
 
 
-def _group(redis: Any, stream: str, group: str) -> tuple[set[bytes], tuple[int, int]]:
-    """The entries in its hands, and the last one that it has read."""
-    for each in redis.xinfo_groups(stream):
-        if each["name"] == group.encode():
-            return set(_held(redis, stream, group)), _number(each["last-delivered-id"])
-    return set(), (-1, 0)
+def _no_group(source: Address, group: str, others: list[str]) -> str:
+    return (
+        f"the stream of {source.origin} has no group {group!r}, but {', '.join(others)}; mend ?group= of the source, "
+        "or start its consumer once"
+    )
 
 
 def _held(redis: Any, stream: str, group: str) -> Iterator[bytes]:

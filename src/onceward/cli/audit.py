@@ -9,7 +9,7 @@ import typer
 
 from onceward.cli.database import FAILED, AsJson, Database
 from onceward.cli.letters import letters_in, shortened
-from onceward.cli.printing import print_json, print_table
+from onceward.cli.printing import for_people, print_json, print_table
 
 audit = typer.Typer(
     no_args_is_help=True, help="What operators did: append-only, and each row sealed by the next."
@@ -31,10 +31,9 @@ def list_(
     if as_json:
         print_json([{**row, "details": json.loads(row["details"])} for row in rows])
         return
-    columns = {"seq": "row", "at": "at", "operator": "by", "action": "action", "details": "details"}
-    print_table(
-        [{**row, "details": shortened(row["details"], 120)} for row in rows], columns, "Nothing was done yet."
-    )
+    columns = {"seq": "row", "at": "at (UTC)", "operator": "by", "action": "action", "details": "details"}
+    shown = [{**row, "at": for_people(row["at"]), "details": shortened(row["details"], 120)} for row in rows]
+    print_table(shown, columns, "Nothing was done yet.")
 
 
 @audit.command()

@@ -6,12 +6,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onceward.cli.database import FAILED, MISUSED, AsJson, fail
+from onceward.cli.database import (
+    ELSEWHERE,
+    FAILED,
+    MISUSED,
+    AsJson,
+    database_option,
+    default_database,
+    fail,
+)
 from onceward.cli.printing import print_json, print_table
 
 if TYPE_CHECKING:
     from onceward.app.books import Balance
-    from onceward.app.sources import Address
+    from onceward.app.counting import Account
 
 BALANCE_EXAMPLES = """
 Examples:
@@ -42,11 +50,8 @@ def balance(
     ] = None,
     database: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            envvar="ONCEWARD_DATABASE",
-            show_default="that of the app",
-            help="Where its inbox and dead letters are.",
+        database_option(
+            "Where its inbox and dead letters are.", f"that of the app; with --source, {ELSEWHERE}"
         ),
     ] = None,
     as_json: AsJson = False,
@@ -54,21 +59,19 @@ def balance(
     """Check that every message is accounted for: applied, waiting, dead or dropped.
 
     appended = applied + duplicate + pending + dead + dropped. What a source, an inbox or a purge does not let anybody
-    know is said, and what remains is checked. It looks and changes nothing, also while the app runs; a Redis stream is
-    read as a whole.
+    know is said, and what remains is checked. It looks and changes nothing, also while the app runs, or before it has
+    run; a Redis stream is read as a whole.
 
-    Exit code: 0 if it holds; 1 if messages are missing, or are there that nobody appended; 2 for wrong arguments, or
-    something that cannot be reached.
+    Exit code: 0 if it holds; 1 if messages are missing, or are there that nobody appended; 2 for wrong arguments, for
+    something that cannot be reached, or for a --source or --database that is not there.
     """
     from onceward.app.asking import Unreachable
     from onceward.app.counting import balance_of
     from onceward.task.exceptions import ConfigurationError
 
     try:
-        struck = {
-            name: balance_of(address, known_as, place)
-            for name, address, known_as, place in _wanted(app, source, consumer, database)
-        }
+        accounts = _accounts(app, source, consumer, database)
+        struck = {name: balance_of(account) for name, account in accounts.items()}
     except (ConfigurationError, Unreachable) as error:
         fail(str(error), as_json, MISUSED)
     if as_json:
@@ -79,34 +82,55 @@ def balance(
     raise typer.Exit(0 if all(each.holds for each in struck.values()) else FAILED)
 
 
-def _wanted(
+def _accounts(
     app: str | None, source: str | None, consumer: str | None, database: str | None
-) -> list[tuple[str, Address, str, str | None]]:
-    """Name, source, name in the database, and database of each."""
-    from onceward.app.building import consumer_id
-    from onceward.app.loading import load_app
-    from onceward.app.sources import Address
+) -> dict[str, Account]:
+    """By the name of the consumer."""
     from onceward.task.exceptions import ConfigurationError
 
     if (app is None) is (source is None):
         raise ConfigurationError("name an app, as in `onceward balance shop:app`, or a --source; not both")
-    if source is not None:
-        if database is not None and consumer is None:
+    return _named(str(source), consumer, database) if app is None else _of_app(app, consumer, database)
+
+
+def _named(source: str, consumer: str | None, database: str | None) -> dict[str, Account]:
+    from onceward.app.counting import Account
+    from onceward.app.sources import Address
+    from onceward.task.exceptions import ConfigurationError
+
+    if consumer is None:
+        if database is not None:
             raise ConfigurationError("--database has many consumers; say which with --consumer NAME")
-        return [(consumer or "", Address(source), consumer or "", database)]
-    loaded = load_app(str(app))
+        return {"": Account(Address(source), "", None)}
+    return {consumer: Account(Address(source), consumer, database or default_database())}
+
+
+def _of_app(app: str, consumer: str | None, database: str | None) -> dict[str, Account]:
+    from onceward.app.building import consumer_id
+    from onceward.app.counting import Account
+    from onceward.app.loading import load_app
+    from onceward.task.exceptions import ConfigurationError
+
+    loaded = load_app(app)
     loaded.check()
     names = list(loaded.consumers) if consumer is None else [consumer]
     if unknown := [name for name in names if name not in loaded.consumers]:
         raise ConfigurationError(
-            f"{app} has no consumer {unknown[0]!r}; it has {', '.join(loaded.consumers)}"
+            f"{app} has no consumer {unknown[0]!r}; it has {', '.join(loaded.consumers) or 'none'}"
         )
     if not names:
         raise ConfigurationError(f"{app} has no consumers, so that there is nothing to balance")
-    found = [loaded.consumers[name] for name in names]
-    return [
-        (each.name, each.source, consumer_id(each), database or loaded.settings.database) for each in found
-    ]
+    return {
+        name: Account(
+            each.source,
+            consumer_id(each),
+            database or loaded.settings.database,
+            contract=each.contract is not None,
+            may_be_new=True,
+        )
+        for name, each in loaded.consumers.items()
+        if name in names
+    }
 
 
 def _plain(struck: Balance) -> dict[str, Any]:
@@ -131,7 +155,9 @@ def _show(name: str, struck: Balance) -> None:
         *({"what": "dropped", "messages": count, "note": why} for why, count in struck.dropped.items()),
         *([_row("gone", struck.gone, struck)] if struck.gone else []),
     ]
-    columns = {"what": name or "source", "messages": "messages", "note": "note"}
+    columns = {"what": name or "source", "messages": "messages"}
+    if any(row["note"] for row in rows):
+        columns["note"] = "note"
     print_table(
         [{**row, "messages": _number(row["messages"]), "note": row["note"] or ""} for row in rows],
         columns,
@@ -142,6 +168,8 @@ def _show(name: str, struck: Balance) -> None:
             typer.secho(f"It does not hold: {problem}.", fg="red", err=True)
     elif struck.appended is None:
         typer.echo("It cannot be told whether it holds; nothing speaks against it.")
+    elif struck.appended == 0:
+        typer.echo("It holds: nothing was appended.")
     else:
         typer.echo(f"It holds: {_equation(struck)}.")
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from onceward.cli.database import MISUSED, AsJson, Database, fail, opened
-from onceward.cli.printing import iso_time, print_json, print_table
+from onceward.cli.printing import for_people, iso_time, print_json, print_table
 
 consumers = typer.Typer(no_args_is_help=True, help="Who consumes, and under which contract.")
 
@@ -19,8 +19,9 @@ COLUMNS = {
     "kept": "kept",
     "mode": "mode",
     "sequencing": "order",
-    "updated_at": "registered",
+    "updated_at": "registered (UTC)",
 }
+USUAL = {"retention": "standard", "sequencing": "none"}
 
 
 @consumers.command("list")
@@ -34,8 +35,16 @@ def list_(database: Database, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    rows = [{**each["contract"], **each, "kept": _kept(each["kept_days"])} for each in found]
-    print_table(rows, COLUMNS, "No consumer is registered.")
+    rows = [
+        {
+            **each["contract"],
+            **each,
+            "kept": _kept(each["kept_days"]),
+            "updated_at": for_people(each["updated_at"]),
+        }
+        for each in found
+    ]
+    print_table(rows, COLUMNS, "No consumer is registered.", usual=USUAL)
 
 
 @consumers.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,13 +26,49 @@ CONNECT_SECONDS = 10
 LOCK_SECONDS = 5.0
 """How long an SQLite file may be locked by somebody else."""
 
+VARIABLE = "ONCEWARD_DATABASE"
+ELSEWHERE = f"{VARIABLE}, or database in onceward.toml or pyproject.toml"
+"""Where a database is named that no option names, for the help."""
+
+
+def default_database() -> str | None:
+    """What the environment names, or a file of the working directory: as an app has it that names none itself."""
+    from onceward.app.settings import resolve
+
+    environ = {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
+    return resolve({}, environ).settings.database
+
+
+def _needed_database() -> str:
+    from onceward.task.exceptions import ConfigurationError
+
+    try:
+        found = default_database()
+    except ConfigurationError as error:
+        fail(str(error), False, MISUSED)
+    if found is None:
+        fail(NO_DATABASE, False, MISUSED)
+    return found
+
+
+NO_DATABASE = (
+    "no database is named; give --database sqlite:///shop.db, or set ONCEWARD_DATABASE, or write "
+    'database = "sqlite:///shop.db" into onceward.toml here, or under [tool.onceward] of pyproject.toml (what only the '
+    "code of an app names is not known here)"
+)
+
+
+def database_option(help: str, default: str, **more: Any) -> Any:
+    """`--database`, for a command that needs one or may do without."""
+    return typer.Option("--database", metavar="URL", show_default=default, help=help, **more)
+
+
 Database = Annotated[
     str,
-    typer.Option(
-        "--database",
-        metavar="URL",
-        envvar="ONCEWARD_DATABASE",
-        help="The database of the inbox: sqlite:///inbox.db, or postgresql://user@host/name.",
+    database_option(
+        "The database of the inbox: sqlite:///inbox.db, or postgresql://user@host/name.",
+        ELSEWHERE,
+        default_factory=_needed_database,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
@@ -81,8 +118,9 @@ def fail(text: str, as_json: bool, code: int = FAILED) -> NoReturn:
 
 
 def shown(url: str) -> str:
-    """Without its password."""
-    return _parsed(url).render_as_string(hide_password=True)
+    """Without its password, and without the driver that we have chosen."""
+    parsed = _parsed(url)
+    return parsed.set(drivername=parsed.get_backend_name()).render_as_string(hide_password=True)
 
 
 def dialect_of(url: str) -> str:
@@ -100,12 +138,14 @@ def _parsed(url: str) -> URL:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         raise ConfigurationError(
-            "--database is not a URL; write sqlite:///path/to/inbox.db or postgresql://user@host/name"
+            "the database is no URL; write sqlite:///path/to/inbox.db or postgresql://user@host/name"
         ) from None
     drivers = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
     name = parsed.drivername.partition("+")[0]
     if name not in drivers:
-        raise ConfigurationError(f"an inbox is in sqlite or postgresql, not in {name!r}; see --database")
+        raise ConfigurationError(
+            f"an inbox is in sqlite or postgresql, not in {name!r}; mend the database's URL"
+        )
     return parsed.set(drivername=drivers[name])
 
 
@@ -137,7 +177,8 @@ def _check_file(url: URL, is_new: bool) -> None:
         return
     if not Path(url.database).is_file():
         raise ConfigurationError(
-            f"there is no file {url.database}; mend --database, or make it with `onceward inbox migrate`"
+            f"there is no file {Path(url.database).absolute()}; mend the database's URL, or have it made with "
+            f"`onceward inbox migrate --database {url.render_as_string()}`"
         )
 
 

@@ -18,13 +18,15 @@ from onceward.cli.letters import (
     described,
     filtered,
     letters_in,
+    number_of,
     shortened,
+    told,
     who,
 )
-from onceward.cli.printing import iso_time, print_json, print_table
+from onceward.cli.printing import for_people, iso_time, print_json, print_table
 
 if TYPE_CHECKING:
-    from onceward.deadletters import DeadLetters, Filter, Rca
+    from onceward.deadletters import DeadLetter, DeadLetters, Filter, Rca
 
 dlq = typer.Typer(
     no_args_is_help=True, help="Dead letters: what failed for good. See it, mend it, send it again."
@@ -45,6 +47,8 @@ def list_(
 
     Exit code: 0, also if there are none; 1 if the database fails; 2 for wrong arguments or missing tables.
     """
+    from onceward.deadletters import Filter
+
     with letters_in(database, as_json) as letters:
         chosen = wanted()
         found = letters.find(chosen, limit=limit)
@@ -52,31 +56,34 @@ def list_(
     if as_json:
         print_json([described(letter) for letter in found])
         return
-    rows = [
-        {
-            **described(letter),
-            "age": age(letter.died_at),
-            "error": shortened(letter.error),
-            "held": letter.hold,
-        }
-        for letter in found
-    ]
     columns = {
         "id": "id",
         "consumer": "consumer",
-        "event_type": "type",
-        "category": "category",
-        "status": "status",
+        "what": "type, category",
         "attempts": "attempts",
         "deaths": "deaths",
         "age": "dead for",
-        "held": "held",
-        "message_id": "message",
         "error": "error",
     }
-    print_table(rows, columns, "There is no such dead letter.")
+    empty = "No dead letters." if chosen == Filter() else "No dead letter fits."
+    print_table([_row(letter) for letter in found], columns, empty, usual={"deaths": 1})
     if total > len(found):
         typer.echo(f"{total - len(found):,} more; see --limit")
+
+
+def _row(letter: DeadLetter) -> dict[str, Any]:
+    """Narrow enough for a terminal. That it is open, and not on hold, goes without saying."""
+    status = None if letter.status == "open" else letter.status
+    held = None if letter.hold is None else f"held: {letter.hold}"
+    return {
+        "id": letter.id,
+        "consumer": letter.consumer,
+        "what": "\n".join(filter(None, (letter.event_type, letter.category, status, held))),
+        "attempts": letter.attempts,
+        "deaths": letter.deaths,
+        "age": age(letter.died_at),
+        "error": shortened(told(letter.error, letter.message_id), 100),
+    }
 
 
 @dlq.command()
@@ -106,10 +113,15 @@ def show(
     if as_json:
         print_json({**plain, "body": base64.b64encode(body).decode()})
         return
-    history = plain.pop("history")
+    history = [
+        {**each, "at": for_people(each["at"]), "error": told(each["error"], plain["message_id"])}
+        for each in plain.pop("history")
+    ]
     rows = [{"field": name, "value": value} for name, value in plain.items()]
     print_table([*rows, {"field": "body", "value": _shown(body)}], {"field": "field", "value": "value"}, "")
-    print_table(history, {"attempt": "attempt", "at": "at", "category": "category", "error": "error"}, "")
+    print_table(
+        history, {"attempt": "attempt", "at": "at (UTC)", "category": "category", "error": "error"}, ""
+    )
 
 
 @dlq.command()
@@ -133,7 +145,11 @@ def redrive(
         bool, typer.Option("--dry-run", help="Run them in a transaction that is rolled back; needs --task.")
     ] = False,
     task: Annotated[
-        str | None, typer.Option(metavar="MODULE:NAME", help="The consumer, or a function that makes it.")
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="The consumer: a function of an app, a class, or a function that makes one.",
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Of a dry run: how many at most.")] = 100,
     operator: Operator = None,
@@ -166,10 +182,10 @@ def redrive(
 
         print_json(msgspec.to_builtins(made))
     elif made.repeated:
-        typer.echo(f"Redrive {made.id} was made before, of {made.letters:,} letters. Nothing was done.")
+        typer.echo(f"Redrive {made.id} was made before, of {number_of(made.letters)}. Nothing was done.")
     else:
         typer.echo(
-            f"Redrive {made.id}: {made.letters:,} letters at {rate} a minute, the last one due at "
+            f"Redrive {made.id}: {number_of(made.letters)} at {rate} a minute, the last one due at "
             f"{iso_time(made.last_at)}. Root cause {made.rca_id}. See `onceward dlq redrives`"
         )
         if made.left:
@@ -203,8 +219,8 @@ def _check_redrive(
 
     check(wanted, cause, rate)
     if not yes:
-        number = letters.count(msgspec.structs.replace(wanted, status="open"))
-        confirm(f"Send {number:,} letters of {wanted.consumer} again, {rate} a minute?", yes, as_json)
+        number = number_of(letters.count(msgspec.structs.replace(wanted, status="open")))
+        confirm(f"Send {number} of {wanted.consumer} again, {rate} a minute?", yes, as_json)
 
 
 @dlq.command()
@@ -225,7 +241,7 @@ def discard(
     """
     with letters_in(database, as_json) as letters:
         chosen = wanted(status="open")
-        confirm(f"Discard {letters.count(chosen):,} letters?", yes, as_json)
+        confirm(f"Discard {number_of(letters.count(chosen))}?", yes, as_json)
         number = letters.discard(chosen, reason=reason, operator=who(operator))
     _done("discarded", number, as_json)
 
@@ -286,22 +302,40 @@ def redrives(database: Database, limit: Limit = 20, as_json: AsJson = False) -> 
     if as_json:
         print_json({"redrives": [{**row, "filter": json.loads(row["filter"])} for row in rows], "rcas": rcas})
         return
-    names = (
-        "id",
-        "consumer",
-        "letters",
-        "waiting",
-        "succeeded",
-        "died_again",
-        "rate",
-        "rca_id",
-        "operator",
-        "last_at",
-    )
-    print_table(rows, {name: name.replace("_", " ") for name in names}, "Nothing was redriven yet.")
-    of_rcas = ("id", "category", "root_cause", "fix_ref", "operator", "opened_at", "closed_at", "reopened")
+    columns = {
+        "what": "redrive",
+        "letters": "letters",
+        "waiting": "waiting",
+        "succeeded": "succeeded",
+        "died_again": "died again",
+        "rca_id": "cause",
+    }
+    print_table([{**row, "what": _redrive(row)} for row in rows], columns, "Nothing was redriven yet.")
     if rcas:
-        print_table(rcas, {name: name.replace("_", " ") for name in of_rcas}, "")
+        _show_causes(rcas)
+
+
+def _redrive(row: dict[str, Any]) -> str:
+    last = for_people(row["last_at"])
+    return f"{row['id']}\n{row['consumer']}, {row['rate']} a minute, by {row['operator']}, the last at {last} UTC"
+
+
+def _show_causes(rcas: list[dict[str, Any]]) -> None:
+    columns = {
+        "id": "cause",
+        "category": "category",
+        "root_cause": "why they died",
+        "fix_ref": "fix",
+        "operator": "by",
+        "opened_at": "opened (UTC)",
+        "closed_at": "closed (UTC)",
+        "reopened": "reopened",
+    }
+    rows = [
+        {**row, "opened_at": for_people(row["opened_at"]), "closed_at": for_people(row["closed_at"])}
+        for row in rcas
+    ]
+    print_table(rows, columns, "", usual={"closed_at": None, "reopened": 0})
 
 
 @dlq.command()
@@ -316,14 +350,14 @@ def purge(database: Database, operator: Operator = None, yes: Yes = False, as_js
     if as_json:
         print_json({"removed": number})
     else:
-        typer.echo(f"{number:,} letters removed.")
+        typer.echo(f"{number_of(number)} removed.")
 
 
 def _done(what: str, number: int, as_json: bool) -> None:
     if as_json:
         print_json({what: number})
     else:
-        typer.echo(f"{number:,} letters {what}." if number else "No letter fits.", err=not number)
+        typer.echo(f"{number_of(number)} {what}." if number else "No letter fits.", err=not number)
     raise typer.Exit(0 if number else FAILED)
 
 

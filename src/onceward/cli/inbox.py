@@ -10,7 +10,7 @@ import typer
 
 from onceward.cli.consumers import unknown
 from onceward.cli.database import FAILED, MISUSED, AsJson, Database, dialect_of, fail, opened
-from onceward.cli.printing import iso_day, iso_time, print_json, print_table
+from onceward.cli.printing import for_people, iso_day, iso_time, print_json, print_table
 
 if TYPE_CHECKING:
     from onceward.inbox import Inbox, PurgeReport
@@ -107,7 +107,7 @@ def stats(database: Database, as_json: AsJson = False) -> None:
         "parked": "parked",
         "holds": "holds",
     }
-    print_table(found, columns, "No consumer is registered.")
+    print_table(found, columns, "No consumer is registered.", usual={"registered": True, "horizon": None})
 
 
 @inbox.command()
@@ -260,10 +260,17 @@ def holds(database: Database, as_json: AsJson = False) -> None:
         "tracking_id": "event",
         "reason": "reason",
         "operator": "by",
-        "placed_at": "since",
+        "placed_at": "since (UTC)",
     }
     print_table(
-        [{**row, "tracking_id": row["tracking_id"] or "everything"} for row in found],
+        [
+            {
+                **row,
+                "tracking_id": row["tracking_id"] or "everything",
+                "placed_at": for_people(row["placed_at"]),
+            }
+            for row in found
+        ],
         columns,
         "Nothing is on hold.",
     )
@@ -295,10 +302,11 @@ def effects(
         "name": "effect",
         "state": "state",
         "effect_key": "key",
-        "intended_at": "begun",
+        "intended_at": "begun (UTC)",
         "error": "error",
     }
-    print_table(found, columns, "There are none." if every else "No effect is in doubt.")
+    rows = [{**row, "intended_at": for_people(row["intended_at"])} for row in found]
+    print_table(rows, columns, "There are none." if every else "No effect is in doubt.")
 
 
 def _check_known(opened_inbox: Inbox, consumer: str, as_json: bool) -> None:

@@ -187,3 +187,13 @@ def age(moment: datetime) -> str:
 def shortened(text: str, length: int = 70) -> str:
     line = " ".join(text.split())
     return line if len(line) <= length else f"{line[: length - 1]}…"
+
+
+def told(error: str, message_id: str) -> str:
+    """The exception and its text, without the category and id that the engine puts before them: these are known."""
+    before, is_there, rest = error.partition(f" [{message_id}]: ")
+    return rest if is_there and before.isupper() else error
+
+
+def number_of(letters: int) -> str:
+    return "1 letter" if letters == 1 else f"{letters:,} letters"

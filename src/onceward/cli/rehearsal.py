@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, as_json: bool) -> int:
     """Show it. Returns the exit code: whether any letter would die again."""
-    from onceward.cli.loading import loaded
     from onceward.connectors.codec import DecodeError
     from onceward.deadletters.dryrun import Outcome, Prediction
     from onceward.deadletters.rcas import RedriveRefusedError
@@ -33,7 +32,7 @@ def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, a
     if not found:
         raise RedriveRefusedError("no open letter fits")
     engine: Any = letters._core._ports.engine  # type: ignore[attr-defined]
-    task = _made(loaded(task_path), engine)
+    task = _made(task_path, engine)
     readable: dict[int, Transaction] = {}
     predicted: dict[int, Prediction] = {}
     for letter in found:
@@ -67,25 +66,35 @@ def _transaction(letters: DeadLetters, letter: Any) -> Transaction:
     )
 
 
-def _made(named: Any, engine: Engine) -> Any:
-    """A task: one that is there, one that a function makes, or one of this class."""
+def _made(path: str, engine: Engine) -> Any:
+    """A task: one that is there, one that a function makes, or one of a class or a function of an app."""
+    from onceward.app.building import as_task
+    from onceward.cli.loading import loaded
     from onceward.connectors import AsyncMemoryConnector, MemoryConnector
     from onceward.inbox import Inbox
     from onceward.task.base import BaseTask
     from onceward.task.exceptions import ConfigurationError
 
-    made = named
+    named = made = as_task(loaded(path))
     if isinstance(named, type) and issubclass(named, BaseTask):
         source: Any = AsyncMemoryConnector() if named._asynchronous else MemoryConnector()
         made = named({"source": source}, {"inbox": Inbox(engine)})
-    elif callable(named):
+    elif callable(named) and _takes_nothing(named):
         made = named()
     if not isinstance(made, BaseTask):
         raise ConfigurationError(
-            f"--task must name a consumer's class, a consumer, or a function that makes one, not a "
-            f"{type(made).__name__}"
+            f"--task {path} must name a consumer: a function of an app, as in shop:charge, a class, an instance, or a "
+            f"function without parameters that makes one; it is {type(made).__name__}"
         )
     return made
+
+
+def _takes_nothing(function: Any) -> bool:
+    import inspect
+
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    return all(each.default is not each.empty or each.kind in optional for each in parameters)
 
 
 def _predicted(task: Any, transactions: list[Transaction], engine: Engine) -> list[Prediction]:
@@ -118,14 +127,14 @@ def _show(predicted: dict[int, Prediction], as_json: bool) -> None:
     rows = [
         {
             "id": id_,
-            "message": each.transaction_id,
             "outcome": WORDS[each.outcome],
             "detail": shortened(each.detail, 120),
             "writes": ", ".join(f"{one.verb} {one.table}: {one.rows}" for one in each.statements),
         }
         for id_, each in predicted.items()
     ]
-    print_table(rows, {name: name for name in ("id", "message", "outcome", "detail", "writes")}, "")
+    columns = {name: name for name in ("id", "outcome", "detail", "writes")}
+    print_table(rows, columns, "", usual={"detail": "", "writes": ""})
     for id_, each in predicted.items():
         for diff in each.tables:
             for sign, changed in (("-", diff.removed), ("+", diff.added)):

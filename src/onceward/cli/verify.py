@@ -10,9 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onceward.cli.database import FAILED, MISUSED, AsJson, fail, opened
+from onceward.cli.database import (
+    ELSEWHERE,
+    FAILED,
+    MISUSED,
+    AsJson,
+    database_option,
+    default_database,
+    fail,
+    opened,
+)
 from onceward.cli.loading import loaded
 from onceward.cli.printing import WIDE, print_json
+from onceward.cli.subjects import Subject, subject_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,11 +67,9 @@ def verify(
     ] = None,
     database: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            envvar="ONCEWARD_DATABASE",
-            show_default="SQLite files",
-            help="The consumer's database: evidence is kept in it. Scenarios run beside it, in databases of their own.",
+        database_option(
+            "The consumer's database: evidence is kept in it. Scenarios run beside it, in databases of their own.",
+            f"that of the app; of a class, {ELSEWHERE}; else SQLite files",
         ),
     ] = None,
     run_on: Annotated[
@@ -101,24 +109,24 @@ def verify(
     Exit code: 0 if it passed, 1 if a scenario failed or evidence is missing, 2 for wrong arguments or a database
     that cannot be used.
     """
-    from onceward.inbox.evidence import is_production
-
-    asks = env is not None and is_production(env)
     with _refusing(as_json):
-        subject, database = _subject(loaded(consumer), database)
+        asks = env is not None and _is_production(env)
+        subject = subject_of(consumer, contract)
+        database = database or subject.database or default_database()
         if (keep or asks) and database is None:
             fail(
-                f"{'--record' if keep else '--env'} needs --database: evidence is kept there",
+                f"{'--record' if keep else '--env'} needs --database URL, or {ELSEWHERE}: evidence is kept there",
                 as_json,
                 MISUSED,
             )
-        promised = _contract_of(subject) if contract is None else loaded(contract)
         if asks and not keep:
-            problem = _lacking(promised, subject, str(database), as_json)
-            _say_whether(promised, subject, problem, as_json)
+            problem = _lacking(subject, str(database), as_json)
+            _say_whether(subject, problem, as_json)
             raise typer.Exit(FAILED if problem else 0)
+        if junit is not None:
+            _check_folder(junit)
         given = {
-            "contract": None if contract is None else promised,
+            "contract": None if contract is None else subject.contract,
             "database": run_on or database,
             "only": only,
             "skip": skip,
@@ -127,7 +135,7 @@ def verify(
         }
         if keep:
             _open_once(str(database), as_json)
-        report = _examined(subject, _events(events), given)
+        report = _examined(subject.code, _events(events), given)
         if keep:
             _keep(report, str(database), as_json)
         if junit is not None:
@@ -155,51 +163,55 @@ def _refusing(as_json: bool) -> Iterator[None]:
         fail(f"the verification could not be made: {error}", as_json, MISUSED)
 
 
-# ── what is named ───────────────────────────────────────────────────────────────────────────────────────
+# ── what is given ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _subject(named: Any, database: str | None) -> tuple[Any, str | None]:
-    """A function of an app stands for a class, and has the app's database."""
-    from onceward.app.building import in_an_app, task_class
-
-    found = in_an_app(named)
-    if found is None:
-        return named, database
-    app, consumer = found
-    return task_class(consumer), database or app.settings.database
-
-
-def _contract_of(subject: Any) -> Any:
+def _is_production(env: str) -> bool:
+    """A misspelt name would not be asked about."""
+    from onceward.app.settings import ENVS
+    from onceward.inbox.evidence import is_production
     from onceward.task.exceptions import ConfigurationError
 
-    found = getattr(subject, "contract", None)
-    if found is None:
-        raise ConfigurationError(
-            f"{subject!r} has no contract; a class has one, and a handler needs --contract"
-        )
-    return found
+    if env.strip().lower() not in ENVS:
+        raise ConfigurationError(f"--env must be one of {', '.join(ENVS)}, not {env!r}")
+    return is_production(env)
+
+
+def _check_folder(junit: Path) -> None:
+    """Before the scenarios run: it would be a pity to find out afterwards."""
+    from onceward.task.exceptions import ConfigurationError
+
+    if not junit.absolute().parent.is_dir():
+        raise ConfigurationError(f"--junit {junit} cannot be written: there is no directory {junit.parent}")
 
 
 def _events(given: str | None) -> Any:
     if given is None:
         return None
+    from onceward.task.exceptions import ConfigurationError
+
     path = Path(given)
     if ":" in given and not path.exists():
         return loaded(given)
-    return [
-        _event(line, number) for number, line in enumerate(path.read_text().splitlines(), 1) if line.strip()
-    ]
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigurationError(
+            f"--events {given} cannot be read: {why}; name a file of JSON lines, or MODULE:NAME"
+        ) from None
+    return [_event(line, f"{given}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def _event(line: str, number: int) -> Any:
+def _event(line: str, place: str) -> Any:
     from onceward.task.exceptions import ConfigurationError
 
     try:
         found = json.loads(line)
     except ValueError as error:
-        raise ConfigurationError(f"line {number} of the events is no JSON: {error}") from None
+        raise ConfigurationError(f"{place} is no JSON: {error}; each line is an event of its own") from None
     if not isinstance(found, dict):
-        raise ConfigurationError(f"line {number} of the events is no JSON object")
+        raise ConfigurationError(f"{place} is no JSON object; each line is an event of its own")
     return found
 
 
@@ -298,19 +310,20 @@ def _keep(report: Report, url: str, as_json: bool) -> None:
         now(inbox._ports.transact(record, inbox._store, report.evidence()))
 
 
-def _lacking(contract: Any, subject: Any, url: str, as_json: bool) -> str | None:
+def _lacking(subject: Subject, url: str, as_json: bool) -> str | None:
     from onceward.inbox.evidence import lacking, recorded
     from onceward.now import now
 
     with _opened(url, as_json) as inbox:
-        found = now(inbox._ports.transact(recorded, inbox._store, contract.consumer_id))
-    return lacking(contract, subject, found)
+        found = now(inbox._ports.transact(recorded, inbox._store, subject.contract.consumer_id))
+    return lacking(subject.contract, subject.code, found)
 
 
-def _say_whether(contract: Any, subject: Any, problem: str | None, as_json: bool) -> None:
+def _say_whether(subject: Subject, problem: str | None, as_json: bool) -> None:
     from onceward.inbox.evidence import refusal
 
-    told = None if problem is None else refusal(contract, subject, problem)
+    contract = subject.contract
+    told = None if problem is None else refusal(contract, subject.code, problem)
     if as_json:
         print_json({"passed": problem is None, "missing": problem, "refusal": told})
     else:

@@ -29,8 +29,8 @@ from onceward.inbox.registry import Registry
 from onceward.inbox.session import NOT_EFFECTFUL, WRITTEN, Raised, has_written
 from onceward.inbox.stores import store_of
 from onceward.inbox.stores.base import Store
-from onceward.inbox.stores.rows import Key
 from onceward.inbox.stores.postgresql import DAYS_AHEAD
+from onceward.inbox.stores.rows import Key
 from onceward.inbox.upcasting import check_type, upcast
 from onceward.inbox.waiting import Busy
 from onceward.now import now

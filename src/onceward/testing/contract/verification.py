@@ -105,8 +105,8 @@ def plan_of(consumer: Any, given: Mapping[str, Any]) -> Plan:
     if not events:
         raise ConfigurationError(
             f"{consumer.__qualname__} needs events to be verified with: verify_consumer({consumer.__qualname__}, "
-            "events=[…]), or `verification` on the class, or in "
-            "@app.consumer(…, verification=…)"
+            "events=[…]), or `verification` on the class or in @app.consumer(…, verification=…), or on the command "
+            "line --events FILE"
         )
     ids = [event.id for event in events]
     if len(set(ids)) < len(ids):

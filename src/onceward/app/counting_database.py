@@ -1,0 +1,164 @@
+"""What inbox and dead letters can tell of one consumer."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from onceward.app.books import Letters, Records
+from onceward.app.counting_streams import Seen
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+PAGE = 500
+"""Ids that are asked for at once."""
+
+
+def has_tables(connection: Connection) -> bool:
+    from sqlalchemy import inspect
+
+    return bool(inspect(connection).has_table("onceward_evidence"))  # the newest of them
+
+
+class Kept:
+    """Inbox and dead letters of one consumer. Without tables there is nothing in them."""
+
+    def __init__(self, connection: Connection | None, consumer: str, *, contract: bool) -> None:
+        """`connection` is None if there are no tables yet. `contract`: it has one, registered or not."""
+        self._connection = connection
+        self._consumer = consumer
+        is_registered = self._rows("SELECT 1 FROM onceward_consumers WHERE consumer_id = :consumer")
+        self._has_contract = contract or bool(is_registered)
+        floor = self._rows("SELECT floor_day FROM onceward_horizons WHERE consumer_id = :consumer")
+        self._floor: int | None = floor[0][0] if floor else None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the database has anything of this consumer. Of one without a contract it has only dead letters."""
+        letters = "SELECT 1 FROM onceward_dead_letters WHERE consumer = :consumer LIMIT 1"
+        return self._has_contract or bool(self._rows(letters))
+
+    @property
+    def registered(self) -> list[str]:
+        """All consumers that have a contract."""
+        return [row[0] for row in self._rows("SELECT consumer_id FROM onceward_consumers ORDER BY 1")]
+
+    def records(self) -> Records | None:
+        if not self._has_contract:
+            return None
+        found: Counter[str] = Counter()
+        for table in self._tables():
+            rows = self._rows(
+                f"SELECT outcome, count(*) FROM {table} WHERE consumer_id = :consumer GROUP BY outcome"
+            )
+            found.update(dict(tuple(row) for row in rows))
+        return Records(
+            applied=found["done"], superseded=found["superseded"], purged_before=self._purged_before()
+        )
+
+    def letters(self, origin: str) -> Letters:
+        rows = self._rows(
+            "SELECT origin, status, count(*), sum(deaths) FROM onceward_dead_letters WHERE consumer = :consumer "
+            "GROUP BY origin, status"
+        )
+        counted = {status: count for place, status, count, _ in rows if place == origin}
+        again = sum(
+            row[0]
+            for row in self._rows("SELECT died_again FROM onceward_redrives WHERE consumer = :consumer")
+        )
+        here = sum(deaths for place, _, _, deaths in rows if place == origin)
+        elsewhere = sum(deaths for place, _, _, deaths in rows if place != origin)
+        return Letters(
+            **counted,
+            deaths=max(int(here) - again, 0),
+            elsewhere=int(elsewhere),
+            purged=self._has_purged_letters(),
+        )
+
+    def among(self, seen: list[Seen]) -> tuple[Letters, Records | None]:
+        """What became of these messages."""
+        status_of = {
+            bytes(digest): status
+            for digest, status in self._rows(
+                "SELECT body_sha256, status FROM onceward_dead_letters WHERE consumer = :consumer"
+            )
+        }
+        dead: Counter[str] = Counter()
+        buried: set[bytes] = set()
+        rest: list[Seen] = []
+        copies = 0
+        for each in seen:
+            if each.digest not in status_of:
+                rest.append(each)
+            elif each.digest in buried:
+                copies += 1
+            else:
+                buried.add(each.digest)
+                dead[status_of[each.digest]] += 1
+        letters = Letters(
+            open=dead["open"],
+            redriven=dead["redriven"],
+            resolved=dead["resolved"],
+            discarded=dead["discarded"],
+            deaths=sum(dead.values()),
+        )
+        if not self._has_contract:
+            return letters, None
+        outcomes = self._outcomes([each.tracking_id for each in rest])
+        found: Counter[str] = Counter()
+        unknown: list[str] = []
+        before: set[str] = set()
+        for each in rest:
+            if each.tracking_id in before:
+                copies += 1
+            elif each.tracking_id in outcomes:
+                found[outcomes[each.tracking_id]] += 1
+            elif self._floor is not None and each.day < self._floor:
+                found["done"] += 1  # its record has been purged
+            else:
+                unknown.append(each.tracking_id)
+            before.add(each.tracking_id)
+        return letters, Records(
+            applied=found["done"] + dead["resolved"],
+            superseded=found["superseded"],
+            duplicate=copies,
+            unknown=tuple(unknown),
+        )
+
+    def _outcomes(self, ids: list[str]) -> dict[str, str]:
+        from sqlalchemy import bindparam, text
+
+        found: dict[str, str] = {}
+        for table in self._tables():
+            query = text(
+                f"SELECT tracking_id, outcome FROM {table} WHERE consumer_id = :consumer AND tracking_id IN :ids"
+            ).bindparams(bindparam("ids", expanding=True))
+            for begin in range(0, len(ids), PAGE):
+                page = {"consumer": self._consumer, "ids": ids[begin : begin + PAGE]}
+                found.update(dict(tuple(row) for row in self._execute(query, page)))
+        return found
+
+    def _tables(self) -> tuple[str, ...]:
+        """PostgreSQL keeps what is on hold beside the days that it has dropped."""
+        postgresql = self._connection is not None and self._connection.dialect.name == "postgresql"
+        return ("onceward_dedup", "onceward_kept") if postgresql else ("onceward_dedup",)
+
+    def _purged_before(self) -> str | None:
+        from onceward.inbox.stores.rows import as_date
+
+        return None if self._floor is None else as_date(self._floor)
+
+    def _has_purged_letters(self) -> bool:
+        rows = self._rows("SELECT details FROM onceward_audit WHERE action = 'purge'")
+        return any(json.loads(row[0]).get("letters") for row in rows)
+
+    def _rows(self, query: str) -> list[Any]:
+        from sqlalchemy import text
+
+        values = {"consumer": self._consumer} if ":consumer" in query else {}
+        return self._execute(text(query), values)
+
+    def _execute(self, query: Any, values: dict[str, Any]) -> list[Any]:
+        return [] if self._connection is None else list(self._connection.execute(query, values))

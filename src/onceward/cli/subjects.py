@@ -1,0 +1,108 @@
+"""What `onceward verify` is to prove, by the name that it is given; and what to write where that names nothing."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple, NoReturn
+
+WHAT = "a function of an app, a class with a contract, or a handler of inbox.process with --contract"
+
+
+class Subject(NamedTuple):
+    code: Any
+    """A task's class, or a handler."""
+    contract: Any
+    database: str | None
+    """That of its app, if it is in one."""
+
+
+def subject_of(path: str, contract: str | None) -> Subject:
+    """`contract` is the name of one, for what has none of its own."""
+    from onceward.app.building import in_an_app, task_class
+
+    named = _named(path)
+    found = in_an_app(named)
+    code = named if found is None else task_class(found[1])
+    promised = getattr(code, "contract", None) if contract is None else _contract(contract)
+    if promised is None:
+        _refuse(path, code, in_app=found is not None)
+    return Subject(code, promised, None if found is None else found[0].settings.database)
+
+
+def _named(path: str) -> Any:
+    from onceward.app import Onceward
+    from onceward.app.app import Consumers
+    from onceward.cli.loading import loaded
+    from onceward.task.exceptions import ConfigurationError
+
+    module = path.partition(":")[0]
+    try:
+        found = loaded(path)
+    except ConfigurationError as error:
+        names = _names_in(module)
+        known = f"; what can be verified there: {', '.join(names)}" if names else ""
+        raise ConfigurationError(f"{error}{known}") from None
+    if isinstance(found, Onceward | Consumers):
+        names = _names_in(module)
+        what = f"write onceward verify {' or '.join(names)}" if names else "none of them has a contract"
+        raise ConfigurationError(f"{path} is an app, and its consumers are verified one by one; {what}")
+    return found
+
+
+def _names_in(module: str) -> list[str]:
+    """Of all that could be verified there."""
+    from onceward.app import Onceward
+    from onceward.cli.loading import loaded
+    from onceward.task.base import BaseTask
+    from onceward.task.exceptions import ConfigurationError
+
+    try:
+        loaded(f"{module}:__name__")
+    except ConfigurationError:
+        return []
+    there = vars(sys.modules[module])
+    names: list[str] = []
+    for name, value in there.items():
+        if isinstance(value, Onceward):
+            for consumer in value.consumers.values():
+                function = consumer.function.__name__
+                own = (
+                    function
+                    if there.get(function) is consumer.function
+                    else f"{name}.consumers.{consumer.name}"
+                )
+                names += [own] if consumer.contract is not None else []
+        elif isinstance(value, type) and issubclass(value, BaseTask) and getattr(value, "contract", None):
+            names.append(name)
+    return [f"{module}:{name}" for name in names]
+
+
+def _contract(path: str) -> Any:
+    from onceward.cli.loading import loaded
+    from onceward.inbox import Contract
+    from onceward.task.exceptions import ConfigurationError
+
+    found = loaded(path)
+    if not isinstance(found, Contract):
+        raise ConfigurationError(f"--contract {path} is no Contract but {type(found).__name__}")
+    return found
+
+
+def _refuse(path: str, code: Any, *, in_app: bool) -> NoReturn:
+    from onceward.task.base import BaseTask
+    from onceward.task.exceptions import ConfigurationError
+
+    if in_app:
+        problem = (
+            "has no contract, so that there is nothing to prove: write @app.consumer(…, contract=Contract(…)), and "
+            "give the function a parameter `session`"
+        )
+    elif isinstance(code, type) and issubclass(code, BaseTask):
+        problem = (
+            "has no contract, so that there is nothing to prove: write contract = Contract(…) in the class"
+        )
+    elif callable(code):
+        problem = "is no consumer of an app; a handler of inbox.process needs --contract MODULE:NAME"
+    else:
+        problem = f"is {type(code).__name__}, and not {WHAT}"
+    raise ConfigurationError(f"{path} {problem}")
