@@ -12,7 +12,7 @@ from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.partitions import Blocked, Partition, State
 from onceward.inbox.stores.rows import Overtaken, Records, Times, begun
 
-DAYS_AHEAD = 7
+MADE_AHEAD = 7
 """Days to come for which partitions are made beforehand."""
 
 
@@ -40,7 +40,7 @@ class DayRemoval(Removal):
     def _make_days(self, connection: Connection) -> None:
         every = partitions.partitions(connection)
         there = {each.day for each in every if each.state is not State.DETACHED}
-        for day in range(self._plan.today, self._plan.today + DAYS_AHEAD + 1):
+        for day in range(self._plan.today, self._plan.today + MADE_AHEAD + 1):
             if day not in there:
                 partitions.make(connection, day)
 
