@@ -19,6 +19,13 @@ _AT = re.compile(r" - at `((?:key in )?\$[^`]*)`$")
 _QUOTED = re.compile(r"(Invalid (?:enum )?value) .*", re.DOTALL)
 """Where msgspec quotes what it found."""
 
+_OF_THE_MODEL = {
+    "missing", "extra_forbidden", "literal_error", "enum", "greater_than", "greater_than_equal", "less_than",
+    "less_than_equal", "string_too_short", "string_too_long", "string_pattern_mismatch", "int_parsing", "float_parsing",
+    "bool_parsing", "decimal_parsing",
+}  # fmt: skip
+"""Errors of pydantic whose text says what the model wants, and nothing of what was found."""
+
 
 def fitted(
     model: Any, payload: Any, validate: Callable[[Any], Any] | None = None
@@ -62,7 +69,7 @@ def _told_by_msgspec(error: msgspec.ValidationError) -> str:
 def _told_by_pydantic(error: Exception, model: type) -> str:
     """What is wrong and where, without what was found there; empty if this is not a validation's result.
 
-    By pydantic's names for errors: its texts may quote the input, and those of validators are anybody's.
+    In pydantic's words where they are of the model alone: others may quote the input, or are of anybody's code.
     """
     from pydantic import ValidationError
 
@@ -70,10 +77,15 @@ def _told_by_pydantic(error: Exception, model: type) -> str:
         return ""
     names = _field_names(model)
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    told = [f"{_path(problem['loc'], names)}: {problem['type']}" for problem in found[:_MOST_PROBLEMS]]
+    told = [f"{_path(problem['loc'], names)}: {_words(problem)}" for problem in found[:_MOST_PROBLEMS]]
     if len(found) > _MOST_PROBLEMS:
         told.append(f"and {len(found) - _MOST_PROBLEMS} more")
     return ", ".join(told)
+
+
+def _words(problem: Any) -> str:
+    kind: str = problem["type"]
+    return str(problem["msg"]) if kind in _OF_THE_MODEL or kind.endswith("_type") else kind
 
 
 def _path(location: Iterable[int | str], names: set[str]) -> str:

@@ -35,6 +35,14 @@ def test_with_a_contract_what_is_done_and_not_in_the_inbox_was_a_copy() -> None:
     assert sums_up(balance)
 
 
+def test_what_was_never_handed_out_is_not_taken_for_applied() -> None:
+    """The inbox knows a consumer, not where its messages came from: they were another source's."""
+    balance = strike(source(pending=2, untouched=2), LETTER, Records(applied=8))
+    assert (balance.applied, balance.pending) == (6, 2)
+    assert "2 records more" in balance.untold["applied"]
+    assert sums_up(balance)
+
+
 def test_what_was_superseded_or_discarded_is_dropped_with_its_reason() -> None:
     balance = strike(source(), Letters(discarded=1, deaths=1), Records(applied=5, superseded=1))
     assert balance.dropped == {"discarded by an operator": 1, "superseded by a later event": 1}

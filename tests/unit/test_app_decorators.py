@@ -37,13 +37,13 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Onceward:
 
 
 def contract(**changes: Any) -> Contract:
-    return Contract(
-        consumer_id="charge",
-        event_types=["*"],
-        owner_team="shop",
-        idempotency_mechanism="row and record in one transaction",
-        **changes,
-    )
+    fields = {
+        "consumer_id": "charge",
+        "event_types": ["*"],
+        "owner_team": "shop",
+        "idempotency_mechanism": "row and record in one transaction",
+    }
+    return Contract(**{**fields, **changes})
 
 
 # ── consumers ───────────────────────────────────────────────────────────────────────────────────────────
@@ -82,6 +82,32 @@ def test_two_consumers_of_one_name_are_refused(app: Onceward) -> None:
 
     with pytest.raises(ConfigurationError, match="shop has two consumers 'charge'; give one of them name="):
         app.consumer("memory://others")(charge)
+
+
+def test_two_functions_with_one_consumer_id_are_refused_and_two_sources_of_one_function_are_not() -> None:
+    app = Onceward("shop", database="sqlite:///shop.db")
+
+    def charge(order: Order, session: Any) -> None: ...
+
+    app.consumer("memory://orders", contract=contract())(charge)
+    app.consumer("memory://late-orders", contract=contract(), name="charge-late")(charge)
+
+    with pytest.raises(ConfigurationError, match="charge and ship have contracts with the same consumer_id"):
+
+        @app.consumer("memory://parcels", contract=contract())
+        def ship(order: Order, session: Any) -> None: ...
+
+
+def test_what_is_no_source_or_sink_is_refused_with_the_name_of_the_function(app: Onceward) -> None:
+    with pytest.raises(ConfigurationError, match=r"^charge: 'sqllite:///orders\.db' is no source"):
+
+        @app.consumer("sqllite:///orders.db")
+        def charge(order: Order) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"^place: 'sqllite:///orders\.db' is no sink"):
+
+        @app.producer("sqllite:///orders.db")
+        def place() -> None: ...
 
 
 def yielding(order: Order) -> Iterator[int]:
@@ -127,13 +153,13 @@ def test_the_annotation_is_the_model_of_the_contract() -> None:
     @app.consumer("memory://orders", contract=contract())
     def charge(order: Order, session: Any) -> None: ...
 
-    @app.consumer("memory://counts", contract=contract())
+    @app.consumer("memory://counts", contract=contract(consumer_id="counting"))
     def count(orders: list[int], session: Any) -> None: ...
 
     found = app.consumers.charge.contract
     assert found is not None
     assert found.model is Order
-    assert app.consumers["count"].contract == contract()
+    assert app.consumers["count"].contract == contract(consumer_id="counting")
 
 
 def test_a_contract_with_another_model_than_the_annotation_is_refused() -> None:
@@ -172,6 +198,19 @@ def test_a_wrong_policy_is_refused_with_the_name_of_the_consumer(app: Onceward, 
 
     with pytest.raises(ConfigurationError, match="the policy of charge: "):
         app.consumer("memory://orders", policy=policy)(charge)
+
+
+def test_a_mistyped_field_of_a_policy_is_told_with_those_that_there_are_and_where_it_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ONCEWARD_CONSUMERS__CHARGE__POLICY__STEPS__PROCES__RETRY__TIMEOUT", "3")
+    app = Onceward("shop")
+
+    def charge(order: Order) -> None: ...
+
+    told = "^ONCEWARD_CONSUMERS__CHARGE__POLICY__.*: the policy of charge: steps.proces: there is no such field"
+    with pytest.raises(ConfigurationError, match=f"{told}; there is .*process"):
+        app.consumer("memory://orders")(charge)
 
 
 def test_a_policy_may_be_a_policy(app: Onceward) -> None:

@@ -42,11 +42,18 @@ class Consumer:
         self.function = function
         self.name = name
         self.signature = Signature(function, session=contract is not None)
-        self.source = Address(source)
+        self.source = _address(source, name)
         self.contract = _with_model(contract, self.signature.model, name)
         self.policy = policy
         self.verification = verification
         self.asynchronous = inspect.iscoroutinefunction(function)
+
+
+def _address(url: str, name: str, *, sink: bool = False) -> Address:
+    try:
+        return Address(url, sink=sink)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name}: {error}") from None
 
 
 class Consumers(dict[str, Consumer]):
@@ -62,10 +69,18 @@ class Consumers(dict[str, Consumer]):
 class Producer:
     """A function whose results go to a sink: what it returns, or everything that it yields."""
 
-    def __init__(self, function: Callable[..., Any], sink: str, policy: ProducerPolicy) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        sink: str,
+        policy: ProducerPolicy,
+        follows: Callable[..., Any] | None = None,
+    ) -> None:
         self.function = function
+        self.follows = follows
+        """The function that consumes what is sent, where that names the sink."""
         self.name = function.__name__
-        self.sink = Address(sink, sink=True)
+        self.sink = _address(sink, self.name, sink=True)
         self.policy = policy
         self.asynchronous = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
@@ -166,7 +181,7 @@ class Onceward:
                 function,
                 changed.source or source,
                 contract,
-                _policy(own, policy, changed.policy, self.settings.concurrency),
+                _policy(own, policy, changed.policy, self.settings.concurrency, self.resolved.origin_of(own)),
                 own,
                 verification,
             )
@@ -177,8 +192,15 @@ class Onceward:
         return decorate
 
     def _check_sharing(self, consumer: Consumer) -> None:
-        """Of two that take from one queue, each would get a part of the messages."""
+        """Of two that take from one queue, each would get a part of the messages; of one inbox, a part of the work."""
         for other in self.consumers.values():
+            if _share_an_inbox(other, consumer):
+                assert consumer.contract is not None
+                raise ConfigurationError(
+                    f"{other.name} and {consumer.name} have contracts with the same consumer_id "
+                    f"{consumer.contract.consumer_id!r}, so that what one has done would be a duplicate for the other; "
+                    "give each a consumer_id of its own"
+                )
             if other.source.queue == consumer.source.queue:
                 raise ConfigurationError(
                     f"{other.name} and {consumer.name} both take from {consumer.source}, so that each message would "
@@ -201,7 +223,8 @@ class Onceward:
                     f"{self.name} has two producers {own!r}; rename one of the functions"
                 )
             url = self.resolved.of_producer(own).sink or given
-            self.producers[own] = Producer(function, url, _checked(ProducerPolicy, policy, own))
+            follows = sink if callable(sink) else None
+            self.producers[own] = Producer(function, url, _checked(ProducerPolicy, policy, own), follows)
             return function
 
         given = self._source_of(sink) if callable(sink) else sink
@@ -260,6 +283,13 @@ def _name_of(function: Any) -> str:
     return str(function.__name__)
 
 
+def _share_an_inbox(one: Consumer, other: Consumer) -> bool:
+    """Two sources of one function may: an event that comes both ways is done once."""
+    if one.contract is None or other.contract is None or one.function is other.function:
+        return False
+    return one.contract.consumer_id == other.contract.consumer_id
+
+
 def _check_function(function: Any, name: str) -> None:
     _name_of(function)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -277,22 +307,32 @@ def _policy(
     given: ConsumerPolicy | Mapping[str, Any] | None,
     changed: Mapping[str, Any] | None,
     concurrency: int | None,
+    origin: str = "",
 ) -> ConsumerPolicy:
+    """`origin` is where `changed` stands."""
     tree = _checked(ConsumerPolicy, given, name).model_dump(exclude_unset=True)
     if concurrency is not None:
         tree = _over(tree, {"loop": {"concurrency": {"value": concurrency}}})
-    return _checked(ConsumerPolicy, _over(tree, changed or {}), name)
+    return _checked(ConsumerPolicy, _over(tree, changed or {}), name, origin)
 
 
-def _checked(kind: type[P], given: P | Mapping[str, Any] | None, name: str) -> P:
+def _checked(kind: type[P], given: P | Mapping[str, Any] | None, name: str, origin: str = "") -> P:
     from pydantic import ValidationError
 
     try:
         return kind.model_validate(given or {})
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False, include_input=False)
-        told = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in problems)
-        raise ConfigurationError(f"the policy of {name}: {told}") from None
+        told = "; ".join(f"{'.'.join(map(str, each['loc']))}: {_told(kind, each)}" for each in problems)
+        raise ConfigurationError(f"{origin and f'{origin}: '}the policy of {name}: {told}") from None
+
+
+def _told(kind: type[Any], problem: Any) -> str:
+    if problem["type"] != "extra_forbidden":
+        return str(problem["msg"]).removeprefix("Value error, ")
+    for part in problem["loc"][:-1]:
+        kind = kind.model_fields[part].annotation
+    return f"there is no such field; there is {', '.join(kind.model_fields)}"
 
 
 def _over(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

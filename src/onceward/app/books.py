@@ -21,6 +21,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Acknowledged, and no dead letter that the source knows of."""
     pending: int | None = None
     """Waiting, in somebody's hands, or put off."""
+    untouched: int = 0
+    """Of these, how many were certainly never handed out: they cannot be applied already."""
     dead: int | None = None
     """Dead letters that the source itself keeps."""
     moved: int | None = None
@@ -164,13 +166,13 @@ def _split(
             "something without the inbox"
         )
         return records.applied, 0, pending
-    ahead = known - handled
-    if pending is not None and ahead <= pending:  # committed, and the source does not know it yet
+    ahead, begun = known - handled, (pending or 0) - source.untouched
+    if pending is not None and ahead <= begun:  # committed, and the source does not know it yet
         if ahead:
             untold["pending"] = f"{ahead:,} more are applied, and not acknowledged yet"
         return records.applied, 0, pending - ahead
     untold["applied"] = (
-        f"the inbox has {ahead - (pending or 0):,} records more than this source had messages: something else feeds "
+        f"the inbox has {ahead - begun:,} records more than this source had messages: something else feeds "
         "this consumer, too, or did"
     )
     return handled - records.superseded, 0, pending

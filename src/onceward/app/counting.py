@@ -98,8 +98,9 @@ def _sqlite(source: Address) -> tuple[Source, None]:
                 "appended": "an older onceward did not count; it is counted from the next opening of the file on"
             }
             return Source(pending=pending, dead=dead, untold=why), None
-        appended, done, moved, pending, dead = connection.execute(sql.BALANCE).fetchone()
-    return Source(appended=appended, done=done, moved=moved, pending=pending, dead=dead), None
+        connection.row_factory = sqlite3.Row
+        counts = dict(connection.execute(sql.BALANCE).fetchone())
+    return Source(**counts), None
 
 
 @contextmanager

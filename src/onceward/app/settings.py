@@ -115,6 +115,16 @@ class Resolved:
         """What is changed of one producer."""
         return _of(self.settings.producers, name) or ProducerSettings()
 
+    def origin_of(self, consumer: str) -> str:
+        """Where the policy of a consumer is changed; nothing if nowhere."""
+        tables = {f"consumers.{name}.policy" for name in (consumer, in_variables(consumer))}
+        found = [
+            origin
+            for path, origin in self.origins.items()
+            if any(path == table or path.startswith(f"{table}.") for table in tables)
+        ]
+        return ", ".join(dict.fromkeys(found))
+
     def check_names(self, table: Literal["consumers", "producers"], names: Iterable[str]) -> None:
         """Refuse settings of those that there are not: a mistyped name would change nothing, and tell nobody."""
         names = list(names)
@@ -223,7 +233,7 @@ def _told(error: ValidationError, origins: Mapping[str, str]) -> str:
         path = ".".join(str(part) for part in problem["loc"])
         origin = next((origins[at] for at in origins if at == path or at.startswith(f"{path}.")), "settings")
         known = TABLES.get(str(problem["loc"][0]), AppSettings)
-        what = problem["msg"]
+        what = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             what = f"there is no such setting; there is {', '.join(known.model_fields)}"
         problems.append(f"{origin}: {path}: {what}")

@@ -117,8 +117,9 @@ class Watch:
             "schema_version": event.schema_version,
             "lock_token": "" if start is None else start.token,
         }
+        told_by_engine = current_work.get() is not None
         _log.log(
-            logging.ERROR if current_work.get() is None else logging.INFO,
+            logging.INFO if told_by_engine else logging.ERROR,
             "consumer %s: event %s of type %r (aggregate %s, start %s) failed: %s",
             self._contract.consumer_id,
             event.tracking_id,
@@ -126,7 +127,7 @@ class Watch:
             event.aggregate_id,
             "-" if start is None else start.token,
             text_of(error),
-            exc_info=None if isinstance(error, ContractError) else error,
+            exc_info=None if told_by_engine or isinstance(error, ContractError) else error,
             extra=where,
         )
 

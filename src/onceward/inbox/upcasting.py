@@ -25,10 +25,13 @@ def check_type(contract: Contract, event: Event) -> None:
     """Refuses an event of a type that the contract does not name."""
     if contract.accepts(event.event_type):
         return
-    found = f"is of type {event.event_type!r}" if event.event_type else "has no event_type"
+    takes = f"consumer {contract.consumer_id!r} takes {', '.join(contract.event_types)}"
+    if event.event_type:
+        problem = f"is of type {event.event_type!r}; {takes}"
+    else:
+        problem = f"has no event_type in its metadata; {takes}, and one that takes all says event_types=['*']"
     raise ContractError(
-        f"event {event.tracking_id!r} {found}; consumer {contract.consumer_id!r} takes "
-        f"{', '.join(contract.event_types)}",
+        f"event {event.tracking_id!r} {problem}",
         Breach.EVENT_TYPE,
         event.tracking_id,
     )

@@ -196,7 +196,7 @@ def fetch_error(reply: Failed) -> FetchException:
 
 def fail(loop: Loop, reason: StopReason, error: LoopError) -> None:
     """End the loop with this error, unless it has one already."""
-    logger.debug("the loop ends: %s", error)  # whoever made the call gets it
+    logger.info("the loop ends: %s", error)  # no alarm: whoever made the call gets it
     if loop.error is None:
         loop.error, loop.reason = error, reason
 

@@ -174,7 +174,7 @@ def _server(
 def _packaged(package: str, path: str) -> Path:
     spec = find_spec(package)
     if spec is None or spec.submodule_search_locations is None:
-        raise RuntimeError(f"{package} is not installed; pip install 'onceward[test]'")
+        raise RuntimeError(f"{package} is not installed, which has the server: pip install {package}")
     return Path(spec.submodule_search_locations[0]) / path
 
 

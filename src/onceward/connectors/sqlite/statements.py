@@ -132,5 +132,12 @@ TALLIED_SINCE = 3
 """The version of the schema."""
 HELD = "SELECT (SELECT count(*) FROM messages), (SELECT count(*) FROM dead_letters)"
 BALANCE = """
-    SELECT appended, done, moved, (SELECT count(*) FROM messages), (SELECT count(*) FROM dead_letters) FROM tallies
+    SELECT
+        appended,
+        done,
+        moved,
+        (SELECT count(*) FROM messages) AS pending,
+        (SELECT count(*) FROM messages WHERE deliveries = 0) AS untouched,
+        (SELECT count(*) FROM dead_letters) AS dead
+    FROM tallies
 """

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Engine, inspect
 
+from onceward.counted import counted
+
 PREFIX = "onceward_"
 OWN = (
     "onceward_dedup",
@@ -166,7 +168,7 @@ def differences(
         missing, extra = expected[name] - found[name], found[name] - expected[name]
         for rows, what in ((missing, "missing"), (extra, "too many")):
             if rows:
-                told.append(f"{name}: {_counted(rows)} {what}: {_shown(rows, columns[name])}")
+                told.append(f"{name}: {counted(rows.total(), 'row')} {what}: {_shown(rows, columns[name])}")
     return told
 
 
@@ -187,11 +189,6 @@ def differing_columns(
         ]
         named += [f"{table.name}.{columns[index]}" for index in differs]
     return named
-
-
-def _counted(rows: Counter[Row]) -> str:
-    total = rows.total()
-    return f"{total} row{'s' if total > 1 else ''}"
 
 
 def _shown(rows: Counter[Row], columns: tuple[str, ...]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from onceward.counted import counted
 from onceward.testing.contract import tables
 from onceward.testing.contract.report import Finding
 from onceward.testing.contract.stage import Delivery
@@ -25,7 +26,8 @@ def clean(trial: Trial) -> Tried:
     if not findings:
         _, again = delivered_cleanly(trial, trial.plan.events)
         findings = _same_twice(trial, rows, again)
-    return Tried(findings, f"{len(trial.plan.events)} events, {trial.most('writes')} writes at most")
+    events, writes = counted(len(trial.plan.events), "event"), counted(trial.most("writes"), "write")
+    return Tried(findings, f"{events}, {writes} at most")
 
 
 def delivered_cleanly(trial: Trial, events: Sequence[Transaction]) -> tuple[list[Delivery], tables.Rows]:
