@@ -41,7 +41,7 @@ class TestSqliteStore(StoreConformance):
 
     def test_a_second_server_on_one_directory_is_refused(self) -> None:
         async def body(store: Store) -> None:
-            with pytest.raises(ConfigurationError, match="another server uses"):
+            with pytest.raises(ConfigurationError, match="another process, such as a server, uses"):
                 SqliteStore(self.place)
 
         self.on_store(body)

@@ -1,9 +1,9 @@
 """Real consumer processes of a boundary, which are really killed.
 
-Run as `python boundary_consumer_process.py <mode> <boundary's url> <directory>`. For each point there is a process,
-forked so that importing takes its time once. It consumes as `consumer-<number>` into `<number>.db` and dies by its own
-SIGKILL, at the fatal fact or at the confirm of that fact's batch. How each ended is written out, a line each. Nothing
-in the product knows of these points: the processes change their own copy of the code.
+Run as `python boundary_consumer_process.py <mode> <strategy> <boundary's url> <directory>`. For each point there is a
+process, forked so that importing takes its time once. It consumes as `consumer-<number>` into `<number>.db` and dies
+by its own SIGKILL, at the fatal fact or at the confirm of that fact's batch. How each ended is written out, a line
+each. Nothing in the product knows of these points: the processes change their own copy of the code.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import create_engine
@@ -25,14 +26,14 @@ from onceward.boundary import (
     StoredFact,
 )
 from onceward.boundary import consumer as consuming
-from onceward.boundary.strategies import OncePerId
+from onceward.boundary.strategies import LatestPerKey, OncePerId
 from onceward.db import AsyncDbSession, DbSession
 
 LIMIT = 3
 FATAL = 5
 """An offset: the second of the second batch."""
 POINTS = {
-    "before the id is marked": (4, 3),
+    "before it is marked": (4, 3),
     "before apply": (4, 3),
     "after apply": (4, 3),
     "after persist": (5, 3),
@@ -40,6 +41,10 @@ POINTS = {
     "after confirm": (6, 6),
 }
 """The last outcome that is durable then, and where the cursor stands."""
+STRATEGIES: dict[str, Callable[[str], Any]] = {
+    "once per id": OncePerId,
+    "latest per key": lambda name: LatestPerKey(name, key=lambda fact: fact.fact.subject),
+}
 INSERT = "INSERT INTO effects (at_offset) VALUES (:at)"
 
 
@@ -81,8 +86,8 @@ def arm_persisting(doomed: Doomed, name: str) -> None:
     setattr(consuming, name, attempts)
 
 
-def consume(doomed: Doomed, url: str, name: str, database: str) -> None:
-    once = OncePerId(name)
+def consume(doomed: Doomed, strategy: str, url: str, name: str, database: str) -> None:
+    once = STRATEGIES[strategy](name)
 
     @once
     def book(fact: StoredFact, session: DbSession) -> None:
@@ -91,7 +96,7 @@ def consume(doomed: Doomed, url: str, name: str, database: str) -> None:
         doomed.pass_by("after apply", fact.offset)
 
     def handle(fact: StoredFact, session: DbSession) -> None:
-        doomed.pass_by("before the id is marked", fact.offset)
+        doomed.pass_by("before it is marked", fact.offset)
         book(fact, session)
 
     engine = create_engine(f"sqlite:///{database}")
@@ -106,8 +111,8 @@ def consume(doomed: Doomed, url: str, name: str, database: str) -> None:
         engine.dispose()
 
 
-async def consume_async(doomed: Doomed, url: str, name: str, database: str) -> None:
-    once = OncePerId(name)
+async def consume_async(doomed: Doomed, strategy: str, url: str, name: str, database: str) -> None:
+    once = STRATEGIES[strategy](name)
 
     @once
     async def book(fact: StoredFact, session: AsyncDbSession) -> None:
@@ -116,7 +121,7 @@ async def consume_async(doomed: Doomed, url: str, name: str, database: str) -> N
         doomed.pass_by("after apply", fact.offset)
 
     async def handle(fact: StoredFact, session: AsyncDbSession) -> None:
-        doomed.pass_by("before the id is marked", fact.offset)
+        doomed.pass_by("before it is marked", fact.offset)
         await book(fact, session)
 
     engine = create_async_engine(f"sqlite+aiosqlite:///{database}")
@@ -152,9 +157,9 @@ def run(mode: str, doomed: Doomed, *where: str) -> None:
 
 
 if __name__ == "__main__":
-    mode, url, directory = sys.argv[1:]
+    mode, strategy, url, directory = sys.argv[1:]
     children = [
-        forked(mode, point, url, f"consumer-{number}", f"{directory}/{number}.db")
+        forked(mode, point, strategy, url, f"consumer-{number}", f"{directory}/{number}.db")
         for number, point in enumerate(POINTS)
     ]
     for child in children:

@@ -15,7 +15,7 @@ import pytest
 
 from onceward.boundary import BoundaryClient, envelope_for, fact_of
 from onceward.boundary.errors import Unavailable
-from tests.crash.boundary_consumer_process import FATAL, POINTS, Doomed, run
+from tests.crash.boundary_consumer_process import FATAL, POINTS, STRATEGIES, Doomed, run
 
 CONSUMER = Path(__file__).with_name("boundary_consumer_process.py")
 SERVER = Path(__file__).parents[1] / "integration" / "boundary_consumer_server.py"
@@ -80,19 +80,20 @@ def cursor(server: Server, name: str) -> int:
 
 
 @pytest.mark.req("BC-06")
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_consumer_killed_at_any_point_loses_no_outcome_and_doubles_none(
-    server: Server, tmp_path: Path, mode: str
+    server: Server, tmp_path: Path, mode: str, strategy: str
 ) -> None:
     append(server)
     databases = [new_database(tmp_path / f"{number}.db") for number in range(len(POINTS))]
-    command = [sys.executable, str(CONSUMER), mode, server.url, str(tmp_path)]
+    command = [sys.executable, str(CONSUMER), mode, strategy, server.url, str(tmp_path)]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=100, check=True)
     assert ended.stdout.split() == [str(-signal.SIGKILL)] * len(POINTS)
     for number, (point, (durable, confirmed)) in enumerate(POINTS.items()):
         name, database = f"consumer-{number}", databases[number]
         assert effects(database) == list(range(1, durable + 1)), point
         assert cursor(server, name) == confirmed, point
-        run(mode, Doomed("nowhere"), server.url, name, str(database))
+        run(mode, Doomed("nowhere"), strategy, server.url, name, str(database))
         assert effects(database) == list(range(1, COUNT + 1)), point
         assert cursor(server, name) == COUNT, point
 
@@ -102,7 +103,7 @@ def test_a_boundary_killed_while_a_batch_is_applied_has_it_come_again_without_a_
     server: Server, tmp_path: Path, mode: str
 ) -> None:
     append(server)
-    where = (server.url, "consumer", str(new_database(tmp_path / "effects.db")))
+    where = ("once per id", server.url, "consumer", str(new_database(tmp_path / "effects.db")))
 
     class Killing(Doomed):
         def pass_by(self, point: str, offset: int) -> None:
@@ -113,10 +114,10 @@ def test_a_boundary_killed_while_a_batch_is_applied_has_it_come_again_without_a_
     with pytest.raises(Unavailable) as caught:
         run(mode, Killing("nowhere"), *where)
     assert "confirming offset 6" in caught.value.__notes__[0]
-    assert effects(Path(where[2])) == [1, 2, 3, 4, 5, 6]
+    assert effects(Path(where[-1])) == [1, 2, 3, 4, 5, 6]
     server.kill()
     server.start()
     assert cursor(server, "consumer") == 3, "what was confirmed has survived"
     run(mode, Doomed("nowhere"), *where)
-    assert effects(Path(where[2])) == list(range(1, COUNT + 1))
+    assert effects(Path(where[-1])) == list(range(1, COUNT + 1))
     assert cursor(server, "consumer") == COUNT

@@ -144,7 +144,9 @@ class Connection:
 class EitherClient:
     """A client for threads or for asyncio, called alike."""
 
-    def __init__(self, kind: type[BoundaryClient] | type[AsyncBoundaryClient], url: str, tls: Tls) -> None:
+    def __init__(
+        self, kind: type[BoundaryClient] | type[AsyncBoundaryClient], url: str, tls: Tls | None
+    ) -> None:
         self._runner = asyncio.Runner()
         self._client = kind(url, tls=tls)
 

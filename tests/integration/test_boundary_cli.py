@@ -140,6 +140,19 @@ def test_labels_and_lineage_travel_in_the_envelope(url: str) -> None:
     assert (found["envelope"]["from_zone"], found["envelope"]["to_zone"]) == ("plant-a", "hq")
 
 
+def test_help_says_which_options_are_needed() -> None:
+    shown = run("append", "--help", url=NOWHERE, env={"TERMINAL_WIDTH": "120"}).stdout
+    panels = re.split(r"╭─ ", shown)
+    (fact,) = [each for each in panels if each.startswith("One fact: all of these")]
+    for option in ("--subject", "--predicate", "--object", "--from-zone", "--to-zone"):
+        assert option in fact
+    (names,) = [each for each in panels if each.startswith("Its id: one of these")]
+    assert "--message-id" in names
+    assert "--id-part" in names
+    (many,) = [each for each in panels if each.startswith("Or many facts")]
+    assert "--lines" in many
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -268,13 +281,24 @@ def test_a_fetch_shows_the_next_facts_and_the_same_again_until_they_are_confirme
         found = lines_of("fetch", "--consumer", "hq", "--limit", "3", url=url)
         assert [each["offset"] for each in found] == [1, 2, 3]
     shown = said("fetch", "--consumer", "hq", url=url)
-    for word in ("offset", "batch:B1", "counted", "plant-a → hq", "m5"):
+    assert len(shown.splitlines()) == 2 * 5
+    for word in ("batch:B1 counted  5", "plant-a → hq  m5"):
         assert word in shown
     assert said("confirm", "--consumer", "hq", "--offset", "3", url=url) == "The cursor of hq is at 3.\n"
     assert [each["offset"] for each in lines_of("fetch", "--consumer", "hq", url=url)] == [4, 5]
     assert answer("confirm", "--consumer", "hq", "--offset", "1", url=url) == {"cursor_advanced_to": 3}
     assert "last fact is 5" in fails("confirm", "--consumer", "hq", "--offset", "6", url=url, code=1)
     assert "it has never fetched" in fails("confirm", "--consumer", "x", "--offset", "1", url=url, code=1)
+
+
+def test_facts_can_be_read_in_a_terminal_of_100_columns(url: str) -> None:
+    body = json.dumps({"text": "x" * 300})
+    said("append", *FACT, "--id-part", "batch", "--object", body, url=url)
+    shown = run("fetch", "--consumer", "hq", url=url, env={"COLUMNS": "100"}).stdout
+    first, second = shown.splitlines()
+    assert max(len(first), len(second)) <= 100
+    assert "batch:B1042 completed  {" in first
+    assert second.strip() == f"plant-a → hq  {message_id_for('batch')}"
 
 
 def test_a_fetch_confirms_what_it_has_printed_if_it_is_told_to(url: str) -> None:
@@ -462,6 +486,7 @@ def test_transfers_have_a_bar_on_a_terminal_and_only_there(url: str, file: Path,
         on_terminal = run(*arguments, url=url, env={"FORCE_COLOR": "1"})
         assert shown in on_terminal.stderr
         assert "━" in on_terminal.stderr
+        assert "100%" in on_terminal.stderr  # of a size that is known from the beginning
         assert "━" not in on_terminal.stdout
         (here / "k1").unlink(missing_ok=True)
         assert run(*arguments, url=url).stderr == ""
@@ -509,7 +534,7 @@ def test_a_boundary_that_does_not_answer_is_named_with_what_to_do(arguments: tup
     told = fails(*arguments, url=NOWHERE, code=1, stdin=line(1))
     assert f"the boundary at {NOWHERE} cannot be reached: " in told
     assert "Connection refused" in told
-    assert "see that it runs (`onceward boundary serve`), or mend --url" in told
+    assert "see that it runs (`onceward boundary serve`), or mend its URL" in told
     assert not Path("no-such-file").exists()
 
 

@@ -7,6 +7,8 @@ import inspect
 import os
 import pickle
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -36,6 +38,7 @@ from onceward.boundary.errors import (
 )
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.task.exceptions import ConfigurationError
+from tests.boundary_server import boundary_server
 from tests.integration.boundary_consumer_world import NAME, BoundaryWorld
 
 if TYPE_CHECKING:
@@ -401,3 +404,11 @@ def test_a_cancellation_that_the_library_forgets_is_kept() -> None:
                 await call
 
     asyncio.run(main())
+
+
+def test_a_process_that_asks_and_ends_at_once_ends_well(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("boundary_exits.py")
+    with boundary_server(tmp_path) as url:
+        command = [sys.executable, str(script), url, "15"]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.split() == ["0"] * 15

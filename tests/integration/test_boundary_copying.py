@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from onceward.boundary.client import envelope_for, fact_of
 from onceward.boundary.copying import Copied, CopyError, copy
@@ -17,9 +18,11 @@ from onceward.boundary.ports import Store
 from onceward.boundary.service import Boundary
 from onceward.boundary.stores import open_store
 from onceward.boundary.wire import stored
+from onceward.cli.main import app
 from onceward.task.exceptions import ConfigurationError
 from onceward.testing.servers import nats_server
 from tests import boundary_databases
+from tests.boundary_server import boundary_server
 
 place = boundary_databases.place
 
@@ -41,7 +44,7 @@ async def filled(store: Store, count: int) -> None:
         envelope = envelope_for(f"m{number}", from_zone="a", to_zone="b", labels=labels)
         await boundary.append(envelope, fact_of("a:b", "done", {"number": number}))
     await boundary.fetch("new", 1)
-    await store.advance("half", count // 2)
+    await store.advance("half", count // 2, 1_700_000_000_000)
     await store.advance("all", count)
     await boundary.put("b", "k", pieces(b"artifact"), "text/plain")
 
@@ -57,6 +60,7 @@ async def told(store: Store) -> dict[str, object]:
         "facts": [(stored(each).message_id, stored(each).fact, each[2]) for each in records],
         "offsets": [each[0] for each in records],
         "cursors": {each.name: each.offset for each in await store.cursors()},
+        "confirmed at": {each.name: each.confirmed_at_unix_ms for each in await store.cursors()},
         "object": b"".join([chunk async for chunk in chunks]),
     }
 
@@ -71,6 +75,7 @@ def test_offsets_ids_times_cursors_and_objects_are_the_same_there_and_back(
         await filled(first, 30)
         assert await copy(first, middle) == Copied(facts=30, objects=1, cursors=3, same_offsets=True)
         assert await told(middle) == await told(first)
+        assert [each.confirmed_at_unix_ms for each in await middle.cursors()][1:] == [1_700_000_000_000, None]
         assert await copy(middle, last) == Copied(facts=30, objects=1, cursors=3, same_offsets=True)
         assert await told(last) == await told(first)
         for store in (first, middle, last):
@@ -161,8 +166,14 @@ def test_the_command_copies_and_says_so(tmp_path: Path) -> None:
     nothing = [*command[:-3], "--from", str(tmp_path / "nothing"), "--to", str(tmp_path / "third")]
     missing = subprocess.run(nothing, capture_output=True, text=True, check=False)
     assert missing.returncode == 2
-    assert "is no boundary's store" in missing.stderr
+    assert missing.stderr.startswith(
+        f"--from: there is no boundary in '{tmp_path / 'nothing'}', which has no"
+    )
     assert not (tmp_path / "nothing").exists()
+    with boundary_server(tmp_path / "served"):
+        into = CliRunner().invoke(app, [*command[3:], str(tmp_path / "served")])
+    assert into.exit_code == 2
+    assert into.stderr.startswith("--to: another process, such as a server, uses ")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -502,6 +503,8 @@ def test_a_conflict_stops_its_link_alone_until_an_operator_decides(
                 "4",
                 "--reason",
                 "a test at the plant",
+                "--operator",
+                "jane",
             ),
             *("--to", str(tmp_path / "hq")),
         )
@@ -518,7 +521,64 @@ def test_a_conflict_stops_its_link_alone_until_an_operator_decides(
     assert stopped.levelno == logging.ERROR
     assert (stopped.message_id, stopped.offset, stopped.link) == ("plant-4", 4, "from-0")  # type: ignore[attr-defined]
     assert "known, at offset 1, with other content" in stopped.getMessage()
-    assert len(lines(caplog, "skipped")) == 1
+    (skipped,) = lines(caplog, "skipped")
+    assert skipped.levelno == logging.WARNING
+    assert (skipped.message_id, skipped.offset, skipped.link) == ("plant-4", 4, "from-0")  # type: ignore[attr-defined]
+    assert "offset 4 was skipped, and the fact there was not taken; jane at 2" in skipped.getMessage()
+    assert skipped.getMessage().endswith(": a test at the plant")
+
+
+def test_facts_of_the_page_behind_a_conflict_may_stand_here_already_and_are_not_doubled(play: Play) -> None:
+    async def story(world: World) -> None:
+        plant, hq = await world.zone("plant"), await world.zone("hq")
+        before, after = await conflicting(plant, hq)
+        all_of_them = ["plant-4", *before, *after]  # hq had its own plant-4 first
+        for _ in range(2):
+            link = Link("plant", client_of(plant.url), hq.boundary, "hq")
+            with pytest.raises(LinkStopped):
+                await link.drain()
+            assert await hq.ids() == all_of_them, "appended with their page"
+            assert await plant.position(CONSUMER) == 3, "and not confirmed"
+        skip = ("skip", "--from", plant.url, "--consumer", CONSUMER, "--offset", "4", "--reason", "why")
+        assert (await asyncio.to_thread(run, *skip)).exit_code == 0
+        link = Link("plant", client_of(plant.url), hq.boundary, "hq")
+        await link.drain()
+        assert link.report.counts == {"duplicate": len(after)}
+        assert await hq.ids() == all_of_them
+        assert await plant.position(CONSUMER) == await plant.last()
+
+    play(story)
+
+
+def test_why_a_fact_was_skipped_is_kept_at_the_source_and_can_be_read_later(tmp_path: Path) -> None:
+    with boundary_server(tmp_path / "plant") as url, BoundaryClient(url) as plant:
+        for number in (1, 2):
+            plant.append(envelope_for(f"m{number}", from_zone="plant", to_zone="hq"), fact_of("a:b", "c", 1))
+        plant.fetch(CONSUMER)
+        skip = ("skip", "--from", url, "--consumer", CONSUMER)
+        told = run(*skip, "--offset", "1", "--reason", " test data ", "--operator", "jane")
+        assert "Read it again: `onceward boundary get skipped-facts zone:hq/1.json -" in told.stdout
+        kept = json.loads(run("get", "skipped-facts", "zone:hq/1.json", "-", "--url", url).stdout)
+        assert datetime.fromisoformat(kept.pop("at")).tzinfo is not None
+        assert len(kept.pop("digest")) == 64
+        assert kept == {
+            "consumer": "zone:hq",
+            "offset": 1,
+            "message_id": "m1",
+            "reason": "test data",
+            "operator": "jane",
+        }
+        # Killed between keeping and confirming, it is repeated with the same reason, and the first record stands.
+        record = json.dumps({**kept, "offset": 2, "message_id": "m2", "digest": "d", "at": "a"})
+        plant.put("skipped-facts", "zone:hq/2.json", record.encode(), "application/json")
+        refused = run(*skip, "--offset", "2", "--reason", "another")
+        assert refused.exit_code == 1
+        assert (
+            "says already why offset 2 is skipped, in other words: 'test data'; repeat it" in refused.stderr
+        )
+        assert plant.fetch(CONSUMER).facts[0].offset == 2
+        assert run(*skip, "--offset", "2", "--reason", "test data").exit_code == 0
+        assert plant.fetch(CONSUMER).facts == ()
 
 
 def test_skip_shows_both_sides_and_changes_nothing_without_a_reason(play: Play, tmp_path: Path) -> None:
@@ -555,7 +615,7 @@ def test_skip_shows_both_sides_and_changes_nothing_without_a_reason(play: Play, 
         (("--reason", "r"), 2, "--offset and --reason go together"),
         (("--offset", "4", "--reason", "  "), 2, "--reason is empty"),
         (("--consumer", "zone:hg"), 1, "there is no consumer 'zone:hg'"),
-        (("--to", "/nowhere"), 2, "is no boundary's store"),
+        (("--to", "/nowhere"), 2, "there is no boundary in '/nowhere'"),
         (("--from", NOWHERE), 1, "cannot be reached"),
     ],
 )
@@ -817,7 +877,7 @@ def test_forward_once_drains_the_source_and_says_what_it_did(tmp_path: Path, int
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--from", NOWHERE, "--to", "{tmp}/hq"), 1, "cannot be used"),
+        (("--from", NOWHERE, "--to", "{tmp}/hq"), 1, "cannot be reached"),
         (("--from", "nonsense", "--to", "{tmp}/hq"), 2, "URL of a boundary"),
         (("--from", NOWHERE, "--to", "ftp://x"), 2, "is no store"),
         (("--from", NOWHERE, "--to", "{tmp}/hq", "--consumer", "Zürich"), 2, "must be ASCII"),

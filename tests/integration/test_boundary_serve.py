@@ -182,6 +182,47 @@ def test_a_second_signal_cuts_off_what_runs_and_the_log_is_whole(tmp_path: Path)
             client.get("batch-files", "slow")
 
 
+BROKEN = """
+from onceward.boundary.{module} import {name}
+from onceward.cli.main import main
+
+async def broken(self):
+    raise RuntimeError("it broke")
+
+{name}.look = broken
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "told"),
+    [
+        ("retention", "Retention", "onceward-boundary-retention has ended by itself"),
+        ("running", "_Live", "onceward-boundary-configuration has ended by itself"),
+    ],
+)
+def test_a_server_of_which_a_part_broke_ends_with_1_for_its_supervisor(
+    tmp_path: Path, module: str, name: str, told: str
+) -> None:
+    (tmp_path / "boundary.toml").write_text('store = "facts"\n')
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-c", BROKEN.format(module=module, name=name), "boundary", "serve"),
+            *("--listen", "127.0.0.1:0", "--config", str(tmp_path / "boundary.toml"), "--log-format", "json"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stderr
+    lines = [json.loads(line) for line in ended.stderr.splitlines()]
+    (line,) = [each for each in lines if told in each["message"]]
+    assert line["level"] == "error"
+    assert "it broke" in json.dumps(line)
+    assert lines[-1]["message"] == "stopped"
+
+
 def test_its_options_are_the_rules_of_the_boundary(tmp_path: Path) -> None:
     with (
         served(
@@ -209,7 +250,7 @@ def test_its_options_are_the_rules_of_the_boundary(tmp_path: Path) -> None:
 def test_a_second_server_on_one_directory_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     with served(tmp_path / "data") as server:
         told = refused("--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"))
-        assert "another server uses" in told
+        assert "another process, such as a server, uses" in told
         assert str(tmp_path / "data") in told
         with BoundaryClient(server.url) as client:
             assert append(client, "m1") == 1

@@ -9,6 +9,7 @@ import http.client
 import json
 import re
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -410,6 +411,50 @@ def test_it_says_that_it_is_alive_and_ready(url: str) -> None:
     assert page(url, "/readyz") == (200, "ready\n")
 
 
-def test_a_path_that_nobody_knows_is_not_found(url: str) -> None:
-    assert page(url, "/nothing")[0] == 404
-    assert page(url, f"/{SERVICE}/DeleteFact")[0] == 404
+def refused(url: str, method: str, path: str, content_type: str = "application/json") -> tuple[int, Any]:
+    place = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=30)
+    try:
+        connection.request(method, path, b"{}", {"content-type": content_type})
+        answer = connection.getresponse()
+        text = answer.read()
+        return answer.status, json.loads(text) if text else None
+    finally:
+        connection.close()
+
+
+def test_a_path_that_nobody_knows_is_not_found_and_those_that_there_are_are_named(url: str) -> None:
+    for path in ("/nothing", f"/{SERVICE}/DeleteFact"):
+        status, error = refused(url, "POST", path)
+        assert (status, error["code"]) == (404, "unimplemented")
+        for word in (path, f"/{SERVICE}/AppendFact", f"/{SERVICE}/GetObjectStream", "/metrics", "/readyz"):
+            assert word in error["message"]
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+def test_a_call_by_another_method_says_that_it_is_post(url: str, method: str) -> None:
+    path = f"/{SERVICE}/FetchFacts"
+    assert refused(url, method, path) == (
+        405,
+        {"code": "unimplemented", "message": f"{path} is called with POST, not with {method}"},
+    )
+    assert refused(url, "HEAD", path) == (405, None)
+
+
+@pytest.mark.parametrize(
+    ("call", "kinds"),
+    [
+        ("FetchFacts", "application/json and application/proto"),
+        ("GetObjectStream", "application/connect+json and application/connect+proto"),
+    ],
+)
+def test_a_call_of_another_content_type_says_which_there_are(url: str, call: str, kinds: str) -> None:
+    status, error = refused(url, "POST", f"/{SERVICE}/{call}", "text/plain")
+    assert (status, error["code"]) == (415, "invalid_argument")
+    assert f"takes the content types {kinds}, or application/grpc" in error["message"]
+    assert error["message"].endswith("not 'text/plain'")
+
+
+def test_a_refusal_of_a_call_keeps_its_own_words(curl: Curl) -> None:
+    status, error = curl("GetObject", {"bucket": "b", "key": "k"})
+    assert (status, error["code"], error["message"]) == (404, "not_found", "there is no object b/k")

@@ -11,6 +11,7 @@ import msgspec
 from onceward.boundary.codecs import BinaryCodec, JsonCodec
 from onceward.boundary.errors import BoundaryError
 from onceward.boundary.guard import Guard
+from onceward.boundary.misdirected import telling
 from onceward.boundary.ports import Bounds, Cursor
 from onceward.boundary.rpc import LARGEST_UNARY, Service
 from onceward.boundary.service import Boundary
@@ -37,7 +38,7 @@ class Application:
         path = scope.get("path", "")
         page = _PAGES.get(path)
         if page is None:
-            await self._rpc(scope, receive, send)
+            await self._rpc(scope, receive, telling(send, scope, _PAGES))
             return
         status, kind, body = self._refusal(path) or await page(self._boundary)
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})

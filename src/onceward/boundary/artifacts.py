@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from onceward.boundary.calls import MOST_CALLS, Calls
+from onceward.boundary.durable import sync_directory
 from onceward.boundary.errors import BoundaryError, InvalidArgument, NotFound
 from onceward.boundary.model import Appended, Envelope, Fact, ObjectRef, StoredFact
 from onceward.boundary.producing import fact_of
@@ -133,7 +134,7 @@ class Landing:
         os.fsync(self._file.fileno())
         self._file.close()
         os.replace(self._part, self._path)
-        _sync_directory(os.path.dirname(self._path))
+        sync_directory(os.path.dirname(self._path))
 
     def drop(self) -> None:
         if not self._path:
@@ -228,11 +229,3 @@ async def append_with(
     if not envelope.object_media_type:
         envelope = msgspec.structs.replace(envelope, object_media_type=into.media_type)
     return await calls.append(envelope, fact)
-
-
-def _sync_directory(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

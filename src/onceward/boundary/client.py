@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from onceward.boundary import artifacts
-from onceward.boundary.calls import Calls, TaskPort, ThreadPort, Times, blocking, checked_url
+from onceward.boundary.calls import Calls
 from onceward.boundary.model import Appended, Envelope, Fact, ObjectRef, Page, StoredFact
 from onceward.boundary.producing import envelope_for, fact_of, message_id_for
 from onceward.boundary.tls import Tls
+from onceward.boundary.transport import TaskPort, ThreadPort, Times, blocking, checked_url
 from onceward.now import now
 
 __all__ = ["AsyncBoundaryClient", "BoundaryClient", "envelope_for", "fact_of", "message_id_for"]
@@ -99,9 +99,16 @@ class BoundaryClient:
         """An object that fits into memory, not verified: `fetch_artifact` does that."""
         return now(self._calls.get(bucket, key))
 
-    def get_stream(self, bucket: str, key: str, write: Callable[[bytes], object]) -> ObjectRef:
-        """An object of any size, piece by piece, not verified: `fetch_artifact_to` does that."""
-        return now(self._calls.get_stream(bucket, key, write))
+    def get_stream(
+        self,
+        bucket: str,
+        key: str,
+        write: Callable[[bytes], object],
+        begin: Callable[[ObjectRef], object] = lambda ref: None,
+    ) -> ObjectRef:
+        """An object of any size, piece by piece, not verified: `fetch_artifact_to` does that. `begin` is told what it
+        is, and so how large, before the first piece."""
+        return now(self._calls.get_stream(bucket, key, write, begin))
 
     def get_pieces(self, bucket: str, key: str) -> Iterator[bytes]:
         """`get_stream` for who takes the pieces when it wants them, such as `put_stream` of another boundary."""
@@ -133,9 +140,7 @@ class BoundaryClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -197,8 +202,14 @@ class AsyncBoundaryClient:
     async def get(self, bucket: str, key: str) -> tuple[bytes, ObjectRef]:
         return await self._calls.get(bucket, key)
 
-    async def get_stream(self, bucket: str, key: str, write: Callable[[bytes], object]) -> ObjectRef:
-        return await self._calls.get_stream(bucket, key, write)
+    async def get_stream(
+        self,
+        bucket: str,
+        key: str,
+        write: Callable[[bytes], object],
+        begin: Callable[[ObjectRef], object] = lambda ref: None,
+    ) -> ObjectRef:
+        return await self._calls.get_stream(bucket, key, write, begin)
 
     def get_pieces(self, bucket: str, key: str) -> AsyncGenerator[bytes]:
         return self._calls.pieces(bucket, key)
@@ -217,7 +228,5 @@ class AsyncBoundaryClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

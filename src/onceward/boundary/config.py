@@ -15,6 +15,7 @@ from onceward.boundary.peers import Peer, Peers
 from onceward.boundary.server import parse_address
 from onceward.boundary.settings import Settings
 from onceward.boundary.tls import Tls
+from onceward.boundary.transport import checked_url
 from onceward.task.exceptions import ConfigurationError
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -131,6 +132,11 @@ def _check(config: Config) -> None:
     if config.buffer.safety and config.buffer.when_full == DROP_OLDEST:
         raise ConfigurationError("[buffer] when_full: drop_oldest loses facts, which safety = true forbids")
     _check_unique("links", "name", (link.name for link in config.links))
+    for number, link in enumerate(config.links, 1):
+        try:
+            checked_url(link.url)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"[[links]] number {number} ({link.name!r}) url: {error}") from None
     Peers(config.peers)
     config.settings()
 

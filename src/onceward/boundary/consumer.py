@@ -12,7 +12,6 @@ ready ways.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -41,7 +40,7 @@ LONGEST_NAP = 0.1
 """Seconds: a longer wait is taken in naps, so that it ends soon after `stop()`, which then need not wake anybody."""
 
 Attempt = Callable[[StoredFact], Awaitable[BaseException | None]]
-"""One session, the handler, the commit. What was raised is the reply: a handler may raise StopIteration."""
+"""One session, the handler, the commit. What was raised is the reply."""
 
 
 class _Consumer:
@@ -198,35 +197,15 @@ class AsyncBoundaryConsumer(_Consumer):
 
 def _attempts(handler: Handler, engine: Engine) -> Attempt:
     from onceward.db import DbSession
+    from onceward.db.attempts import attempts
 
     DbSession(engine)  # refuses an engine of the wrong kind before anything is fetched
-
-    async def attempt(fact: StoredFact) -> BaseException | None:
-        try:
-            with DbSession(engine) as session:
-                result = handler(fact, session)
-                if inspect.iscoroutine(result):
-                    # It has not run. Committing and confirming would lose the fact.
-                    result.close()
-                    raise TypeError("the handler is asynchronous; AsyncBoundaryConsumer runs those")
-        except BaseException as error:  # noqa: BLE001
-            return error
-        return None
-
-    return attempt
+    return attempts(handler, engine, "AsyncBoundaryConsumer")
 
 
 def _async_attempts(handler: AsyncHandler, engine: AsyncEngine) -> Attempt:
     from onceward.db import AsyncDbSession
+    from onceward.db.attempts import async_attempts
 
     AsyncDbSession(engine)
-
-    async def attempt(fact: StoredFact) -> BaseException | None:
-        try:
-            async with AsyncDbSession(engine) as session:
-                await handler(fact, session)
-        except BaseException as error:  # noqa: BLE001
-            return error
-        return None
-
-    return attempt
+    return async_attempts(handler, engine)

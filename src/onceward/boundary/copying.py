@@ -35,21 +35,24 @@ Progress = Callable[[str, int], object]
 
 async def copy(source: Store, target: Store, progress: Progress = lambda what, count: None) -> Copied:
     objects = await _copy_objects(source, target, progress)
-    cursors = {cursor.name: cursor.offset for cursor in await source.cursors()}
-    passed = dict.fromkeys(cursors, 0)
+    cursors = await source.cursors()
+    passed = dict.fromkeys((cursor.name for cursor in cursors), 0)
     facts, position, same_offsets = 0, 0, True
     while records := await source.read(position, LARGEST_PAGE):
         await _copy_facts(records, target, facts)
         offsets = [record[0] for record in records]
-        for name, confirmed in cursors.items():
-            if count := bisect_right(offsets, confirmed):
-                passed[name] = facts + count
+        for cursor in cursors:
+            if count := bisect_right(offsets, cursor.offset):
+                passed[cursor.name] = facts + count
         facts += len(records)
         position = offsets[-1]
         same_offsets = same_offsets and position == facts
         progress("facts", len(records))
-    for name, offset in passed.items():
-        await target.advance(name, offset)
+    for cursor in cursors:
+        if cursor.confirmed_at_unix_ms is None:
+            await target.position(cursor.name, create=True)
+        else:
+            await target.advance(cursor.name, passed[cursor.name], cursor.confirmed_at_unix_ms)
     return Copied(facts=facts, objects=objects, cursors=len(cursors), same_offsets=same_offsets)
 
 

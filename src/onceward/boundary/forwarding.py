@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from onceward.boundary.calls import checked_url
 from onceward.boundary.client import AsyncBoundaryClient
 from onceward.boundary.link import LONGEST_WAIT, Link
 from onceward.boundary.link_report import LinkStopped
 from onceward.boundary.metrics import BoundaryMetrics
 from onceward.boundary.service import Boundary
+from onceward.boundary.transport import checked_url
 from onceward.task.exceptions import ConfigurationError
 
 __all__ = ["Link", "LinkSettings", "LinkStopped", "Links"]
@@ -85,7 +85,10 @@ class Links:
     def _check(self, settings: dict[str, LinkSettings]) -> None:
         """Refuses now what would be refused when they start."""
         for each in settings.values():
-            checked_url(each.url)
+            try:
+                checked_url(each.url)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"link {each.name!r}: {error}") from None
             self._made(each, BoundaryMetrics())
 
     def _made(self, settings: LinkSettings, metrics: BoundaryMetrics) -> Link:

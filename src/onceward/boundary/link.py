@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 
 from onceward.boundary.client import AsyncBoundaryClient
+from onceward.boundary.decisions import decided
 from onceward.boundary.errors import BoundaryError, InvalidArgument, Unavailable
 from onceward.boundary.link_report import LinkReport, LinkStopped
 from onceward.boundary.metrics import BoundaryMetrics
@@ -128,7 +129,9 @@ class Link:
         """Whether there was something."""
         # While a fact holds the link it is enough to look at that.
         page = await source.fetch(self.consumer, 1 if self.report.is_stopped else self._page)
-        self.report.fetched(page)
+        held = self.report.fetched(page)
+        if held is not None:
+            self.report.skipped(held, await decided(source, self.consumer, held.offset))
         if page.facts:
             outcomes, trouble = await self._take(source, page.facts)
             if outcomes:

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+from onceward.boundary.decisions import Skipped
 from onceward.boundary.metrics import BoundaryMetrics
 from onceward.boundary.model import Gap, Page, StoredFact
 from onceward.task.exceptions import OncewardError
@@ -52,23 +53,32 @@ class LinkReport:
     def is_stopped(self) -> bool:
         return self._stopped_at is not None
 
-    def fetched(self, page: Page) -> None:
+    def fetched(self, page: Page) -> StoredFact | None:
+        """Returns the fact that held the link, if somebody has let the link pass it meanwhile."""
         if page.gap is not None and page.gap != self._gap:
             self._tell_gap(page.gap)
         held = self._stopped_at
-        if held is not None and not (page.facts and page.facts[0].offset <= held.offset):
+        if held is not None and page.facts and page.facts[0].offset <= held.offset:
+            held = None
+        if held is not None:
             self._stopped_at = None
-            _log.warning(
-                "link %s goes on: offset %d was skipped; the fact there was not taken",
-                self._link,
-                held.offset,
-                extra=self._about(held, "skipped"),
-            )
         self._backlog.set(len(page.facts))
         self._waiting_since = page.facts[0].appended_at_unix_ms / 1000 if page.facts else time.time()
         self._measure_lag()
         if page.facts and page.gap is None:
             self._reached(page.facts[0].offset - 1)
+        return held
+
+    def skipped(self, fact: StoredFact, decision: Skipped | None) -> None:
+        _log.warning(
+            "link %s goes on: offset %d was skipped, and the fact there was not taken; %s",
+            self._link,
+            fact.offset,
+            "nobody has kept the reason"
+            if decision is None
+            else f"{decision.operator} at {decision.at}: {decision.reason}",
+            extra=self._about(fact, "skipped"),
+        )
 
     def confirmed(self, offset: int, outcomes: Sequence[str] = ()) -> None:
         """What became of each fact of a page."""

@@ -81,8 +81,9 @@ class Cursors(Protocol):
         """The confirmed offset; None for a name that is not known, which `create` makes known."""
         ...
 
-    async def advance(self, name: str, offset: int) -> int:
-        """Never back. Returns where it stands. Durable when this returns. Makes the name known."""
+    async def advance(self, name: str, offset: int, at: int | None = None) -> int:
+        """Never back. Returns where it stands. Durable when this returns. Makes the name known. `at` is in milliseconds
+        since 1970, for what was confirmed elsewhere before; None is now."""
         ...
 
     async def cursors(self) -> list[Cursor]:

@@ -33,8 +33,10 @@ class Retention:
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start(self) -> asyncio.Task[None]:
+        """Returns what runs until `close`."""
         self._task = asyncio.create_task(self._run(), name="onceward-boundary-retention")
+        return self._task
 
     async def close(self) -> None:
         if self._task is not None:

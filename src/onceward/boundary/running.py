@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,11 +44,15 @@ async def running(
     *,
     path: Path | None = None,
     look_every: float = LOOK_EVERY,
+    broken: Callable[[], object] = lambda: None,
 ) -> AsyncIterator[str]:
-    """Serve while inside; yields the URL. `path` is where the configuration is from, if it is from a file."""
+    """Serve while inside; yields the URL. `path` is where the configuration is from, if it is from a file.
+
+    `broken` is called if something that runs beside the server has ended by itself: it should not go on without.
+    """
     async with AsyncExitStack() as stack:
         retention = Retention(boundary)
-        retention.start()
+        _must_run(retention.start(), broken)
         stack.push_async_callback(retention.close)
         for name in config.consumers:
             check_consumer(name)
@@ -61,6 +65,7 @@ async def running(
         stack.push_async_callback(live.links.close)
         if path is not None:
             watch = asyncio.create_task(live.watch(look_every), name="onceward-boundary-configuration")
+            _must_run(watch, broken)
             stack.push_async_callback(_ended, watch)
         yield url
 
@@ -188,6 +193,17 @@ def _stamp(path: str | os.PathLike[str]) -> Stamp:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _must_run(task: asyncio.Task[None], broken: Callable[[], object]) -> None:
+    """Until it is cancelled. Facts that never expire, or peers that are never shut out, would be noticed too late."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            _log.error("%s has ended by itself", task.get_name(), exc_info=task.exception())
+            broken()
+
+    task.add_done_callback(ended)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

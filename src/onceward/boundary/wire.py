@@ -5,11 +5,13 @@ A record in the log is a `StoredFact` without its two numbers; these are set in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from onceward.boundary.model import Envelope, Fact, Gap, Page, StoredFact
 from onceward.boundary.v1 import boundary_pb as pb
 
+Made = TypeVar("Made")
 Record = tuple[int, bytes, int]
 """Offset, record, time of appending in milliseconds."""
 
@@ -71,21 +73,16 @@ def fact_of(fact: pb.Fact) -> Fact:
 
 
 def envelope_of(envelope: pb.Envelope) -> Envelope:
-    return Envelope(
-        message_id=envelope.message_id,
-        from_zone=envelope.from_zone,
-        to_zone=envelope.to_zone,
-        produced_at_unix_ms=envelope.produced_at_unix_ms,
-        correlation_id=envelope.correlation_id,
-        causation_id=envelope.causation_id,
-        labels=dict(envelope.labels),
-        object_media_type=envelope.object_media_type,
-        object_schema=envelope.object_schema,
-    )
+    return _same(Envelope, envelope)
 
 
 def as_pb_envelope(envelope: Envelope) -> pb.Envelope:
-    return pb.Envelope(
+    return _same(pb.Envelope, envelope)
+
+
+def _same(kind: Callable[..., Made], envelope: Envelope | pb.Envelope) -> Made:
+    """The two have the same fields."""
+    return kind(
         message_id=envelope.message_id,
         from_zone=envelope.from_zone,
         to_zone=envelope.to_zone,

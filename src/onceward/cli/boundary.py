@@ -30,6 +30,8 @@ CERTS_EXAMPLES = """
 Examples:
 
 - `onceward boundary certs ./certs --zone plant-a --zone hq` to try two zones on this machine
+
+- `onceward boundary certs ./certs --zone lab --peer billing` to add a zone and an application later
 """
 APPEND_EXAMPLES = """
 Examples:

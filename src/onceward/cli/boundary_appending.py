@@ -14,26 +14,49 @@ from onceward.cli.boundary_lines import append_lines
 from onceward.cli.database import MISUSED, AsJson, fail
 from onceward.cli.printing import print_json
 
+ALL_NEEDED = "One fact: all of these are needed"
+ONE_NEEDED = "Its id: one of these is needed"
+INSTEAD = "Or many facts"
+
 
 def append(
-    subject: Annotated[str | None, typer.Option(metavar="KIND:ID", help="Of what: batch:B1042.")] = None,
+    subject: Annotated[
+        str | None,
+        typer.Option(metavar="KIND:ID", help="Of what: batch:B1042.", rich_help_panel=ALL_NEEDED),
+    ] = None,
     predicate: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What happened, in lower_snake_case.")
+        str | None,
+        typer.Option(metavar="NAME", help="What happened, in lower_snake_case.", rich_help_panel=ALL_NEEDED),
     ] = None,
     value: Annotated[
         str | None,
-        typer.Option("--object", metavar="JSON|@FILE|-", help="More about it; - reads standard input."),
+        typer.Option(
+            "--object",
+            metavar="JSON|@FILE|-",
+            help="More about it; - reads standard input.",
+            rich_help_panel=ALL_NEEDED,
+        ),
     ] = None,
-    from_zone: Annotated[str | None, typer.Option(metavar="ZONE", help="Where it happened.")] = None,
-    to_zone: Annotated[str | None, typer.Option(metavar="ZONE", help="For whom.")] = None,
+    from_zone: Annotated[
+        str | None, typer.Option(metavar="ZONE", help="Where it happened.", rich_help_panel=ALL_NEEDED)
+    ] = None,
+    to_zone: Annotated[
+        str | None, typer.Option(metavar="ZONE", help="For whom.", rich_help_panel=ALL_NEEDED)
+    ] = None,
     message_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="The same for every retry, never used for anything else.")
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="The same for every retry, never used for anything else.",
+            rich_help_panel=ONE_NEEDED,
+        ),
     ] = None,
     id_part: Annotated[
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help="Instead of an id, what makes one: may be repeated, as in `message_id_for` with texts.",
+            help="What makes one: may be repeated, as in `message_id_for` with texts.",
+            rich_help_panel=ONE_NEEDED,
         ),
     ] = None,
     label: Annotated[
@@ -42,7 +65,8 @@ def append(
     correlation_id: Annotated[str, typer.Option(metavar="ID", help="The wider conversation.")] = "",
     causation_id: Annotated[str, typer.Option(metavar="ID", help="The message that led to this.")] = "",
     lines: Annotated[
-        str | None, typer.Option(metavar="FILE|-", help="Many instead of one: {envelope, fact} in each line.")
+        str | None,
+        typer.Option(metavar="FILE|-", help="{envelope, fact} in each line.", rich_help_panel=INSTEAD),
     ] = None,
     url: Url = HERE,
     as_json: AsJson = False,
@@ -77,7 +101,7 @@ def append(
         fail(f"{', '.join(missing)} missing; see `onceward boundary append --help`", as_json, MISUSED)
     labels = _labels(label or [], as_json)
     body = _read(str(value), as_json)
-    with connected(url, as_json) as client:
+    with connected(url, as_json) as (client, runner):
         from onceward.boundary import Fact, envelope_for
 
         made_id = _message_id(message_id, id_part, as_json)
@@ -90,7 +114,7 @@ def append(
             causation_id=causation_id,
         )
         fact = Fact(subject=str(subject), predicate=str(predicate), object_json=body)
-        appended = client.append(envelope, fact)
+        appended = runner.run(client.append(envelope, fact))
     if as_json:
         print_json({"offset": appended.offset, "duplicate": appended.duplicate, "message_id": made_id})
     elif appended.duplicate:

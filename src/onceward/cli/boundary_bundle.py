@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import msgspec
 import typer
 
-from onceward.cli.boundary_calling import HERE, INTERRUPTED, Url, installed
+from onceward.cli.boundary_calling import HERE, INTERRUPTED, Url, checked, installed
 from onceward.cli.boundary_forwarding import Zone, receiving_side
+from onceward.cli.boundary_transfers import progress_of
 from onceward.cli.database import MISUSED, AsJson, fail
 from onceward.cli.printing import print_json
 
@@ -59,8 +60,8 @@ def export(
         fail("say either --since OFFSET or --consumer NAME", as_json, MISUSED)
     if file.exists() and not force:
         fail(f"{file} exists already; name another file, or overwrite it with --force", as_json, MISUSED)
-    with _explained(file, as_json), _bar("exporting", None, as_json) as progress:
-        done = asyncio.run(_export(store, zone, since, consumer, through, file, progress))
+    with _explained(file, as_json), progress_of("exporting", None, as_json) as progress:
+        done = asyncio.run(_export(store, zone, since, consumer, through, file, progress.advance))
     if done is None:
         if as_json:
             print_json({"facts": 0})
@@ -125,13 +126,15 @@ def import_(
     Exit code: 0; 1 for a damaged file, a fact that cannot be taken, or a boundary that refuses or cannot be reached; 2
     for wrong arguments.
     """
+    if not file.exists():
+        fail(f"there is no file {file}; name the bundle that `export` has made", as_json, MISUSED)
     if not file.is_file():
         fail(f"{file} is no file that could be read twice; name the bundle", as_json, MISUSED)
     with installed(as_json):
         from onceward.boundary.bundle import Import, check
 
     async def run(bundle: BinaryIO, progress: Progress) -> Import:
-        async with receiving_side(store or url) as side:
+        async with receiving_side(target, "--url") as side:
             taking = Import(side, zone, skip or ())
             try:
                 await taking.run(bundle, progress)
@@ -141,11 +144,12 @@ def import_(
 
     so_far: list[str] = []
     with _explained(file, as_json, so_far), file.open("rb") as bundle:
+        target = store or checked(url)
         size = os.fstat(bundle.fileno()).st_size
-        with _bar("checking", size, as_json) as progress:
-            header = check(bundle, progress)
-        with _bar("importing", size, as_json) as progress:
-            taking = asyncio.run(run(bundle, progress))
+        with progress_of("checking", size, as_json) as progress:
+            header = check(bundle, progress.advance)
+        with progress_of("importing", size, as_json) as progress:
+            taking = asyncio.run(run(bundle, progress.advance))
     if as_json:
         print_json(msgspec.to_builtins(taking.done) | {"zone": header.zone, "last": header.last})
         return
@@ -181,19 +185,3 @@ def _explained(file: Path, as_json: bool, so_far: list[str] | None = None) -> It
         fail(f"{file}: {error.strerror or error}", as_json)
     except KeyboardInterrupt:
         fail("interrupted; it is safe to repeat", as_json, INTERRUPTED)
-
-
-@contextmanager
-def _bar(what: str, total: int | None, as_json: bool) -> Iterator[Progress]:
-    """On a terminal, nothing anywhere else."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    console = Console(stderr=True)
-    if as_json or not console.is_terminal:
-        yield lambda size: None
-        return
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        task = bars.add_task("", total=total)
-        yield lambda size: bars.advance(task, size)

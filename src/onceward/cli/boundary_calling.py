@@ -1,7 +1,11 @@
-"""How a command gets at a boundary: its URL, and what it says when that fails."""
+"""How a command gets at a boundary: its URL, its certificates, and what it says when that fails.
+
+With the client for asyncio, because Ctrl-C gets through to it while it waits for the other side.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +16,11 @@ import typer
 from onceward.cli.database import MISUSED, fail
 
 if TYPE_CHECKING:
-    from onceward.boundary import BoundaryClient
+    from onceward.boundary import AsyncBoundaryClient
     from onceward.boundary.tls import Tls
 
 INTERRUPTED = 130
+FILES = {each: f"ONCEWARD_BOUNDARY_{each.upper()}" for each in ("ca", "cert", "key")}
 
 Url = Annotated[
     str, typer.Option("--url", metavar="URL", envvar="ONCEWARD_BOUNDARY_URL", help="Where the boundary is.")
@@ -28,31 +33,56 @@ Consumer = Annotated[
 
 
 @contextmanager
-def connected(url: str, as_json: bool) -> Iterator[BoundaryClient]:
-    """A client."""
-    with explained(url, as_json):
-        from onceward.boundary import BoundaryClient
+def connected(
+    url: str, as_json: bool, option: str = "--url"
+) -> Iterator[tuple[AsyncBoundaryClient, asyncio.Runner]]:
+    """A client, and what runs its calls."""
+    with explained(as_json), asyncio.Runner() as runner:
+        client = client_for(url, option)
+        try:
+            yield client, runner
+        finally:
+            runner.run(client.close())
 
-        with BoundaryClient(url, tls=tls_for(url)) as client:
-            yield client
+
+def client_for(url: str, option: str = "--url") -> AsyncBoundaryClient:
+    """Raises `ConfigurationError`, with the name of what is wrong: the option of the URL, or the variables of TLS."""
+    from onceward.boundary import AsyncBoundaryClient
+
+    return AsyncBoundaryClient(checked(url, option), tls=tls_for(url))
+
+
+def checked(url: str, option: str = "--url") -> str:
+    from onceward.boundary.transport import checked_url
+    from onceward.task.exceptions import ConfigurationError
+
+    try:
+        return checked_url(url)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{option}: {error}") from None
 
 
 def tls_for(url: str) -> Tls | None:
-    """For an https:// URL the files that the environment names, if it does: ONCEWARD_BOUNDARY_CA, _CERT and _KEY."""
-    from onceward.boundary.tls import Tls
+    """For an https:// URL the files that the environment names, if it does."""
+    from onceward.boundary.tls import Tls, client_context
     from onceward.task.exceptions import ConfigurationError
 
-    names = [f"ONCEWARD_BOUNDARY_{each}" for each in ("CA", "CERT", "KEY")]
-    ca, cert, key = (os.environ.get(name) for name in names)
-    if not url.startswith("https://") or not (ca or cert or key):
+    given = {each: os.environ.get(name, "") for each, name in FILES.items()}
+    if not url.startswith("https://") or not any(given.values()):
         return None
-    if not (ca and cert and key):
-        raise ConfigurationError(f"{', '.join(names)} belong together: set all of them, or none")
-    return Tls(ca=ca, cert=cert, key=key)
+    names = ", ".join(FILES.values())
+    if missing := [FILES[each] for each, path in given.items() if not path]:
+        raise ConfigurationError(f"{names} belong together: {' and '.join(missing)} is not set")
+    files = Tls(**given)
+    try:
+        client_context(files)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{names}: {error}") from None
+    return files
 
 
 @contextmanager
-def explained(url: str, as_json: bool) -> Iterator[None]:
+def explained(as_json: bool) -> Iterator[None]:
     """Whatever goes wrong with a boundary ends the command with one line that says what to do."""
     from onceward.task.exceptions import ConfigurationError, OncewardError
 
@@ -60,9 +90,9 @@ def explained(url: str, as_json: bool) -> Iterator[None]:
         with installed(as_json):
             yield
     except ConfigurationError as error:
-        fail(f"--url: {error}", as_json, MISUSED)
+        fail(str(error), as_json, MISUSED)
     except OncewardError as error:
-        fail(told(error, url), as_json)
+        fail(str(error), as_json)
     except KeyboardInterrupt:
         fail("interrupted; nothing is half done, and it is safe to repeat", as_json, INTERRUPTED)
 
@@ -77,16 +107,3 @@ def installed(as_json: bool) -> Iterator[None]:
         if library == "onceward":
             raise
         fail(f"a boundary needs {library}: pip install 'onceward[boundary]'", as_json, MISUSED)
-
-
-def told(error: Exception, url: str) -> str:
-    """What a boundary answered, or that none did: only what failed on this side has a cause on this side."""
-    here = None if error.__cause__ is None else error.__cause__.__cause__
-    return str(error) if here is None else unreachable(url, str(here).rpartition("): ")[2])
-
-
-def unreachable(url: str, reason: object) -> str:
-    return (
-        f"the boundary at {url} cannot be reached: {reason}; see that it runs (`onceward boundary serve`), or mend "
-        "--url"
-    )

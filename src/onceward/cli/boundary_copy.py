@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -64,28 +65,29 @@ async def _copy(source: str, target: str) -> Copied:
     from rich.progress import Progress, TextColumn
 
     from onceward.boundary.copying import copy as copy_store
-    from onceward.boundary.stores import open_store
+    from onceward.boundary.stores import check_is_there, open_store
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), TextColumn("{task.completed:,}"))
-    _check_is_there(source)
     async with AsyncExitStack() as stores:
-        old = await open_store(source)
+        with _named("--from"):
+            check_is_there(source)
+            old = await open_store(source)
         stores.push_async_callback(old.close)
-        new = await open_store(target)
+        with _named("--to"):
+            new = await open_store(target)
         stores.push_async_callback(new.close)
         with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as progress:
             bars = {what: progress.add_task(what, total=None) for what in ("objects", "facts")}
             return await copy_store(old, new, lambda what, count: progress.advance(bars[what], count))
 
 
-def _check_is_there(source: str) -> None:
-    """A directory that is not there would be made, and the copy of nothing look like a success."""
+@contextmanager
+def _named(option: str) -> Iterator[None]:
+    """What is wrong with a store is wrong with one of two."""
     from onceward.task.exceptions import ConfigurationError
 
-    scheme, separator, place = source.partition("://")
-    if separator and scheme != "sqlite":
-        return
-    path = Path(place.removeprefix("/") if separator else source) / "boundary.db"
-    if not path.is_file():
-        raise ConfigurationError(f"{source!r} is no boundary's store: there is no {path}")
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{option}: {error}") from None

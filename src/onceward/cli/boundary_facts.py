@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,12 +12,14 @@ from onceward.cli.boundary_calling import HERE, INTERRUPTED, Consumer, Url, conn
 from onceward.cli.boundary_lines import as_line
 from onceward.cli.database import AsJson
 from onceward.cli.letters import shortened
-from onceward.cli.printing import iso_time, print_json, print_table
+from onceward.cli.printing import WIDE, iso_time, print_json
 
 if TYPE_CHECKING:
     from onceward.boundary import Page, StoredFact
 
 PAGE = 100
+LONGEST_OBJECT, SHORTEST_OBJECT = 120, 20
+"""Characters of it that are shown."""
 IDLE_SECONDS = 0.1
 
 
@@ -35,25 +38,16 @@ def fetch(
 
     Exit code: 0, also if there are none; 1 if the boundary refuses or cannot be reached; 2 for wrong arguments.
     """
-    with connected(url, as_json) as client:
-        page = client.fetch(consumer, limit)
+    with connected(url, as_json) as (client, runner):
+        page = runner.run(client.fetch(consumer, limit))
         _tell_gap(page, consumer, as_json)
         if as_json:
             _print_lines(page)
         else:
-            columns = {
-                "offset": "offset",
-                "at": "appended",
-                "subject": "subject",
-                "predicate": "predicate",
-                "object": "object",
-                "zones": "zones",
-                "message_id": "message",
-            }
-            print_table([_row(each) for each in page.facts], columns, f"There is nothing new for {consumer}.")
+            _print_facts(page, f"There is nothing new for {consumer}.")
         if confirming and page.facts:
             _flush()
-            client.confirm(consumer, page.facts[-1].offset)
+            runner.run(client.confirm(consumer, page.facts[-1].offset))
 
 
 def confirm(
@@ -66,8 +60,8 @@ def confirm(
 
     Exit code: 0; 1 if the boundary refuses or cannot be reached; 2 for wrong arguments.
     """
-    with connected(url, as_json) as client:
-        position = client.confirm(consumer, offset)
+    with connected(url, as_json) as (client, runner):
+        position = runner.run(client.confirm(consumer, offset))
     if as_json:
         print_json({"cursor_advanced_to": position})
     else:
@@ -89,19 +83,19 @@ def tail(
     """
     import time
 
-    with connected(url, as_json) as client:
+    with connected(url, as_json) as (client, runner):
         try:
             while True:
-                page = client.fetch(consumer, PAGE)
+                page = runner.run(client.fetch(consumer, PAGE))
                 _tell_gap(page, consumer, as_json)
                 if as_json:
                     _print_lines(page)
                 else:
                     for each in page.facts:
-                        typer.echo("{offset:>8}  {at}  {subject} {predicate}  {object}".format(**_row(each)))
+                        typer.echo(f"{_begun(each)}  {shortened(each.fact.object_json, LONGEST_OBJECT)}")
                 if page.facts:
                     _flush()
-                    client.confirm(consumer, page.facts[-1].offset)
+                    runner.run(client.confirm(consumer, page.facts[-1].offset))
                 elif once:
                     return
                 else:
@@ -110,16 +104,22 @@ def tail(
             raise typer.Exit(INTERRUPTED) from None
 
 
-def _row(fact: StoredFact) -> dict[str, Any]:
-    return {
-        "offset": fact.offset,
-        "at": iso_time(fact.appended_at_unix_ms / 1000),
-        "subject": fact.fact.subject,
-        "predicate": fact.fact.predicate,
-        "object": shortened(fact.fact.object_json, 120),
-        "zones": f"{fact.envelope.from_zone} → {fact.envelope.to_zone}",
-        "message_id": fact.message_id,
-    }
+def _print_facts(page: Page, empty: str) -> None:
+    """Two lines each, so that they can be read in a narrow terminal too."""
+    width = shutil.get_terminal_size((WIDE, 0)).columns
+    for each in page.facts:
+        begun = _begun(each)
+        room = min(max(width - len(begun) - 2, SHORTEST_OBJECT), LONGEST_OBJECT)
+        typer.echo(f"{begun}  {shortened(each.fact.object_json, room)}")
+        zones = f"{each.envelope.from_zone} → {each.envelope.to_zone}"
+        typer.secho(f"{'':10}{zones}  {each.message_id}", dim=True)
+    if not page.facts:
+        typer.echo(empty)
+
+
+def _begun(fact: StoredFact) -> str:
+    at = iso_time(fact.appended_at_unix_ms / 1000)
+    return f"{fact.offset:>8}  {at}  {fact.fact.subject} {fact.fact.predicate}"
 
 
 def _print_lines(page: Page) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onceward.cli.boundary_calling import installed, tls_for
+from onceward.cli.boundary_calling import client_for, installed
 from onceward.cli.database import MISUSED, AsJson, fail
 from onceward.cli.printing import print_json
 
@@ -74,15 +74,14 @@ def forward(
     be taken; 130 or 143 if a second signal cut it off; 2 for wrong arguments.
     """
     with installed(as_json):
-        from onceward.boundary import AsyncBoundaryClient
-        from onceward.boundary.calls import checked_url
         from onceward.boundary.link import Link
         from onceward.boundary.logs import start_logging
     from onceward.task.exceptions import ConfigurationError, OncewardError
 
     async def run() -> None:
-        connect = partial(AsyncBoundaryClient, checked_url(source), tls=tls_for(source))
-        async with receiving_side(target) as side:
+        await client_for(source, "--from").close()  # refuses what is no URL, before anything is opened
+        connect = partial(client_for, source, "--from")
+        async with receiving_side(target, "--to") as side:
             link = Link(
                 source,
                 connect,
@@ -117,14 +116,13 @@ def forward(
 
 
 @asynccontextmanager
-async def receiving_side(target: str) -> AsyncIterator[Boundary | AsyncBoundaryClient]:
+async def receiving_side(target: str, option: str) -> AsyncIterator[Boundary | AsyncBoundaryClient]:
     """A client for a URL; for a store a boundary in this process."""
-    from onceward.boundary import AsyncBoundaryClient
     from onceward.boundary.service import Boundary
     from onceward.boundary.stores import open_store
 
     if target.startswith(("http://", "https://")):
-        async with AsyncBoundaryClient(target, tls=tls_for(target)) as client:
+        async with client_for(target, option) as client:
             yield client
         return
     store = await open_store(target)

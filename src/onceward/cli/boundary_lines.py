@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-import os
-import stat
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from queue import Queue
-from threading import Lock, Thread
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 import typer
 
-from onceward.cli.boundary_calling import connected, told
+from onceward.cli.boundary_calling import connected
+from onceward.cli.boundary_transfers import pieces_of, progress_of, size_of
 from onceward.cli.database import MISUSED, fail
 from onceward.cli.printing import print_json
 
 if TYPE_CHECKING:
-    from onceward.boundary import BoundaryClient, Envelope, Fact, StoredFact
+    from onceward.boundary import AsyncBoundaryClient, Envelope, Fact, StoredFact
 
 AT_ONCE = 32
 """Appends on the way at the same time: they share the server's fsync."""
@@ -84,13 +81,17 @@ def append_lines(name: str, url: str, as_json: bool) -> None:
         source = typer.get_binary_stream("stdin") if name == "-" else Path(name).open("rb")  # noqa: SIM115
     except OSError as error:
         fail(f"{name} cannot be read: {error.strerror}", as_json, MISUSED)
-    with source, connected(url, as_json) as client, _progress(source, as_json) as progress:
-        appending = Appending(client, progress)
-        appending.run(source)
+    with (
+        source,
+        connected(url, as_json) as (client, runner),
+        progress_of("appending", size_of(source), as_json) as progress,
+    ):
+        appending = Appending(client, progress.advance)
+        runner.run(appending.run(source))
     counts = f"{appending.appended:,} appended, {appending.known:,} there already"
     if appending.problems:
         number, problem = min(appending.problems, key=lambda each: each[0])
-        fail(f"line {number}: {told(problem, url)} ({counts}; it is safe to repeat all lines)", as_json)
+        fail(f"line {number}: {problem} ({counts}; it is safe to repeat all lines)", as_json)
     if as_json:
         print_json(
             {"appended": appending.appended, "duplicates": appending.known, "last_offset": appending.last}
@@ -100,35 +101,29 @@ def append_lines(name: str, url: str, as_json: bool) -> None:
 
 
 class Appending:
-    """Appends lines with some threads. Lines of one subject go to one thread, and so keep their order."""
+    """Appends lines, many at a time. Lines of one subject go into one queue, and so keep their order."""
 
-    def __init__(self, client: BoundaryClient, progress: Callable[[int], None]) -> None:
+    def __init__(self, client: AsyncBoundaryClient, progress: Callable[[int], object]) -> None:
         self._client = client
         self._progress = progress
-        self._lock = Lock()
         self._until = math.inf
         self.appended = self.known = self.last = 0
         self.problems: list[tuple[int, Exception]] = []
 
-    def run(self, lines: IO[bytes]) -> None:
+    async def run(self, source: IO[bytes]) -> None:
         """All, or those before a line that is refused."""
-        queues: list[Queue[Any]] = [Queue(AHEAD) for _ in range(AT_ONCE)]
-        threads = [Thread(target=self._work, args=(queue,), daemon=True) for queue in queues]
-        for thread in threads:
-            thread.start()
-        try:
-            self._read(lines, queues)
-        except BaseException:
-            self._until = 0
-            raise
-        finally:
+        queues: list[asyncio.Queue[Any]] = [asyncio.Queue(AHEAD) for _ in range(AT_ONCE)]
+        async with asyncio.TaskGroup() as tasks:
             for queue in queues:
-                queue.put(None)
-            for thread in threads:
-                thread.join()
+                tasks.create_task(self._work(queue))
+            await self._read(source, queues)
+            for queue in queues:
+                await queue.put(None)
 
-    def _read(self, lines: IO[bytes], queues: list[Queue[Any]]) -> None:
-        for number, line in enumerate(lines, 1):
+    async def _read(self, source: IO[bytes], queues: list[asyncio.Queue[Any]]) -> None:
+        number = 0
+        async for line in _lines(source):
+            number += 1
             if number > self._until:
                 return
             if not line.strip():
@@ -139,42 +134,32 @@ class Appending:
                 self.problems.append((number, error))
                 return
             chosen = zlib.crc32(fact.subject.encode()) % len(queues)
-            queues[chosen].put((number, envelope, fact, len(line)))
+            await queues[chosen].put((number, envelope, fact, len(line) + 1))
 
-    def _work(self, queue: Queue[Any]) -> None:
-        while (work := queue.get()) is not None:
+    async def _work(self, queue: asyncio.Queue[Any]) -> None:
+        while (work := await queue.get()) is not None:
             if work[0] < self._until:
-                self._append(*work)
+                await self._append(*work)
 
-    def _append(self, number: int, envelope: Envelope, fact: Fact, size: int) -> None:
+    async def _append(self, number: int, envelope: Envelope, fact: Fact, size: int) -> None:
         try:
-            appended = self._client.append(envelope, fact)
+            appended = await self._client.append(envelope, fact)
         except Exception as error:  # noqa: BLE001  told with its line, whatever it is
-            with self._lock:
-                # A bad line keeps none before it from being appended; a boundary that cannot take any does.
-                self._until = 0 if getattr(error, "retryable", False) else min(self._until, number)
-                self.problems.append((number, error))
+            # A bad line keeps none before it from being appended; a boundary that cannot take any does.
+            self._until = 0 if getattr(error, "retryable", False) else min(self._until, number)
+            self.problems.append((number, error))
             return
-        with self._lock:
-            self.known += appended.duplicate
-            self.appended += not appended.duplicate
-            self.last = max(self.last, appended.offset)
+        self.known += appended.duplicate
+        self.appended += not appended.duplicate
+        self.last = max(self.last, appended.offset)
         self._progress(size)
 
 
-@contextmanager
-def _progress(source: IO[bytes], as_json: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, nothing anywhere else."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if as_json or not console.is_terminal:
-        yield lambda size: None
-        return
-    status = os.fstat(source.fileno())
-    total = status.st_size if stat.S_ISREG(status.st_mode) else None
-    columns = (TextColumn("appending"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        task = bars.add_task("", total=total)
-        yield lambda size: bars.advance(task, size)
+async def _lines(source: IO[bytes]) -> AsyncIterator[bytes]:
+    rest = b""
+    async for piece in pieces_of(source):
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield line
+    if rest:
+        yield rest

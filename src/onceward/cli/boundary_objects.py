@@ -1,7 +1,4 @@
-"""`onceward boundary put|get`: objects of any size, in pieces, with a bar on a terminal.
-
-With the client for asyncio, because Ctrl-C gets through to it while it waits for the other side.
-"""
+"""`onceward boundary put|get`: objects of any size, in pieces, with a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -9,24 +6,20 @@ import asyncio
 import hashlib
 import mimetypes
 import os
-import select
-import stat
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from onceward.cli.boundary_calling import HERE, Url, explained, tls_for
+from onceward.cli.boundary_calling import HERE, Url, client_for, explained
+from onceward.cli.boundary_transfers import pieces_of, progress_of, size_of
 from onceward.cli.database import MISUSED, AsJson, fail
 from onceward.cli.printing import print_json
 
 if TYPE_CHECKING:
     from onceward.boundary import ObjectRef
-
-PIECE = 256 * 1024
 
 Bucket = Annotated[str, typer.Argument(metavar="BUCKET", help="Such as batch-files.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="Its name in the bucket.")]
@@ -55,7 +48,7 @@ def put(
         source = open(0 if file == "-" else file, "rb", buffering=0, closefd=file != "-")  # noqa: SIM115
     except OSError as error:
         fail(f"{file} cannot be read: {error.strerror}", as_json, MISUSED)
-    with source, explained(url, as_json):
+    with source, explained(as_json):
         ref = asyncio.run(_send(source, bucket, key, given, url, as_json))
     if as_json:
         print_json(msgspec.to_builtins(ref))
@@ -66,23 +59,15 @@ def put(
 async def _send(
     source: IO[bytes], bucket: str, key: str, media_type: str, url: str, as_json: bool
 ) -> ObjectRef:
-    from onceward.boundary import AsyncBoundaryClient
+    async with client_for(url) as client:
+        with progress_of(f"{bucket}/{key}", size_of(source), as_json) as progress:
 
-    status = os.fstat(source.fileno())
-    total = status.st_size if stat.S_ISREG(status.st_mode) else None
-    async with AsyncBoundaryClient(url, tls=tls_for(url)) as client:
-        with _progress(f"{bucket}/{key}", total, as_json) as progress:
-            return await client.put_stream(bucket, key, _pieces(source, progress), media_type)
+            async def pieces() -> AsyncIterator[bytes]:
+                async for piece in pieces_of(source):
+                    yield piece
+                    progress.advance(len(piece))
 
-
-async def _pieces(source: IO[bytes], progress: Callable[[int], None]) -> AsyncIterator[bytes]:
-    while True:
-        while not select.select([source], [], [], 0)[0]:  # a pipe that is empty must not keep Ctrl-C from us
-            await asyncio.sleep(0.02)
-        if not (piece := source.read(PIECE)):
-            return
-        yield piece
-        progress(len(piece))
+            return await client.put_stream(bucket, key, pieces(), media_type)
 
 
 def get(
@@ -106,14 +91,14 @@ def get(
     boundary cannot be reached; 2 for wrong arguments or a file that exists.
     """
     if file == "-":
-        with explained(url, as_json):
+        with explained(as_json):
             asyncio.run(_receive(typer.get_binary_stream("stdout"), bucket, key, url, as_json))
         return
     place = Path(file or PurePosixPath(key).name)
     _check_place(place, force, as_json)
     part = place.with_name(f"{place.name}.{os.getpid()}.part")
     try:
-        with part.open("xb") as target, explained(url, as_json):
+        with part.open("xb") as target, explained(as_json):
             ref = asyncio.run(_receive(target, bucket, key, url, as_json))
         part.replace(place)
     except OSError as error:
@@ -136,19 +121,18 @@ def _check_place(place: Path, force: bool, as_json: bool) -> None:
 
 
 async def _receive(target: IO[bytes], bucket: str, key: str, url: str, as_json: bool) -> ObjectRef:
-    from onceward.boundary import AsyncBoundaryClient
     from onceward.boundary.artifacts import IntegrityError
 
     digest = hashlib.sha256()
-    async with AsyncBoundaryClient(url, tls=tls_for(url)) as client:
-        with _progress(f"{bucket}/{key}", None, as_json) as progress:
+    async with client_for(url) as client:
+        with progress_of(f"{bucket}/{key}", None, as_json) as progress:
 
             def write(piece: bytes) -> None:
                 digest.update(piece)
                 target.write(piece)
-                progress(len(piece))
+                progress.advance(len(piece))
 
-            ref = await client.get_stream(bucket, key, write)
+            ref = await client.get_stream(bucket, key, write, lambda ref: progress.whole(ref.size))
     target.flush()
     if ref.digest != f"sha256:{digest.hexdigest()}":
         raise IntegrityError(
@@ -156,19 +140,3 @@ async def _receive(target: IO[bytes], bucket: str, key: str, url: str, as_json: 
             "use it"
         )
     return ref
-
-
-@contextmanager
-def _progress(what: str, total: int | None, as_json: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, nothing anywhere else."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    console = Console(stderr=True)
-    if as_json or not console.is_terminal:
-        yield lambda size: None
-        return
-    columns = (TextColumn(what, markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        task = bars.add_task("", total=total)
-        yield lambda size: bars.advance(task, size)

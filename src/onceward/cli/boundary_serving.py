@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from onceward.cli.boundary_calling import installed
-from onceward.cli.database import MISUSED, fail
+from onceward.cli.database import FAILED, MISUSED, fail
 
 if TYPE_CHECKING:
     from onceward.boundary.config import Config
@@ -86,8 +86,9 @@ def serve(
     or Ctrl-C lets running calls end, a second one cuts them off; what was acknowledged is durable either way. Peers,
     links and certificates are read again when their files change.
 
-    Exit code: 0 when it was told to stop; 130 or 143 if a second signal cut calls off; 2 for wrong arguments or a
-    wrong configuration, an address or a store that cannot be used, or a directory that another server has.
+    Exit code: 0 when it was told to stop; 1 if a part of it broke, so that a supervisor starts it again; 130 or 143 if
+    a second signal cut calls off; 2 for wrong arguments or a wrong configuration, an address or a store that cannot be
+    used, or a directory that another server has.
     """
     from msgspec import structs
 
@@ -110,14 +111,14 @@ def serve(
         ).settings()
         kept_in = store or (None if data is None else str(data)) or _store_of(found, config) or DATA
         with installed(as_json=False):
-            cut_off_by = _run(found, config, listen or found.listen or LISTEN, kept_in, settings)
+            code = _run(found, config, listen or found.listen or LISTEN, kept_in, settings)
     except OncewardError as error:
         _refuse(str(error), form)
-    raise typer.Exit(0 if cut_off_by is None else 128 + cut_off_by)
+    raise typer.Exit(code)
 
 
-def _run(config: Config, path: Path | None, listen: str, kept_in: str, settings: Settings) -> int | None:
-    """Returns the signal that hurried it."""
+def _run(config: Config, path: Path | None, listen: str, kept_in: str, settings: Settings) -> int:
+    """Returns the exit code."""
     import asyncio
     import signal
 
@@ -128,17 +129,22 @@ def _run(config: Config, path: Path | None, listen: str, kept_in: str, settings:
     from onceward.task.exceptions import ConfigurationError
 
     address = parse_address(listen)
-    cut_off_by: int | None = None
+    code = 0
 
     async def run() -> None:
         loop, task, stop = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
         assert task is not None
 
         def heard(number: int) -> None:
-            nonlocal cut_off_by
+            nonlocal code
             if stop.is_set():
-                cut_off_by = number
+                code = 128 + number
                 task.cancel()
+            stop.set()
+
+        def broken() -> None:
+            nonlocal code
+            code = FAILED
             stop.set()
 
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -150,7 +156,8 @@ def _run(config: Config, path: Path | None, listen: str, kept_in: str, settings:
                 f"{without_password(kept_in)} cannot be used as a data directory: {error}"
             ) from error
         try:
-            async with running(Boundary(store, settings), config, *address, path=path) as url:
+            boundary = Boundary(store, settings)
+            async with running(boundary, config, *address, path=path, broken=broken) as url:
                 _log.info("serving %s from %s", url, without_password(kept_in))
                 typer.echo(url)
                 await stop.wait()
@@ -163,7 +170,7 @@ def _run(config: Config, path: Path | None, listen: str, kept_in: str, settings:
         asyncio.run(run())
     except asyncio.CancelledError:
         _log.warning("stopped, with calls cut off")
-    return cut_off_by
+    return code
 
 
 def _store_of(config: Config, path: Path | None) -> str | None:

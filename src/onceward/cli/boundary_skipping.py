@@ -10,10 +10,11 @@ import typer
 from onceward.cli.boundary_calling import Consumer, connected, installed
 from onceward.cli.boundary_forwarding import Source
 from onceward.cli.database import MISUSED, AsJson, fail
+from onceward.cli.letters import Operator, who
 from onceward.cli.printing import print_json, print_table
 
 if TYPE_CHECKING:
-    from onceward.boundary import BoundaryClient, StoredFact
+    from onceward.boundary import AsyncBoundaryClient, StoredFact
 
 
 def skip(
@@ -29,12 +30,14 @@ def skip(
             "--to", metavar="STORE", help="The receiving side's store, to show what it has instead."
         ),
     ] = None,
+    operator: Operator = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the fact that a link is stopped at; with an offset and a reason, go on without it.
 
     Facts are never changed: theirs is left out here for good, or the link stays where it is. The link notices by
-    itself. What this prints is the record of the decision; keep it. `--to` only reads, also beside a server.
+    itself. Who decided what, and why, is kept at the source, as an object whose name is printed, and goes into the log
+    of the link. `--to` only reads, also beside a server.
 
     Exit code: 0; 1 if nothing waits, another fact is the next one, or the boundary refuses or cannot be reached; 2 for
     wrong arguments.
@@ -43,38 +46,48 @@ def skip(
         fail("--offset and --reason go together; without both the fact is only shown", as_json, MISUSED)
     if reason is not None and not reason.strip():
         fail("--reason is empty; say why this fact may be left out", as_json, MISUSED)
-    with connected(source, as_json) as client:
-        theirs = _next(client, consumer, as_json)
+    with connected(source, as_json, "--from") as (client, runner):
+        theirs = runner.run(_next(client, consumer, as_json))
         ours = None if here is None else _found(here, theirs.message_id, as_json)
         if offset is not None and offset != theirs.offset:
             fail(
                 f"the next fact of {consumer} is at offset {theirs.offset}, not {offset}; only that can be skipped",
                 as_json,
             )
-        if offset is not None:
-            client.confirm(consumer, offset)
+        kept = None
+        if reason is not None:
+            from onceward.boundary import decisions
+
+            runner.run(
+                decisions.skip(client, consumer, theirs, reason=reason.strip(), operator=who(operator))
+            )
+            kept = f"{decisions.BUCKET} {decisions.key_of(consumer, theirs.offset)}"
     decision = {
         "consumer": consumer,
         "offset": theirs.offset,
-        "skipped": offset is not None,
+        "skipped": kept is not None,
         "reason": reason,
+        "kept_as": kept,
     }
     sides = {"source": _fields(theirs), "here": None if ours is None else _fields(ours)}
     if as_json:
         print_json({**decision, **sides})
         return
     _print_sides(sides["source"] or {}, sides["here"], here)
-    if offset is not None:
+    if kept is not None:
         typer.echo(f"Skipped: {consumer} goes on behind offset {offset}. Reason: {reason}")
+        typer.echo(f"Read it again: `onceward boundary get {kept} - --url {source}`")
     else:
         typer.echo(
             f"Nothing is changed. To leave it out, repeat this with --offset {theirs.offset} --reason TEXT."
         )
 
 
-def _next(client: BoundaryClient, consumer: str, as_json: bool) -> StoredFact:
-    client.confirm(consumer, 0)  # moves nothing, and refuses a name that is misspelt; a fetch would make it
-    page = client.fetch(consumer, 1)
+async def _next(client: AsyncBoundaryClient, consumer: str, as_json: bool) -> StoredFact:
+    await client.confirm(
+        consumer, 0
+    )  # moves nothing, and refuses a name that is misspelt; a fetch would make it
+    page = await client.fetch(consumer, 1)
     if not page.facts:
         fail(f"nothing waits for {consumer}: there is nothing to skip", as_json)
     return page.facts[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from onceward.cli.boundary_calling import HERE, Url, connected, tls_for, unreachable
+from onceward.cli.boundary_calling import HERE, Url, checked, explained, tls_for
 from onceward.cli.database import AsJson, fail
 from onceward.cli.printing import iso_time, print_json, print_table
 
@@ -59,30 +59,32 @@ def _asked(url: str, as_json: bool) -> dict[str, Any]:
     from urllib.error import HTTPError, URLError
     from urllib.request import urlopen
 
-    with connected(url, as_json):  # which connects to nothing yet, but refuses what is no URL
-        pass
-    from onceward.boundary.tls import client_context
+    with explained(as_json):
+        from onceward.boundary.tls import client_context
+        from onceward.boundary.unreached import unreached
 
-    page, tls = f"{url.rstrip('/')}/stats", tls_for(url)
-    try:
-        with urlopen(page, timeout=SECONDS, context=None if tls is None else client_context(tls)) as answer:
-            found: dict[str, Any] = json.load(answer)
-            found["last"], found["consumers"]
-            return found
-    except HTTPError as error:
-        error.close()
-        if error.code == 401:
-            fail(
-                f"{page} answers 401: the certificate is that of no peer of this boundary; see its [[peers]]",
-                as_json,
-            )
-        fail(f"{page} answers {error.code} {error.reason}; is that a boundary? See --url", as_json)
-    except URLError as error:
-        fail(unreachable(url, error.reason), as_json)
-    except (OSError, HTTPException) as error:
-        fail(unreachable(url, error), as_json)
-    except (ValueError, LookupError, TypeError):
-        fail(f"{page} does not answer as a boundary does; see --url", as_json)
+        page, tls = f"{checked(url)}/stats", tls_for(url)
+        context = None if tls is None else client_context(tls)
+        try:
+            with urlopen(page, timeout=SECONDS, context=context) as answer:
+                found: dict[str, Any] = json.load(answer)
+                found["last"], found["consumers"]
+                return found
+        except HTTPError as error:
+            error.close()
+            if error.code == 401:
+                fail(
+                    f"{page} answers 401: the certificate is that of no peer of this boundary; see its [[peers]]",
+                    as_json,
+                )
+            fail(f"{page} answers {error.code} {error.reason}; is that a boundary? See --url", as_json)
+        except URLError as error:
+            reason = error.reason
+            fail(unreached(url, reason if isinstance(reason, Exception) else error), as_json)
+        except (OSError, HTTPException) as error:
+            fail(unreached(url, error), as_json)
+        except (ValueError, LookupError, TypeError):
+            fail(f"{page} does not answer as a boundary does; see --url", as_json)
 
 
 def _moment(milliseconds: int | None) -> str | None:

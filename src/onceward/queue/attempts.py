@@ -1,8 +1,7 @@
-"""One attempt at one message: a session, the handler, the commit. What is raised comes back as the reply."""
+"""What a queue's handlers are, and one attempt of theirs at one message."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -20,32 +19,12 @@ if TYPE_CHECKING:
 
 
 def attempts(handler: Handler, engine: Engine) -> Attempt:
-    from onceward.db import DbSession
+    from onceward.db import attempts as of_one_session
 
-    async def attempt(message: QueueMessage) -> BaseException | None:
-        try:
-            with DbSession(engine) as session:
-                result: object = handler(message, session)  # type: ignore[func-returns-value]
-                if inspect.iscoroutine(result):
-                    # It has not run. Committing and acknowledging would lose the message.
-                    result.close()
-                    raise TypeError("the handler is asynchronous; AsyncQueueConsumer runs those")
-        except BaseException as error:  # noqa: BLE001
-            return error
-        return None
-
-    return attempt
+    return of_one_session.attempts(handler, engine, "AsyncQueueConsumer")
 
 
 def async_attempts(handler: AsyncHandler, engine: AsyncEngine) -> Attempt:
-    from onceward.db import AsyncDbSession
+    from onceward.db import attempts as of_one_session
 
-    async def attempt(message: QueueMessage) -> BaseException | None:
-        try:
-            async with AsyncDbSession(engine) as session:
-                await handler(message, session)
-        except BaseException as error:  # noqa: BLE001
-            return error
-        return None
-
-    return attempt
+    return of_one_session.async_attempts(handler, engine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -13,16 +14,12 @@ from onceward.task.exceptions import ConfigurationError
 
 async def open_store(url: str) -> Store:
     """A directory (or sqlite:///directory), postgresql://…, or nats://…?name=onceward&replicas=3."""
-    scheme, separator, place = url.partition("://")
-    if not separator or scheme == "sqlite":
+    directory = directory_of(url)
+    if directory is not None:
         from onceward.boundary.stores.sqlite import SqliteStore
 
-        directory = place.removeprefix("/") if separator else url
-        if not directory:
-            raise ConfigurationError(
-                f"{url!r} names no directory; say sqlite:///some/directory, or the directory alone"
-            )
         return SqliteStore(directory)
+    scheme = url.partition("://")[0]
     if scheme in ("postgresql", "postgres"):
         with _driver("psycopg", "postgres"):
             from onceward.boundary.stores.postgresql import PostgreSqlStore
@@ -35,6 +32,29 @@ async def open_store(url: str) -> Store:
     raise ConfigurationError(
         f"{url!r} is no store: give a directory, sqlite:///directory, postgresql://host/database or nats://host:port"
     )
+
+
+def directory_of(url: str) -> Path | None:
+    """Where an embedded store is; None for one that is on a server."""
+    scheme, separator, place = url.partition("://")
+    if separator and scheme != "sqlite":
+        return None
+    directory = place.removeprefix("/") if separator else url
+    if not directory:
+        raise ConfigurationError(
+            f"{url!r} names no directory; say sqlite:///some/directory, or the directory alone"
+        )
+    return Path(directory)
+
+
+def check_is_there(url: str) -> None:
+    """Before it is read: a directory that is not there would be made, and look like an empty boundary."""
+    directory = directory_of(url)
+    if directory is not None and not (directory / "boundary.db").is_file():
+        raise ConfigurationError(
+            f"there is no boundary in {str(directory)!r}, which has no boundary.db; name the directory that its server "
+            "keeps facts in"
+        )
 
 
 def _jetstream_options(query: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from onceward.boundary.durable import sync_directory
 from onceward.boundary.errors import NotFound, ObjectConflict, Unavailable
 from onceward.boundary.model import ObjectRef
 
@@ -88,7 +89,7 @@ class FileObjects:
         if not place.exists():
             place.parent.mkdir(exist_ok=True)
             incoming.rename(place)
-            _sync_directory(place.parent)
+            sync_directory(place.parent)
         name = self._name(ref.bucket, ref.key)
         name.parent.mkdir(exist_ok=True)
         written = self._incoming / secrets.token_hex(16)
@@ -102,7 +103,7 @@ class FileObjects:
                 return self._same(name, ref)
         finally:
             written.unlink(missing_ok=True)
-        _sync_directory(name.parent)
+        sync_directory(name.parent)
         return ref
 
     def _same(self, name: Path, ref: ObjectRef) -> ObjectRef:
@@ -135,11 +136,3 @@ def _write(file: RawIOBase, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) or 0 :]
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

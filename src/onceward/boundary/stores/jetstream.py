@@ -180,8 +180,8 @@ class JetStreamStore:
     async def position(self, name: str, *, create: bool) -> int | None:
         return await self._cursors.position(name, create=create)
 
-    async def advance(self, name: str, offset: int) -> int:
-        return await self._cursors.advance(name, offset)
+    async def advance(self, name: str, offset: int, at: int | None = None) -> int:
+        return await self._cursors.advance(name, offset, at)
 
     async def cursors(self) -> list[Cursor]:
         return await self._cursors.all()

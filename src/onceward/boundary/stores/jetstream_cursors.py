@@ -41,8 +41,8 @@ class JetStreamCursors:
             cursor = await self._reach(Cursor(name, 0))
         return None if cursor is None else cursor.offset
 
-    async def advance(self, name: str, offset: int) -> int:
-        return (await self._reach(Cursor(name, offset, time.time_ns() // 1_000_000))).offset
+    async def advance(self, name: str, offset: int, at: int | None = None) -> int:
+        return (await self._reach(Cursor(name, offset, at or time.time_ns() // 1_000_000))).offset
 
     async def all(self) -> list[Cursor]:
         keys = await self._link.subjects(self._stream, f"{self._subject}>")

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from onceward.boundary.errors import Unavailable
 from onceward.boundary.ports import Bounds, Objects
-from onceward.boundary.stores import open_store, sqlite
+from onceward.boundary.stores import check_is_there, directory_of, open_store, sqlite
 from onceward.boundary.stores.files import FileObjects
 from onceward.boundary.wire import Record
 from onceward.task.exceptions import ConfigurationError
@@ -36,19 +36,16 @@ class Look(Protocol):
 @asynccontextmanager
 async def looking_into(url: str) -> AsyncIterator[Look]:
     """A directory (or sqlite:///directory), postgresql://… or nats://…."""
-    scheme, separator, place = url.partition("://")
-    if separator and scheme != "sqlite":
+    check_is_there(url)
+    directory = directory_of(url)
+    if directory is None:
         store = await open_store(url)
         try:
             yield store
         finally:
             await store.close()
         return
-    directory = Path(place.removeprefix("/") if separator else url)
-    path = directory / "boundary.db"
-    if not path.is_file():
-        raise ConfigurationError(f"{url!r} is no boundary's store: there is no {path}")
-    with closing(_connected(path)) as connection:
+    with closing(_connected(directory / "boundary.db")) as connection:
         yield SqliteLook(connection, FileObjects(directory / "objects", to_look=True))
 
 

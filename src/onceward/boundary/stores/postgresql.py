@@ -62,7 +62,8 @@ POSITION = "SELECT position FROM onceward_boundary_cursors WHERE name = %s"
 CREATE_CURSOR = "INSERT INTO onceward_boundary_cursors (name, position) VALUES (%s, 0) ON CONFLICT DO NOTHING"
 ADVANCE = """
     INSERT INTO onceward_boundary_cursors AS known (name, position, confirmed_at)
-    SELECT name, position, %s FROM unnest(%s::text[], %s::bigint[]) AS given (name, position) ORDER BY name
+    SELECT name, position, at FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) AS given (name, position, at)
+    ORDER BY name
     ON CONFLICT (name) DO UPDATE SET
         position = greatest(known.position, excluded.position),
         confirmed_at = CASE WHEN excluded.position > known.position
@@ -75,6 +76,7 @@ CURSORS = "SELECT name, position, confirmed_at FROM onceward_boundary_cursors OR
 class Confirm(NamedTuple):
     name: str
     offset: int
+    at: int
 
 
 class PostgreSqlStore:
@@ -153,8 +155,8 @@ class PostgreSqlStore:
             rows = await self._query(POSITION, name)  # another server may have made it, and advanced it
         return int(rows[0][0]) if rows else None
 
-    async def advance(self, name: str, offset: int) -> int:
-        return await self._confirms.submit(Confirm(name, offset))
+    async def advance(self, name: str, offset: int, at: int | None = None) -> int:
+        return await self._confirms.submit(Confirm(name, offset, at or _now()))
 
     async def cursors(self) -> list[Cursor]:
         return [Cursor(*row) for row in await self._query(CURSORS)]
@@ -184,11 +186,12 @@ class PostgreSqlStore:
         return [_appended(fact, found) for fact in facts]
 
     async def _advance_all(self, confirms: Sequence[Confirm]) -> list[int]:
-        highest: dict[str, int] = {}
-        for name, offset in confirms:
-            highest[name] = max(offset, highest.get(name, 0))
+        highest: dict[str, Confirm] = {}
+        for each in confirms:
+            highest[each.name] = max(each, highest.get(each.name, each), key=lambda confirm: confirm.offset)
+        columns = [list(column) for column in zip(*highest.values(), strict=True)]
         async with self._writing.one() as connection:
-            advancing = await connection.execute(ADVANCE, (_now(), list(highest), list(highest.values())))
+            advancing = await connection.execute(ADVANCE, columns)
             positions = dict(await advancing.fetchall())
         return [positions[confirm.name] for confirm in confirms]
 

@@ -191,9 +191,9 @@ class SqliteStore:
         await self._through_writer(Write(None, lambda cursor: cursor.execute(CREATE_CURSOR, (name,))))
         return 0
 
-    async def advance(self, name: str, offset: int) -> int:
+    async def advance(self, name: str, offset: int, at: int | None = None) -> int:
         def advance(cursor: sqlite3.Cursor) -> int:
-            cursor.execute(ADVANCE, (name, offset, _now()))
+            cursor.execute(ADVANCE, (name, offset, at or _now()))
             return int(cursor.execute(POSITION, (name,)).fetchone()[0])
 
         position: int = await self._through_writer(Write(None, advance))
@@ -355,7 +355,7 @@ def _locked(directory: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigurationError(
-                f"another server uses {directory}; give this one a directory of its own, or stop the other"
+                f"another process, such as a server, uses {directory}: stop that, or use another directory"
             ) from None
         yield
 

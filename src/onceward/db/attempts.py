@@ -1,0 +1,54 @@
+"""One attempt at one message: a session, the handler, the commit. What is raised comes back as the reply, because a
+handler may raise StopIteration, which a coroutine cannot."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from onceward.db.session import DbSession
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from onceward.db.aio import AsyncDbSession
+
+T = TypeVar("T")
+
+
+def attempts(
+    handler: Callable[[T, DbSession], object], engine: Engine, asynchronous: str
+) -> Callable[[T], Awaitable[BaseException | None]]:
+    """`asynchronous` is the class that runs handlers which are coroutine functions: here they are refused."""
+
+    async def attempt(message: T) -> BaseException | None:
+        try:
+            with DbSession(engine) as session:
+                result = handler(message, session)
+                if inspect.iscoroutine(result):
+                    # It has not run. Committing, and telling the source that it is done, would lose the message.
+                    result.close()
+                    raise TypeError(f"the handler is asynchronous; {asynchronous} runs those")
+        except BaseException as error:  # noqa: BLE001
+            return error
+        return None
+
+    return attempt
+
+
+def async_attempts(
+    handler: Callable[[T, AsyncDbSession], Awaitable[object]], engine: AsyncEngine
+) -> Callable[[T], Awaitable[BaseException | None]]:
+    from onceward.db.aio import AsyncDbSession
+
+    async def attempt(message: T) -> BaseException | None:
+        try:
+            async with AsyncDbSession(engine) as session:
+                await handler(message, session)
+        except BaseException as error:  # noqa: BLE001
+            return error
+        return None
+
+    return attempt
