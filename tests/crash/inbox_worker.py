@@ -38,7 +38,10 @@ from onceward.task.mixins.policies import (
     ConcurrencyPolicy,
     ConsumerLoopPolicy,
     ConsumerPolicy,
+    ConsumerSteps,
     EmptyQueuePolicy,
+    FetchPolicy,
+    RetryPolicy,
 )
 
 TARGET = "the-one"
@@ -378,7 +381,9 @@ def policy_of(orders: Orders) -> ConsumerPolicy:
             concurrency=ConcurrencyPolicy(value=orders.slots),
             streaming=True,
             empty_queue=EmptyQueuePolicy(backoff=0.02, backoff_cap=0.05),
-        )
+        ),
+        # A database that is away is asked for again; see `DatabaseUnavailableError`.
+        steps=ConsumerSteps(fetch=FetchPolicy(retry=RetryPolicy(max_attempts=200, backoff=0.2))),
     )
 
 

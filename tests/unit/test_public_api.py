@@ -74,6 +74,7 @@ NAMES = {
         "Busy",
         "Contract",
         "ContractError",
+        "DatabaseUnavailableError",
         "Done",
         "EffectError",
         "EffectInDoubtError",

@@ -19,6 +19,7 @@ from onceward.inbox.event import Event
 from onceward.inbox.exceptions import (
     Breach,
     ContractError,
+    DatabaseUnavailableError,
     EffectError,
     EffectInDoubtError,
     LeaseLostError,
@@ -41,6 +42,7 @@ __all__ = [
     "Busy",
     "Contract",
     "ContractError",
+    "DatabaseUnavailableError",
     "Done",
     "EffectError",
     "EffectInDoubtError",

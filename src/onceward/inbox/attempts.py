@@ -19,12 +19,15 @@ from onceward.inbox.contract import Contract
 from onceward.inbox.exceptions import Breach, ContractError
 from onceward.inbox.ports import Ports
 from onceward.inbox.stores.base import Store
-from onceward.inbox.stores.rows import Key
+from onceward.inbox.stores.rows import Attempts, Key
 from onceward.inbox.waiting import Busy
 
 _log = logging.getLogger("onceward.inbox")
 
 T = TypeVar("T")
+
+LONGEST_WAIT = 5.0
+"""Seconds until a copy asks again whether the event is still in hand."""
 
 
 class Start(NamedTuple):
@@ -89,9 +92,7 @@ class AttemptLedger:
                 return Start(found.starts)
             if not found.locked and found.unended >= contract.poison_after:
                 return poisoned(key, found.unended)
-            if found.locked or alone:
-                return Busy("another copy of it is in hand", delay=random.uniform(0.05, 0.25))
-            return None
+            return in_hand(found, contract.lease) if found.locked or alone else None
 
         begun = await self._with_leftovers(start)
         if isinstance(begun, Exception):
@@ -160,6 +161,14 @@ def _taken(waiting: deque[T]) -> list[T]:
     with suppress(IndexError):
         taken.extend(waiting.popleft() for _ in range(len(waiting)))
     return taken
+
+
+def in_hand(found: Attempts, lease: float) -> Busy:
+    """Who has it keeps its lease, again and again. The longer nobody did, the less often it is worth asking."""
+    silent = max(lease - found.locked_for, 0.0) if found.locked else 0.0
+    wait = max(random.uniform(0.05, 0.25), min(silent / 4, found.locked_for, LONGEST_WAIT))
+    left = f"; its lease runs for {found.locked_for:.0f} s" if found.locked_for >= 1 else ""
+    return Busy(f"another copy of it is in hand, or was when its process died{left}", delay=wait)
 
 
 def poisoned(key: Key, starts: int) -> ContractError:

@@ -35,7 +35,7 @@ from onceward.inbox.claims import Claim, Heartbeat
 from onceward.inbox.contract import Contract
 from onceward.inbox.effects import Ledger
 from onceward.inbox.event import Event
-from onceward.inbox.exceptions import Breach, ContractError, LeaseLostError
+from onceward.inbox.exceptions import Breach, ContractError, DatabaseUnavailableError, LeaseLostError
 from onceward.inbox.metrics import Instruments, Watch, instruments
 from onceward.inbox.ports import SERIALIZATION_RETRIES, Ports, Session, pause_after
 from onceward.inbox.sequencing import OutOfTurn
@@ -88,6 +88,8 @@ class Core:
         self._heartbeat = Heartbeat(store, ports)
         self._backend = backend_of(ports.dialect)
         self._days: set[int] = set()
+        self._unavailable = False
+        """The database was, when it was last asked."""
 
     async def process(
         self,
@@ -209,7 +211,7 @@ class Core:
     async def _in_transaction(
         self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, session: Session
     ) -> Result:
-        if not await session._apply(self.store.admit, key, digest):
+        if not await self.reachable(session._apply, self.store.admit, key, digest):
             await session._apply(self._refuse, key, digest)
             return Result(DUPLICATE)
         if contract.sequencing != "none":
@@ -288,9 +290,32 @@ class Core:
         except DBAPIError as error:
             if self._backend.is_lock_timeout(error):
                 raise Busy("somebody keeps its row", delay=random.uniform(0.5, 1.5)) from error
-            if self._backend.is_disconnect(error):
-                raise Busy("the database does not answer", delay=random.uniform(0.5, 1.5)) from error
+            if self.is_unavailable(error):
+                raise Busy("the database is not available", delay=random.uniform(0.5, 1.5)) from error
             raise
+
+    def is_unavailable(self, error: BaseException) -> bool:
+        """Whether the database is to blame; that is remembered."""
+        found = isinstance(error, DBAPIError) and self._backend.is_unavailable(error)
+        self._unavailable = self._unavailable or found
+        return found
+
+    async def check_available(self, contract: Contract) -> None:
+        """Raises if the database was not available when it was last asked, and still is not."""
+        if not self._unavailable:
+            return
+        try:
+            await self.ports.transact(self.store.touch, contract.consumer_id)
+        except LockTimeoutError:
+            return  # it is, for somebody
+        except DBAPIError as error:
+            if not self._backend.is_unavailable(error):
+                raise
+            said, *_ = str(error.orig).strip().splitlines() or [repr(error.orig)]
+            raise DatabaseUnavailableError(
+                f"the database of consumer {contract.consumer_id!r} is not available: {said}"
+            ) from error
+        self._unavailable = False
 
     def _only_bad_luck(self, error: DBAPIError | Raised) -> bool:
         cause: BaseException | None = error.raised if isinstance(error, Raised) else error

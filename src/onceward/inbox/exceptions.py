@@ -6,6 +6,7 @@ OncewardError
 │   └── UnprovenConsumerError          a consumer without proof of its code; it does not run in production
 ├── TransactionException
 │   └── ContractError                  this event and this contract do not fit; never retried
+├── DatabaseUnavailableError           the inbox's database is away, read-only or out of room
 ├── LeaseLostError                     somebody else has the event now; nothing of this attempt may stay
 ├── EffectError                        an effect where none is allowed
 └── EffectInDoubtError                 an effect was begun and nobody knows whether it happened
@@ -42,6 +43,10 @@ class Breach(StrEnum):
     """Started too often without ever coming to an end."""
     GAP = "gap"
     """The events before it did not come in time."""
+
+
+class DatabaseUnavailableError(OncewardError):
+    """Nothing can be done for any event now. A fetch raises it, since what it would fetch could only go back."""
 
 
 class ContractError(TransactionException):

@@ -7,7 +7,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -57,8 +57,8 @@ class Keeper:
         self._away_since = 0.0
         self._stopping = False
 
-    async def _consume(self) -> Report:
-        """Build the task, hand it to `_take`, and have it consume until it ends."""
+    async def _with_task(self) -> None:
+        """Build the task, and `_consume` with it."""
         raise NotImplementedError
 
     async def _pause(self, seconds: float) -> None:
@@ -66,30 +66,40 @@ class Keeper:
         raise NotImplementedError
 
     async def _keep(self) -> None:
-        while not self._stopping:
-            try:
-                await self._consume()
-            except Exception as error:
-                if not is_outage(error):
-                    raise
-                self.left = self._counts.call_ended()
-                await self._wait_out(error)
-            else:
-                self.left = self._counts.call_ended()
-                break
+        await self._through_outages(self._with_task)
         self._change(State.ENDED)
 
-    def _take(self, task: Any) -> Any:
+    async def _consume(self, task: Any, call: Callable[[], Awaitable[Report]]) -> None:
+        """With one task, whose inbox may know of ends that the database did not take."""
         self._task = task
         if self._stopping:
             task.stop()  # told so while the task was being built
-        return task
+
+        async def consume() -> None:
+            try:
+                await call()
+            finally:
+                self.left = self._counts.call_ended()
+
+        await self._through_outages(consume)
+
+    async def _through_outages(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Until it ends by itself, or is told to stop."""
+        while not self._stopping:
+            try:
+                await call()
+            except Exception as error:
+                if not is_outage(error):
+                    raise
+                await self._wait_out(error)
+            else:
+                return
 
     async def _wait_out(self, error: Exception) -> None:
         if self._stopping:
             _log.error("%s could not end well: %s", self.consumer.name, text_of(error))
             return
-        self._problem = text_of(error.__cause__ if isinstance(error, LoopError) else error)
+        self._problem = reason_of(error)
         if self._tries == 0:
             self._away_since = time.monotonic()
         elif self._drain and time.monotonic() - self._away_since >= PATIENCE:
@@ -161,9 +171,12 @@ class ThreadKeeper(Keeper):
     def keep(self) -> None:
         now(self._keep())
 
-    async def _consume(self) -> Report:
+    async def _with_task(self) -> None:
+        async def call() -> Report:
+            return task.consume_transactions(self._policy)
+
         with built(self.app, self.consumer, partial(Counted, counts=self._counts)) as task:
-            return self._take(task).consume_transactions(self._policy)  # type: ignore[no-any-return]
+            await self._consume(task, call)
 
     async def _pause(self, seconds: float) -> None:
         self._stopped.wait(seconds)
@@ -183,9 +196,9 @@ class AsyncKeeper(Keeper):
     async def keep(self) -> None:
         await self._keep()
 
-    async def _consume(self) -> Report:
+    async def _with_task(self) -> None:
         async with built_async(self.app, self.consumer, partial(AsyncCounted, counts=self._counts)) as task:
-            return await self._take(task).consume_transactions(self._policy)  # type: ignore[no-any-return]
+            await self._consume(task, lambda: task.consume_transactions(self._policy))
 
     async def _pause(self, seconds: float) -> None:
         over, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -213,6 +226,16 @@ def policy_of_run(policy: ConsumerPolicy, *, streaming: bool) -> ConsumerPolicy:
     """
     changes = {"streaming": streaming, "limit": None, "timeout": TEN_YEARS}
     return policy.model_copy(update={"loop": policy.loop.model_copy(update=changes)})
+
+
+def reason_of(error: Exception) -> str:
+    """In one line: a fetch that failed has a cause, and SQLAlchemy wraps what the driver said into a page."""
+    from sqlalchemy.exc import DBAPIError
+
+    cause = error.__cause__ if isinstance(error, LoopError) and error.__cause__ is not None else error
+    if isinstance(cause, DBAPIError) and cause.orig is not None:
+        cause = cause.orig
+    return text_of(cause).partition("\n")[0]
 
 
 def is_outage(error: Exception) -> bool:

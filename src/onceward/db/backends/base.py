@@ -25,8 +25,9 @@ class Backend(Protocol):
     def is_serialization_failure(self, error: DBAPIError) -> bool:
         """Whether the transaction only had bad luck with its neighbours: the same again may well succeed."""
 
-    def is_disconnect(self, error: DBAPIError) -> bool:
-        """Whether the database went away, or is not there. Decided by the error's code."""
+    def is_unavailable(self, error: DBAPIError) -> bool:
+        """Whether the database can do this for nobody now: it is away, read-only or out of room. Decided by the error's
+        code."""
 
     def has_written(self, connection: Connection) -> bool:
         """Whether the transaction has changed anything so far."""

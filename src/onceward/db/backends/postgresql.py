@@ -18,6 +18,8 @@ SERIALIZATION_FAILURES: Final = ("40001", "40P01")
 """A conflict under REPEATABLE READ or SERIALIZABLE, and a deadlock."""
 UNAVAILABLE: Final = ("08", "57P", "53")
 """Connection exceptions; shutdown and start-up; too many connections and other lack of resources."""
+READ_ONLY: Final = "25006"
+"""As after a failover, when what was connected to is a standby now."""
 
 _READ_LOCK_TIMEOUT = text("SELECT current_setting('lock_timeout')")
 _XACT_ID = text("SELECT pg_current_xact_id_if_assigned()::text")
@@ -50,11 +52,13 @@ class PostgreSql:
     def is_serialization_failure(self, error: DBAPIError) -> bool:
         return _sqlstate(error) in SERIALIZATION_FAILURES
 
-    def is_disconnect(self, error: DBAPIError) -> bool:
+    def is_unavailable(self, error: DBAPIError) -> bool:
         # Without an SQLSTATE the server has not spoken: no connection, or one that broke off.
         state = _sqlstate(error)
-        return error.connection_invalidated or (
-            isinstance(error, OperationalError) and (state is None or state.startswith(UNAVAILABLE))
+        return (
+            error.connection_invalidated
+            or state == READ_ONLY
+            or (isinstance(error, OperationalError) and (state is None or state.startswith(UNAVAILABLE)))
         )
 
     def has_written(self, connection: Connection) -> bool:

@@ -27,6 +27,10 @@ DUPLICATE: Final = frozenset(
     }
 )
 LOCKED: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+UNAVAILABLE: Final = frozenset(
+    {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
+)
+"""Of the disk: full, broken, mounted read-only or gone."""
 
 
 class Sqlite:
@@ -57,8 +61,8 @@ class Sqlite:
     def is_serialization_failure(self, error: DBAPIError) -> bool:
         return False  # a session has the only write lock from its beginning
 
-    def is_disconnect(self, error: DBAPIError) -> bool:
-        return False  # there is no server that could go away
+    def is_unavailable(self, error: DBAPIError) -> bool:
+        return _code(error) & 0xFF in UNAVAILABLE
 
     def has_written(self, connection: Connection) -> bool:
         changes = _changes(connection)

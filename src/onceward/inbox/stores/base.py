@@ -84,7 +84,7 @@ class Store(Retaining):
 
     def attempts(self, transaction: DbTransaction, key: Key) -> Attempts:
         row = self._one(transaction, _ATTEMPTS, key)
-        return Attempts(0, 0) if row is None else Attempts(row.starts, row.ends, bool(row.locked))
+        return Attempts(0, 0) if row is None else Attempts(row.starts, row.ends, float(row.locked_for))
 
     def end(self, transaction: DbTransaction, key: Key, token: int, error: str | None) -> None:
         """Count one end. The lease goes with it, unless it is another's by now."""
@@ -143,6 +143,10 @@ class Store(Retaining):
     def register(self, transaction: DbTransaction, consumer_id: str, contract: Mapping[str, Any]) -> None:
         self._run(transaction, _REGISTER, consumer=consumer_id, contract=json.dumps(contract, sort_keys=True))
 
+    def touch(self, transaction: DbTransaction, consumer_id: str) -> None:
+        """Write what is there already: to see whether the database takes anything."""
+        self._run(transaction, _TOUCH, consumer=consumer_id)
+
     def unregister(self, transaction: DbTransaction, consumer_id: str) -> bool:
         return int(self._run(transaction, _UNREGISTER, consumer=consumer_id).rowcount) == 1
 
@@ -165,7 +169,7 @@ _START = """
     RETURNING starts, ends
 """
 _ATTEMPTS = """
-    SELECT starts, ends, locked_until IS NOT NULL AND locked_until > {now} AS locked FROM onceward_attempts
+    SELECT starts, ends, coalesce(locked_until - {now}, 0) AS locked_for FROM onceward_attempts
     WHERE consumer_id = :consumer AND tracking_id = :tracking
 """
 _END = """
@@ -235,6 +239,7 @@ _REGISTER = """
     VALUES (:consumer, :contract, {now}, {now})
     ON CONFLICT (consumer_id) DO UPDATE SET contract = excluded.contract, updated_at = excluded.updated_at
 """
+_TOUCH = "UPDATE onceward_consumers SET contract = contract WHERE consumer_id = :consumer"
 _UNREGISTER = "DELETE FROM onceward_consumers WHERE consumer_id = :consumer"
 _CONSUMERS = (
     "SELECT consumer_id, contract, registered_at, updated_at FROM onceward_consumers ORDER BY consumer_id"

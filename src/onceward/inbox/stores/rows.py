@@ -31,8 +31,12 @@ class Attempts(NamedTuple):
 
     starts: int
     ends: int
-    locked: bool = False
-    """Somebody has it in hand, under a lease."""
+    locked_for: float = 0.0
+    """Seconds that are left of a lease: somebody has it in hand, or died with it."""
+
+    @property
+    def locked(self) -> bool:
+        return self.locked_for > 0
 
     @property
     def unended(self) -> int:

@@ -1,0 +1,31 @@
+"""How long a copy waits for an event that is in hand elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from onceward.inbox.attempts import in_hand
+from onceward.inbox.stores.rows import Attempts
+
+LEASE = 60.0
+
+
+def wait(locked_for: float) -> float:
+    return in_hand(Attempts(1, 0, locked_for), LEASE).delay
+
+
+def test_a_copy_asks_soon_while_whoever_has_the_event_keeps_its_lease() -> None:
+    assert 0.05 <= wait(LEASE) <= 0.25
+
+
+@pytest.mark.parametrize(("silent", "seconds"), [(4.0, 1.0), (12.0, 3.0), (20.0, 5.0), (50.0, 5.0)])
+def test_it_asks_less_often_the_longer_nobody_has_kept_the_lease(silent: float, seconds: float) -> None:
+    assert wait(LEASE - silent) == seconds
+
+
+def test_it_does_not_wait_for_longer_than_the_lease_runs() -> None:
+    assert wait(0.5) == 0.5
+
+
+def test_it_says_for_how_long_the_lease_runs() -> None:
+    assert "its lease runs for 42 s" in str(in_hand(Attempts(1, 0, 42.0), LEASE))
