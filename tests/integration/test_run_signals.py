@@ -87,6 +87,20 @@ def test_a_signal_that_comes_when_all_is_over_does_not_change_how_it_ended(
         assert run.ended() == 0
 
 
+@pytest.mark.parametrize("number", [SIGTERM, SIGINT])
+def test_a_signal_that_comes_while_the_app_is_imported_ends_it_in_good_order(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    site = Site(tmp_path)
+    (tmp_path / "shop.py").write_text(
+        "import pathlib, time\npathlib.Path('begun.txt').touch()\ntime.sleep(300)\n"
+    )
+    with site.run() as run:
+        wait_until((tmp_path / "begun.txt").exists)
+        run.signal(number)
+        assert run.ended() == 0
+
+
 def test_the_third_signal_kills(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.send({"id": "deaf", "deaf": 300})

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from onceward.cli.completion import envs
 from onceward.cli.database import FAILED, MISUSED, fail
 
 if TYPE_CHECKING:
@@ -33,11 +37,14 @@ class LogFormat(StrEnum):
 
 def run(
     target: Annotated[str, typer.Argument(metavar="MODULE:APP", help="The app, as in shop:app.")],
-    processes: Annotated[int | None, typer.Option(min=1, show_default="1", help="Worker processes.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, metavar="N", show_default="1", help="Worker processes.")
+    ] = None,
     concurrency: Annotated[
         int | None,
         typer.Option(
             min=1,
+            metavar="N",
             show_default="as each policy says",
             help="Messages in flight, for each consumer of each process.",
         ),
@@ -46,7 +53,9 @@ def run(
     env: Annotated[
         str | None,
         typer.Option(
+            metavar="NAME",
             show_default="development",
+            autocompletion=envs,
             help="`production`: a consumer with a contract runs only if it is proven; see onceward verify.",
         ),
     ] = None,
@@ -75,33 +84,50 @@ def run(
     again; 1 if it failed, or if with --drain a source or database was away for a minute; 2 for wrong arguments, or an
     app that cannot run as it is configured.
     """
-    from onceward.run.logs import start_logging
-    from onceward.run.messages import Assignment
-    from onceward.run.running import check, run_app
     from onceward.task.exceptions import ConfigurationError
 
     options = {"processes": processes, "env": env, "log_format": log_format, "health": health}
     form = log_format or LogFormat.CONSOLE
     try:
-        app = _loaded(target)
-        app.override("command line", concurrency=concurrency, **options)
-        form = LogFormat(app.settings.log_format)
-        check(app)
-        start_logging(form, app.settings.log_level)
-        assignment = Assignment(
-            target=target,
-            number=0,
-            drain=drain,
-            grace=app.settings.grace,
-            log_format=form,
-            log_level=app.settings.log_level,
-            env=env,
-            concurrency=concurrency,
-        )
+        with _nothing_begun():
+            from onceward.run.logs import start_logging
+            from onceward.run.messages import Assignment
+            from onceward.run.running import check, run_app
+
+            app = _loaded(target)
+            app.override("command line", concurrency=concurrency, **options)
+            form = LogFormat(app.settings.log_format)
+            check(app)
+            start_logging(form, app.settings.log_level)
+            assignment = Assignment(
+                target=target,
+                number=0,
+                drain=drain,
+                grace=app.settings.grace,
+                log_format=form,
+                log_level=app.settings.log_level,
+                env=env,
+                concurrency=concurrency,
+            )
         code = run_app(app, assignment, reload=reload)
     except ConfigurationError as error:
         _refuse(str(error), form)
     raise typer.Exit(code)
+
+
+@contextmanager
+def _nothing_begun() -> Iterator[None]:
+    """Imports take a while. A signal that comes meanwhile ends the command in good order: it cuts nothing off."""
+
+    def leave(*_: object) -> NoReturn:
+        raise SystemExit(0)
+
+    before = {each: signal.signal(each, leave) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _loaded(target: str) -> Onceward:
