@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,6 +44,14 @@ def _imported(module: str) -> ModuleType:
                 f"{module} cannot be imported: there is no module {error.name!r} in {here}, nor among the installed "
                 "packages; mend the name, or run this where the module is"
             ) from None
-        raise ConfigurationError(f"{module} cannot be imported: {error}") from None
+        raise ConfigurationError(f"{module} cannot be imported: {error}{_where(error)}") from None
     except ImportError as error:
-        raise ConfigurationError(f"{module} cannot be imported: {error}") from None
+        raise ConfigurationError(f"{module} cannot be imported: {error}{_where(error)}") from None
+
+
+def _where(error: ImportError) -> str:
+    """The line of somebody's code that could not import something."""
+    ours = (__file__, importlib.__file__)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [each for each in frames if each.filename not in ours and Path(each.filename).is_file()]
+    return f"; see {lines[-1].filename}:{lines[-1].lineno}" if lines else ""

@@ -113,6 +113,38 @@ def test_config_says_where_each_value_came_from_and_shows_no_password(shop: str)
     assert "hunter2" not in result.output
 
 
+def test_config_has_the_code_where_nobody_else_says_anything(shop: str) -> None:
+    Path("onceward.toml").write_text("[consumers.mail.policy.loop]\nlimit = 3")
+    Path(f"{shop}.py").write_text(
+        SHOP.replace(
+            '"memory://mails")\ndef mail', '"memory://mails", policy={"loop": {"timeout": 9}})\ndef mail'
+        )
+    )
+    moved = "ONCEWARD_CONSUMERS__CHARGE__SOURCE"
+    result = run("config", f"{shop}:app", "--json", **{moved: "sqlite:///others.db"})
+    found = [
+        (name, row["value"], row["origin"])
+        for name, row in from_json(result, "name").items()
+        if name.startswith(("consumers", "producers"))
+    ]
+    assert found == [
+        ("consumers.charge.source", "sqlite:///others.db", moved),
+        ("consumers.mail.source", "memory://mails", "code"),
+        ("consumers.mail.policy.loop.timeout", 9.0, "code"),
+        ("consumers.mail.policy.loop.limit", 3, "onceward.toml"),
+        ("producers.place.sink", "sqlite:///others.db", moved),
+        ("producers.write.sink", "memory://mails", "code"),
+    ]
+
+
+def test_config_finds_the_origin_of_a_whole_and_of_what_is_set_for_all(shop: str) -> None:
+    extra = "ONCEWARD_CONSUMERS__MAIL__POLICY__STEPS__FETCH__EXTRA"
+    result = run("config", f"{shop}:app", "--json", **{extra: '{"wait": 2}', "ONCEWARD_CONCURRENCY": "5"})
+    found = {name: (row["value"], row["origin"]) for name, row in from_json(result, "name").items()}
+    assert found["consumers.mail.policy.steps.fetch.extra.wait"] == (2, extra)
+    assert found["consumers.mail.policy.loop.concurrency.value"] == (5, "ONCEWARD_CONCURRENCY")
+
+
 def test_config_without_an_app_shows_what_environment_and_files_say(shop: str) -> None:
     result = run("config", ONCEWARD_DATABASE="postgresql://u:hunter2@h/x")
     assert result.exit_code == 0
@@ -138,6 +170,15 @@ def test_what_is_wrong_is_said_and_ends_with_2(
         result = run(command, target.format(shop=shop), **environ)
         assert result.exit_code == 2
         assert problem in result.stderr
+
+
+def test_an_import_that_fails_within_a_module_is_said_with_its_line(shop: str) -> None:
+    helper = shop.replace("shop_", "helper_")
+    Path(f"{helper}.py").write_text("one = 1\nimport nonsense_module\n")
+    Path(f"{shop}.py").write_text(f"import {helper}\n")
+    for command in ("config", "run"):
+        told = run(command, f"{shop}:app").stderr
+        assert f"No module named 'nonsense_module'; see {Path.cwd() / helper}.py:2" in told
 
 
 # ── explain ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -305,7 +305,8 @@ def test_a_purge_that_could_not_finish_ends_with_1(
 @pytest.mark.parametrize(
     ("where", "code", "says"),
     [
-        ("sqlite:////no/such/folder/inbox.db", 2, "there is no file /no/such/folder/inbox.db"),
+        ("sqlite:////no/such/folder/inbox.db", 2, "there is no directory /no/such/folder"),
+        ("sqlite:////tmp", 2, "/tmp is a directory; name a file"),
         ("sqlite://", 2, "a database in memory ends with the command"),
         ("inbox.db", 2, "the database is no URL"),
         ("mysql://root@localhost/x", 2, "not in 'mysql'"),

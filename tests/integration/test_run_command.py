@@ -123,7 +123,9 @@ def test_what_names_no_app_is_refused_with_what_to_write(directory: Path) -> Non
 
 def test_an_app_whose_module_cannot_be_imported_is_refused_with_the_reason(directory: Path) -> None:
     (directory / "shop2.py").write_text("import no_such_package\n")
-    assert refused("shop2:app") == "shop2 cannot be imported: No module named 'no_such_package'"
+    assert refused("shop2:app") == (
+        f"shop2 cannot be imported: No module named 'no_such_package'; see {directory / 'shop2.py'}:1"
+    )
     (directory / "shop3.py").write_text("1 / 0\n")
     told = refused("shop3:app", code=1)
     assert "ZeroDivisionError" in told

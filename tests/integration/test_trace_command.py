@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -91,7 +92,7 @@ def test_retries_and_their_backoff_are_lines_of_their_own(world: World, path: Pa
     ]
     waits = [line.partition("s before ")[2] for line in told if line.startswith("…")]
     assert waits == ["attempt 2 of process, backoff 0.02 s", "attempt 3 of process, backoff 0.04 s"]
-    assert told[-1] == f"{path}: 1 transactions, 1 failed: t0"
+    assert told[-1] == f"{path}: 1 transaction, 1 failed: t0"
 
 
 def test_time_in_the_source_and_between_deliveries_is_shown(path: Path) -> None:
@@ -113,6 +114,55 @@ def test_time_in_the_source_and_between_deliveries_is_shown(path: Path) -> None:
         "start_processing  400.0 ms  outcome succeeded, process 1",
         "bank  100.0 ms",
     ]
+
+
+@pytest.mark.parametrize(
+    ("parents", "why"),
+    [
+        (("a", "a"), "until it was delivered again"),
+        (("a", "b"), "until it was sent again"),
+        ((None, None), "until it came again"),
+    ],
+)
+def test_a_second_message_with_the_same_id_is_no_second_delivery(
+    path: Path, parents: tuple[str | None, str | None], why: str
+) -> None:
+    """By spans that are in no file, or in another one."""
+    first, second = parents
+    write(
+        path,
+        span("start_processing", "c", first, 1.0, 2.0, outcome="succeeded"),
+        span("start_processing", "d", second, 5.0, 6.0, outcome="succeeded"),
+    )
+    assert f"… 3.00 s {why}" in lines(run(path))
+
+
+def test_a_message_that_is_sent_twice_has_two_trees(path: Path) -> None:
+    write(
+        path,
+        span("start_producing", "a", None, 1.0, 1.5, outcome="succeeded"),
+        span("start_processing", "b", "a", 2.0, 3.0, outcome="succeeded"),
+        span("start_producing", "c", None, 5.0, 5.5, outcome="succeeded"),
+        span("start_processing", "d", "c", 6.0, 7.0, outcome="succeeded"),
+    )
+    waits = [line for line in lines(run(path)) if line.startswith("…")]
+    assert waits == [
+        "… 500.0 ms in the source",
+        "… 3.50 s until it was sent again",
+        "… 500.0 ms in the source",
+    ]
+
+
+def test_a_long_error_is_wrapped_on_a_terminal_and_one_line_elsewhere(path: Path) -> None:
+    error = " ".join(f"word{number}" for number in range(25))
+    failed = span("start_processing", "a", None, 1.0, 2.0, outcome="failed", category="SYSTEM")
+    write(path, msgspec.structs.replace(failed, attributes={**failed.attributes, "exception.message": error}))
+    assert any(error in line for line in run(path).stdout.splitlines())
+    terminal = {"COLUMNS": "80", "FORCE_COLOR": "1"}
+    shown = CliRunner().invoke(app, ["trace", str(path)], env=terminal).stdout
+    told = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()]
+    assert max(map(len, told[:-1])) <= 80
+    assert error in " ".join(" ".join(told).split())
 
 
 def test_other_transactions_that_it_led_to_are_counted_and_not_shown(path: Path) -> None:
@@ -230,6 +280,10 @@ def test_last_is_the_newest_file_here_and_its_newest_transaction(
     refused = run("last")
     assert refused.exit_code == 2
     assert "run with ONCEWARD_TRACE_FILE=.onceward/spans.jsonl" in refused.stderr
+    named = CliRunner().invoke(app, ["trace", "last"], env={"ONCEWARD_TRACE_FILE": "none.jsonl"})
+    assert named.exit_code == 2
+    assert "none.jsonl cannot be read" in named.stderr
+    assert "what runs with this variable writes it" in named.stderr
     write(path, *lives("succeeded", "failed", "failed", "succeeded"))
     write(path.with_name("old.jsonl"), *lives("failed"))
     os.utime(path.with_name("old.jsonl"), (1, 1))
@@ -250,8 +304,8 @@ def test_a_transaction_is_found_by_the_beginning_of_its_id(path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--transaction", "x"), "has no transaction x; it has 1 transactions, none failed"),
-        (("--failed",), "has no transaction that failed; it has 1 transactions, none failed"),
+        (("--transaction", "x"), "has no transaction x; it has 1 transaction, none failed"),
+        (("--failed",), "has no transaction that failed; it has 1 transaction, none failed"),
     ],
 )
 def test_what_is_not_there_is_said_with_what_is(path: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -99,7 +99,7 @@ def test_a_failed_scenario_ends_with_1_and_is_told_in_words_json_and_junit(url: 
         (("tests.verification.proven:Nobody",), "has no Nobody"),
         ((RIGHT, "--record"), "--record needs --database"),
         ((RIGHT, "--env", "production"), "--env needs --database"),
-        ((RIGHT, "--record", "--database", "sqlite:////nowhere/shop.db"), "there is no file"),
+        ((RIGHT, "--record", "--database", "sqlite:////nowhere/shop.db"), "there is no directory /nowhere"),
         ((RIGHT, "--env", "prodction"), "--env must be one of development"),
         ((RIGHT, "--junit", "/nowhere/at/all.xml"), "there is no directory /nowhere/at"),
         ((RIGHT, "--events", "/nowhere.jsonl"), "--events /nowhere.jsonl cannot be read"),

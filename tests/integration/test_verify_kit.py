@@ -303,7 +303,7 @@ def test_a_handler_that_hangs_in_c_code_is_named_too() -> None:
 
 
 def test_a_failure_is_an_assertion_error_with_the_report() -> None:
-    with pytest.raises(AssertionError, match="1 scenarios failed, 1 passed, 13 skipped") as caught:
+    with pytest.raises(AssertionError, match="1 scenario failed, 1 passed, 13 skipped") as caught:
         verify_consumer(consumers.Swallows, EVENTS, setup=setup, only=["exceptions"])
     assert isinstance(caught.value, VerificationError)
     assert not caught.value.report.passed

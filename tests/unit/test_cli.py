@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from onceward.cli.demo.summary import READ_NEXT
 from onceward.cli.main import app
+from onceward.counted import counted
 
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
 
@@ -53,6 +55,39 @@ def test_a_bad_argument_is_named_and_ends_with_2(arguments: tuple[str, ...], mes
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("dlq", "show", "x"), "'ID': 'x' should be a valid integer"),
+        (("run", "shop:app", "--processes", "two"), "'--processes': 'two' should be a valid integer"),
+        (("run", "shop:app", "--processes", "0"), "'--processes': '0' should be greater than or equal to 1"),
+        (("verify", "shop:charge", "--timeout", "long"), "'--timeout': 'long' should be a valid number"),
+        (("rnu",), "No such command 'rnu'. Did you mean 'run'?"),
+        (("dlq", "lst"), "No such command 'lst'. Did you mean 'list'?"),
+    ],
+)
+def test_a_mistyped_word_is_named_with_what_is_wanted(arguments: tuple[str, ...], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize("command", [(), ("dlq", "redrive"), ("trace",), ("boundary", "serve")])
+def test_a_flag_is_shown_without_a_type(command: tuple[str, ...]) -> None:
+    told = run(*command, "--help").stdout
+    assert "--help" in told
+    assert "<bool>" not in told
+
+
+def test_things_are_counted_in_words() -> None:
+    assert [counted(number, "row") for number in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
+    assert counted(2, "boundary", "boundaries") == "2 boundaries"
+
+
+def test_what_the_demo_names_to_read_is_there() -> None:
+    assert Path(READ_NEXT.removeprefix("Read next: ").partition(",")[0]).is_file()
 
 
 def test_a_data_folder_that_is_not_empty_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import typer
 from onceward.cli.database import FAILED, AsJson, Database
 from onceward.cli.letters import letters_in, shortened
 from onceward.cli.printing import for_people, print_json, print_table
+from onceward.counted import counted
 
 audit = typer.Typer(
     no_args_is_help=True, help="What operators did: append-only, and each row sealed by the next."
@@ -57,7 +58,8 @@ def verify(database: Database, as_json: AsJson = False) -> None:
             }
         )
     elif broken is None:
-        typer.echo(f"{verdict.entries:,} rows, as they were written. The last hash is {verdict.last_hash}")
+        rows = counted(verdict.entries, "row")
+        typer.echo(f"{rows}, as written. The last hash is {verdict.last_hash}")
     else:
         typer.echo(f"Row {broken.seq} is not as it was written: {broken.what}.", err=True)
     raise typer.Exit(0 if broken is None else FAILED)

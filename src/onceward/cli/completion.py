@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,11 +14,12 @@ VARIABLE = "_ONCEWARD_COMPLETE"
 COMPLETION_EXAMPLES = """
 Examples:
 
-- `onceward completion bash > ~/.local/share/bash-completion/completions/onceward`
+- `f=~/.local/share/bash-completion/completions; mkdir -p $f && onceward completion bash > $f/onceward`
 
-- `onceward completion zsh > ~/.zfunc/_onceward` with `fpath+=~/.zfunc; autoload -Uz compinit; compinit` in ~/.zshrc
+- `mkdir -p ~/.zfunc && onceward completion zsh > ~/.zfunc/_onceward` with
+  `fpath+=~/.zfunc; autoload -Uz compinit; compinit` in ~/.zshrc
 
-- `onceward completion fish > ~/.config/fish/completions/onceward.fish`
+- `mkdir -p ~/.config/fish/completions; onceward completion fish > ~/.config/fish/completions/onceward.fish`
 """
 
 
@@ -40,9 +41,26 @@ def completion(
     typer.echo(get_completion_script(prog_name="onceward", complete_var=VARIABLE, shell=shell))
 
 
+def is_completing() -> bool:
+    """Whether a shell asks what may follow, and no command will run."""
+    return VARIABLE in os.environ
+
+
+def one_of(*values: str) -> dict[str, Any]:
+    """For an option that takes one of a few words: they are its help, and what the tab key offers."""
+    return {"help": f"{', '.join(values[:-1])} or {values[-1]}.", "autocompletion": lambda: list(values)}
+
+
+def envs() -> list[str]:
+    """The names that `--env` takes."""
+    from onceward.app.settings import ENVS
+
+    return list(ENVS)
+
+
 def prepare() -> None:
     """If a shell asks, make Typer able to answer: by itself it does so only with options that install scripts."""
-    if VARIABLE in os.environ:
+    if is_completing():
         from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()

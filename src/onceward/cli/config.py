@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from onceward.cli.database import MISUSED, AsJson, fail
 from onceward.cli.printing import print_json, print_table
+
+if TYPE_CHECKING:
+    from onceward.app import Onceward
+    from onceward.app.app import Producer
+    from onceward.task.mixins.policies import Policy
 
 CONFIG_EXAMPLES = """
 Examples:
@@ -18,6 +24,12 @@ Examples:
 
 - `onceward config shop:app --json | jq '.[] | select(.origin != "default")'` what was set
 """
+
+OF_FUNCTIONS = ("consumers", "producers")
+CODE = "code"
+"""The origin of what neither a variable nor a file says."""
+CONCURRENCY = "policy.loop.concurrency.value"
+"""What the setting `concurrency` of an app sets for every consumer."""
 
 
 def config(
@@ -32,7 +44,8 @@ def config(
     """Show every setting, and where its value came from.
 
     A keyword of Onceward(…) wins over an ONCEWARD_… variable, that over onceward.toml, that over [tool.onceward] in
-    pyproject.toml. Passwords are not shown.
+    pyproject.toml. What is said of a consumer or producer in its decorator is from `code`, and gives way to variables
+    and files; of policies there is what was said. Passwords are not shown.
 
     Exit code: 0; 2 if a setting is wrong.
     """
@@ -53,16 +66,63 @@ def _rows(app: str | None) -> list[dict[str, Any]]:
     from onceward.app.settings import resolve
 
     if app is None:
-        return [_row(*each) for each in resolve({}).rows()]
+        return [_row(*each) for each in resolve({}).rows() if _is_of_all(each[0]) or each[2] != "default"]
     from onceward.app.loading import load_app
 
     loaded = load_app(app)
     loaded.check()
-    rows = [_row(*each) for each in loaded.resolved.rows() if each[1] != {}]  # of tables, what is in them
-    known = {row["name"] for row in rows}
-    ends = {f"consumers.{name}.source": each.source for name, each in loaded.consumers.items()}
-    ends |= {f"producers.{name}.sink": each.sink for name, each in loaded.producers.items()}
-    return rows + [_row(name, str(url), "code") for name, url in ends.items() if name not in known]
+    rows = [_row(*each) for each in loaded.resolved.rows() if _is_of_all(each[0])]
+    for consumer in loaded.consumers.values():
+        place = f"consumers.{consumer.name}"
+        rows.append(_row(f"{place}.source", str(consumer.source), _origin(loaded, f"{place}.source")))
+        rows += _policy_rows(loaded, place, consumer.policy)
+    for producer in loaded.producers.values():
+        place = f"producers.{producer.name}"
+        rows.append(_row(f"{place}.sink", str(producer.sink), _sink_origin(loaded, producer)))
+        rows += _policy_rows(loaded, place, producer.policy)
+    return rows
+
+
+def _is_of_all(name: str) -> bool:
+    """Not of one function: what no setting says of that, its code does."""
+    return name.partition(".")[0] not in OF_FUNCTIONS
+
+
+def _policy_rows(app: Onceward, place: str, policy: Policy) -> list[dict[str, Any]]:
+    """Of what somebody has said. The rest is as everywhere."""
+    said = _leaves(policy.model_dump(exclude_unset=True), f"{place}.policy")
+    return [_row(path, value, _origin(app, path)) for path, value in said]
+
+
+def _leaves(tree: dict[str, Any], at: str) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{at}.{name}")
+        else:
+            yield f"{at}.{name}", value
+
+
+def _origin(app: Onceward, path: str) -> str:
+    """Where a value of a function came from: it may be part of one that was given as a whole."""
+    from onceward.app.settings import in_variables
+
+    origins = app.resolved.origins
+    table, name, field = path.split(".", 2)
+    parts = field.split(".")
+    for length in range(len(parts), 0, -1):
+        for known in (name, in_variables(name)):
+            given = ".".join([table, known, *parts[:length]])
+            if given in origins:
+                return origins[given]
+    return origins.get("concurrency", CODE) if (table, field) == ("consumers", CONCURRENCY) else CODE
+
+
+def _sink_origin(app: Onceward, producer: Producer) -> str:
+    own = _origin(app, f"producers.{producer.name}.sink")
+    if own != CODE or producer.follows is None:
+        return own
+    followed = next(each.name for each in app.consumers.values() if each.function is producer.follows)
+    return _origin(app, f"consumers.{followed}.source")
 
 
 def _row(name: str, value: Any, origin: str) -> dict[str, Any]:

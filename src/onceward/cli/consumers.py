@@ -104,4 +104,4 @@ def _days(contract: dict[str, Any]) -> float | str | None:
 def _kept(days: float | str | None) -> str:
     if days is None:
         return "until released"
-    return days if isinstance(days, str) else f"{days:g} days"
+    return days if isinstance(days, str) else f"{days:g} day{'' if days == 1 else 's'}"

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from onceward.cli.completion import is_completing
+
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.engine import URL
@@ -42,6 +44,8 @@ def default_database() -> str | None:
 def _needed_database() -> str:
     from onceward.task.exceptions import ConfigurationError
 
+    if is_completing():  # nothing will be opened, and nobody wants to be told anything
+        return ""
     try:
         found = default_database()
     except ConfigurationError as error:
@@ -173,11 +177,21 @@ def _check_file(url: URL, is_new: bool) -> None:
         raise ConfigurationError(
             "a database in memory ends with the command; name a file, as in sqlite:///inbox.db"
         )
-    if is_new or url.database.startswith("file:"):
+    if url.database.startswith("file:"):
         return
-    if not Path(url.database).is_file():
+    path = Path(url.database).absolute()
+    if not path.parent.is_dir():
         raise ConfigurationError(
-            f"there is no file {Path(url.database).absolute()}; mend the database's URL, or have it made with "
+            f"there is no directory {path.parent}; make it, or mend the database's URL (an absolute path has four "
+            "slashes, as in sqlite:////var/lib/shop.db)"
+        )
+    if path.is_dir():
+        raise ConfigurationError(
+            f"{path} is a directory; name a file, as in sqlite:///{url.database}/inbox.db"
+        )
+    if not is_new and not path.is_file():
+        raise ConfigurationError(
+            f"there is no file {path}; mend the database's URL, or have it made with "
             f"`onceward inbox migrate --database {url.render_as_string()}`"
         )
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onceward.cli.completion import one_of
 from onceward.cli.database import FAILED, MISUSED, AsJson, Database, fail
 from onceward.cli.exporting import export
 from onceward.cli.letters import (
@@ -18,12 +19,12 @@ from onceward.cli.letters import (
     described,
     filtered,
     letters_in,
-    number_of,
     shortened,
     told,
     who,
 )
 from onceward.cli.printing import for_people, iso_time, print_json, print_table
+from onceward.counted import counted
 
 if TYPE_CHECKING:
     from onceward.deadletters import DeadLetter, DeadLetters, Filter, Rca
@@ -53,6 +54,7 @@ def list_(
         chosen = wanted()
         found = letters.find(chosen, limit=limit)
         total = len(found) if len(found) < limit else letters.count(chosen)
+        others = "" if found else _others(letters, chosen.consumer)
     if as_json:
         print_json([described(letter) for letter in found])
         return
@@ -60,25 +62,35 @@ def list_(
         "id": "id",
         "consumer": "consumer",
         "what": "type, category",
-        "attempts": "attempts",
+        "status": "status",
+        "attempts": "deliveries",
         "deaths": "deaths",
         "age": "dead for",
         "error": "error",
     }
-    empty = "No dead letters." if chosen == Filter() else "No dead letter fits."
-    print_table([_row(letter) for letter in found], columns, empty, usual={"deaths": 1})
+    empty = "No dead letters." if chosen == Filter() else f"No dead letter fits{others}."
+    usual = {"status": "open", "deaths": 1}
+    print_table([_row(letter) for letter in found], columns, empty, usual=usual)
     if total > len(found):
         typer.echo(f"{total - len(found):,} more; see --limit")
 
 
+def _others(letters: DeadLetters, consumer: str | None) -> str:
+    """Whose letters there are, for somebody who asked for those of nobody: the name may be mistyped."""
+    known = {row["consumer"] for row in letters.stats()}
+    if consumer is None or consumer in known or not known:
+        return ""
+    return f": there is none of {consumer!r}, but of {', '.join(sorted(known))}"
+
+
 def _row(letter: DeadLetter) -> dict[str, Any]:
-    """Narrow enough for a terminal. That it is open, and not on hold, goes without saying."""
-    status = None if letter.status == "open" else letter.status
+    """Narrow enough for a terminal. That it is not on hold goes without saying."""
     held = None if letter.hold is None else f"held: {letter.hold}"
     return {
         "id": letter.id,
         "consumer": letter.consumer,
-        "what": "\n".join(filter(None, (letter.event_type, letter.category, status, held))),
+        "what": "\n".join(filter(None, (letter.event_type, letter.category, held))),
+        "status": letter.status,
         "attempts": letter.attempts,
         "deaths": letter.deaths,
         "age": age(letter.died_at),
@@ -94,6 +106,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show all that is known of one letter: its history, and what was delivered.
+
+    JSON has the body in base64, and besides as `payload` if it can be read.
 
     Exit code: 0; 1 if there is no such letter or the database fails; 2 for wrong arguments or missing tables.
     """
@@ -111,16 +125,17 @@ def show(
         return
     plain = described(found[0])
     if as_json:
-        print_json({**plain, "body": base64.b64encode(body).decode()})
+        print_json({**plain, **_readable(body), "body": base64.b64encode(body).decode()})
         return
     history = [
         {**each, "at": for_people(each["at"]), "error": told(each["error"], plain["message_id"])}
         for each in plain.pop("history")
     ]
-    rows = [{"field": name, "value": value} for name, value in plain.items()]
+    called = {"attempts": "deliveries"}
+    rows = [{"field": called.get(name, name), "value": value} for name, value in plain.items()]
     print_table([*rows, {"field": "body", "value": _shown(body)}], {"field": "field", "value": "value"}, "")
     print_table(
-        history, {"attempt": "attempt", "at": "at (UTC)", "category": "category", "error": "error"}, ""
+        history, {"attempt": "delivery", "at": "at (UTC)", "category": "category", "error": "error"}, ""
     )
 
 
@@ -131,7 +146,7 @@ def redrive(
     wanted: Wanted,
     rca: Annotated[int | None, typer.Option(metavar="N", help="The number of an open root cause.")] = None,
     cause_category: Annotated[
-        str | None, typer.Option(metavar="NAME", help="infrastructure, contract or business.")
+        str | None, typer.Option(metavar="NAME", **one_of("infrastructure", "contract", "business"))
     ] = None,
     root_cause: Annotated[str | None, typer.Option(metavar="TEXT", help="Why the letters died.")] = None,
     fix_ref: Annotated[
@@ -182,14 +197,20 @@ def redrive(
 
         print_json(msgspec.to_builtins(made))
     elif made.repeated:
-        typer.echo(f"Redrive {made.id} was made before, of {number_of(made.letters)}. Nothing was done.")
+        typer.echo(
+            f"Redrive {made.id} was made before, of {counted(made.letters, 'letter')}. Nothing was done."
+        )
     else:
         typer.echo(
-            f"Redrive {made.id}: {number_of(made.letters)} at {rate} a minute, the last one due at "
-            f"{iso_time(made.last_at)}. Root cause {made.rca_id}. See `onceward dlq redrives`"
+            f"Redrive {made.id}: {counted(made.letters, 'letter')} at {rate} a minute, the last one due at "
+            f"{iso_time(made.last_at)}. Root cause {made.rca_id}."
         )
         if made.left:
             typer.echo(f"{made.left:,} more fit, and need another redrive.")
+        typer.echo(
+            f"They come to {chosen.consumer} while it runs: `onceward run MODULE:APP`. What became of them: "
+            "`onceward dlq redrives`"
+        )
 
 
 def _cause(
@@ -219,8 +240,10 @@ def _check_redrive(
 
     check(wanted, cause, rate)
     if not yes:
-        number = number_of(letters.count(msgspec.structs.replace(wanted, status="open")))
-        confirm(f"Send {number} of {wanted.consumer} again, {rate} a minute?", yes, as_json)
+        number = letters.count(msgspec.structs.replace(wanted, status="open"))
+        if number:  # else there is nothing to ask, and the redrive says why
+            what = f"{counted(number, 'letter')} of {wanted.consumer}"
+            confirm(f"Send {what} again, {rate} a minute?", yes, as_json)
 
 
 @dlq.command()
@@ -241,7 +264,8 @@ def discard(
     """
     with letters_in(database, as_json) as letters:
         chosen = wanted(status="open")
-        confirm(f"Discard {number_of(letters.count(chosen))}?", yes, as_json)
+        if open_ := letters.count(chosen):
+            confirm(f"Discard {counted(open_, 'letter')}?", yes, as_json)
         number = letters.discard(chosen, reason=reason, operator=who(operator))
     _done("discarded", number, as_json)
 
@@ -350,15 +374,33 @@ def purge(database: Database, operator: Operator = None, yes: Yes = False, as_js
     if as_json:
         print_json({"removed": number})
     else:
-        typer.echo(f"{number_of(number)} removed.")
+        typer.echo(f"{counted(number, 'letter')} removed.")
 
 
 def _done(what: str, number: int, as_json: bool) -> None:
     if as_json:
         print_json({what: number})
     else:
-        typer.echo(f"{number_of(number)} {what}." if number else "No letter fits.", err=not number)
+        typer.echo(f"{counted(number, 'letter')} {what}." if number else "No letter fits.", err=not number)
     raise typer.Exit(0 if number else FAILED)
+
+
+def _readable(body: bytes) -> dict[str, Any]:
+    """For machines: the payload, if it is that of a transaction, or JSON."""
+    import json
+
+    import msgspec
+
+    from onceward.connectors.codec import DecodeError, decode
+
+    try:
+        payload = decode(body).payload
+    except DecodeError:
+        try:
+            payload = json.loads(body)
+        except (ValueError, RecursionError):
+            return {}
+    return {"payload": msgspec.to_builtins(payload, str_keys=True)}
 
 
 def _shown(body: bytes) -> Any:

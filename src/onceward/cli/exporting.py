@@ -18,10 +18,10 @@ from onceward.cli.letters import (
     described,
     filtered,
     letters_in,
-    number_of,
     who,
 )
 from onceward.cli.printing import print_json
+from onceward.counted import counted
 
 if TYPE_CHECKING:
     from onceward.deadletters import DeadLetters, Filter
@@ -72,7 +72,7 @@ def export(
     if as_json:
         print_json({"letters": number, "file": str(file)})
     else:
-        typer.echo(f"{number_of(number)} written to {file}")
+        typer.echo(f"{counted(number, 'letter')} written to {file}")
 
 
 def _lines(letters: DeadLetters, wanted: Filter) -> Iterator[str]:

@@ -11,6 +11,7 @@ import typer
 from onceward.cli.consumers import unknown
 from onceward.cli.database import FAILED, MISUSED, AsJson, Database, dialect_of, fail, opened
 from onceward.cli.printing import for_people, iso_day, iso_time, print_json, print_table
+from onceward.counted import counted
 
 if TYPE_CHECKING:
     from onceward.inbox import Inbox, PurgeReport
@@ -180,8 +181,9 @@ def _show(report: PurgeReport) -> None:
     rows += [{"consumer": name, "kept": why} for name, why in skipped.items()]
     print_table(rows, {"consumer": "consumer", "kept": "kept"}, "No consumer is registered.")
     typer.echo(
-        f"Removed {report.rows:,} dedup rows, {report.attempts:,} attempts and {report.effects:,} effects in "
-        f"{report.steps:,} steps, the longest of {report.longest_step * 1000:.0f} ms."
+        f"Removed {counted(report.rows, 'dedup row')}, {counted(report.attempts, 'attempt')} and "
+        f"{counted(report.effects, 'effect')} in {counted(report.steps, 'step')}, the longest of "
+        f"{report.longest_step * 1000:.0f} ms."
     )
     if report.dropped:
         typer.echo(f"{len(report.dropped)} of the days went as a whole: {', '.join(report.dropped)}")

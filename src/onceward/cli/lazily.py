@@ -24,18 +24,32 @@ class LazyGroup(TyperGroup):
 
     named: dict[str, Named] = {}  # noqa: RUF012  filled by a subclass
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [*self.named, *super().list_commands(ctx)]
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        listed = {
+            name: TyperCommand(name, help=each.help, rich_markup_mode=self.rich_markup_mode)
+            for name, each in self.named.items()
+        }
+        self.commands = {**listed, **self.commands}
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Enough of it for a list of commands."""
-        if cmd_name not in self.named:
-            return super().get_command(ctx, cmd_name)
-        return TyperCommand(cmd_name, help=self.named[cmd_name].help, rich_markup_mode=self.rich_markup_mode)
+    def get_params(self, ctx: Any) -> Any:
+        found = super().get_params(ctx)
+        _without_types(found)
+        return found
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        return name, self.loaded(name) if name in self.named else command, rest
+        if name in self.named:
+            command = self.loaded(name)
+            _show_flags_plainly(command, ctx)
+        return name, command, rest
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = _with_value(error)
+            raise
 
     def loaded(self, name: str) -> Any:
         """The command itself."""
@@ -51,3 +65,27 @@ class LazyGroup(TyperGroup):
             holder.command(name, epilog=examples)(found)
         group: Any = typer.main.get_command(holder)
         return group.commands[name]
+
+
+def _show_flags_plainly(command: Any, ctx: Any) -> None:
+    """`--json`, and not `--json <bool>`: of the command, and of those below it."""
+    _without_types(command.get_params(ctx))
+    for below in getattr(command, "commands", {}).values():
+        _show_flags_plainly(below, ctx)
+
+
+def _without_types(parameters: list[Any]) -> None:
+    for each in parameters:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+
+
+def _with_value(error: typer.BadParameter) -> str:
+    """What is wrong with a value, and the value itself: pydantic, which Typer asks, says "Input" to it."""
+    from pydantic import ValidationError
+
+    said = error.message
+    if not isinstance(error.__cause__, ValidationError) or not said.startswith("Input "):
+        return said
+    (problem, *_) = error.__cause__.errors()
+    return f"{problem['input']!r} {said.removeprefix('Input ').partition(', unable to parse')[0]}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onceward.cli.completion import one_of
 from onceward.cli.database import MISUSED, fail, opened
 
 if TYPE_CHECKING:
@@ -33,18 +34,19 @@ def seconds(text: str) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
-def _option(*names: str, help: str, metavar: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=FILTER, **more)
+def _option(*names: str, metavar: str, **more: Any) -> Any:
+    return typer.Option(*names, metavar=metavar, rich_help_panel=FILTER, **more)
 
 
 Consumer = Annotated[str | None, _option("--consumer", metavar="NAME", help="Of this consumer.")]
 EventType = Annotated[str | None, _option("--type", metavar="TYPE", help="Of this event type.")]
 Category = Annotated[
     str | None,
-    _option("--category", metavar="NAME", help="infrastructure, contract, business or poison."),
+    _option("--category", metavar="NAME", **one_of("infrastructure", "contract", "business", "poison")),
 ]
 Status = Annotated[
-    str | None, _option("--status", metavar="NAME", help="open, redriven, resolved or discarded.")
+    str | None,
+    _option("--status", metavar="NAME", **one_of("open", "redriven", "resolved", "discarded")),
 ]
 OlderThan = Annotated[
     float | None,
@@ -193,7 +195,3 @@ def told(error: str, message_id: str) -> str:
     """The exception and its text, without the category and id that the engine puts before them: these are known."""
     before, is_there, rest = error.partition(f" [{message_id}]: ")
     return rest if is_there and before.isupper() else error
-
-
-def number_of(letters: int) -> str:
-    return "1 letter" if letters == 1 else f"{letters:,} letters"

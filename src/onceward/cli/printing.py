@@ -14,6 +14,8 @@ WIDE = 200
 
 WORD = 14
 """Characters of a word that is not broken, as in `infrastructure`."""
+LAST_WORD = 8
+"""Of the last column, where there is no room for more."""
 GAP = 3
 """Between two columns."""
 
@@ -43,8 +45,8 @@ def print_table(
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, WIDE)
-    words = {key: _longest_word([columns[key], *cells]) for key, cells in shown.items()}
-    fits = sum(words.values()) + GAP * len(words) <= console.width
+    texts = {key: [columns[key], *cells] for key, cells in shown.items()}
+    widths = _widths(texts, console.width - GAP * len(texts) + 1)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for key in shown:
         is_number = all(isinstance(row[key], int) and not isinstance(row[key], bool) for row in rows)
@@ -52,16 +54,33 @@ def print_table(
             columns[key],
             justify="right" if is_number else "left",
             overflow="fold",
-            min_width=words[key] if fits else None,
+            width=widths.get(key),
         )
     for cells in zip(*shown.values(), strict=True):
         table.add_row(*map(Text, cells))
     console.print(table)
 
 
-def _longest_word(texts: Sequence[str]) -> int:
-    """Where a table is made narrow, short words stay whole."""
-    return min(max(len(word) for text in texts for word in text.split() or [""]), WORD)
+def _widths(texts: Mapping[str, Sequence[str]], room: int) -> dict[str, int]:
+    """Of each column. Where a table is made narrow, first the last one gives way, which is often a sentence; but as
+    long as there is room for them, short words stay whole."""
+    from rich.cells import cell_len
+
+    widths = {key: max(map(cell_len, _split(cells, "\n"))) for key, cells in texts.items()}
+    words = {key: min(max(map(cell_len, _split(cells))), WORD) for key, cells in texts.items()}
+    *others, last = widths
+    for key, least in (
+        (last, words[last]),
+        *((key, words[key]) for key in others),
+        (last, min(words[last], LAST_WORD)),
+    ):
+        excess = max(sum(widths.values()) - room, 0)
+        widths[key] = max(widths[key] - excess, min(least, widths[key]))
+    return widths if sum(widths.values()) <= room else {}
+
+
+def _split(cells: Sequence[str], by: str | None = None) -> list[str]:
+    return [part for cell in cells for part in cell.split(by) or [""]]
 
 
 def _cell(value: Any) -> str:

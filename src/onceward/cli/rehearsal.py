@@ -25,14 +25,16 @@ def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, a
     from onceward.deadletters.dryrun import Outcome, Prediction
     from onceward.deadletters.rcas import RedriveRefusedError
     from onceward.deadletters.redrive import RATE, check
+    from onceward.now import now
 
     check(wanted, 0, RATE)
+    engine: Any = letters._core._ports.engine  # type: ignore[attr-defined]
+    task = _made(task_path, engine)
+    _check_consumer(task, task_path, wanted)
     found = letters.find(msgspec.structs.replace(wanted, status="open"), limit=limit)
     found.sort(key=lambda letter: (-1 if letter.sequence is None else letter.sequence, letter.id))
     if not found:
-        raise RedriveRefusedError("no open letter fits")
-    engine: Any = letters._core._ports.engine  # type: ignore[attr-defined]
-    task = _made(task_path, engine)
+        raise RedriveRefusedError(now(letters._core.nothing_fits(wanted)))
     readable: dict[int, Transaction] = {}
     predicted: dict[int, Prediction] = {}
     for letter in found:
@@ -87,6 +89,18 @@ def _made(path: str, engine: Engine) -> Any:
             f"function without parameters that makes one; it is {type(made).__name__}"
         )
     return made
+
+
+def _check_consumer(task: Any, path: str, wanted: Filter) -> None:
+    """What another consumer would make of the letters is of no use."""
+    from onceward.task.exceptions import ConfigurationError
+
+    contract = getattr(task, "contract", None)
+    if contract is not None and contract.consumer_id != wanted.consumer:
+        raise ConfigurationError(
+            f"--task {path} is consumer {contract.consumer_id!r}, and the letters are those of "
+            f"{wanted.consumer!r}; name the task of this one"
+        )
 
 
 def _takes_nothing(function: Any) -> bool:

@@ -9,8 +9,9 @@ import typer
 
 from onceward.cli.database import MISUSED, AsJson, fail
 from onceward.cli.letters import shortened
-from onceward.cli.printing import WIDE, iso_time, print_json
+from onceward.cli.printing import iso_time, print_json
 from onceward.cli.trace_tree import LIVES, Branch, Story, Wait, outcomes, story
+from onceward.counted import counted
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -33,6 +34,8 @@ Examples:
 LAST = "last"
 MOST_NAMED = 5
 LONGEST_MESSAGE = 200
+LONGEST_LINE = 10_000
+"""Where there is no terminal: every span is a line, whatever is said in it."""
 
 
 def trace(
@@ -65,7 +68,7 @@ def trace(
     try:
         found = read(path)
     except OSError as error:
-        fail(f"{path} cannot be read: {error.strerror}; name a span file, or `last`", as_json, MISUSED)
+        fail(_unreadable(path, file, error), as_json, MISUSED)
     known = outcomes(found.spans)
     chosen = _chosen(found, known, transaction, failed, as_json)
     told = story(found.spans, chosen)
@@ -94,6 +97,18 @@ def _path(file: str, as_json: bool) -> Path:
     return path
 
 
+def _unreadable(path: Path, file: str, error: OSError) -> str:
+    from onceward.telemetry.spans import FILE_VARIABLE
+
+    told = f"{path} cannot be read: {error.strerror}"
+    if file != LAST:
+        return f"{told}; name a span file, or `last`"
+    return (
+        f"{told}; {FILE_VARIABLE} names it, and what runs with this variable writes it: `onceward run`, or a program "
+        "that calls onceward.telemetry.setup()"
+    )
+
+
 def _chosen(
     found: SpanFile, known: dict[str, str | None], wanted: str | None, failed: bool, as_json: bool
 ) -> str:
@@ -115,7 +130,7 @@ def _chosen(
 
 def _tally(known: dict[str, str | None]) -> str:
     failed = [own for own, outcome in known.items() if outcome == "failed"]
-    told = f"{len(known):,} transactions"
+    told = counted(len(known), "transaction")
     return f"{told}, {len(failed):,} failed: {_named(failed)}" if failed else f"{told}, none failed"
 
 
@@ -148,11 +163,11 @@ def _show(told: Story, found: SpanFile, known: dict[str, str | None]) -> None:
     _grow(tree, told.parts)
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = max(console.width, WIDE)
-    console.print(tree, soft_wrap=True)
+        console.width = LONGEST_LINE
+    console.print(tree)
     typer.echo(f"\n{found.path}: {_tally(known)}")
     if found.unreadable:
-        typer.echo(f"{found.unreadable} lines of it cannot be read, and are left out")
+        typer.echo(f"What cannot be read of it is left out: {counted(found.unreadable, 'line')}")
 
 
 def _grow(tree: Tree, parts: list[Branch | Wait]) -> None:
@@ -165,7 +180,7 @@ def _grow(tree: Tree, parts: list[Branch | Wait]) -> None:
         below = tree.add(_label(part))
         _grow(below, part.parts)
         if part.others:
-            below.add(Text(f"+ {part.others:,} spans of other transactions", "dim"))
+            below.add(Text(f"+ {counted(part.others, 'span')} of other transactions", "dim"))
 
 
 def _label(branch: Branch) -> Text:

@@ -10,7 +10,8 @@ import msgspec
 from onceward.telemetry.spans import Span
 
 PROCESSING = "start_processing"
-LIVES = (PROCESSING, "start_producing")
+PRODUCING = "start_producing"
+LIVES = (PROCESSING, PRODUCING)
 """The spans that stand for a transaction in an engine, from begin to outcome."""
 
 NOTICEABLE = 0.05
@@ -162,10 +163,22 @@ def _wait(before: Branch, branch: Branch, retries: dict[tuple[str, int], float])
         return Wait(max(seconds, 0.0), f"before attempt {number + 1} of {step}{asked}")
     if seconds <= 0:
         return None
+    if _is(branch, PRODUCING):
+        return Wait(seconds, "until it was sent again")
     if _is(branch, PROCESSING):
         again = _is(before, PROCESSING) or before.span is None
-        return Wait(seconds, "until it was delivered again" if again else "in the source")
+        return Wait(seconds, _why_again(before.span, branch.span) if again else "in the source")
     return Wait(seconds, "in which nothing was traced") if seconds >= NOTICEABLE else None
+
+
+def _why_again(old: Span | None, new: Span | None) -> str:
+    """The span that sent it tells: of two deliveries it is the same, of two messages with one id it is not."""
+    if old is None or new is None:
+        return "until it was delivered again"
+    if old.parent is None or new.parent is None:  # whoever sent it was not traced
+        return "until it came again"
+    same = (old.trace, old.parent) == (new.trace, new.parent)
+    return f"until it was {'delivered' if same else 'sent'} again"
 
 
 def _attempt_after(before: Branch, branch: Branch) -> tuple[str, int] | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onceward.cli.completion import envs
 from onceward.cli.database import (
     ELSEWHERE,
     FAILED,
@@ -23,6 +24,7 @@ from onceward.cli.database import (
 from onceward.cli.loading import loaded
 from onceward.cli.printing import WIDE, print_json
 from onceward.cli.subjects import Subject, subject_of
+from onceward.counted import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,6 +45,12 @@ Examples:
 
 - `onceward verify shop.billing:Bill --env production --database URL` to ask whether it may run there
 """
+
+
+def _scenarios() -> list[str]:
+    from onceward.testing.contract.names import NAMES
+
+    return list(NAMES)
 
 
 def verify(
@@ -82,10 +90,14 @@ def verify(
         bool, typer.Option("--record", help="Keep the result as evidence in --database.")
     ] = False,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="SCENARIO", help="Run this and not all; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="SCENARIO", autocompletion=_scenarios, help="Run this and not all; may be repeated."
+        ),
     ] = None,
     skip: Annotated[
-        list[str] | None, typer.Option(metavar="SCENARIO", help="Leave this out; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="SCENARIO", autocompletion=_scenarios, help="Leave this out; may be repeated."),
     ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="As a failure reported it.")] = None,
     timeout: Annotated[
@@ -95,7 +107,9 @@ def verify(
     env: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="`production`: ask whether --database has evidence for today's code."
+            metavar="NAME",
+            autocompletion=envs,
+            help="`production`: ask whether --database has evidence for today's code.",
         ),
     ] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML, for CI.")] = None,
@@ -267,7 +281,8 @@ def _show(report: Report, kept: bool) -> None:
             f"Not compared, because the database generates it or you said so: {', '.join(report.not_compared)}"
         )
     if kept:
-        typer.echo(f"Recorded, for code {report.code.digest[:12]} of {len(report.code.modules)} modules.")
+        modules = counted(len(report.code.modules), "module")
+        typer.echo(f"Recorded, for code {report.code.digest[:12]} of {modules}.")
 
 
 def _plain(report: Report, kept: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from onceward.deadletters.filters import Filter
 from onceward.deadletters.handing import Handout
 from onceward.deadletters.letter import Burial, DeadLetter, storable
 from onceward.deadletters.rcas import Rca
-from onceward.deadletters.redrive import Redrive, redrive, redrives
+from onceward.deadletters.redrive import Redrive, nothing_fits, redrive, redrives
 from onceward.deadletters.rows import Rows
 from onceward.inbox import migrations
 from onceward.inbox.ports import Ports
@@ -40,6 +40,7 @@ class Core:
         self._ports = ports
         self._schema = store_of(ports.dialect, clock)
         self._rows = Rows(ports.dialect, clock)
+        self._alerts = alerts.Alerts()
         self._checked = False
 
     async def _transact(self, operation: Callable[..., T], *args: Any) -> T:
@@ -59,7 +60,7 @@ class Core:
             return alerts.raised_by(transaction, self._rows, new)
 
         told = await self._transact(bury)
-        alerts.tell(told)
+        self._alerts.tell(told)
         return len(told)
 
     async def find(self, wanted: Filter, limit: int, after: int = 0) -> list[DeadLetter]:
@@ -81,6 +82,9 @@ class Core:
         self, wanted: Filter, rca: Rca | int, rate: int, operator: str, redrive_id: str | None
     ) -> Redrive:
         return await self._transact(redrive, self._rows, wanted, rca, rate, operator, redrive_id)
+
+    async def nothing_fits(self, wanted: Filter) -> str:
+        return await self._transact(nothing_fits, self._rows, wanted)
 
     async def redrives(self, limit: int) -> list[dict[str, Any]]:
         return await self._transact(redrives, self._rows, limit)

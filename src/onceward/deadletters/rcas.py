@@ -28,8 +28,11 @@ class Rca(msgspec.Struct, frozen=True, kw_only=True):
         try:
             msgspec.structs.force_setattr(self, "category", Category(self.category))
         except ValueError:
+            known = ", ".join(
+                each for each in Category if each is not Category.POISON
+            )  # which is never redriven
             raise ConfigurationError(
-                f"an RCA's category must be one of {', '.join(Category)}, not {self.category!r}"
+                f"an RCA's category must be one of {known}, not {self.category!r}"
             ) from None
         for field in ("root_cause", "fix_ref"):
             value = getattr(self, field)

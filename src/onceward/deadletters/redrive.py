@@ -64,7 +64,7 @@ def redrive(
     chosen = _CHOSEN.replace("{condition}", condition) + rows.for_update
     ids = [row["id"] for row in rows.all(transaction, chosen, most=MOST, **values)]
     if not ids:
-        raise RedriveRefusedError(_nothing_fits(transaction, rows, wanted))
+        raise RedriveRefusedError(nothing_fits(transaction, rows, wanted))
     remaining = _REMAINING.replace("{condition}", condition)
     left = int(rows.run(transaction, remaining, **values).scalar_one()) - len(ids)
     rca_id = rcas.use(transaction, rows, rca, operator)
@@ -130,7 +130,12 @@ def _made_before(
     return Redrive(id=made["id"], rca_id=made["rca_id"], letters=made["letters"], repeated=True)
 
 
-def _nothing_fits(transaction: DbTransaction, rows: Rows, wanted: Filter) -> str:
+def nothing_fits(transaction: DbTransaction, rows: Rows, wanted: Filter) -> str:
+    """What there is instead."""
+    consumers = [row["consumer"] for row in rows.all(transaction, _CONSUMERS)]
+    if wanted.consumer not in consumers:
+        known = ", ".join(consumers) or "nobody"
+        return f"there is no letter of consumer {wanted.consumer!r}; there are letters of {known}"
     condition, values = msgspec.structs.replace(wanted, status=None).as_sql()
     found = rows.all(transaction, _BY_STATUS.replace("{condition}", condition), **values)
     there = ", ".join(f"{row['letters']} {row['what']}" for row in found)
@@ -156,6 +161,7 @@ _CHOSEN = """
     ORDER BY coalesce(sequence, -1), id LIMIT :most
 """
 _REMAINING = "SELECT count(*) FROM onceward_dead_letters WHERE {condition} AND category <> 'poison'"
+_CONSUMERS = "SELECT DISTINCT consumer FROM onceward_dead_letters ORDER BY consumer"
 _BY_STATUS = """
     SELECT CASE WHEN status = 'open' THEN category ELSE status END AS what, count(*) AS letters
     FROM onceward_dead_letters WHERE {condition} GROUP BY 1 ORDER BY 1

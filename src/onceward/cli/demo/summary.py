@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +21,7 @@ WHY = (
     "Delivery is at least once. Each effect is there once because it is written",
     "in one transaction with the inbox's record of its order.",
 )
-READ_NEXT = "Read next: onceward/cli/demo/tasks.py, the two tasks of this demo."
+READ_NEXT = f"Read next: {os.path.relpath(Path(__file__).with_name('tasks.py'))}, the two tasks of this demo."
 
 RIGHT, WRONG = Text("✓", "bold green"), Text("✗", "bold red")
 
