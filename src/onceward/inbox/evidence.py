@@ -163,7 +163,7 @@ def refusal(contract: Contract, code: Any, problem: str) -> str:
     subject = f"{module_of(code)}:{name}" if name and "<" not in name else "MODULE:NAME"
     return (
         f"consumer {contract.consumer_id!r} does not run in production: {problem}. "
-        f"Supply it with `onceward verify {subject} --record --database URL`"
+        f"Supply it with `onceward verify {subject} --record` (and --database URL, unless an app names it)"
     )
 
 
