@@ -18,6 +18,7 @@ from sqlalchemy import create_engine, text
 from typer.testing import CliRunner, Result
 
 from onceward import Onceward, Transaction
+from onceward.app import counting
 from onceward.app.building import built
 from onceward.app.sources import Address
 from onceward.boundary import BoundaryClient
@@ -255,6 +256,21 @@ def test_a_queue_that_nobody_has_used_holds(tmp_path: Path) -> None:
     assert (result.exit_code, "It holds: nothing was appended." in result.stdout) == (0, True)
 
 
+@pytest.mark.parametrize("made_again", [False, True], ids=["removed", "made-again"])
+def test_a_queue_whose_file_was_removed_is_not_said_to_have_had_nothing(
+    shop: Shop, tmp_path: Path, made_again: bool
+) -> None:
+    shop.send(order(1), order(2), order("x"))
+    shop.consume()
+    for left in tmp_path.glob("orders.db*"):
+        left.unlink()
+    if made_again:
+        shop.consume()
+    result = shop.of_app()
+    assert cannot_be_told(result)
+    assert "the inbox has 2 records more than this source had messages" in result.stdout
+
+
 def test_a_file_that_is_not_there_or_no_database_ends_with_2(tmp_path: Path) -> None:
     (tmp_path / "letter.db").write_text("Dear database, " * 100)
     for name, problem in (("nowhere.db", "there is no file"), ("letter.db", "cannot be read")):
@@ -395,6 +411,109 @@ def test_bytes_that_are_no_message_are_dead_and_accounted_for(stream: tuple[Shop
     code, struck = shop.balanced()
     assert code == 0
     assert numbers(struck) == {"appended": 2, "applied": 1, "duplicate": 0, "pending": 0, "dead": 1}
+
+
+def cannot_be_told(result: Result) -> bool:
+    assert result.exit_code == 0, "nobody knows whether it was lost, or never there"
+    assert "It holds" not in result.stdout
+    assert "the source is empty, and this consumer has had messages" in result.stdout
+    return "It cannot be told whether it holds" in result.stdout
+
+
+def test_a_stream_that_was_lost_is_not_said_to_have_had_nothing(stream: tuple[Shop, Redis, str]) -> None:
+    shop, redis, name = stream
+    shop.send(order(1), order(2), order("x"))
+    shop.consume()
+    redis.delete(name)
+    lost = shop.of_app()
+    assert cannot_be_told(lost)
+    assert (
+        "the inbox has 2 records more of this consumer, of messages that this source does not" in lost.stdout
+    )
+    assert "the database has 1 more, of messages that are no longer in this source" in lost.stdout
+    shop.consume()
+    assert redis.exists(name), "a consumer makes it again"
+    assert cannot_be_told(shop.of_app())
+    assert cannot_be_told(
+        balance("--source", shop.source, "--database", shop.database, "--consumer", "billing")
+    )
+    shop.send(order(3))
+    shop.consume()
+    code, struck = shop.balanced()
+    assert code == 0
+    assert numbers(struck) == {"appended": 1, "applied": 1, "duplicate": 0, "pending": 0, "dead": 0}
+    assert "2 records more" in struck["untold"]["applied"]
+
+
+def test_dead_letters_of_a_stream_that_was_lost_are_told_of_without_a_contract(
+    redis_url: str, database: str
+) -> None:
+    name = uuid.uuid4().hex
+    plain = Shop(f"{redis_url}/{name}?on_failure=dead_letter", database, with_contract=False)
+    plain.send(order("x"))
+    plain.consume()
+    plain.consume()
+    with Redis.from_url(redis_url) as redis:
+        redis.delete(name)
+    assert cannot_be_told(plain.of_app())
+
+
+def test_records_of_what_waits_in_the_stream_are_not_taken_for_those_of_a_lost_one(
+    stream: tuple[Shop, Redis, str],
+) -> None:
+    """A copy that waits, one that is in hand, and a letter that was redriven: all have records."""
+    shop, redis, name = stream
+    first, second, bad = order(1), order(2), order("x")
+    shop.send(first, second, bad)
+    shop.consume()
+    shop.consume()
+    shop.send(first, second)
+    assert redis.xreadgroup("g", "somebody", {name: ">"}, count=1)
+    shop.execute(f"UPDATE onceward_dead_letters SET status = 'resolved' WHERE message_id = '{bad.id}'")
+    shop.execute(
+        "INSERT INTO onceward_dedup SELECT event_day, consumer_id, "
+        f"'{bad.id}', payload_sha256, processed_at, outcome FROM onceward_dedup LIMIT 1"
+    )
+    code, struck = shop.balanced()
+    assert code == 0
+    assert numbers(struck) == {"appended": 5, "applied": 3, "duplicate": 0, "pending": 2, "dead": 0}
+    assert "applied" not in struck["untold"]
+
+
+def test_a_stream_that_was_trimmed_to_nothing_is_not_said_to_have_had_nothing(
+    stream: tuple[Shop, Redis, str],
+) -> None:
+    """Redis 7 knows how many they were."""
+    shop, redis, name = stream
+    shop.send(*(order(number) for number in range(5)))
+    shop.consume()
+    redis.xtrim(name, maxlen=0, approximate=False)
+    result = shop.of_app()
+    assert "the inbox has 5 records more of this consumer" in result.stdout
+    if "entries-added" in redis.xinfo_stream(name):
+        assert "It holds: 5 appended = 5 gone." in result.stdout
+    else:
+        assert cannot_be_told(result)
+
+
+def test_what_is_sent_and_done_while_it_is_counted_is_not_taken_for_lost(
+    stream: tuple[Shop, Redis, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop, _, _ = stream
+    shop.send(order(1))
+    shop.consume()
+    count = counting._KINDS["redis"]
+
+    def count_and_let_others_work(source: Address) -> Any:
+        counted = count(source)
+        shop.send(order(2), order(3))
+        shop.consume()
+        return counted
+
+    monkeypatch.setitem(counting._KINDS, "redis", count_and_let_others_work)
+    code, struck = shop.balanced()
+    assert (code, struck["appended"], struck["applied"]) == (0, 1, 1)
+    assert "applied" not in struck["untold"]
 
 
 # ── a boundary ──────────────────────────────────────────────────────────────────────────────────────────

@@ -227,6 +227,67 @@ def test_more_than_ten_of_a_type_and_a_surge_are_told(
         assert recording.metric("onceward.deadletters.alerts", alert="surge") == 1
 
 
+def test_letter_after_letter_is_told_when_it_passes_a_limit_and_when_it_has_doubled(
+    letters: Letters, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "onceward.deadletters")
+    with record() as recording:
+        for number in range(1, 101):
+            letters.bury(burial(f"m{number}", aggregate_id="x"))
+        told = [each.getMessage() for each in caplog.records]
+        for kind, expected in (
+            ("many_of_a_type", [11, 22, 44, 88]),
+            ("surge", [11, 22, 44, 88]),
+            ("same_aggregate", [3, 6, 12, 24, 48, 96]),
+        ):
+            of_kind = [each for each in told if f"({kind})" in each]
+            assert [int(each.partition("): ")[2].split()[0]) for each in of_kind] == expected
+            assert recording.metric("onceward.deadletters.alerts", alert=kind) == len(expected)
+
+
+def test_what_goes_on_is_told_again_after_ten_minutes(
+    letters: Letters, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "onceward.deadletters")
+    many = ("many_of_a_type", logging.WARNING)
+    letters.bury(*(burial(f"m{number}") for number in range(11)))
+    assert many in alerts(caplog)
+    letters.advance(599)
+    letters.bury(burial("a"))
+    assert alerts(caplog) == []
+    letters.advance(1)
+    letters.bury(burial("b"))
+    assert alerts(caplog) == [many]
+    letters.bury(burial("c"))
+    assert alerts(caplog) == []
+
+
+def test_after_letters_were_settled_the_limit_is_passed_anew(
+    letters: Letters, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "onceward.deadletters")
+    many = ("many_of_a_type", logging.WARNING)
+    letters.bury(*(burial(f"m{number}") for number in range(50)))
+    assert many in alerts(caplog)
+    letters.discard(Filter(consumer="billing", status="open"), reason="tests", operator="ann")
+    letters.bury(burial("a"))
+    assert alerts(caplog) == []
+    letters.bury(*(burial(f"n{number}") for number in range(10)))
+    assert alerts(caplog) == [many]
+
+
+def test_types_aggregates_and_consumers_are_told_each_for_itself(
+    letters: Letters, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "onceward.deadletters")
+    for kind in ({}, {"event_type": "order.sent"}, {"consumer": "shipping"}):
+        letters.bury(*(burial(f"m{number}{kind}", **kind) for number in range(11)))
+        assert ("many_of_a_type", logging.WARNING) in alerts(caplog)
+    for name in ("x", "y"):
+        letters.bury(*(burial(f"{name}{number}", aggregate_id=name) for number in range(3)))
+        assert ("same_aggregate", logging.CRITICAL) in alerts(caplog)
+
+
 def test_a_surge_is_ten_times_what_is_usual(letters: Letters, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "onceward.deadletters")
     # 574 in the rest of a day are two in five minutes.

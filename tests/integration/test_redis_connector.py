@@ -412,6 +412,12 @@ def durable_redis() -> Iterator[Server]:
 
 
 @pytest.fixture
+def forgetful_redis() -> Iterator[Server]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
 def link(redis_url: str) -> Iterator[Proxy]:
     with proxy(redis_url) as made:
         yield made
@@ -541,6 +547,68 @@ def test_redis_restarted_under_load_loses_nothing_between_the_engines(
     assert seen == sent == ids
     with RedisStreamsConnector(url, "orders") as connector:
         assert connector.counts()["dead"] == 0
+
+
+def losses(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said of streams and groups that are gone, since this was last asked."""
+    said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    caplog.clear()
+    return said
+
+
+@pytest.mark.parametrize("rebuilt", [True, False], ids=["rebuilt", "same"])
+def test_a_redis_that_restarted_empty_is_told_once_with_what_is_lost(
+    forgetful_redis: Server, world: World, caplog: pytest.LogCaptureFixture, rebuilt: bool
+) -> None:
+    """Whether the connector stayed, or is a new one, as the runner makes it after an outage."""
+    url = forgetful_redis.url
+    with connect(world, url, "orders") as before:
+        before.dispatch(*numbered(5))
+        assert len(before.fetch(1)) == 1
+        assert losses(caplog) == [], "a first start is nothing to tell"
+        forgetful_redis.kill()
+        with pytest.raises(redis.ConnectionError):
+            before.fetch()
+        forgetful_redis.start()
+        with connect(world, url, "orders") as new:
+            after = new if rebuilt else before
+            assert after.fetch() == []
+            [said] = losses(caplog)
+            assert "stream orders with group onceward was there before, and is gone" in said
+            assert "What waited in the stream is lost" in said
+            after.dispatch(*numbered(1))
+            assert len(after.fetch()) == 1
+            assert losses(caplog) == []
+
+
+def test_what_producers_sent_before_the_consumer_is_back_does_not_hide_the_loss(
+    forgetful_redis: Server, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connect(world, forgetful_redis.url, "orders") as before:
+        before.dispatch(*numbered(5))
+        before.fetch(1)
+    forgetful_redis.kill()
+    forgetful_redis.start()
+    with connect(world, forgetful_redis.url, "orders") as after:
+        after.dispatch(*numbered(2))
+        assert len(after.fetch()) == 2
+        assert len(losses(caplog)) == 1
+
+
+def test_another_stream_group_or_database_is_a_first_start(
+    redis_url: str, stream: str, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    other_database = redis_url.removesuffix("/0") + "/1"
+    for url, name, settings in (
+        (redis_url, stream, {}),
+        (redis_url, stream, {"group": "mailing"}),
+        (redis_url, f"{stream}:other", {}),
+        (other_database, stream, {}),
+        (redis_url, stream, {}),
+    ):
+        with connect(world, url, name, **settings) as queue:
+            assert queue.fetch() == []
+    assert losses(caplog) == []
 
 
 def test_what_was_appended_is_not_appended_again_when_the_answer_is_lost(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from onceward.app.books import Balance, Letters, Records, Source, strike
@@ -88,6 +89,60 @@ def test_an_inbox_that_others_feed_too_is_no_proof_of_anything() -> None:
     balance = strike(source(), LETTER, Records(applied=100))
     assert "something else feeds this consumer" in balance.untold["applied"]
     assert balance.holds
+
+
+NOTHING = Source(appended=0, done=0, pending=0, dead=0, moved=0)
+
+
+@pytest.mark.parametrize(
+    ("letters", "records"),
+    [
+        (Letters(), Records(applied=100)),
+        (Letters(), Records(superseded=1)),
+        (Letters(open=1, deaths=1), None),
+        (Letters(), Records(duplicate=0, beyond=100)),
+        (Letters(beyond=1), None),
+    ],
+)
+def test_an_empty_source_of_a_consumer_that_had_messages_is_not_said_to_hold_nothing(
+    letters: Letters, records: Records | None
+) -> None:
+    balance = strike(NOTHING, letters, records)
+    assert (balance.appended, balance.holds) == (None, True)
+    assert "it was emptied or lost" in balance.untold["appended"]
+
+
+def test_an_empty_source_of_a_consumer_that_had_none_holds() -> None:
+    for records in (None, Records(), Records(duplicate=0)):
+        assert strike(NOTHING, Letters(elsewhere=1), records).appended == 0
+
+
+def test_rows_that_nobody_appended_are_a_problem_also_where_the_rest_cannot_be_told() -> None:
+    balance = strike(msgspec.structs.replace(NOTHING, pending=1), Letters(), Records(applied=100))
+    assert "1 message is there that nobody appended" in balance.problems[0]
+
+
+def test_records_and_letters_of_messages_that_a_stream_does_not_have_are_noted() -> None:
+    stream = Source(appended=10, done=7, pending=3, dead=0)
+    balance = strike(stream, Letters(beyond=2), Records(applied=7, duplicate=0, beyond=100))
+    assert (balance.appended, balance.applied, balance.dead, balance.holds) == (10, 7, 0, True)
+    assert "the inbox has 100 records more of this consumer" in balance.untold["applied"]
+    assert "lost with Redis" in balance.untold["applied"]
+    assert "the database has 2 more" in balance.untold["dead"]
+    assert sums_up(balance)
+
+
+def test_records_of_what_redis_knows_to_be_gone_are_no_riddle() -> None:
+    stream = Source(appended=100, done=0, pending=0, dead=0, gone=100)
+    balance = strike(stream, Letters(), Records(duplicate=0, beyond=100))
+    assert balance.untold["applied"].endswith("as it seems of those that are gone")
+    assert (balance.appended, balance.holds) == (100, True)
+
+
+def test_a_new_source_of_a_consumer_that_had_messages_is_not_said_to_be_the_first() -> None:
+    waiting = Source(appended=3, done=0, pending=3, untouched=3, dead=0, moved=0)
+    balance = strike(waiting, Letters(), Records(applied=100))
+    assert "the inbox has 100 records more" in balance.untold["applied"]
 
 
 def test_after_a_purge_applied_and_duplicate_are_one() -> None:

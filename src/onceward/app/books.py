@@ -52,6 +52,8 @@ class Letters(msgspec.Struct, frozen=True, kw_only=True):
     """Of messages in the source; a copy that died makes no second letter."""
     elsewhere: int = 0
     """Deaths of messages of this consumer that came from another source, or the same by another name."""
+    beyond: int = 0
+    """Letters from this source, of messages that it does not have any more. Only where it was looked by ids."""
     purged: bool = False
     """Some letters have been removed since, and nobody knows whose."""
 
@@ -68,6 +70,8 @@ class Records(msgspec.Struct, frozen=True, kw_only=True):
     """Dropped: a later event of the same thing had been applied already."""
     duplicate: int | None = None
     """None: it was not looked for the messages by their ids."""
+    beyond: int = 0
+    """Records of messages that the source does not have, or not any more. Only where it was looked by ids."""
     unknown: tuple[str, ...] = ()
     """Messages that were acknowledged, and are neither in the inbox nor dead."""
     purged_before: str | None = None
@@ -97,8 +101,9 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
 
 def strike(source: Source, letters: Letters | None, records: Records | None) -> Balance:
     """`letters` is None without a database, `records` without a contract."""
-    untold = dict(source.untold)
     problems = list(_missing_in(source))
+    source = _doubted(source, letters, records)
+    untold = dict(source.untold)
     dead, pending, dropped = source.dead, source.pending, dict(source.dropped)
     handled = source.done
     if letters is not None:
@@ -107,6 +112,10 @@ def strike(source: Source, letters: Letters | None, records: Records | None) -> 
         dead = _sum(dead, letters.open, -min(transit, dead or 0))
         pending = _sum(pending, letters.redriven)
         _put(dropped, "discarded by an operator", letters.discarded)
+        if letters.beyond:
+            untold["dead"] = (
+                f"the database has {letters.beyond:,} more, of messages that are no longer in this source"
+            )
         if source.moved is None:
             handled = _sum(handled, letters.resolved - letters.count)
         else:
@@ -129,8 +138,33 @@ def strike(source: Source, letters: Letters | None, records: Records | None) -> 
         problems.append(
             f"{_messages(len(records.unknown))} acknowledged, but neither applied nor dead: {some}"
         )
+    if records.beyond:
+        untold["applied"] = _said_of_beyond(records.beyond, source.gone)
     applied, duplicate, pending = _split(source, records, handled, pending, problems, untold)
     return _balance(source, applied, duplicate, pending, dead, dropped, problems, untold)
+
+
+def _doubted(source: Source, letters: Letters | None, records: Records | None) -> Source:
+    """A source that is empty, while the database knows of messages, may have lost them; or it never had them, as after
+    a move from one kind of source to another. Nobody can tell, so that it is no problem, and no peace either."""
+    dead = 0 if letters is None else letters.count + letters.beyond
+    known = 0 if records is None else records.applied + records.superseded + records.beyond
+    if source.appended != 0 or not dead + known:
+        return source
+    why = (
+        "the source is empty, and this consumer has had messages: it was emptied or lost (a Redis without persistence, "
+        "a file that was removed), or they came from another source"
+    )
+    return msgspec.structs.replace(source, appended=None, untold={**source.untold, "appended": why})
+
+
+def _said_of_beyond(count: int, gone: int) -> str:
+    if count <= gone:
+        return f"the inbox has {count:,} records more of this consumer, as it seems of those that are gone"
+    return (
+        f"the inbox has {count:,} records more of this consumer, of messages that this source does not have: trimmed, "
+        "lost with Redis, or of another source"
+    )
 
 
 def _split(
@@ -173,7 +207,7 @@ def _split(
         return records.applied, 0, pending - ahead
     untold["applied"] = (
         f"the inbox has {ahead - begun:,} records more than this source had messages: something else feeds "
-        "this consumer, too, or did"
+        "this consumer, too, or did, or the source was lost and is a new one"
     )
     return handled - records.superseded, 0, pending
 
@@ -225,7 +259,7 @@ def _balance(
     untold: dict[str, str],
 ) -> Balance:
     if not applied and source.appended and source.pending == source.appended:
-        untold["applied"] = "nothing has been consumed yet"
+        untold.setdefault("applied", "nothing has been consumed yet")
     return Balance(
         appended=source.appended,
         applied=applied,

@@ -35,7 +35,11 @@ class Account(NamedTuple):
 
 
 def balance_of(account: Account) -> Balance:
-    """The source is looked at first: what is done meanwhile is seen as done, not as missing."""
+    """The source is looked at first: what is done meanwhile is seen as done, not as missing.
+
+    Except for the number of records, where a stream is to be read: see `Kept.among`.
+    """
+    recorded = _recorded(account) if account.source.kind == "redis" else 0
     counted, seen = _KINDS[account.source.kind](account.source)
     if counted.missing is not None and not account.may_be_new:
         raise ConfigurationError(counted.missing)
@@ -51,8 +55,18 @@ def balance_of(account: Account) -> Balance:
             counted = msgspec.structs.replace(counted, untold=why)
         if seen is None:
             return strike(counted, kept.letters(account.source.origin), kept.records())
-        letters, records = kept.among(seen)
+        letters, records = kept.among(seen, account.source.origin, recorded)
         return strike(counted, letters, records)
+
+
+def _recorded(account: Account) -> int:
+    """Records of this consumer that the inbox has now."""
+    if account.database is None:
+        return 0
+    with asking_database(account.database) as connection:
+        if connection is None or not has_tables(connection):
+            return 0
+        return Kept(connection, account.consumer, contract=account.contract).recorded
 
 
 def _nothing_in(database: str, connection: Connection | None) -> str:

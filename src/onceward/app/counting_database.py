@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from onceward.app.books import Letters, Records
-from onceward.app.counting_streams import Seen
+from onceward.app.counting_streams import Messages, Seen
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -45,15 +45,15 @@ class Kept:
         """All consumers that have a contract."""
         return [row[0] for row in self._rows("SELECT consumer_id FROM onceward_consumers ORDER BY 1")]
 
+    @property
+    def recorded(self) -> int:
+        """How many records the inbox has of it, whatever became of the messages."""
+        return self._by_outcome().total()
+
     def records(self) -> Records | None:
         if not self._has_contract:
             return None
-        found: Counter[str] = Counter()
-        for table in self._tables():
-            rows = self._rows(
-                f"SELECT outcome, count(*) FROM {table} WHERE consumer_id = :consumer GROUP BY outcome"
-            )
-            found.update(dict(tuple(row) for row in rows))
+        found = self._by_outcome()
         return Records(
             applied=found["done"], superseded=found["superseded"], purged_before=self._purged_before()
         )
@@ -77,19 +77,20 @@ class Kept:
             purged=self._has_purged_letters(),
         )
 
-    def among(self, seen: list[Seen]) -> tuple[Letters, Records | None]:
-        """What became of these messages."""
-        status_of = {
-            bytes(digest): status
-            for digest, status in self._rows(
-                "SELECT body_sha256, status FROM onceward_dead_letters WHERE consumer = :consumer"
-            )
-        }
+    def among(self, messages: Messages, origin: str, recorded: int) -> tuple[Letters, Records | None]:
+        """What became of these messages. `recorded` is how many records there were before the source was looked at:
+        what was sent and done since is not taken for lost."""
+        rows = self._rows(
+            "SELECT body_sha256, status, origin FROM onceward_dead_letters WHERE consumer = :consumer"
+        )
+        status_of = {bytes(digest): status for digest, status, _ in rows}
+        here = {each.digest for each in (*messages.done, *messages.others)}
+        beyond = sum(place == origin and bytes(digest) not in here for digest, _, place in rows)
         dead: Counter[str] = Counter()
         buried: set[bytes] = set()
         rest: list[Seen] = []
         copies = 0
-        for each in seen:
+        for each in messages.done:
             if each.digest not in status_of:
                 rest.append(each)
             elif each.digest in buried:
@@ -103,10 +104,11 @@ class Kept:
             resolved=dead["resolved"],
             discarded=dead["discarded"],
             deaths=sum(dead.values()),
+            beyond=beyond,
         )
         if not self._has_contract:
             return letters, None
-        outcomes = self._outcomes([each.tracking_id for each in rest])
+        outcomes = self._outcomes([each.tracking_id for each in (*messages.done, *messages.others)])
         found: Counter[str] = Counter()
         unknown: list[str] = []
         before: set[str] = set()
@@ -125,7 +127,17 @@ class Kept:
             superseded=found["superseded"],
             duplicate=copies,
             unknown=tuple(unknown),
+            beyond=max(recorded - len(outcomes), 0),
         )
+
+    def _by_outcome(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for table in self._tables():
+            rows = self._rows(
+                f"SELECT outcome, count(*) FROM {table} WHERE consumer_id = :consumer GROUP BY outcome"
+            )
+            found.update(dict(tuple(row) for row in rows))
+        return found
 
     def _outcomes(self, ids: list[str]) -> dict[str, str]:
         from sqlalchemy import bindparam, text

@@ -15,7 +15,7 @@ PAGE = 1000
 
 
 class Seen(NamedTuple):
-    """A message that was acknowledged, and is no dead letter that Redis keeps."""
+    """A message that is in the stream."""
 
     digest: bytes
     """Of its bytes: a dead letter has the same."""
@@ -23,13 +23,21 @@ class Seen(NamedTuple):
     day: int
 
 
-def count_stream(source: Address) -> tuple[Source, list[Seen]]:
+class Messages(NamedTuple):
+    done: list[Seen]
+    """Acknowledged, and no dead letter that Redis keeps."""
+    others: list[Seen]
+    """Waiting, in somebody's hands, or dead."""
+
+
+def count_stream(source: Address) -> tuple[Source, Messages]:
     """Reads the whole stream."""
     from onceward.connectors.redis_streams.core import StreamQueue
     from onceward.connectors.rules import LeaseRules
 
     server, stream = stream_of(source)
-    queue = StreamQueue(stream, source.settings.get("group", "onceward"), LeaseRules(), None, lambda: 0.0)
+    group = source.settings.get("group", "onceward")
+    queue = StreamQueue(server, stream, group, LeaseRules(), None, lambda: 0.0)
     with asking_redis(server) as redis:
         if not redis.exists(stream):
             return Source(
@@ -39,7 +47,7 @@ def count_stream(source: Address) -> tuple[Source, list[Seen]]:
                 dead=0,
                 untold={"appended": f"nothing has been sent yet: there is no stream {stream}"},
                 missing=f"there is no stream {stream!r}; mend the source {str(source)!r}",
-            ), []
+            ), Messages([], [])
         groups = {each["name"].decode(): each["last-delivered-id"] for each in redis.xinfo_groups(stream)}
         is_new = queue.group not in groups
         held = set() if is_new else set(_held(redis, stream, queue.group))
@@ -47,17 +55,19 @@ def count_stream(source: Address) -> tuple[Source, list[Seen]]:
         # In this order: what is buried meanwhile is seen twice, and never not at all.
         buried = {fields[b"entry"] for _, fields in _entries(redis, queue.dead)}
         added = redis.xinfo_stream(stream).get("entries-added")
-        seen: list[Seen] = []
+        seen = Messages([], [])
         unread = 0
         here: set[bytes] = set()
         for entry, fields in _entries(redis, stream):
+            like = seen.others
             if _number(entry) > read_to:
                 unread += 1
             elif entry in held or entry in buried:
                 here.add(entry)
             else:
-                seen.append(_seen(entry, fields))
-    known = unread + len(seen) + len(held | buried)  # some of which the stream has no more
+                like = seen.done
+            like.append(_seen(entry, fields))
+    known = unread + len(seen.done) + len(held | buried)  # some of which the stream has no more
     untold = {}
     if added is None:
         untold["appended"] = (
@@ -73,7 +83,7 @@ def count_stream(source: Address) -> tuple[Source, list[Seen]]:
         )
     return Source(
         appended=known if added is None else added,
-        done=len(seen),
+        done=len(seen.done),
         pending=unread + len(held - buried),
         dead=len(buried),
         gone=max((added or 0) - known, 0),

@@ -3,11 +3,15 @@
 `new`: a letter was buried. `many_of_a_type`: more than ten of one type are open. `surge`: more than ten times as many
 in five minutes as is usual (less than one counts as one). `same_aggregate`: three letters or more of one aggregate are
 open. `died_again`, `poisoned`: what became of a redriven letter.
+
+That there are many is no news with each further letter: it is told when they pass the limit, when they are twice as
+many as were told of, and otherwise with the first letter after ten minutes.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +30,9 @@ SURGE: Final = 10
 SURGE_SECONDS: Final = 300
 BASELINE_SECONDS: Final = 86400
 SAME_AGGREGATE: Final = 3
+REPEAT_SECONDS: Final = 600
+GROWN: Final = 2
+"""So many times as many as were told of are news."""
 
 LEVELS: Final = {
     "new": logging.INFO,
@@ -37,38 +44,36 @@ LEVELS: Final = {
 }
 
 
-class Alert(NamedTuple):
+class Many(NamedTuple):
+    """A number of letters, and whether there is reason to tell of it."""
+
     kind: str
+    whose: tuple[str, ...]
+    """Consumer, and type or aggregate: what is counted."""
+    letters: int
+    limit: float
+    """More than that are worth an alert."""
+    at: float
     words: str
 
 
-Told = tuple[Burial, list[Alert]]
-"""A burial, and the alerts it gives reason for."""
+Told = tuple[Burial, list[Many]]
+"""A burial, and the numbers that may have passed their limits with it."""
 
 
 def raised_by(transaction: DbTransaction, rows: Rows, burials: Sequence[Burial]) -> list[Told]:
-    """What there is to tell about letters that were buried together. That there are many is told once, with the first
-    of them."""
+    """What there may be to tell about letters that were buried together. Numbers are looked up with the first of their
+    kind: they are the same for all."""
     told: list[Told] = []
-    seen: set[tuple[str, ...]] = set()
+    seen: set[tuple[str, str, str | None]] = set()
     for burial in burials:
-        alerts = [Alert("new", f"{burial.category}: {burial.error or burial.reason}")]
-        whose = (burial.consumer, burial.event_type, burial.aggregate_id or "")
-        if whose not in seen:
-            fresh = _of_many(transaction, rows, burial)
-            keys = {
-                "many_of_a_type": (burial.consumer, burial.event_type),
-                "surge": (burial.consumer,),
-                "same_aggregate": whose[::2],
-            }
-            alerts += [each for each in fresh if (each.kind, *keys[each.kind]) not in seen]
-            seen.update((each.kind, *keys[each.kind]) for each in fresh)
-            seen.add(whose)
-        told.append((burial, alerts))
+        whose = (burial.consumer, burial.event_type, burial.aggregate_id)
+        told.append((burial, [] if whose in seen else _of_many(transaction, rows, burial)))
+        seen.add(whose)
     return told
 
 
-def _of_many(transaction: DbTransaction, rows: Rows, burial: Burial) -> list[Alert]:
+def _of_many(transaction: DbTransaction, rows: Rows, burial: Burial) -> list[Many]:
     counts = rows.first(
         transaction,
         _COUNTS,
@@ -79,38 +84,78 @@ def _of_many(transaction: DbTransaction, rows: Rows, burial: Burial) -> list[Ale
         baseline=BASELINE_SECONDS,
     )
     assert counts is not None
-    alerts = []
-    if counts["of_type"] > MANY_OF_A_TYPE:
-        words = f"{counts['of_type']} letters of type {burial.event_type!r} are open"
-        alerts.append(Alert("many_of_a_type", words))
+    of_type, recent, of_aggregate = counts["of_type"], counts["recent"], counts["of_aggregate"]
     usual = counts["before"] * SURGE_SECONDS / (BASELINE_SECONDS - SURGE_SECONDS)
-    if counts["recent"] > SURGE * max(usual, 1.0):
-        words = f"{counts['recent']} letters in five minutes, where {usual:.1f} are usual"
-        alerts.append(Alert("surge", words))
-    if counts["of_aggregate"] >= SAME_AGGREGATE:
-        words = f"{counts['of_aggregate']} letters of aggregate {burial.aggregate_id} are open"
-        alerts.append(Alert("same_aggregate", words))
-    return alerts
+    at = float(counts["at"])
+    return [
+        Many(
+            "many_of_a_type",
+            (burial.consumer, burial.event_type),
+            of_type,
+            MANY_OF_A_TYPE,
+            at,
+            f"{of_type} letters of type {burial.event_type!r} are open",
+        ),
+        Many(
+            "surge",
+            (burial.consumer,),
+            recent,
+            SURGE * max(usual, 1.0),
+            at,
+            f"{recent} letters in five minutes, where {usual:.1f} are usual",
+        ),
+        Many(
+            "same_aggregate",
+            (burial.consumer, burial.aggregate_id or ""),
+            of_aggregate,
+            SAME_AGGREGATE - 1,
+            at,
+            f"{of_aggregate} letters of aggregate {burial.aggregate_id} are open",
+        ),
+    ]
 
 
-def tell(told: Sequence[Told]) -> None:
-    """After the commit: what was rolled back is nobody's business."""
-    metrics = _metrics()
-    for burial, alerts in told:
-        if metrics is not None:
-            metrics["buried"].add(1, {"consumer": burial.consumer, "category": str(burial.category)})
-        for alert in alerts:
-            _log.log(
-                LEVELS[alert.kind],
-                "dead letter %s of consumer %s (%s): %s",
-                burial.message_id,
-                burial.consumer,
-                alert.kind,
-                alert.words,
-                extra={"alert": alert.kind, "consumer": burial.consumer, "event_type": burial.event_type},
-            )
+class Alerts:
+    """Tells, and remembers what it told: one for each store, so that another process tells for itself."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, ...], tuple[float, int]] = {}
+        """When, and of how many; the longest ago first."""
+        self._lock = threading.Lock()
+
+    def tell(self, told: Sequence[Told]) -> None:
+        """After the commit: what was rolled back is nobody's business."""
+        metrics = _metrics()
+        for burial, numbers in told:
             if metrics is not None:
-                metrics["alerts"].add(1, {"consumer": burial.consumer, "alert": alert.kind})
+                metrics["buried"].add(1, {"consumer": burial.consumer, "category": str(burial.category)})
+            alerts = [("new", f"{burial.category}: {burial.error or burial.reason}")]
+            alerts += [(each.kind, each.words) for each in numbers if self._is_news(each)]
+            for kind, words in alerts:
+                _alert(kind, burial.consumer, burial.message_id, words, event_type=burial.event_type)
+
+    def _is_news(self, many: Many) -> bool:
+        key = (many.kind, *many.whose)
+        with self._lock:
+            self._forget(many.at - REPEAT_SECONDS)
+            at, count = self._told.get(key, (many.at, 0))
+            if many.letters <= many.limit:
+                self._told.pop(key, None)
+                return False
+            if many.letters < GROWN * count:
+                self._told[key] = (at, min(count, many.letters))  # where it fell, it grows from there
+                return False
+            self._told.pop(key, None)  # to the end
+            self._told[key] = (many.at, many.letters)
+            return True
+
+    def _forget(self, until: float) -> None:
+        """What was told so long ago is news again."""
+        while self._told:
+            key, (at, _) = next(iter(self._told.items()))
+            if at > until:
+                return
+            del self._told[key]
 
 
 def redriven(consumer: str, message_id: str, outcome: str, error: str = "") -> None:
@@ -118,19 +163,23 @@ def redriven(consumer: str, message_id: str, outcome: str, error: str = "") -> N
     metrics = _metrics()
     if metrics is not None:
         metrics["redriven"].add(1, {"consumer": consumer, "outcome": outcome})
-    if outcome == "succeeded":
-        return
-    if metrics is not None:
-        metrics["alerts"].add(1, {"consumer": consumer, "alert": outcome})
+    if outcome != "succeeded":
+        _alert(outcome, consumer, message_id, error)
+
+
+def _alert(kind: str, consumer: str, message_id: str, words: str, **more: str) -> None:
     _log.log(
-        LEVELS[outcome],
+        LEVELS[kind],
         "dead letter %s of consumer %s (%s): %s",
         message_id,
         consumer,
-        outcome,
-        error,
-        extra={"alert": outcome, "consumer": consumer},
+        kind,
+        words,
+        extra={"alert": kind, "consumer": consumer, **more},
     )
+    metrics = _metrics()
+    if metrics is not None:
+        metrics["alerts"].add(1, {"consumer": consumer, "alert": kind})
 
 
 _made: dict[int, tuple[MeterProvider, dict[str, Any]]] = {}
@@ -156,6 +205,7 @@ def _metrics() -> dict[str, Any] | None:
 
 _COUNTS = """
     SELECT
+        {now} AS at,
         (SELECT count(*) FROM onceward_dead_letters
             WHERE status = 'open' AND consumer = :consumer AND event_type = :event_type) AS of_type,
         (SELECT count(*) FROM onceward_dead_letters

@@ -30,7 +30,7 @@ class _Base:
 
     def __init__(
         self,
-        redis: Any,
+        server: str,
         stream: str,
         group: str = "onceward",
         *,
@@ -48,7 +48,7 @@ class _Base:
             on_failure=on_failure,
         )
         self.lease = lease
-        self._queue = StreamQueue(stream, group, rules, maxlen, clock)
+        self._queue = StreamQueue(server, stream, group, rules, maxlen, clock)
         self._closed = False
 
     def _check_open(self) -> None:
@@ -66,8 +66,8 @@ class RedisStreamsConnector(_Base):
     """`RedisStreamsConnector("redis://localhost", "orders")`: the `Connector` contract on a stream."""
 
     def __init__(self, redis: Any, stream: str, group: str = "onceward", **settings: Any) -> None:
-        super().__init__(redis, stream, group, **settings)
         self._wire = Wire(redis)
+        super().__init__(self._wire.server, stream, group, **settings)
         self._out = Coalescer(lambda entries: self._perform(self._queue.append(entries)))
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
@@ -131,8 +131,8 @@ class AsyncRedisStreamsConnector(_Base):
     """The same for asyncio."""
 
     def __init__(self, redis: Any, stream: str, group: str = "onceward", **settings: Any) -> None:
-        super().__init__(redis, stream, group, **settings)
         self._wire = AsyncWire(redis)
+        super().__init__(self._wire.server, stream, group, **settings)
         self._out = AsyncCoalescer(lambda entries: self._perform(self._queue.append(entries)))
 
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:

@@ -51,6 +51,10 @@ COUNTED = 10_000
 DONE = Verdict.DONE
 Entry = tuple[str, bytes]
 
+_known: set[tuple[str, str, str]] = set()
+"""Groups that were there, by server, stream and group. The process remembers them, not a connector: after an outage
+there is a new connector, and that Redis came back without its data must not look like a first start."""
+
 
 Exchange = Generator[Sequence[Command], list[Any], Any]
 """Yields commands to be sent together, and gets their replies as a list, with errors of single commands in it."""
@@ -60,14 +64,22 @@ class StreamQueue:
     """One stream, one group, one consumer: all behaviour except the sending."""
 
     def __init__(
-        self, stream: str, group: str, rules: LeaseRules, maxlen: int | None, clock: Callable[[], float]
+        self,
+        server: str,
+        stream: str,
+        group: str,
+        rules: LeaseRules,
+        maxlen: int | None,
+        clock: Callable[[], float],
     ) -> None:
+        """`server` tells this Redis from others, and is not connected to."""
         for name, value in (("stream", stream), ("group", group)):
             if not isinstance(value, str) or not value:
                 raise ConfigurationError(f"{name} must be a non-empty string, not {value!r}")
         if maxlen is not None and maxlen < 1:
             raise ConfigurationError(f"maxlen must be 1 or more, or None, not {maxlen!r}")
         self.rules = rules
+        self.server = server
         self.stream = stream
         self.group = group
         self.consumer = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
@@ -116,15 +128,25 @@ class StreamQueue:
 
     def _make_group(self) -> Exchange:
         [reply] = yield [("XGROUP", "CREATE", self.stream, self.group, "0", "MKSTREAM")]
-        if isinstance(reply, Exception) and not str(reply).startswith("BUSYGROUP"):
-            raise reply
+        group = (self.server, self.stream, self.group)
+        if isinstance(reply, Exception):
+            if not str(reply).startswith("BUSYGROUP"):
+                raise reply
+        elif group in _known:
+            _log.warning(
+                "stream %s with group %s was there before, and is gone: Redis restarted without its data (to keep it, "
+                "set appendonly yes), or somebody deleted it. Made again. What waited in the stream is lost; if only "
+                "the group was deleted, all that the stream has is delivered again",
+                self.stream,
+                self.group,
+            )
+        _known.add(group)
         self._group_known = True
 
     def _make_group_again(self, error: Exception) -> Exchange:
         """If that is what the error says. Any other is raised."""
         if "NOGROUP" not in str(error):
             raise error
-        _log.warning("stream %s or its group %s was deleted; made again", self.stream, self.group)
         yield from self._make_group()
 
     def _recover(self, count: int) -> Exchange:

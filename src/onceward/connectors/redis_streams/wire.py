@@ -29,6 +29,7 @@ class Wire:
     def __init__(self, given: Any) -> None:
         client = _client(given, redis.Redis)
         self._connections = Connections(client, redis.connection.AbstractConnection, "redis.Redis")
+        self.server = _server(client)
         self._free: deque[Any] = deque()
         self._closed = False
 
@@ -72,6 +73,7 @@ class AsyncWire:
         client = _client(given, redis.asyncio.Redis)
         kind = redis.asyncio.connection.AbstractConnection
         self._connections = Connections(client, kind, "redis.asyncio.Redis")
+        self.server = _server(client)
         self._free: list[Any] = []
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -126,6 +128,15 @@ def _client(given: Any, kind: type[Any]) -> Any:
             f"not {type(given).__module__}.{type(given).__name__}"
         )
     return given
+
+
+def _server(client: Any) -> str:
+    """What tells it from other servers, in threads and asyncio alike; without a password."""
+    pool = client.connection_pool
+    given = pool.connection_kwargs
+    place = given.get("path") or f"{given.get('host', 'localhost')}:{given.get('port', 6379)}"
+    service = getattr(pool, "service_name", "")  # a Sentinel's
+    return f"{service} {place} {given.get('db') or 0}"
 
 
 def _is_usable(connection: Any) -> bool:
