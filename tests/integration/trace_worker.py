@@ -35,7 +35,7 @@ def main(role: str, path: str) -> None:
     handle = telemetry.setup()
     queue = SqliteConnector(path, lease=1.0)
     if role == "produce":
-        Place({"queue": queue}).produce_transactions([Transaction(id=ID, payload={"card": "4111"})])
+        Place({"queue": queue}).produce_transactions([Transaction(id=ID, payload={"card": "card of nobody"})])
     elif role == "consume":
         Charge({"source": queue}).consume_transactions()
     else:

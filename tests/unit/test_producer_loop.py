@@ -482,7 +482,7 @@ def test_loop_timeout_does_not_wait_for_an_attempt_that_cannot_be_interrupted(wo
 @pytest.mark.parametrize(
     ("policy", "category"),
     [
-        (producing(produce=retry(1, timeout=0.1), transaction_timeout=LONG, timeout=2 * LONG), "attempt 0"),
+        (producing(produce=retry(1, timeout=0.1), transaction_timeout=LONG, timeout=2 * LONG), "attempt 1"),
         (producing(produce=retry(1, timeout=LONG), transaction_timeout=0.1, timeout=2 * LONG), "lifecycle"),
     ],
     ids=["step", "transaction"],

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from onceward.task.reply import Failed, Limit
+from onceward.task.reply import ENDING, Failed, Limit
 from onceward.task.work import Life, Work
 
 
@@ -34,6 +34,10 @@ class Try:
         self.limit = limit
         self.expired = False
 
+    @property
+    def hurried(self) -> bool:
+        return self.limit is Limit.HURRY
+
     def expire(self) -> bool:
         """Ask the attempt to stop, unless it has just ended: whether it was asked."""
         raise NotImplementedError
@@ -46,18 +50,22 @@ class Try:
 class Deadlines:
     """The attempts in hand, by the thread or task they run in."""
 
-    def __init__(self, stuck_grace: float, on_timeout: Callable[[Work, Limit], None]) -> None:
+    def __init__(self, stuck_grace: float, on_expiry: Callable[[Work, Limit], None]) -> None:
         self.tries: dict[Any, Try] = {}
         self.watch_at = inf
         """Whoever enters an attempt due before this pokes the watchdog."""
         self._stuck_grace = stuck_grace
-        self._on_timeout = on_timeout
+        self._on_expiry = on_expiry
+        self._hurried = False
 
     def look(self, now: float) -> float:
         """Act on what is due, and say when to look again."""
         # While it looks around, every newcomer pokes: none can slip past between look and sleep.
         self.watch_at = inf
         nearest = inf
+        if self._hurried:
+            self._hurried = False
+            self._cut_off(now)
         for this in list(self.tries.values()):
             if this.due <= now:
                 self._act(this, now)
@@ -66,11 +74,15 @@ class Deadlines:
         return nearest
 
     def hurry(self) -> None:
-        """Every attempt at a transaction is due; what the source is being told may be told to its end."""
+        """Have the next look cut off every attempt at a transaction."""
+        # By the watchdog, and nobody beside it: an attempt that is due at this moment has one reason to end.
+        self._hurried = True
+
+    def _cut_off(self, now: float) -> None:
         for this in list(self.tries.values()):
+            # What the source is being told may be told to its end.
             if not this.expired and type(this.work) is Life:
-                this.limit = Limit.LOOP
-                this.due = -inf
+                this.limit, this.due = Limit.HURRY, now
 
     def _act(self, this: Try, now: float) -> None:
         if this.expired:
@@ -83,9 +95,9 @@ class Deadlines:
             else:
                 this.work.count_drivers(-1)
         else:
-            # The loop's own limit ends the call: there is no next attempt to hold back, so no grace.
-            this.due = inf if this.limit is Limit.LOOP else now + self._stuck_grace
+            # Where the call ends, there is no next attempt to hold back, so no grace.
+            this.due = inf if this.limit in ENDING else now + self._stuck_grace
             if this.expire():
-                self._on_timeout(this.work, this.limit)
+                self._on_expiry(this.work, this.limit)
             else:
                 this.due = inf

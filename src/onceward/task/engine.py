@@ -28,6 +28,7 @@ from onceward.task.source import Loop, LoopPorts, Source
 from onceward.task.steps import Step
 from onceward.task.tasks import TaskPorts
 from onceward.task.threads import ThreadPorts
+from onceward.task.tracebacks import Tracebacks
 from onceward.task.work import Outcome, Plan, Work
 from onceward.telemetry import logs
 from onceward.telemetry.scope import current_attempt, working_on
@@ -105,6 +106,7 @@ class Call:
             plain=not limited and self.watch is None,
             postpones=wiring.postpones,
             watch=self.watch,
+            tracebacks=Tracebacks(),
         )
         self.ports = ports
         self.slots = Slots(
@@ -151,10 +153,16 @@ class Call:
         loop.context.run(current_attempt.set, None)
         hand_over(reply)
 
-    def timed_out(self, work: Work, limit: Limit) -> None:
-        """Told at the deadline of an attempt, whatever becomes of the attempt."""
+    def expired(self, work: Work, limit: Limit) -> None:
+        """Told when an attempt is asked to stop, whatever becomes of it: it may never end."""
         with working_on(work):
-            logger.warning("%s attempt %d ran out of time (%s limit)", work.step, work.attempt, limit)
+            if limit is Limit.HURRY:
+                logger.warning(
+                    "%s was cut off because the run is ending; transaction %s is abandoned",
+                    work.step, work.transaction_id,
+                )  # fmt: skip
+                return
+            logger.warning("%s attempt %d ran out of time (%s limit)", work.step, work.attempt + 1, limit)
         if self.watch is not None:
             self.watch.timed_out(work, limit)
 
@@ -236,7 +244,7 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
     if wiring.begin is not None:
         wiring.begin()
     call = Call(task, wiring)
-    ports = ThreadPorts(task.clock, task.settings.stuck_grace, call.timed_out)
+    ports = ThreadPorts(task.clock, task.settings.stuck_grace, call.expired)
     ended: list[StopReason | Exited] = []
     bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -290,7 +298,7 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
     if wiring.begin is not None:
         await wiring.begin()
     call = Call(task, wiring)
-    ports = TaskPorts(task.clock, task.settings.stuck_grace, call.timed_out)
+    ports = TaskPorts(task.clock, task.settings.stuck_grace, call.expired)
     ended: asyncio.Future[StopReason | Exited] = asyncio.get_running_loop().create_future()
 
     async def carry(reply: Any) -> None:

@@ -14,7 +14,7 @@ Each step has its own attempts, timeout and backoff (`retry` below). Rules:
 * A step that times out is TIMEOUT and retried; a stuck one forfeits its remaining attempts.
 * When `transaction_timeout` runs out, the lifecycle is TIMEOUT: the exception handler is entered, under its own
   policy, unless it has been entered before.
-* When the loop's own time runs out, or the call is cancelled, the transaction is abandoned as in a crash.
+* When the loop's own time runs out, or the call is hurried or cancelled, the transaction is abandoned as in a crash.
 * Postponed spends no attempt. Where the source cannot take it back, the transaction waits here and goes on.
 * The exception handler's last error, if it gives up too, is the outcome's error.
 
@@ -29,9 +29,9 @@ from math import inf
 from typing import Any, Protocol, cast
 
 from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException
-from onceward.task.reply import Exited, Failed, Limit
+from onceward.task.reply import ENDING, Exited, Failed, Limit
 from onceward.task.script import Script
-from onceward.task.steps import Decision, Step, classify, decide, text_of
+from onceward.task.steps import Decision, Step, classify, decide, line_of, text_of
 from onceward.task.work import ABANDONED, DUPLICATE, FAILED, LOOP, POSTPONED, SUCCEEDED, Life, Outcome, Work
 from onceward.telemetry.scope import current_work
 
@@ -101,7 +101,7 @@ def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
     if reply.exits:
         return Exited(cast(BaseException, reply.error))
     error = cast(TransactionException, reply.error)
-    if reply.limit is not LOOP and not plan.exception.silent:
+    if reply.limit not in ENDING and not plan.exception.silent:
         if reply.limit is Limit.TRANSACTION:
             # The handler runs under its own policy, not in what is left of a time that has run out.
             life.deadline, life.limit = plan.loop_deadline, LOOP
@@ -110,7 +110,9 @@ def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
             if reply.exits:
                 return Exited(cast(BaseException, reply.error))
             error = cast(TransactionException, reply.error)
-    if type(reply) is Failed and reply.limit is LOOP:
+    if type(reply) is Failed and reply.limit in ENDING:
+        if reply.limit is LOOP:  # a hurry has been told of the moment it cut this off
+            logger.warning("%s was cut off; transaction %s is abandoned", life.step, life.transaction_id)
         return Outcome(transaction, ABANDONED, None, None, life.step, life.attempt)
     return Outcome(transaction, FAILED, None, error, life.step, life.attempt)
 
@@ -134,7 +136,7 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
     Returns its value, or `Failed` with the final error.
     """
     while True:
-        if reply.limit is LOOP or reply.exits:
+        if reply.limit in ENDING or reply.exits:
             return reply
         postponed = step is life.plan.main and reply.limit is None and isinstance(reply.error, Postponed)
         if postponed:
@@ -145,7 +147,7 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
         else:
             life.timeouts += reply.limit is not None
             decision = decide(step, life.attempt, reply, life.transaction_id)
-            log_failure(life, step, decision)
+            log_failure(life, step, decision, ports.now())
             if decision.delay is None:
                 return Failed(decision.error, reply.limit)
             if life.plan.watch is not None:
@@ -173,7 +175,8 @@ def not_now(postponed: Postponed, life: Life) -> TransactionException:
 
 def leave_step(life: Life, step: Step, reply: Any) -> None:
     if life.plan.watch is not None:
-        failed = type(reply) is Failed and not reply.exits and type(reply.error) is not Postponed
+        # Anything else is no failure of the step: it was postponed, left, or cut off, whatever it raised then.
+        failed = type(reply) is Failed and isinstance(reply.error, TransactionException)
         life.plan.watch.step_ends(life, step, reply.error if failed else None)
 
 
@@ -201,16 +204,18 @@ def blocked(life: Life) -> Failed:
     return Failed(error)
 
 
-def log_failure(life: Life, step: Step, decision: Decision) -> None:
+def log_failure(life: Life, step: Step, decision: Decision, now: float) -> None:
+    error = line_of(decision.error)
+    attempt = life.attempt + 1  # people count from 1
     if decision.delay is not None:
         logger.warning(
-            "%s failed (attempt %d, max_attempts %d), next in %.3g s: %s",
-            step.name, life.attempt, step.max_attempts, decision.delay, decision.error,
+            "%s failed (attempt %d of %d), next in %.3g s: %s",
+            step.name, attempt, step.max_attempts, decision.delay, error,
         )  # fmt: skip
     elif decision.error.category is ExceptionCategory.BUSINESS:
-        logger.warning("%s refused: %s", step.name, decision.error)
+        logger.warning("%s refused: %s", step.name, error)
     else:
+        shown = life.plan.tracebacks.to_show(decision.error.cause, now)
         logger.error(
-            "%s gave up (attempt %d, max_attempts %d): %s",
-            step.name, life.attempt, step.max_attempts, decision.error, exc_info=decision.error.cause,
-        )  # fmt: skip
+            "%s gave up (attempt %d of %d): %s", step.name, attempt, step.max_attempts, error, exc_info=shown
+        )

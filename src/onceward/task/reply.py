@@ -8,11 +8,17 @@ from typing import NamedTuple
 
 
 class Limit(StrEnum):
-    """Which of the three independent time limits ended an attempt."""
+    """What ended an attempt: one of the three independent time limits, or that the run is ending."""
 
     STEP = "step"
     TRANSACTION = "transaction"
     LOOP = "loop"
+    HURRY = "hurry"
+    """`task.hurry()`: no policy's limit, and no time-out."""
+
+
+ENDING = (Limit.LOOP, Limit.HURRY)
+"""The call itself ends: what these cut off is abandoned, and nothing comes after it."""
 
 
 class Failed:

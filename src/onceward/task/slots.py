@@ -233,9 +233,6 @@ class Slots:
             if life.timeouts:
                 tally.timed_out += life.timeouts
             self.pending = left = self.pending - 1
-        if status is ABANDONED:
-            with working_on(life):
-                logger.warning("%s was cut off; transaction %s is abandoned", life.step, life.transaction_id)
         if left == self.wake_at:
             self._ports.wake()
 

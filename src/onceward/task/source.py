@@ -23,7 +23,7 @@ from onceward.task.reply import Failed, Limit
 from onceward.task.report import StopReason
 from onceward.task.script import Script
 from onceward.task.slots import SlotPorts, Slots
-from onceward.task.steps import Step, decide, text_of
+from onceward.task.steps import Step, decide, line_of, text_of
 from onceward.task.work import Work
 from onceward.transaction import Transaction
 
@@ -229,8 +229,8 @@ def ask(
         if decision.delay is None or reply.limit is Limit.LOOP:
             return reply
         logger.warning(
-            "%s failed (attempt %d, max_attempts %d), next in %.3g s: %s",
-            step.name, attempt, step.max_attempts, decision.delay, decision.error,
+            "%s failed (attempt %d of %d), next in %.3g s: %s",
+            step.name, attempt + 1, step.max_attempts, decision.delay, line_of(decision.error),
         )  # fmt: skip
         loop.slots.tally.retries += 1
         yield from rest(loop, decision.delay, insist=insist)

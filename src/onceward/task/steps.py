@@ -90,9 +90,9 @@ def classify(step: Step, attempt: int, failed: Failed, transaction_id: str | Non
     error = failed.error
     if failed.limit is not None:
         what = {
-            Limit.STEP: f"attempt {attempt} of {step.name} took longer than {step.timeout} s",
-            Limit.TRANSACTION: f"the lifecycle ran out of time in {step.name}, attempt {attempt}",
-            Limit.LOOP: f"the loop ran out of time in {step.name}, attempt {attempt}",
+            Limit.STEP: f"attempt {attempt + 1} of {step.name} took longer than {step.timeout} s",
+            Limit.TRANSACTION: f"the lifecycle ran out of time in {step.name}, attempt {attempt + 1}",
+            Limit.LOOP: f"the loop ran out of time in {step.name}, attempt {attempt + 1}",
         }[failed.limit]
         more = ", and has not ended since; its slot is stuck" if failed.stuck else ""
         return TransactionException(what + more, ExceptionCategory.TIMEOUT, transaction_id, error)
@@ -110,11 +110,16 @@ def classify(step: Step, attempt: int, failed: Failed, transaction_id: str | Non
 
 
 def text_of(error: BaseException | None) -> str:
-    """An error in a line: what kind it is and what it says."""
-    if isinstance(error, TransactionException):
-        return str(error)
+    """What kind of error it is and what it says."""
     try:
         said = str(error)
     except Exception:  # noqa: BLE001  the error of an error must not hide it
         said = "(its text cannot be shown)"
+    if isinstance(error, TransactionException):
+        return said
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def line_of(error: BaseException) -> str:
+    """The same in one line, for the log: what a database says may fill a page."""
+    return " ".join(text_of(error).split())

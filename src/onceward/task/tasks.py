@@ -51,10 +51,10 @@ class TaskTry(Try):
 class TaskPorts:
     """Ports of one call, bound to the running event loop."""
 
-    def __init__(self, clock: Clock, stuck_grace: float, on_timeout: Callable[[Work, Limit], None]) -> None:
+    def __init__(self, clock: Clock, stuck_grace: float, on_expiry: Callable[[Work, Limit], None]) -> None:
         self.now = clock.now
         self.sleeping = clock.sleeping
-        self._deadlines = Deadlines(stuck_grace, on_timeout)
+        self._deadlines = Deadlines(stuck_grace, on_expiry)
         self._tries = self._deadlines.tries
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()

@@ -64,15 +64,15 @@ def _first(token: list[bool]) -> bool:
 
 
 class ThreadPorts:
-    """Ports of one call. `on_timeout` is told at the deadline of an attempt, from the watchdog's thread."""
+    """Ports of one call. `on_expiry` is told when an attempt is asked to stop, from the watchdog's thread."""
 
-    def __init__(self, clock: Clock, stuck_grace: float, on_timeout: Callable[[Work, Limit], None]) -> None:
+    def __init__(self, clock: Clock, stuck_grace: float, on_expiry: Callable[[Work, Limit], None]) -> None:
         self.now = clock.now
         self.sleeping = clock.sleeping
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         # Put to from signal handlers: a SimpleQueue is reentrant, an Event's lock is not.
         self._mail: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._deadlines = Deadlines(stuck_grace, on_timeout)
+        self._deadlines = Deadlines(stuck_grace, on_expiry)
         self._tries = self._deadlines.tries
         self._pokes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._watchdog: threading.Thread | None = None

@@ -15,6 +15,7 @@ from onceward.task.exceptions import TransactionException
 from onceward.task.reply import Failed, Limit
 from onceward.task.script import Script
 from onceward.task.steps import Step
+from onceward.task.tracebacks import Tracebacks
 from onceward.transaction import Transaction
 
 
@@ -35,6 +36,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether what is postponed has somewhere to go back to; if not, it waits in its slot."""
     watch: Any
     """Spans and per-step metrics, or None when there is no SDK."""
+    tracebacks: Tracebacks
 
 
 class Status(StrEnum):

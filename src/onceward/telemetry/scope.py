@@ -25,6 +25,11 @@ class AttemptInHand(Protocol):
 
     expired: bool
 
+    @property
+    def hurried(self) -> bool:
+        """Whether it was asked to stop because the run is ending, and not because its time had run out."""
+        ...
+
 
 current_work: ContextVar[WorkInHand | None] = ContextVar("onceward_work", default=None)
 current_attempt: ContextVar[AttemptInHand | None] = ContextVar("onceward_attempt", default=None)
@@ -35,6 +40,12 @@ def attempt_expired() -> bool:
     """Whether the attempt that runs here has been asked to stop."""
     attempt = current_attempt.get()
     return attempt is not None and attempt.expired
+
+
+def attempt_hurried() -> bool:
+    """Whether that was because the run is ending, and no time had run out."""
+    attempt = current_attempt.get()
+    return attempt is not None and attempt.expired and attempt.hurried
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from onceward.telemetry import providers
 from onceward.telemetry.catalogue import RETRY_EVENT, SCOPE
 from onceward.telemetry.fields import Fields
 from onceward.telemetry.metrics import Instruments, instruments
-from onceward.telemetry.scope import attempt_expired, current_work
+from onceward.telemetry.scope import attempt_expired, attempt_hurried, current_work
 
 _propagator = TraceContextTextMapPropagator()
 
@@ -260,7 +260,9 @@ class Watch:
     ) -> None:
         span, parent, since = attempt
         otel.attach(parent)
-        if attempt_expired():
+        if attempt_hurried():
+            _mark(span, "cut off because the run is ending", None)
+        elif attempt_expired():
             _mark(
                 span, f"took longer than {step.timeout} s" if step.timeout else "ran out of time", "TIMEOUT"
             )
