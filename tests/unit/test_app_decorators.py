@@ -208,7 +208,9 @@ def test_a_mistyped_field_of_a_policy_is_told_with_those_that_there_are_and_wher
 
     def charge(order: Order) -> None: ...
 
-    told = "^ONCEWARD_CONSUMERS__CHARGE__POLICY__.*: the policy of charge: steps.proces: there is no such field"
+    told = (
+        "^ONCEWARD_CONSUMERS__CHARGE__POLICY__.*: the policy of charge: steps.proces: there is no such field"
+    )
     with pytest.raises(ConfigurationError, match=f"{told}; there is .*process"):
         app.consumer("memory://orders")(charge)
 
