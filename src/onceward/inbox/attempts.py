@@ -112,7 +112,10 @@ class AttemptLedger:
         try:
             await self._with_leftovers(lambda _: None)
         except Exception as error:  # noqa: BLE001  the failure that is being written down says more
-            _log.warning("the ends of %d attempts are not written down yet: %s", len(ends), error)
+            said = str(getattr(error, "orig", None) or error).strip()  # without the statement and its values
+            _log.warning(
+                "the ends of %d attempts are not written down yet: %s", len(ends), said.partition("\n")[0]
+            )
 
     async def extend(self, contract: Contract, tracking_ids: Sequence[str]) -> None:
         """Keep the leases of our starts. Those of others run out even while a copy of the event waits here: they may

@@ -90,6 +90,10 @@ class Core:
         self._days: set[int] = set()
         self._unavailable = False
         """The database was, when it was last asked."""
+        self._on_trial = False
+        """It took a write after that, and no event has been done since."""
+        self._broke_its_word = False
+        """It was unavailable again while on trial: a disk that is full takes what needs no room."""
 
     async def process(
         self,
@@ -126,6 +130,7 @@ class Core:
             self.ledger.released(key)
         else:
             self.ledger.finished(key)
+        self._on_trial = False
         watch.ended(result.handling, start)
         return result
 
@@ -297,13 +302,19 @@ class Core:
     def is_unavailable(self, error: BaseException) -> bool:
         """Whether the database is to blame; that is remembered."""
         found = isinstance(error, DBAPIError) and self._backend.is_unavailable(error)
-        self._unavailable = self._unavailable or found
+        if found:
+            self._unavailable = True
+            self._broke_its_word, self._on_trial = self._broke_its_word or self._on_trial, False
         return found
 
     async def check_available(self, contract: Contract) -> None:
         """Raises if the database was not available when it was last asked, and still is not."""
         if not self._unavailable:
             return
+        problem = f"the database of consumer {contract.consumer_id!r} is not available"
+        if self._broke_its_word:
+            self._broke_its_word = False
+            raise DatabaseUnavailableError(f"{problem}: it took a write, and then no event's")
         try:
             await self.ports.transact(self.store.touch, contract.consumer_id)
         except LockTimeoutError:
@@ -312,10 +323,8 @@ class Core:
             if not self._backend.is_unavailable(error):
                 raise
             said, *_ = str(error.orig).strip().splitlines() or [repr(error.orig)]
-            raise DatabaseUnavailableError(
-                f"the database of consumer {contract.consumer_id!r} is not available: {said}"
-            ) from error
-        self._unavailable = False
+            raise DatabaseUnavailableError(f"{problem}: {said}") from error
+        self._unavailable, self._on_trial = False, True
 
     def _only_bad_luck(self, error: DBAPIError | Raised) -> bool:
         cause: BaseException | None = error.raised if isinstance(error, Raised) else error

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any
 
 from onceward.app.app import Consumer, Onceward
@@ -27,6 +28,8 @@ _log = logging.getLogger("onceward.run")
 
 FIRST_WAIT, LONGEST_WAIT = 0.25, 10.0
 """Seconds between two tries during an outage."""
+CALM = 15.0
+"""Seconds without an outage after which the next one counts as the first."""
 PATIENCE = 60.0
 """Seconds that a run which is to end by itself waits for a source or a database."""
 TEN_YEARS = 10 * 365 * 86400.0
@@ -55,6 +58,7 @@ class Keeper:
         self._problem: str | None = None
         self._tries = 0
         self._away_since = 0.0
+        self._failed_at = -inf
         self._stopping = False
 
     async def _with_task(self) -> None:
@@ -108,6 +112,7 @@ class Keeper:
             )
         wait = compute_backoff(FIRST_WAIT, 2.0, LONGEST_WAIT, self._tries)
         self._tries += 1
+        self._failed_at = time.monotonic()
         _log.warning(
             "%s waits for its source or database, next try in %.3g s: %s",
             self.consumer.name, wait, self._problem,
@@ -116,7 +121,8 @@ class Keeper:
         await self._pause(wait)
 
     def _answered(self) -> None:
-        self._tries = 0
+        if time.monotonic() - self._failed_at >= CALM:
+            self._tries = 0
         if self.state in (State.STARTING, State.WAITING):
             if self._problem is not None:
                 _log.info("%s consumes again", self.consumer.name)
