@@ -22,19 +22,17 @@ from onceward.connectors.codec import DecodeError, decode, encode_with
 from onceward.connectors.handouts import Handout, Handouts
 from onceward.connectors.metadata import current_trace_context
 from onceward.connectors.redis_streams import lua
+from onceward.connectors.redis_streams.entries import as_str, body_of, dead_letter, exhumed, named
 from onceward.connectors.redis_streams.wire import Command
 from onceward.connectors.rules import (
     BurialReason,
     Bury,
-    DeadLetter,
-    Exhumed,
     LeaseRules,
     as_text,
     mishap,
-    mishaps,
 )
 from onceward.settlement import Settlement, Verdict
-from onceward.task.exceptions import ConfigurationError, ExceptionCategory
+from onceward.task.exceptions import ConfigurationError
 from onceward.transaction import Transaction
 
 _log = logging.getLogger(__name__)
@@ -158,7 +156,10 @@ class StreamQueue:
         self._recover_at = time.monotonic() + min(RECOVER_INTERVAL, self.rules.lease / 4)
         for entry, reason, name in buried:
             _log.error(
-                "entry %s (transaction %s) is now a dead letter: %s", _text(entry), _text(name), _text(reason)
+                "entry %s (transaction %s) is now a dead letter: %s",
+                as_str(entry),
+                as_str(name),
+                as_str(reason),
             )
         return [tuple(row) for row in served], bool(alone)
 
@@ -187,13 +188,13 @@ class StreamQueue:
         bad: list[Any] = []
         record = self._handouts.record
         for entry, deliveries, fields in rows:
-            body = _body(fields or ())
+            body = body_of(fields or ())
             try:
                 transaction = decode(body or b"")
             except DecodeError as error:
                 text = "it has no field `body`" if body is None else str(error)
-                _log.error("entry %s is now a dead letter: %s", _text(entry), text)
-                bad.append((_text(entry), deliveries, "bury", BurialReason.UNDECODABLE, text, ""))
+                _log.error("entry %s is now a dead letter: %s", as_str(entry), text)
+                bad.append((as_str(entry), deliveries, "bury", BurialReason.UNDECODABLE, text, ""))
                 continue
             record(transaction, (entry, deliveries), deliveries, asked)
             transactions.append(transaction)
@@ -234,7 +235,7 @@ class StreamQueue:
                 # Its lease cannot have run out: nobody else can have it, and it has no history to clear.
                 certain.append(entry)
             else:
-                verdicts.append((_text(entry), deliveries, "done"))
+                verdicts.append((as_str(entry), deliveries, "done"))
         if certain:
             [reply] = yield [("XACK", self.stream, self.group, *certain)]
             if isinstance(reply, Exception):
@@ -251,7 +252,7 @@ class StreamQueue:
             )
 
     def _verdict(self, settlement: Settlement, handout: Handout) -> Sequence[Any]:
-        held = _text(handout.held[0]), handout.deliveries
+        held = as_str(handout.held[0]), handout.deliveries
         if settlement.verdict == Verdict.RETURNED:
             self._slack = True  # it is there to be fetched at once, at its old place
             return (*held, "return", int(settlement.delay * 1000))
@@ -271,7 +272,7 @@ class StreamQueue:
             for handout, transaction in handouts
             if not handout.settled
         }
-        verdicts = [(_text(entry), handout.deliveries, "extend") for entry, (handout, _) in running.items()]
+        verdicts = [(as_str(entry), handout.deliveries, "extend") for entry, (handout, _) in running.items()]
         asked = self._clock()
         lost = (yield from self._settle(verdicts)) if verdicts else []
         for handout, _ in running.values():
@@ -302,11 +303,11 @@ class StreamQueue:
         for reply in (groups, over, pending, dead):
             if isinstance(reply, Exception):
                 raise reply
-        ours = next(group for group in map(_named, groups) if _text(group["name"]) == self.group)
-        after = f"({_text(ours['last-delivered-id'])}"
+        ours = next(group for group in map(named, groups) if as_str(group["name"]) == self.group)
+        after = f"({as_str(ours['last-delivered-id'])}"
         [fresh] = yield [("XRANGE", self.stream, after, "+", "COUNT", COUNTED)]
         available = {entry for entry, *_ in over}
-        holders = [_text(consumer) for entry, consumer, *_ in pending if entry not in available]
+        holders = [as_str(consumer) for entry, consumer, *_ in pending if entry not in available]
         delayed = holders.count(self._parked)
         return {
             "ready": len(fresh) + len(available),
@@ -319,13 +320,13 @@ class StreamQueue:
         [reply] = yield [("XRANGE", self.dead, "-", "+", "COUNT", limit)]
         if isinstance(reply, Exception):
             raise reply
-        return [_dead_letter(_named(fields)) for _, fields in reply]
+        return [dead_letter(named(fields)) for _, fields in reply]
 
     def exhume(self, limit: int) -> Exchange:
         [reply] = yield [("XRANGE", self.dead, "-", "+", "COUNT", limit)]
         if isinstance(reply, Exception):
             raise reply
-        return [_exhumed(_text(entry), _named(fields)) for entry, fields in reply]
+        return [exhumed(as_str(entry), named(fields)) for entry, fields in reply]
 
     def forget_dead(self, keys: Sequence[str]) -> Exchange:
         if keys:
@@ -352,57 +353,3 @@ def _sha(script: str) -> str:
 def _as_text_of_bytes(body: bytes) -> msgspec.Raw:
     """Bytes in the only dress that Redis's own MessagePack knows for them: an old-style string of 32-bit length."""
     return msgspec.Raw(b"\xdb" + len(body).to_bytes(4, "big") + body)
-
-
-def _body(fields: Sequence[Any]) -> Any:
-    """The field `body` of a flat list of names and values, where it usually stands; None if it is not there."""
-    if len(fields) == 4 and fields[2] == b"body":
-        return fields[3]
-    return _named(fields).get("body")
-
-
-def _named(flat: Sequence[Any]) -> dict[str, Any]:
-    """A flat list of names and values, as a dict."""
-    return {_text(name): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _dead_letter(named: dict[str, Any]) -> DeadLetter:
-    try:
-        transaction = decode(named["body"])
-    except DecodeError:
-        transaction = None
-    category = _text(named["category"])
-    return DeadLetter(
-        transaction_id=transaction.id if transaction else _text(named["id"]) or None,
-        transaction=transaction,
-        reason=BurialReason(_text(named["reason"])),
-        category=ExceptionCategory(category) if category else None,
-        error=_text(named["error"]) or None,
-        deliveries=int(named["deliveries"]),
-        enqueued_at=_moment(named["enqueued_at"]),
-        died_at=_moment(named["died_at"]),
-    )
-
-
-def _exhumed(key: str, named: dict[str, Any]) -> Exhumed:
-    letter = _dead_letter(named)
-    return Exhumed(
-        key=key,
-        body=named["body"],
-        transaction_id=letter.transaction_id,
-        reason=letter.reason,
-        category=letter.category,
-        error=letter.error,
-        deliveries=letter.deliveries,
-        enqueued_at=letter.enqueued_at.timestamp(),
-        died_at=letter.died_at.timestamp(),
-        history=mishaps(_text(named.get("history", b""))),
-    )
-
-
-def _moment(milliseconds: bytes) -> datetime:
-    return datetime.fromtimestamp(int(milliseconds) / 1000, UTC)
