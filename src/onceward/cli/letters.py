@@ -65,6 +65,7 @@ Operator = Annotated[
     typer.Option(metavar="NAME", show_default="your user name", help="Who does it, for the audit."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+Limit = Annotated[int, typer.Option(min=1, metavar="N", help="How many at most.")]
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why: a case, a ticket. It goes to the audit.")]
 
 
