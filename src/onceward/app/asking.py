@@ -78,6 +78,8 @@ def asking_database(database: str) -> Iterator[Connection | None]:
     from sqlalchemy import create_engine
     from sqlalchemy.exc import SQLAlchemyError
 
+    from onceward.db.saying import said_by
+
     url = database_url(database, asynchronous=False)
     if url.get_backend_name() == "sqlite":
         if not url.database or not Path(url.database).is_file():
@@ -94,9 +96,8 @@ def asking_database(database: str) -> Iterator[Connection | None]:
         with engine.connect() as connection:
             yield connection
     except SQLAlchemyError as error:
-        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         raise Unreachable(
-            f"the database {shown_url(database)} cannot be asked: {reason}; {WHAT_TO_DO}"
+            f"the database {shown_url(database)} cannot be asked: {said_by(error)}; {WHAT_TO_DO}"
         ) from None
     finally:
         engine.dispose()

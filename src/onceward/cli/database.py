@@ -86,6 +86,7 @@ def opened(url: str, as_json: bool, *, is_new: bool = False) -> Iterator[Inbox]:
     """
     from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+    from onceward.db.saying import said_by
     from onceward.inbox import Inbox
     from onceward.task.exceptions import ConfigurationError, OncewardError
 
@@ -103,7 +104,7 @@ def opened(url: str, as_json: bool, *, is_new: bool = False) -> Iterator[Inbox]:
     except OncewardError as error:
         fail(str(error), as_json)
     except DBAPIError as error:
-        reason = str(error.orig).strip().splitlines()[0]
+        reason = said_by(error)
         if _is_unreachable(error):
             fail(f"the database {shown(url)} cannot be reached: {reason}; see that it runs", as_json)
         fail(f"the database {shown(url)} refused: {reason}", as_json)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
+from onceward.db.saying import said_by
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.contract import Contract
 from onceward.inbox.exceptions import Breach, ContractError
@@ -112,10 +113,7 @@ class AttemptLedger:
         try:
             await self._with_leftovers(lambda _: None)
         except Exception as error:  # noqa: BLE001  the failure that is being written down says more
-            said = str(getattr(error, "orig", None) or error).strip()  # without the statement and its values
-            _log.warning(
-                "the ends of %d attempts are not written down yet: %s", len(ends), said.partition("\n")[0]
-            )
+            _log.warning("the ends of %d attempts are not written down yet: %s", len(ends), said_by(error))
 
     async def extend(self, contract: Contract, tracking_ids: Sequence[str]) -> None:
         """Keep the leases of our starts. Those of others run out even while a copy of the event waits here: they may

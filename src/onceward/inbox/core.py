@@ -31,11 +31,12 @@ from onceward.db.backends import backend_of
 from onceward.db.transaction import DbTransaction
 from onceward.inbox import sequencing
 from onceward.inbox.attempts import AttemptLedger, Start, poisoned
+from onceward.inbox.availability import Availability
 from onceward.inbox.claims import Claim, Heartbeat
 from onceward.inbox.contract import Contract
 from onceward.inbox.effects import Ledger
 from onceward.inbox.event import Event
-from onceward.inbox.exceptions import Breach, ContractError, DatabaseUnavailableError, LeaseLostError
+from onceward.inbox.exceptions import Breach, ContractError, LeaseLostError
 from onceward.inbox.metrics import Instruments, Watch, instruments
 from onceward.inbox.ports import SERIALIZATION_RETRIES, Ports, Session, pause_after
 from onceward.inbox.sequencing import OutOfTurn
@@ -88,12 +89,7 @@ class Core:
         self._heartbeat = Heartbeat(store, ports)
         self._backend = backend_of(ports.dialect)
         self._days: set[int] = set()
-        self._unavailable = False
-        """The database was, when it was last asked."""
-        self._on_trial = False
-        """It took a write after that, and no event has been done since."""
-        self._broke_its_word = False
-        """It was unavailable again while on trial: a disk that is full takes what needs no room."""
+        self.availability = Availability(store, ports)
 
     async def process(
         self,
@@ -130,7 +126,7 @@ class Core:
             self.ledger.released(key)
         else:
             self.ledger.finished(key)
-        self._on_trial = False
+        self.availability.event_done()
         watch.ended(result.handling, start)
         return result
 
@@ -295,36 +291,9 @@ class Core:
         except DBAPIError as error:
             if self._backend.is_lock_timeout(error):
                 raise Busy("somebody keeps its row", delay=random.uniform(0.5, 1.5)) from error
-            if self.is_unavailable(error):
+            if self.availability.is_to_blame(error):
                 raise Busy("the database is not available", delay=random.uniform(0.5, 1.5)) from error
             raise
-
-    def is_unavailable(self, error: BaseException) -> bool:
-        """Whether the database is to blame; that is remembered."""
-        found = isinstance(error, DBAPIError) and self._backend.is_unavailable(error)
-        if found:
-            self._unavailable = True
-            self._broke_its_word, self._on_trial = self._broke_its_word or self._on_trial, False
-        return found
-
-    async def check_available(self, contract: Contract) -> None:
-        """Raises if the database was not available when it was last asked, and still is not."""
-        if not self._unavailable:
-            return
-        problem = f"the database of consumer {contract.consumer_id!r} is not available"
-        if self._broke_its_word:
-            self._broke_its_word = False
-            raise DatabaseUnavailableError(f"{problem}: it took a write, and then no event's")
-        try:
-            await self.ports.transact(self.store.touch, contract.consumer_id)
-        except LockTimeoutError:
-            return  # it is, for somebody
-        except DBAPIError as error:
-            if not self._backend.is_unavailable(error):
-                raise
-            said, *_ = str(error.orig).strip().splitlines() or [repr(error.orig)]
-            raise DatabaseUnavailableError(f"{problem}: {said}") from error
-        self._unavailable, self._on_trial = False, True
 
     def _only_bad_luck(self, error: DBAPIError | Raised) -> bool:
         cause: BaseException | None = error.raised if isinstance(error, Raised) else error

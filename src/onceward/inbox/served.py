@@ -81,7 +81,7 @@ class _Served:
         try:
             starts = await self._core.ledger.expect(self._contract, [key for _, _, key in seen])
         except Exception as error:  # noqa: BLE001
-            if not self._core.is_unavailable(error):  # of which each will say so
+            if not self._core.availability.is_to_blame(error):  # of which each will say so
                 _log.warning("the starts of a batch could not be written down together: %s", error)
             return
         for transaction, event, key in seen:
@@ -150,7 +150,7 @@ class Served(_Served):
 
     def _fetching(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
         def fetching(*args: Any, **extra: Any) -> Any:
-            now(self._core.check_available(self._contract))
+            now(self._core.availability.check(self._contract.consumer_id))
             batch = fetch(*args, **extra)
             now(self._expect(batch or ()))
             return batch
@@ -188,7 +188,7 @@ class AsyncServed(_Served):
 
     def _fetching(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
         async def fetching(*args: Any, **extra: Any) -> Any:
-            await self._core.check_available(self._contract)
+            await self._core.availability.check(self._contract.consumer_id)
             batch = await fetch(*args, **extra)
             await self._expect(batch or ())
             return batch
