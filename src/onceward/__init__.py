@@ -7,8 +7,12 @@ from onceward.telemetry import logs
 
 if TYPE_CHECKING:
     from onceward.app import Onceward
+    from onceward.inbox import AsyncInbox, Contract, Inbox
+    from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException
     from onceward.task.mixins.consumer import AsyncConsumerTask, ConsumerTask
+    from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy, RetryPolicy
     from onceward.task.mixins.producer import AsyncHybridTask, AsyncProducerTask, HybridTask, ProducerTask
+    from onceward.task.report import Report
     from onceward.transaction import Transaction
 
 logs.install()  # so that a formatter can name the log fields from the first line of a program on
@@ -16,29 +20,51 @@ logs.install()  # so that a formatter can name the log fields from the first lin
 __all__ = [
     "AsyncConsumerTask",
     "AsyncHybridTask",
+    "AsyncInbox",
     "AsyncProducerTask",
+    "ConsumerPolicy",
     "ConsumerTask",
+    "Contract",
+    "ExceptionCategory",
     "HybridTask",
+    "Inbox",
     "Onceward",
+    "Postponed",
+    "ProducerPolicy",
     "ProducerTask",
+    "Report",
+    "RetryPolicy",
     "Transaction",
+    "TransactionException",
 ]
 
 _CONSUMER, _PRODUCER = "onceward.task.mixins.consumer", "onceward.task.mixins.producer"
+_ERRORS, _POLICIES = "onceward.task.exceptions", "onceward.task.mixins.policies"
+_INBOX = "onceward.inbox"
 _HOMES = {
     "AsyncConsumerTask": _CONSUMER,
     "AsyncHybridTask": _PRODUCER,
+    "AsyncInbox": _INBOX,
     "AsyncProducerTask": _PRODUCER,
+    "ConsumerPolicy": _POLICIES,
     "ConsumerTask": _CONSUMER,
+    "Contract": _INBOX,
+    "ExceptionCategory": _ERRORS,
     "HybridTask": _PRODUCER,
+    "Inbox": _INBOX,
     "Onceward": "onceward.app",
+    "Postponed": _ERRORS,
+    "ProducerPolicy": _POLICIES,
     "ProducerTask": _PRODUCER,
+    "Report": "onceward.task.report",
+    "RetryPolicy": _POLICIES,
     "Transaction": "onceward.transaction",
+    "TransactionException": _ERRORS,
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Names are loaded when they are asked for: who needs one of them, or none, does not wait for the others."""
+    """Load names on first use, so you pay only for what you import."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)
