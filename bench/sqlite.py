@@ -15,8 +15,8 @@ from bench.measure import Line, compare, ratio
 from onceward import ConsumerTask, Transaction
 from onceward.connectors.sqlite import SqliteConnector
 from onceward.connectors.sqlite import statements as sql
-from onceward.settlement import Settlement, Verdict
 from onceward.task.mixins.policies import ConsumerPolicy
+from onceward.transaction import Settlement, Verdict
 
 COUNT = 10_000
 BATCH = 100

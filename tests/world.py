@@ -23,7 +23,6 @@ from onceward import (
     ProducerTask,
     Transaction,
 )
-from onceward.settlement import Settlement
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.task.mixins.policies import (
     BatchPolicy,
@@ -44,6 +43,7 @@ from onceward.task.mixins.policies import (
 from onceward.task.report import Report
 from onceward.task.settings import EngineSettings
 from onceward.testing.clock import FakeClock
+from onceward.transaction import Settlement
 
 Behaviour = Callable[..., Any]
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, NoReturn, Self
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import msgspec
+
+if TYPE_CHECKING:
+    from onceward.task.exceptions import TransactionException
 
 
 class ReadOnlyDict(dict[str, Any]):
@@ -99,3 +103,26 @@ class Transaction(msgspec.Struct, frozen=True, weakref=True):
         return (
             f"Transaction(id={self.id!r}, source={self.source!r}, created_at={self.created_at.isoformat()})"
         )
+
+
+# What the engine tells a connector about a transaction it fetched.
+
+
+class Verdict(StrEnum):
+    DONE = "done"
+    """The success handler has ended: acknowledge."""
+    FAILED = "failed"
+    """The lifecycle ended in failure: the connector's failure rule decides, redelivery or dead letter."""
+    RETURNED = "returned"
+    """It was not started, or could not be yet: give it to somebody else after `delay`, and do not count this
+    delivery."""
+
+
+class Settlement(msgspec.Struct, frozen=True):
+    """The end of one delivery. `transaction` is the very object the connector handed out."""
+
+    transaction: Transaction
+    verdict: Verdict
+    error: TransactionException | None = None
+    delay: float = 0.0
+    """Seconds until something returned may be handed out again."""

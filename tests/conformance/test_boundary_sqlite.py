@@ -12,7 +12,7 @@ import pytest
 from onceward.boundary.ports import Store
 from onceward.boundary.stores import sqlite
 from onceward.boundary.stores.sqlite import SqliteStore
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from onceward.testing.boundary import StoreConformance
 
 _numbers = itertools.count()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from onceward.connectors import AsyncMemoryConnector, MemoryConnector
-from onceward.settlement import Settlement, Verdict
-from onceward.transaction import Transaction
+from onceward.transaction import Settlement, Transaction, Verdict
 
 
 def test_memory_does_not_grow_with_what_is_done() -> None:

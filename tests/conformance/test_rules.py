@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from onceward.connectors.rules import BurialReason, Bury, LeaseRules, Redeliver
-from onceward.task.exceptions import ConfigurationError, ExceptionCategory
+from onceward.errors import ConfigurationError
+from onceward.task.exceptions import ExceptionCategory
 
 BUSINESS, SYSTEM, TIMEOUT = ExceptionCategory
 FAILED, EXHAUSTED = Bury(BurialReason.FAILED), Bury(BurialReason.MAX_DELIVERIES)

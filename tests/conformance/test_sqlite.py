@@ -13,10 +13,9 @@ import pytest
 
 from onceward.connectors import AsyncSqliteConnector, DatabaseBusyError, SqliteConnector
 from onceward.connectors.sqlite import statements
-from onceward.settlement import Settlement, Verdict
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from onceward.testing.connectors import FakeClock
-from onceward.transaction import Transaction
+from onceward.transaction import Settlement, Transaction, Verdict
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from onceward.connectors import MemoryConnector
-from onceward.settlement import Settlement, Verdict
 from onceward.testing.connectors import ConnectorConformance
-from onceward.transaction import Transaction
+from onceward.transaction import Settlement, Transaction, Verdict
 
 
 class Forgets(MemoryConnector):

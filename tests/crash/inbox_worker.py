@@ -32,7 +32,6 @@ from onceward.inbox.served import _Served
 from onceward.inbox.session import EffectfulSession, InboxSession
 from onceward.inbox.stores.postgresql import PostgreSqlStore
 from onceward.inbox.stores.sqlite import SqliteStore
-from onceward.settlement import Settlement, Verdict
 from onceward.task.mixins.policies import (
     BatchPolicy,
     ConcurrencyPolicy,
@@ -43,6 +42,7 @@ from onceward.task.mixins.policies import (
     FetchPolicy,
     RetryPolicy,
 )
+from onceward.transaction import Settlement, Verdict
 
 TARGET = "the-one"
 """The event to which it happens."""

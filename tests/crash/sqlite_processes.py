@@ -15,8 +15,7 @@ from typing import NoReturn
 from onceward.connectors import SqliteConnector
 from onceward.connectors.sqlite import statements
 from onceward.connectors.sqlite.store import SqliteStore
-from onceward.settlement import Settlement, Verdict
-from onceward.transaction import Transaction
+from onceward.transaction import Settlement, Transaction, Verdict
 
 LEASE = 60.0
 DISPATCH = 500

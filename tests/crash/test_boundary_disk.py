@@ -22,7 +22,7 @@ import pytest
 from onceward.boundary import AsyncBoundaryClient, BoundaryClient, envelope_for, fact_of
 from onceward.boundary.errors import BoundaryError, Unavailable
 from onceward.boundary.stores.sqlite import SqliteStore
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 NOBODY = 65534
 SERVE = """

@@ -16,8 +16,8 @@ from onceward.boundary.service import Boundary
 from onceward.boundary.stores.sqlite import SqliteStore
 from onceward.connectors.boundary import AsyncBoundaryConnector, BoundaryConnector
 from onceward.connectors.boundary_facts import as_fact
-from onceward.settlement import Settlement, Verdict
 from onceward.testing.clock import FakeClock
+from onceward.transaction import Settlement, Verdict
 from tests.boundary_server import boundary_server
 from tests.world import World, system
 

@@ -16,6 +16,7 @@ from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onceward._sync import run_blocking
 from onceward.boundary import (
     AsyncBoundaryClient,
     AsyncBoundaryConsumer,
@@ -28,7 +29,6 @@ from onceward.boundary.errors import Unavailable
 from onceward.boundary.server import serving
 from onceward.boundary.service import Boundary, Settings
 from onceward.boundary.stores.sqlite import SqliteStore
-from onceward.now import now
 
 if TYPE_CHECKING:
     from tests.databases import Database
@@ -206,7 +206,7 @@ class BoundaryWorld:
         """`async def work(fact, session)` as a handler of this mode."""
 
         def handle(fact: Any, session: Any) -> Any:
-            return now(work(fact, Awaited(session)))
+            return run_blocking(work(fact, Awaited(session)))
 
         async def handle_async(fact: Any, session: Any) -> Any:
             return await work(fact, Awaited(session))

@@ -98,9 +98,9 @@ class Letters:
         coroutine = getattr(self.made._core, name)(*args)
         if self.database.asynchronous:
             return self.database.run(coroutine)
-        from onceward.now import now
+        from onceward._sync import run_blocking
 
-        return now(coroutine)
+        return run_blocking(coroutine)
 
     # ── time ────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from sqlalchemy import create_engine
 
+from onceward._sync import run_blocking
 from onceward.inbox import Inbox, PurgeReport, removal
 from onceward.inbox.stores import partitions
 from onceward.inbox.stores.sqlite import SqliteStore
-from onceward.now import now
 
 
 def die(*_: Any) -> None:
@@ -43,7 +43,7 @@ def main(place: str, url: str, options: str) -> None:
     elif place == "detaching":
         partitions.LOCK_WAIT = 600.0
     inbox = Inbox(create_engine(url, connect_args=json.loads(options)))
-    now(inbox._purge.run(None, progress))
+    run_blocking(inbox._purge.run(None, progress))
 
 
 def _then_die(keep_held: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from onceward.app.building import built
-from onceward.app.loading import load_app
+from onceward.app.lookup import load_app
 from onceward.cli.main import app as commands
 from onceward.inbox import UnprovenConsumerError
 from tests.boundary_server import boundary_server

@@ -30,7 +30,7 @@ from onceward.boundary.errors import (
     Unavailable,
 )
 from onceward.boundary.service import Settings
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from tests.integration.boundary_consumer_world import Awaited, BoundaryWorld
 
 if TYPE_CHECKING:

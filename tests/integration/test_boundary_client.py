@@ -37,7 +37,7 @@ from onceward.boundary.errors import (
     Unavailable,
 )
 from onceward.boundary.v1 import boundary_pb as pb
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from tests.boundary_server import boundary_server
 from tests.integration.boundary_consumer_world import NAME, BoundaryWorld
 

@@ -18,7 +18,8 @@ from onceward.boundary.errors import ConflictingDuplicate, Unavailable
 from onceward.boundary.model import Gap
 from onceward.connectors import ConnectorClosedError, PayloadError
 from onceward.connectors.boundary import MOST_IN_HAND, AsyncBoundaryConnector, BoundaryConnector
-from onceward.task.exceptions import ConfigurationError, ConsumerLoopTimeoutException, FetchException
+from onceward.errors import ConfigurationError
+from onceward.task.exceptions import ConsumerLoopTimeoutException, FetchException
 from onceward.task.mixins.policies import EmptyQueuePolicy
 from onceward.testing import record
 from tests.integration.boundary_connector_world import RECEIVER, Site, fill, made, numbers, site_at

@@ -24,7 +24,7 @@ from onceward.boundary import AsyncBoundaryConsumer, BoundaryClient, envelope_fo
 from onceward.boundary.errors import Unavailable
 from onceward.boundary.strategies import OncePerId
 from onceward.db import LockTimeoutError
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from tests.integration.boundary_consumer_world import NAME, Awaited, BoundaryWorld, book, meanwhile, until
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from onceward.boundary.service import Boundary
 from onceward.boundary.stores import open_store
 from onceward.boundary.wire import stored
 from onceward.cli.main import app
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from onceward.testing.servers import nats_server
 from tests import boundary_databases
 from tests.boundary_server import boundary_server

@@ -27,7 +27,7 @@ from onceward.boundary.forwarding import Link, Links, LinkSettings, LinkStopped
 from onceward.boundary.model import ObjectRef
 from onceward.boundary.service import Boundary, Settings
 from onceward.cli.main import app
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from tests.boundary_server import boundary_server
 from tests.integration.boundary_zones_world import (
     World,

@@ -25,7 +25,7 @@ from onceward.boundary.ports import Bounds, NewFact
 from onceward.boundary.stores import jetstream_expiry, jetstream_link, jetstream_objects
 from onceward.boundary.stores.jetstream import JetStreamStore
 from onceward.boundary.wire import stored
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from onceward.testing import servers
 from onceward.testing.boundary import fact
 

@@ -17,7 +17,7 @@ from onceward.boundary.server import serving
 from onceward.boundary.service import Boundary
 from onceward.boundary.stores.sqlite import SqliteStore
 from onceward.boundary.tls import Tls
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from tests.integration.boundary_secured import (
     CLIENTS,
     HQ,

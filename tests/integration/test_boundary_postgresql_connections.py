@@ -17,7 +17,7 @@ from onceward.boundary.ports import Bounds
 from onceward.boundary.stores.postgresql import PostgreSqlStore
 from onceward.boundary.stores.postgresql_connections import Connections
 from onceward.boundary.stores.postgresql_schema import VERSION
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from onceward.testing.boundary import fact
 from tests.boundary_databases import StorePlace, place
 

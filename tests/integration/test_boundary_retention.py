@@ -17,7 +17,7 @@ from onceward.boundary.model import Appended, Gap
 from onceward.boundary.retention import Retention
 from onceward.boundary.service import Boundary, Settings
 from onceward.boundary.stores.sqlite import SqliteStore
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from onceward.testing.boundary import fact as plain
 
 DAY = 86400.0

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import Engine, text
 
+from onceward._sync import run_blocking
 from onceward.boundary import Envelope, StoredFact, fact_of
 from onceward.boundary.errors import Unavailable
 from onceward.boundary.strategies import DAY, FACT_DAYS, LatestPerKey, OncePerId, idempotent_outcome
-from onceward.now import now
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from onceward.testing.outcomes import check_idempotent_outcome
 from tests.integration.boundary_consumer_world import NAME, Awaited, BoundaryWorld, book
 
@@ -277,7 +277,7 @@ def of_mode(database: Database, work: Any) -> Any:
     """`async def work` as a handler, without the rest of a world."""
 
     def handle(fact: Any, session: Any) -> Any:
-        return now(work(fact, Awaited(session)))
+        return run_blocking(work(fact, Awaited(session)))
 
     async def handle_async(fact: Any, session: Any) -> Any:
         return await work(fact, Awaited(session))

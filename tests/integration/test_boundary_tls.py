@@ -28,7 +28,7 @@ from onceward.boundary.service import Boundary
 from onceward.boundary.stores.sqlite import SqliteStore
 from onceward.boundary.tls import ServerTls, Tls
 from onceward.boundary.v1 import boundary_pb as pb
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from tests.integration.boundary_secured import (
     CLIENTS,
     DEADLINE,

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from onceward.deadletters import Category, DeadLetters, Failure, Filter, Status
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from onceward.testing.telemetry import record
 from tests.integration.deadletters_world import START, Letters, burial
 

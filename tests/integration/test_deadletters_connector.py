@@ -18,10 +18,11 @@ from onceward.connectors.codec import encode_with
 from onceward.connectors.dead_letters import AsyncWithDeadLetters, WithDeadLetters
 from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector
 from onceward.deadletters import Category, Filter, Status
+from onceward.errors import ConfigurationError
 from onceward.queue.message import QueueMessage
-from onceward.settlement import Settlement, Verdict
-from onceward.task.exceptions import ConfigurationError, ExceptionCategory, TransactionException
+from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.testing.clock import FakeClock
+from onceward.transaction import Settlement, Verdict
 from tests.integration.deadletters_world import BILLING, START, Letters, burial, contract, order
 from tests.world import retry
 

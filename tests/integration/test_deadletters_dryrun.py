@@ -10,8 +10,9 @@ import pytest
 
 from onceward import AsyncConsumerTask, ConsumerTask, Transaction
 from onceward.deadletters.dryrun import Outcome, Prediction, dry_run, dry_run_async
+from onceward.errors import ConfigurationError
 from onceward.inbox import Contract
-from onceward.task.exceptions import ConfigurationError, ExceptionCategory, TransactionException
+from onceward.task.exceptions import ExceptionCategory, TransactionException
 from tests.integration.deadletters_world import Letters, contract, order
 
 pytest_plugins = ("tests.databases", "tests.integration.deadletters_site")

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from onceward.deadletters import Category, Filter, Status
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from tests.integration.deadletters_world import BILLING, Letters, burial
 
 pytest_plugins = ("tests.databases", "tests.integration.deadletters_site")

@@ -23,8 +23,9 @@ from onceward.connectors import (
     MemoryConnector,
     SqliteConnector,
 )
+from onceward.errors import ConfigurationError
 from onceward.inbox import AsyncInbox, Contract, ContractError, Inbox, UnregisteredConsumerError
-from onceward.task.exceptions import ConfigurationError, ExceptionCategory, SettlementException
+from onceward.task.exceptions import ExceptionCategory, SettlementException
 from onceward.task.report import Report
 from onceward.task.settings import EngineSettings
 from onceward.task.work import Status

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
+from onceward._sync import run_blocking
 from onceward.inbox import Contract, Inbox
 from onceward.inbox.stores.rows import Key
-from onceward.now import now
 
 CONTRACT = Contract(
     consumer_id="billing",
@@ -39,23 +39,23 @@ def test_extending_what_waits_here_leaves_the_lease_of_another_process_alone(eng
     moment = 1_000.0
     dead = Inbox(engine, clock=lambda: moment)._core.ledger
     alive = Inbox(engine, clock=lambda: moment)._core.ledger
-    now(dead.expect(CONTRACT, [KEY]))
+    run_blocking(dead.expect(CONTRACT, [KEY]))
     begun = locked_until(engine)
     moment += 30
-    now(alive.extend(CONTRACT, [KEY.tracking_id]))
+    run_blocking(alive.extend(CONTRACT, [KEY.tracking_id]))
     assert locked_until(engine) == begun
     moment += CONTRACT.lease
-    assert now(alive.start(CONTRACT, KEY)) is None, "free again: a suspect, which has to be alone"
-    assert now(alive.start(CONTRACT, KEY, alone=True)) is not None
+    assert run_blocking(alive.start(CONTRACT, KEY)) is None, "free again: a suspect, which has to be alone"
+    assert run_blocking(alive.start(CONTRACT, KEY, alone=True)) is not None
 
 
 @pytest.mark.req("CC-012")
 def test_extending_keeps_our_own_lease_until_the_start_has_an_end(engine: Engine) -> None:
     moment = 1_000.0
     ours = Inbox(engine, clock=lambda: moment)._core.ledger
-    start = now(ours.expect(CONTRACT, [KEY]))[KEY.tracking_id]
+    start = run_blocking(ours.expect(CONTRACT, [KEY]))[KEY.tracking_id]
     moment += 30
-    now(ours.extend(CONTRACT, [KEY.tracking_id]))
+    run_blocking(ours.extend(CONTRACT, [KEY.tracking_id]))
     assert locked_until(engine) == moment + CONTRACT.lease
-    now(ours.end(KEY, start.token, "it failed"))
+    run_blocking(ours.end(KEY, start.token, "it failed"))
     assert ours._open == set()

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
+from onceward._sync import run_blocking
+from onceward.errors import ConfigurationError
 from onceward.inbox import (
     AsyncInbox,
     Breach,
@@ -33,8 +35,6 @@ from onceward.inbox.removal import Pace
 from onceward.inbox.stores import partitions, postgresql
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.partitions import State
-from onceward.now import now
-from onceward.task.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from tests.databases import Database
@@ -158,7 +158,7 @@ class Site:
 
 
 def purge_now(running: Any) -> PurgeReport:
-    report: PurgeReport = now(running)
+    report: PurgeReport = run_blocking(running)
     return report
 
 

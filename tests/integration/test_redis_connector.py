@@ -21,11 +21,12 @@ import redis.asyncio
 from onceward import AsyncConsumerTask, ConsumerTask, ProducerTask, Transaction
 from onceward.connectors import BurialReason, PayloadError
 from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector
-from onceward.settlement import Settlement, Verdict
-from onceward.task.exceptions import ConfigurationError, FetchException, TransactionException
+from onceward.errors import ConfigurationError
+from onceward.task.exceptions import FetchException, TransactionException
 from onceward.task.report import Report
 from onceward.testing.connectors.driver import ConnectorDriver
 from onceward.testing.servers import Server, redis_server
+from onceward.transaction import Settlement, Verdict
 from tests.integration.queue_proxy import Proxy, proxy
 from tests.world import World, consuming, retry
 

@@ -14,9 +14,9 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy import inspect as look_into
 
 from onceward import ConsumerTask, Transaction
+from onceward.errors import ConfigurationError
 from onceward.inbox import Event
 from onceward.inbox.code import code_of
-from onceward.task.exceptions import ConfigurationError
 from onceward.testing.contract import (
     NAMES,
     Report,

@@ -14,7 +14,8 @@ import pytest
 
 from onceward import Transaction
 from onceward.app.functions import Signature
-from onceward.task.exceptions import ConfigurationError, ExceptionCategory, TransactionException
+from onceward.errors import ConfigurationError
+from onceward.task.exceptions import ExceptionCategory, TransactionException
 
 SECRET = "4111-1111-1111-1111"
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from onceward.app.settings import AppSettings, Resolved, resolve
+from onceward.errors import ConfigurationError
 from onceward.inbox.evidence import VARIABLE, is_production
-from onceward.task.exceptions import ConfigurationError
 from onceward.task.settings import EngineSettings
 
 

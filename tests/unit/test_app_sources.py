@@ -10,8 +10,8 @@ import pytest
 from onceward import Transaction
 from onceward.app.sources import Address, boundary_of, file_of, shown_url, stream_of
 from onceward.connectors.base import ConnectorClosedError
-from onceward.settlement import Settlement, Verdict
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
+from onceward.transaction import Settlement, Verdict
 from tests.world import World
 
 SECRET = "hunter2"

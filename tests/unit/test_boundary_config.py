@@ -10,7 +10,7 @@ from onceward.boundary.config import Config, read_config
 from onceward.boundary.peers import Peer
 from onceward.boundary.settings import Settings
 from onceward.boundary.tls import Tls
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 WHOLE = """
 zone = "plant-a"

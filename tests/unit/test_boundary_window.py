@@ -11,8 +11,8 @@ from onceward import Transaction
 from onceward.connectors.boundary_window import WindowQueue
 from onceward.connectors.codec import encode
 from onceward.connectors.rules import LeaseRules
-from onceward.settlement import Settlement, Verdict
 from onceward.testing.clock import FakeClock
+from onceward.transaction import Settlement, Verdict
 from tests.world import business, system
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from onceward._text import quantity
 from onceward.cli.demo.summary import READ_NEXT
 from onceward.cli.main import app
-from onceward.counted import counted
 
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
 
@@ -82,8 +82,8 @@ def test_a_flag_is_shown_without_a_type(command: tuple[str, ...]) -> None:
 
 
 def test_things_are_counted_in_words() -> None:
-    assert [counted(number, "row") for number in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
-    assert counted(2, "boundary", "boundaries") == "2 boundaries"
+    assert [quantity(number, "row") for number in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
+    assert quantity(2, "boundary", "boundaries") == "2 boundaries"
 
 
 def test_what_the_demo_names_to_read_is_there() -> None:

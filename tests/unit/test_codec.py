@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from opentelemetry import trace
 
 from onceward.connectors.codec import DecodeError, PayloadError, decode, encode, encode_all, sanitise_metadata
-from onceward.task.exceptions import OncewardError
+from onceward.errors import OncewardError
 from onceward.testing.connectors import transactions
 from onceward.transaction import Transaction
 

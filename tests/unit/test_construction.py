@@ -17,7 +17,7 @@ from onceward import (
     ProducerTask,
     Transaction,
 )
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from onceward.task.mixins.policies import (
     ConsumerPolicy,
     ConsumerSteps,

@@ -11,12 +11,8 @@ from typing import Any
 import pytest
 
 from onceward import Transaction
-from onceward.task.exceptions import (
-    ConfigurationError,
-    ExceptionCategory,
-    FetchException,
-    FetchTimeoutException,
-)
+from onceward.errors import ConfigurationError
+from onceward.task.exceptions import ExceptionCategory, FetchException, FetchTimeoutException
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.report import StopReason
 from onceward.task.settings import EngineSettings

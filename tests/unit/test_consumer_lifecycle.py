@@ -443,7 +443,7 @@ def test_what_an_interrupted_attempt_raises_is_the_cause_of_its_timeout(world: W
 
 @pytest.mark.req("CE-02")
 def test_stop_before_start_processing_is_answered_with_an_error_of_the_package(world: World) -> None:
-    from onceward.task.exceptions import OncewardError
+    from onceward.errors import OncewardError
 
     task = world.consumer()
     task.stop()

@@ -10,7 +10,7 @@ from sqlalchemy import Column, Integer, MetaData, String, Table
 
 from onceward.db import LockTimeoutError, RowError
 from onceward.db.locks import key_of
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tests.databases import Database

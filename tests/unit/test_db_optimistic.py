@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table, func
 
 from onceward.db import OptimisticConflict, RetryRefusedError, RowError, SessionError
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tests.databases import Database

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onceward.db import AsyncDbSession, DbSession, SessionError
-from onceward.task.exceptions import ConfigurationError, OncewardError
+from onceward.errors import ConfigurationError, OncewardError
 
 if TYPE_CHECKING:
     from tests.databases import Database

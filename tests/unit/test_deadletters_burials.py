@@ -14,11 +14,12 @@ from onceward.connectors.codec import DecodeError, decode, encode
 from onceward.connectors.redriven import transaction_of
 from onceward.connectors.rules import BurialReason, Exhumed, Mishap
 from onceward.deadletters import Category, Failure
+from onceward.errors import ConfigurationError
 from onceward.inbox import Event
 from onceward.inbox.exceptions import Breach, ContractError
 from onceward.queue.entries import Entries
 from onceward.queue.message import QueueMessage
-from onceward.task.exceptions import ConfigurationError, ExceptionCategory, TransactionException
+from onceward.task.exceptions import ExceptionCategory, TransactionException
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from onceward.deadletters import Category, Filter, Rca, Status
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from onceward import Transaction
+from onceward.errors import ConfigurationError, OncewardError
 from onceward.task import exceptions
 from onceward.task.exceptions import (
     AttemptInterrupted,
-    ConfigurationError,
     ConsumerLoopTimeoutException,
     ExceptionCategory,
     FetchException,
@@ -24,7 +24,6 @@ from onceward.task.exceptions import (
     IOGuardError,
     LoopError,
     NotSentException,
-    OncewardError,
     Postponed,
     ProducerLoopTimeoutException,
     SettlementException,

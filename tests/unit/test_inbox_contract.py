@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onceward.errors import ConfigurationError
 from onceward.inbox.contract import Contract
-from onceward.task.exceptions import ConfigurationError
 
 
 def contract(**changes: Any) -> Contract:

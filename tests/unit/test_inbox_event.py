@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceward import Transaction
+from onceward.errors import ConfigurationError, OncewardError
 from onceward.inbox.event import LONGEST_ID, LONGEST_TYPE, Event
 from onceward.inbox.exceptions import (
     Breach,
@@ -26,12 +27,7 @@ from onceward.inbox.exceptions import (
     UnregisteredConsumerError,
 )
 from onceward.queue.message import QueueMessage
-from onceward.task.exceptions import (
-    ConfigurationError,
-    ExceptionCategory,
-    OncewardError,
-    TransactionException,
-)
+from onceward.task.exceptions import ExceptionCategory, TransactionException
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NOON_DAY = 20513

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
+from onceward.errors import ConfigurationError
 from onceward.inbox import Contract, Inbox, migrations
-from onceward.task.exceptions import ConfigurationError
 
 CONTRACT = Contract(
     consumer_id="billing", event_types=["*"], owner_team="payments", idempotency_mechanism="inbox"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onceward.errors import ConfigurationError
 from onceward.inbox.contract import Contract
 from onceward.inbox.retention import effective_days, required_days
-from onceward.task.exceptions import ConfigurationError
 
 pytestmark = pytest.mark.req("CC-011")
 

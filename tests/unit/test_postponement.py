@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from onceward import Transaction
-from onceward.settlement import Settlement, Verdict
 from onceward.task.exceptions import ExceptionCategory, Postponed
 from onceward.task.work import DUPLICATE, Outcome, Status
 from onceward.testing.clock import FakeClock
 from onceward.testing.telemetry import record
+from onceward.transaction import Settlement, Verdict
 from tests.world import ListSource, SettlingSource, World, consuming, results, retry, system, transactions
 
 pytestmark = pytest.mark.timeout(60)

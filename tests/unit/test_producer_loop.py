@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from onceward import Transaction
+from onceward.errors import ConfigurationError
 from onceward.task.exceptions import (
-    ConfigurationError,
     ExceptionCategory,
     InputException,
     LoopError,

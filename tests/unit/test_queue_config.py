@@ -14,7 +14,8 @@ import pytest
 import redis
 import redis.asyncio
 
-from onceward.now import now
+from onceward._sync import run_blocking
+from onceward.errors import ConfigurationError, OncewardError
 from onceward.queue import (
     AsyncQueueConsumer,
     AsyncRedisStreamsQueue,
@@ -27,7 +28,6 @@ from onceward.queue import (
     UndecodableEntryError,
     entries,
 )
-from onceward.task.exceptions import ConfigurationError, OncewardError
 
 GIVEN: dict[str, Any] = {"stream_key": "orders", "consumer_group": "billing", "consumer_name": "one"}
 
@@ -201,7 +201,7 @@ def test_what_blocks_with_threads_must_not_suspend() -> None:
         await asyncio.sleep(0)
 
     with pytest.raises(RuntimeError, match="suspended"):
-        now(suspends())
+        run_blocking(suspends())
 
 
 @pytest.mark.req("QC-19")

@@ -14,7 +14,6 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from onceward import Transaction
-from onceward.settlement import Settlement, Verdict
 from onceward.task.exceptions import (
     ConsumerLoopTimeoutException,
     FetchException,
@@ -23,6 +22,7 @@ from onceward.task.exceptions import (
 from onceward.task.report import StopReason
 from onceward.task.settings import EngineSettings
 from onceward.testing.clock import FakeClock
+from onceward.transaction import Settlement, Verdict
 from tests.world import (
     SHORT,
     After,

@@ -10,7 +10,7 @@ from weakref import WeakSet
 from onceward.app.functions import Signature
 from onceward.app.settings import AppSettings, Resolved, resolve
 from onceward.app.sources import Address
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 
 if TYPE_CHECKING:
@@ -347,7 +347,7 @@ def _over(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 def _with_model(contract: Contract | None, model: Any, name: str) -> Contract | None:
     """The annotation is the contract's model, unless the contract names one."""
-    from onceward.fitting import is_model
+    from onceward.models import is_model
 
     if contract is None or not is_model(model):
         return contract

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceward.app.building import database_url
 from onceward.app.sources import Address, boundary_of, shown_url
-from onceward.task.exceptions import ConfigurationError, OncewardError
+from onceward.errors import ConfigurationError, OncewardError
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -78,7 +78,7 @@ def asking_database(database: str) -> Iterator[Connection | None]:
     from sqlalchemy import create_engine
     from sqlalchemy.exc import SQLAlchemyError
 
-    from onceward.db.saying import said_by
+    from onceward._text import driver_message
 
     url = database_url(database, asynchronous=False)
     if url.get_backend_name() == "sqlite":
@@ -97,7 +97,7 @@ def asking_database(database: str) -> Iterator[Connection | None]:
             yield connection
     except SQLAlchemyError as error:
         raise Unreachable(
-            f"the database {shown_url(database)} cannot be asked: {said_by(error)}; {WHAT_TO_DO}"
+            f"the database {shown_url(database)} cannot be asked: {driver_message(error)}; {WHAT_TO_DO}"
         ) from None
     finally:
         engine.dispose()

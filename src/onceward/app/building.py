@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextma
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onceward._sync import run_blocking
 from onceward.app.app import Consumer, Onceward, consumers_of
-from onceward.now import now
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from onceward.task.mixins.consumer import AsyncConsumerTask, ConsumerTask
 from onceward.transaction import Transaction
 
@@ -81,7 +81,7 @@ def as_task(thing: Any) -> Any:
 def built(app: Onceward, consumer: Consumer, around: Around = _as_it_is) -> Iterator[ConsumerTask]:
     """A task in threads, ready to consume. `around` may put something around its source."""
     with ExitStack() as open_things:
-        yield now(_built(app, consumer, around, open_things.callback, asynchronous=False))
+        yield run_blocking(_built(app, consumer, around, open_things.callback, asynchronous=False))
 
 
 @asynccontextmanager
@@ -101,7 +101,7 @@ async def _built(
     *,
     asynchronous: bool,
 ) -> Any:
-    """Written for both modes: see `onceward.now`."""
+    """Written for both modes: see `onceward._sync`."""
     app.check()
     connector = consumer.source.open(asynchronous=asynchronous)
     at_the_end(connector.close_async if asynchronous else connector.close)

@@ -15,7 +15,7 @@ from onceward.app.books import Balance, Source, strike
 from onceward.app.counting_database import Kept, has_tables
 from onceward.app.counting_streams import count_stream
 from onceward.app.sources import Address, file_of, shown_url
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -8,8 +8,9 @@ from typing import Any, get_origin, get_type_hints
 
 import msgspec
 
-from onceward.fitting import contains_pydantic, fitted, is_typed_dict, validator
-from onceward.task.exceptions import ConfigurationError, ExceptionCategory, TransactionException
+from onceward.errors import ConfigurationError
+from onceward.models import contains_pydantic, fitted, is_typed_dict, validator
+from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.transaction import Transaction
 
 ANYTHING = (Any, object, dict, inspect.Parameter.empty)

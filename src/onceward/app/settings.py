@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, ValidationError
 
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from onceward.task.mixins.policies import OptionalCount, Policy, Seconds, none_from_text
 from onceward.task.settings import EngineSettings
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from onceward.connectors.rules import LeaseRules
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,7 @@ from onceward.boundary.durable import sync_directory
 from onceward.boundary.errors import BoundaryError, InvalidArgument, NotFound
 from onceward.boundary.model import Appended, Envelope, Fact, ObjectRef, StoredFact
 from onceward.boundary.producing import fact_of
-from onceward.task.exceptions import ConfigurationError, OncewardError
+from onceward.errors import ConfigurationError, OncewardError
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 

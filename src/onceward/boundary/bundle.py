@@ -38,7 +38,7 @@ from onceward.boundary.service import Boundary
 from onceward.boundary.stores.looking import Look
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.boundary.wire import Record, from_pb, stored, stored_bytes
-from onceward.task.exceptions import OncewardError
+from onceward.errors import OncewardError
 
 MAGIC = b"onceward boundary bundle 1\n"
 KIND, LENGTH, DIGEST = 1, 8, 32

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from onceward.boundary.tls import Tls
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 HOSTS = ("localhost", "127.0.0.1")
 CA = "onceward development CA"

@@ -10,13 +10,13 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, Self
 
+from onceward._sync import run_blocking
 from onceward.boundary import artifacts
 from onceward.boundary.calls import Calls
 from onceward.boundary.model import Appended, Envelope, Fact, ObjectRef, Page, StoredFact
 from onceward.boundary.producing import envelope_for, fact_of, message_id_for
 from onceward.boundary.tls import Tls
 from onceward.boundary.transport import TaskPort, ThreadPort, Times, blocking, checked_url
-from onceward.now import now
 
 __all__ = ["AsyncBoundaryClient", "BoundaryClient", "envelope_for", "fact_of", "message_id_for"]
 
@@ -46,12 +46,12 @@ class BoundaryClient:
 
     def append(self, envelope: Envelope, fact: Fact) -> Appended:
         """Make a fact durable. Repeat it with the same id and content until it answers."""
-        return now(self._calls.append(envelope, fact))
+        return run_blocking(self._calls.append(envelope, fact))
 
     def append_until_durable(self, envelope: Envelope, fact: Fact) -> Appended:
         """`append`, and again with the same id and content while the error is `retryable`: ten calls at most, with
         waits of 100 ms, 200 ms and so on. Then the last error is raised, and nobody knows whether the fact is there."""
-        return now(self._calls.append_until_durable(envelope, fact))
+        return run_blocking(self._calls.append_until_durable(envelope, fact))
 
     def append_with_artifact(
         self,
@@ -71,33 +71,33 @@ class BoundaryClient:
         fails there is an object that nobody refers to, and repeating the whole is safe.
         """
         into = artifacts.Place(bucket, key, media_type)
-        return now(
+        return run_blocking(
             artifacts.append_with(self._calls, envelope, subject, predicate, artifact, into, more or {})
         )
 
     def fetch(self, consumer_name: str, limit: int = 100) -> Page:
         """The next facts of this consumer; the same again until they are confirmed."""
-        return now(self._calls.fetch(consumer_name, limit))
+        return run_blocking(self._calls.fetch(consumer_name, limit))
 
     def confirm(self, consumer_name: str, offset: int) -> int:
         """Everything up to this offset is handled durably. Returns where the cursor stands."""
-        return now(self._calls.confirm(consumer_name, offset))
+        return run_blocking(self._calls.confirm(consumer_name, offset))
 
     def put(self, bucket: str, key: str, blob: bytes, media_type: str = "") -> ObjectRef:
         """Keep an object that fits into memory."""
-        return now(self._calls.put(bucket, key, blob, media_type))
+        return run_blocking(self._calls.put(bucket, key, blob, media_type))
 
     def put_stream(self, bucket: str, key: str, data: Iterable[bytes], media_type: str = "") -> ObjectRef:
         """Keep an object of any size. What `data` raises is raised, and nothing is kept then."""
-        return now(self._calls.put_stream(bucket, key, data, media_type))
+        return run_blocking(self._calls.put_stream(bucket, key, data, media_type))
 
     def put_file(self, bucket: str, key: str, path: Path, media_type: str = "") -> ObjectRef:
         """Keep a file of any size."""
-        return now(self._calls.put_file(bucket, key, path, media_type))
+        return run_blocking(self._calls.put_file(bucket, key, path, media_type))
 
     def get(self, bucket: str, key: str) -> tuple[bytes, ObjectRef]:
         """An object that fits into memory, not verified: `fetch_artifact` does that."""
-        return now(self._calls.get(bucket, key))
+        return run_blocking(self._calls.get(bucket, key))
 
     def get_stream(
         self,
@@ -108,7 +108,7 @@ class BoundaryClient:
     ) -> ObjectRef:
         """An object of any size, piece by piece, not verified: `fetch_artifact_to` does that. `begin` is told what it
         is, and so how large, before the first piece."""
-        return now(self._calls.get_stream(bucket, key, write, begin))
+        return run_blocking(self._calls.get_stream(bucket, key, write, begin))
 
     def get_pieces(self, bucket: str, key: str) -> Iterator[bytes]:
         """`get_stream` for who takes the pieces when it wants them, such as `put_stream` of another boundary."""
@@ -121,7 +121,7 @@ class BoundaryClient:
         51.1 s. Raises `ArtifactMissingError` then, `IntegrityError` for other bytes than the fact speaks of, and
         `BadReferenceError` for a fact that refers to nothing.
         """
-        return now(artifacts.fetch(self._calls, fact, verify))
+        return run_blocking(artifacts.fetch(self._calls, fact, verify))
 
     def fetch_artifact_to(
         self, fact: StoredFact | Fact, target: Path | BinaryIO, verify: bool = True
@@ -132,10 +132,10 @@ class BoundaryClient:
         before stays until then. An open file is written from where it stands, and cut back to there if this fails: it
         has to be seekable.
         """
-        return now(artifacts.fetch_to(self._calls, fact, target, verify))
+        return run_blocking(artifacts.fetch_to(self._calls, fact, target, verify))
 
     def close(self) -> None:
-        now(self._calls.port.close())
+        run_blocking(self._calls.port.close())
 
     def __enter__(self) -> Self:
         return self

@@ -16,7 +16,7 @@ from onceward.boundary.server import parse_address
 from onceward.boundary.settings import Settings
 from onceward.boundary.tls import Tls
 from onceward.boundary.transport import checked_url
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 

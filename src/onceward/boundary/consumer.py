@@ -17,11 +17,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from onceward._sync import run_blocking
 from onceward.boundary.client import AsyncBoundaryClient, BoundaryClient
 from onceward.boundary.errors import BoundaryError
 from onceward.boundary.model import Page, StoredFact
-from onceward.now import now
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -152,7 +152,7 @@ class BoundaryConsumer(_Consumer):
         commit raises is raised here, the same object with a note that names the fact: rolled back, nothing of the batch
         confirmed, not tried again. What a call of the boundary raises is raised as well. Call `run` again to go on.
         """
-        error = now(self._run(_attempts(handler, engine), drain))
+        error = run_blocking(self._run(_attempts(handler, engine), drain))
         if error is not None:
             raise error
 

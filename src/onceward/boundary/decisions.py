@@ -14,7 +14,7 @@ from onceward.boundary.canonical import content_digest
 from onceward.boundary.client import AsyncBoundaryClient
 from onceward.boundary.errors import BoundaryError, ObjectConflict
 from onceward.boundary.model import StoredFact
-from onceward.task.exceptions import OncewardError
+from onceward.errors import OncewardError
 
 BUCKET = "skipped-facts"
 

@@ -15,7 +15,7 @@ BoundaryError (OncewardError)
 
 from __future__ import annotations
 
-from onceward.task.exceptions import OncewardError
+from onceward.errors import OncewardError
 
 
 class BoundaryError(OncewardError):

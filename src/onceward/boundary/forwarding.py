@@ -17,7 +17,7 @@ from onceward.boundary.link_report import LinkStopped
 from onceward.boundary.metrics import BoundaryMetrics
 from onceward.boundary.service import Boundary
 from onceward.boundary.transport import checked_url
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 __all__ = ["Link", "LinkSettings", "LinkStopped", "Links"]
 

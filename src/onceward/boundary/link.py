@@ -24,7 +24,7 @@ from onceward.boundary.metrics import BoundaryMetrics
 from onceward.boundary.model import LARGEST_PAGE, ObjectRef, StoredFact, check_consumer
 from onceward.boundary.receiving import Receiver, append_until_refused, artifact_of, receiver_of
 from onceward.boundary.service import Boundary
-from onceward.task.exceptions import ConfigurationError, OncewardError
+from onceward.errors import ConfigurationError, OncewardError
 
 PAGE = 500
 """Facts at once: enough to be fast, and few enough that a server beside it is not held up."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from onceward.boundary.decisions import Skipped
 from onceward.boundary.metrics import BoundaryMetrics
 from onceward.boundary.model import Gap, Page, StoredFact
-from onceward.task.exceptions import OncewardError
+from onceward.errors import OncewardError
 
 _log = logging.getLogger("onceward.boundary")
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from onceward.boundary.errors import BoundaryError, PermissionDenied, Unauthenticated
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

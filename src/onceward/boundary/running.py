@@ -24,7 +24,7 @@ from onceward.boundary.retention import Retention
 from onceward.boundary.server import serving
 from onceward.boundary.service import Boundary
 from onceward.boundary.tls import ServerTls, Tls
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 _log = logging.getLogger("onceward.boundary")
 

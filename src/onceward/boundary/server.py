@@ -12,7 +12,7 @@ from onceward.boundary.guard import Guard
 from onceward.boundary.peers import Peers
 from onceward.boundary.service import Boundary
 from onceward.boundary.tls import ServerTls
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 BACKLOG = 1024
 

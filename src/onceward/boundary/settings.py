@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from onceward.boundary.model import STREAMS
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 WEEK = 7 * 86400.0
 

@@ -26,11 +26,11 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
+from onceward._sync import run_blocking
 from onceward.boundary.model import StoredFact
 from onceward.boundary.producing import message_id_for
 from onceward.db import DbSession
-from onceward.now import now
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from onceward.db import AsyncDbSession
@@ -63,7 +63,7 @@ class _Guard:
         def guarded(fact: StoredFact, session: Any) -> Any:
             if not isinstance(session, DbSession):
                 return guarded_async(fact, session)
-            if now(self._is_let_through(fact, session)):
+            if run_blocking(self._is_let_through(fact, session)):
                 return handler(fact, session)
             return None
 
@@ -224,7 +224,7 @@ def idempotent_outcome(claim: str) -> Callable[[H], H]:
 
 
 def _in(session: Any, work: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
-    return now(work) if isinstance(session, DbSession) else work
+    return run_blocking(work) if isinstance(session, DbSession) else work
 
 
 async def _ended(result: Any) -> Any:

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from onceward.boundary.metrics import BoundaryMetrics

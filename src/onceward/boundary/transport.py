@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 from pyqwest import Client, HTTPTransport, HTTPVersion, SyncClient, SyncHTTPTransport
 
+from onceward._sync import run_blocking
 from onceward.boundary.tls import Tls, client_context
 from onceward.boundary.v1.boundary_connect import BoundaryServiceClient, BoundaryServiceClientSync
-from onceward.now import now
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 MOST_IDLE = 64
 """Connections with TLS that are kept for the next calls."""
@@ -190,7 +190,7 @@ def blocking(messages: AsyncIterator[T]) -> Iterator[T]:
     async def step() -> T | None:
         return await anext(messages, None)
 
-    while (message := now(step())) is not None:
+    while (message := run_blocking(step())) is not None:
         yield message
 
 

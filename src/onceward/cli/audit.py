@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from onceward._text import quantity
 from onceward.cli.database import FAILED, AsJson, Database
 from onceward.cli.letters import letters_in, shortened
 from onceward.cli.printing import for_people, print_json, print_table
-from onceward.counted import counted
 
 audit = typer.Typer(
     no_args_is_help=True, help="What operators did: append-only, and each row sealed by the next."
@@ -58,7 +58,7 @@ def verify(database: Database, as_json: AsJson = False) -> None:
             }
         )
     elif broken is None:
-        rows = counted(verdict.entries, "row")
+        rows = quantity(verdict.entries, "row")
         typer.echo(f"{rows}, as written. The last hash is {verdict.last_hash}")
     else:
         typer.echo(f"Row {broken.seq} is not as it was written: {broken.what}.", err=True)

@@ -67,7 +67,7 @@ def balance(
     """
     from onceward.app.asking import Unreachable
     from onceward.app.counting import balance_of
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     try:
         accounts = _accounts(app, source, consumer, database)
@@ -86,7 +86,7 @@ def _accounts(
     app: str | None, source: str | None, consumer: str | None, database: str | None
 ) -> dict[str, Account]:
     """By the name of the consumer."""
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     if (app is None) is (source is None):
         raise ConfigurationError("name an app, as in `onceward balance shop:app`, or a --source; not both")
@@ -96,7 +96,7 @@ def _accounts(
 def _named(source: str, consumer: str | None, database: str | None) -> dict[str, Account]:
     from onceward.app.counting import Account
     from onceward.app.sources import Address
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     if consumer is None:
         if database is not None:
@@ -108,8 +108,8 @@ def _named(source: str, consumer: str | None, database: str | None) -> dict[str,
 def _of_app(app: str, consumer: str | None, database: str | None) -> dict[str, Account]:
     from onceward.app.building import consumer_id
     from onceward.app.counting import Account
-    from onceward.app.loading import load_app
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.app.lookup import load_app
+    from onceward.errors import ConfigurationError
 
     loaded = load_app(app)
     loaded.check()

@@ -172,7 +172,7 @@ def _said(taking: Import) -> str:
 
 @contextmanager
 def _explained(file: Path, as_json: bool, so_far: list[str] | None = None) -> Iterator[None]:
-    from onceward.task.exceptions import ConfigurationError, OncewardError
+    from onceward.errors import ConfigurationError, OncewardError
 
     try:
         with installed(as_json):

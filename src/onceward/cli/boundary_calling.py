@@ -54,7 +54,7 @@ def client_for(url: str, option: str = "--url") -> AsyncBoundaryClient:
 
 def checked(url: str, option: str = "--url") -> str:
     from onceward.boundary.transport import checked_url
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     try:
         return checked_url(url)
@@ -65,7 +65,7 @@ def checked(url: str, option: str = "--url") -> str:
 def tls_for(url: str) -> Tls | None:
     """For an https:// URL the files that the environment names, if it does."""
     from onceward.boundary.tls import Tls, client_context
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     given = {each: os.environ.get(name, "") for each, name in FILES.items()}
     if not url.startswith("https://") or not any(given.values()):
@@ -84,7 +84,7 @@ def tls_for(url: str) -> Tls | None:
 @contextmanager
 def explained(as_json: bool) -> Iterator[None]:
     """Whatever goes wrong with a boundary ends the command with one line that says what to do."""
-    from onceward.task.exceptions import ConfigurationError, OncewardError
+    from onceward.errors import ConfigurationError, OncewardError
 
     try:
         with installed(as_json):

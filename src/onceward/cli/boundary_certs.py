@@ -43,7 +43,7 @@ def certs(
 
     Exit code: 0; 2 for wrong arguments, or if a file cannot be written or is there for something else.
     """
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     try:
         with installed(as_json):

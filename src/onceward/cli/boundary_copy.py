@@ -33,7 +33,7 @@ def copy(
 
     Exit code: 0; 1 if a store cannot be reached or the target has other facts in it; 2 for wrong arguments.
     """
-    from onceward.task.exceptions import ConfigurationError, OncewardError
+    from onceward.errors import ConfigurationError, OncewardError
 
     if source == target:
         fail("--from and --to are the same store", as_json, MISUSED)
@@ -85,7 +85,7 @@ async def _copy(source: str, target: str) -> Copied:
 @contextmanager
 def _named(option: str) -> Iterator[None]:
     """What is wrong with a store is wrong with one of two."""
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     try:
         yield

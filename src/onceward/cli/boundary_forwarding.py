@@ -76,7 +76,7 @@ def forward(
     with installed(as_json):
         from onceward.boundary.link import Link
         from onceward.boundary.logs import start_logging
-    from onceward.task.exceptions import ConfigurationError, OncewardError
+    from onceward.errors import ConfigurationError, OncewardError
 
     async def run() -> None:
         await client_for(source, "--from").close()  # refuses what is no URL, before anything is opened

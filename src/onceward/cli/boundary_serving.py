@@ -95,7 +95,7 @@ def serve(
     with installed(as_json=False):
         from onceward.boundary.config import Config, read_config
         from onceward.boundary.logs import start_logging
-    from onceward.task.exceptions import ConfigurationError, OncewardError
+    from onceward.errors import ConfigurationError, OncewardError
 
     form = log_format or (LogFormat.CONSOLE if sys.stderr.isatty() else LogFormat.JSON)
     start_logging(form, log_level)
@@ -126,7 +126,7 @@ def _run(config: Config, path: Path | None, listen: str, kept_in: str, settings:
     from onceward.boundary.server import parse_address
     from onceward.boundary.service import Boundary
     from onceward.boundary.stores import open_store
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     address = parse_address(listen)
     code = 0

@@ -98,7 +98,7 @@ def _found(store: str, message_id: str, as_json: bool) -> StoredFact | None:
     with installed(as_json):
         from onceward.boundary.stores.looking import looking_into
         from onceward.boundary.wire import stored
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     async def find() -> StoredFact | None:
         at, wanted = 0, message_id.encode()

@@ -49,7 +49,7 @@ def config(
 
     Exit code: 0; 2 if a setting is wrong.
     """
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     try:
         rows = _rows(app)
@@ -67,7 +67,7 @@ def _rows(app: str | None) -> list[dict[str, Any]]:
 
     if app is None:
         return [_row(*each) for each in resolve({}).rows() if _is_of_all(each[0]) or each[2] != "default"]
-    from onceward.app.loading import load_app
+    from onceward.app.lookup import load_app
 
     loaded = load_app(app)
     loaded.check()

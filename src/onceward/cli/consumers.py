@@ -91,9 +91,9 @@ def _described(row: dict[str, Any]) -> dict[str, Any]:
 
 def _days(contract: dict[str, Any]) -> float | str | None:
     """How long its records are kept; None: until released."""
+    from onceward.errors import ConfigurationError
     from onceward.inbox.purging import registered_contract
     from onceward.inbox.retention import effective_days
-    from onceward.task.exceptions import ConfigurationError
 
     try:
         return effective_days(registered_contract(contract))

@@ -42,7 +42,7 @@ def default_database() -> str | None:
 
 
 def _needed_database() -> str:
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     if is_completing():  # nothing will be opened, and nobody wants to be told anything
         return ""
@@ -86,9 +86,9 @@ def opened(url: str, as_json: bool, *, is_new: bool = False) -> Iterator[Inbox]:
     """
     from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-    from onceward.db.saying import said_by
+    from onceward._text import driver_message
+    from onceward.errors import ConfigurationError, OncewardError
     from onceward.inbox import Inbox
-    from onceward.task.exceptions import ConfigurationError, OncewardError
 
     try:
         engine = _engine(_parsed(url), is_new)
@@ -104,7 +104,7 @@ def opened(url: str, as_json: bool, *, is_new: bool = False) -> Iterator[Inbox]:
     except OncewardError as error:
         fail(str(error), as_json)
     except DBAPIError as error:
-        reason = said_by(error)
+        reason = driver_message(error)
         if _is_unreachable(error):
             fail(f"the database {shown(url)} cannot be reached: {reason}; see that it runs", as_json)
         fail(f"the database {shown(url)} refused: {reason}", as_json)
@@ -137,7 +137,7 @@ def _parsed(url: str) -> URL:
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     try:
         parsed = make_url(url)
@@ -157,7 +157,7 @@ def _parsed(url: str) -> URL:
 def _engine(url: URL, is_new: bool) -> Engine:
     from sqlalchemy import create_engine
 
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     if url.get_backend_name() == "sqlite":
         _check_file(url, is_new)
@@ -172,7 +172,7 @@ def _engine(url: URL, is_new: bool) -> Engine:
 
 def _check_file(url: URL, is_new: bool) -> None:
     """SQLite would make an empty file of a mistyped name."""
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     if not url.database or url.database == ":memory:":
         raise ConfigurationError(
@@ -198,10 +198,10 @@ def _check_file(url: URL, is_new: bool) -> None:
 
 
 def _check_tables(inbox: Inbox) -> None:
+    from onceward._sync import run_blocking
     from onceward.inbox import migrations
-    from onceward.now import now
 
-    now(inbox._ports.transact(migrations.check, inbox._store))
+    run_blocking(inbox._ports.transact(migrations.check, inbox._store))
 
 
 def _is_unreachable(error: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onceward._text import quantity
 from onceward.cli.database import FAILED, AsJson, Database, fail
 from onceward.cli.exporting import export
 from onceward.cli.letters import (
@@ -25,7 +26,6 @@ from onceward.cli.letters import (
 )
 from onceward.cli.printing import for_people, print_json, print_table
 from onceward.cli.redriving import redrive, redrives
-from onceward.counted import counted
 
 if TYPE_CHECKING:
     from onceward.deadletters import DeadLetter, DeadLetters
@@ -160,7 +160,7 @@ def discard(
     with letters_in(database, as_json) as letters:
         chosen = wanted(status="open")
         if open_ := letters.count(chosen):
-            confirm(f"Discard {counted(open_, 'letter')}?", yes, as_json)
+            confirm(f"Discard {quantity(open_, 'letter')}?", yes, as_json)
         number = letters.discard(chosen, reason=reason, operator=who(operator))
     _done("discarded", number, as_json)
 
@@ -218,14 +218,14 @@ def purge(database: Database, operator: Operator = None, yes: Yes = False, as_js
     if as_json:
         print_json({"removed": number})
     else:
-        typer.echo(f"{counted(number, 'letter')} removed.")
+        typer.echo(f"{quantity(number, 'letter')} removed.")
 
 
 def _done(what: str, number: int, as_json: bool) -> None:
     if as_json:
         print_json({what: number})
     else:
-        typer.echo(f"{counted(number, 'letter')} {what}." if number else "No letter fits.", err=not number)
+        typer.echo(f"{quantity(number, 'letter')} {what}." if number else "No letter fits.", err=not number)
     raise typer.Exit(0 if number else FAILED)
 
 

@@ -36,9 +36,9 @@ def explain(
     Exit code: 0, whatever it found; 2 for wrong arguments.
     """
     from onceward.app.guarantees import judge
-    from onceward.app.loading import load_app
     from onceward.app.looking import facts_of
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.app.lookup import load_app
+    from onceward.errors import ConfigurationError
 
     try:
         loaded = load_app(app)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onceward._text import quantity
 from onceward.cli.database import MISUSED, AsJson, Database, fail
 from onceward.cli.letters import (
     Operator,
@@ -21,7 +22,6 @@ from onceward.cli.letters import (
     who,
 )
 from onceward.cli.printing import print_json
-from onceward.counted import counted
 
 if TYPE_CHECKING:
     from onceward.deadletters import DeadLetters, Filter
@@ -48,7 +48,7 @@ def export(
     """
     if file.exists():
         fail(f"{file} exists already; name another file", as_json, MISUSED)
-    from onceward.now import now
+    from onceward._sync import run_blocking
 
     with letters_in(database, as_json) as letters:
         chosen = wanted()
@@ -56,7 +56,7 @@ def export(
         if not total:
             fail("no letter fits; nothing was written", as_json)
         details = {"filter": chosen.as_dict(), "letters": total, "file": str(file)}
-        now(letters._core.note(who(operator), "export", details))
+        run_blocking(letters._core.note(who(operator), "export", details))
         part = file.with_name(f"{file.name}.part")
         try:
             with part.open("w", encoding="utf-8") as lines, _progress(total, as_json) as progress:
@@ -72,14 +72,14 @@ def export(
     if as_json:
         print_json({"letters": number, "file": str(file)})
     else:
-        typer.echo(f"{counted(number, 'letter')} written to {file}")
+        typer.echo(f"{quantity(number, 'letter')} written to {file}")
 
 
 def _lines(letters: DeadLetters, wanted: Filter) -> Iterator[str]:
-    from onceward.now import now
+    from onceward._sync import run_blocking
 
     after = 0
-    while page := now(letters._core.find(wanted, PAGE, after)):
+    while page := run_blocking(letters._core.find(wanted, PAGE, after)):
         for letter in page:
             body = base64.b64encode(letters.body(letter.id)).decode()
             yield json.dumps({**described(letter), "body": body}, ensure_ascii=False)

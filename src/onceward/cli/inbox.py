@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onceward._text import quantity
 from onceward.cli.consumers import unknown
 from onceward.cli.database import FAILED, MISUSED, AsJson, Database, dialect_of, fail, opened
 from onceward.cli.printing import for_people, iso_day, iso_time, print_json, print_table
-from onceward.counted import counted
 
 if TYPE_CHECKING:
     from onceward.inbox import Inbox, PurgeReport
@@ -55,8 +55,8 @@ def migrate(
 
 
 def _print_script(database: str, as_json: bool) -> None:
+    from onceward.errors import ConfigurationError
     from onceward.inbox import migrations
-    from onceward.task.exceptions import ConfigurationError
 
     try:
         script = migrations.as_script(dialect_of(database))
@@ -129,11 +129,11 @@ def purge(
     Exit code: 0; 1 if the database fails, somebody else is purging, or something has to wait for the next purge;
     2 for wrong arguments, an unknown consumer or missing tables; 130 after Ctrl-C.
     """
-    from onceward.now import now
+    from onceward._sync import run_blocking
 
     with opened(database, as_json) as opened_inbox, _progress(as_json) as progress:
         try:
-            report = now(opened_inbox._purge.run(consumer, progress))
+            report = run_blocking(opened_inbox._purge.run(consumer, progress))
         except KeyboardInterrupt:
             fail(
                 "interrupted; what is gone is gone, the next purge goes on with the rest",
@@ -181,8 +181,8 @@ def _show(report: PurgeReport) -> None:
     rows += [{"consumer": name, "kept": why} for name, why in skipped.items()]
     print_table(rows, {"consumer": "consumer", "kept": "kept"}, "No consumer is registered.")
     typer.echo(
-        f"Removed {counted(report.rows, 'dedup row')}, {counted(report.attempts, 'attempt')} and "
-        f"{counted(report.effects, 'effect')} in {counted(report.steps, 'step')}, the longest of "
+        f"Removed {quantity(report.rows, 'dedup row')}, {quantity(report.attempts, 'attempt')} and "
+        f"{quantity(report.effects, 'effect')} in {quantity(report.steps, 'step')}, the longest of "
         f"{report.longest_step * 1000:.0f} ms."
     )
     if report.dropped:

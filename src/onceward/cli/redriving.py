@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onceward._text import quantity
 from onceward.cli.completion import one_of
 from onceward.cli.database import MISUSED, AsJson, Database, fail
 from onceward.cli.letters import Limit, Operator, Wanted, Yes, confirm, filtered, letters_in, who
 from onceward.cli.printing import for_people, iso_time, print_json, print_table
-from onceward.counted import counted
 
 if TYPE_CHECKING:
     from onceward.deadletters import DeadLetters, Filter, Rca
@@ -74,11 +74,11 @@ def redrive(
         print_json(msgspec.to_builtins(made))
     elif made.repeated:
         typer.echo(
-            f"Redrive {made.id} was made before, of {counted(made.letters, 'letter')}. Nothing was done."
+            f"Redrive {made.id} was made before, of {quantity(made.letters, 'letter')}. Nothing was done."
         )
     else:
         typer.echo(
-            f"Redrive {made.id}: {counted(made.letters, 'letter')} at {rate} a minute, the last one due at "
+            f"Redrive {made.id}: {quantity(made.letters, 'letter')} at {rate} a minute, the last one due at "
             f"{iso_time(made.last_at)}. Root cause {made.rca_id}."
         )
         if made.left:
@@ -118,7 +118,7 @@ def _check_redrive(
     if not yes:
         number = letters.count(msgspec.structs.replace(wanted, status="open"))
         if number:  # else there is nothing to ask, and the redrive says why
-            what = f"{counted(number, 'letter')} of {wanted.consumer}"
+            what = f"{quantity(number, 'letter')} of {wanted.consumer}"
             confirm(f"Send {what} again, {rate} a minute?", yes, as_json)
 
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, as_json: bool) -> int:
     """Show it. Returns the exit code: whether any letter would die again."""
+    from onceward._sync import run_blocking
     from onceward.connectors.codec import DecodeError
     from onceward.deadletters.dryrun import Outcome, Prediction
     from onceward.deadletters.rcas import RedriveRefusedError
     from onceward.deadletters.redrive import RATE, check
-    from onceward.now import now
 
     check(wanted, 0, RATE)
     engine: Any = letters._core._ports.engine  # type: ignore[attr-defined]
@@ -34,7 +34,7 @@ def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, a
     found = letters.find(msgspec.structs.replace(wanted, status="open"), limit=limit)
     found.sort(key=lambda letter: (-1 if letter.sequence is None else letter.sequence, letter.id))
     if not found:
-        raise RedriveRefusedError(now(letters._core.nothing_fits(wanted)))
+        raise RedriveRefusedError(run_blocking(letters._core.nothing_fits(wanted)))
     readable: dict[int, Transaction] = {}
     predicted: dict[int, Prediction] = {}
     for letter in found:
@@ -57,27 +57,27 @@ def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, a
 
 
 def _transaction(letters: DeadLetters, letter: Any) -> Transaction:
+    from onceward._sync import run_blocking
     from onceward.connectors.redriven import transaction_of
-    from onceward.now import now
 
     return transaction_of(
         letters.body(letter.id),
         message_id=letter.message_id,
-        event_at=now(letters._core.event_at(letter.id)),
+        event_at=run_blocking(letters._core.event_at(letter.id)),
         first_failed_at=letter.first_failed_at.timestamp(),
     )
 
 
 def _made(path: str, engine: Engine) -> Any:
     """A task: one that is there, one that a function makes, or one of a class or a function of an app."""
+    from onceward._importing import import_name
     from onceward.app.building import as_task
-    from onceward.cli.loading import loaded
     from onceward.connectors import AsyncMemoryConnector, MemoryConnector
+    from onceward.errors import ConfigurationError
     from onceward.inbox import Inbox
     from onceward.task.base import BaseTask
-    from onceward.task.exceptions import ConfigurationError
 
-    named = made = as_task(loaded(path))
+    named = made = as_task(import_name(path))
     if isinstance(named, type) and issubclass(named, BaseTask):
         source: Any = AsyncMemoryConnector() if named._asynchronous else MemoryConnector()
         made = named({"source": source}, {"inbox": Inbox(engine)})
@@ -93,7 +93,7 @@ def _made(path: str, engine: Engine) -> Any:
 
 def _check_consumer(task: Any, path: str, wanted: Filter) -> None:
     """What another consumer would make of the letters is of no use."""
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     contract = getattr(task, "contract", None)
     if contract is not None and contract.consumer_id != wanted.consumer:

@@ -84,7 +84,7 @@ def run(
     again; 1 if it failed, or if with --drain a source or database was away for a minute; 2 for wrong arguments, or an
     app that cannot run as it is configured.
     """
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     options = {"processes": processes, "env": env, "log_format": log_format, "health": health}
     form = log_format or LogFormat.CONSOLE
@@ -131,8 +131,8 @@ def _nothing_begun() -> Iterator[None]:
 
 
 def _loaded(target: str) -> Onceward:
-    from onceward.app.loading import load_app
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.app.lookup import load_app
+    from onceward.errors import ConfigurationError
 
     try:
         return load_app(target)

@@ -30,14 +30,14 @@ def subject_of(path: str, contract: str | None) -> Subject:
 
 
 def _named(path: str) -> Any:
+    from onceward._importing import import_name
     from onceward.app import Onceward
     from onceward.app.app import Consumers
-    from onceward.cli.loading import loaded
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     module = path.partition(":")[0]
     try:
-        found = loaded(path)
+        found = import_name(path)
     except ConfigurationError as error:
         names = _names_in(module)
         known = f"; what can be verified there: {', '.join(names)}" if names else ""
@@ -51,13 +51,13 @@ def _named(path: str) -> Any:
 
 def _names_in(module: str) -> list[str]:
     """Of all that could be verified there."""
+    from onceward._importing import import_name
     from onceward.app import Onceward
-    from onceward.cli.loading import loaded
+    from onceward.errors import ConfigurationError
     from onceward.task.base import BaseTask
-    from onceward.task.exceptions import ConfigurationError
 
     try:
-        loaded(f"{module}:__name__")
+        import_name(f"{module}:__name__")
     except ConfigurationError:
         return []
     there = vars(sys.modules[module])
@@ -78,19 +78,19 @@ def _names_in(module: str) -> list[str]:
 
 
 def _contract(path: str) -> Any:
-    from onceward.cli.loading import loaded
+    from onceward._importing import import_name
+    from onceward.errors import ConfigurationError
     from onceward.inbox import Contract
-    from onceward.task.exceptions import ConfigurationError
 
-    found = loaded(path)
+    found = import_name(path)
     if not isinstance(found, Contract):
         raise ConfigurationError(f"--contract {path} is no Contract but {type(found).__name__}")
     return found
 
 
 def _refuse(path: str, code: Any, *, in_app: bool) -> NoReturn:
+    from onceward.errors import ConfigurationError
     from onceward.task.base import BaseTask
-    from onceward.task.exceptions import ConfigurationError
 
     if in_app:
         problem = (

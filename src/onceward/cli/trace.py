@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onceward._text import quantity
 from onceward.cli.database import MISUSED, AsJson, fail
 from onceward.cli.letters import shortened
 from onceward.cli.printing import iso_time, print_json
 from onceward.cli.trace_tree import LIVES, Branch, Story, Wait, outcomes, story
-from onceward.counted import counted
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -130,7 +130,7 @@ def _chosen(
 
 def _tally(known: dict[str, str | None]) -> str:
     failed = [own for own, outcome in known.items() if outcome == "failed"]
-    told = counted(len(known), "transaction")
+    told = quantity(len(known), "transaction")
     return f"{told}, {len(failed):,} failed: {_named(failed)}" if failed else f"{told}, none failed"
 
 
@@ -167,7 +167,7 @@ def _show(told: Story, found: SpanFile, known: dict[str, str | None]) -> None:
     console.print(tree)
     typer.echo(f"\n{found.path}: {_tally(known)}")
     if found.unreadable:
-        typer.echo(f"What cannot be read of it is left out: {counted(found.unreadable, 'line')}")
+        typer.echo(f"What cannot be read of it is left out: {quantity(found.unreadable, 'line')}")
 
 
 def _grow(tree: Tree, parts: list[Branch | Wait]) -> None:
@@ -180,7 +180,7 @@ def _grow(tree: Tree, parts: list[Branch | Wait]) -> None:
         below = tree.add(_label(part))
         _grow(below, part.parts)
         if part.others:
-            below.add(Text(f"+ {counted(part.others, 'span')} of other transactions", "dim"))
+            below.add(Text(f"+ {quantity(part.others, 'span')} of other transactions", "dim"))
 
 
 def _label(branch: Branch) -> Text:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onceward._importing import import_name
+from onceward._text import quantity
 from onceward.cli.completion import envs
 from onceward.cli.database import (
     ELSEWHERE,
@@ -21,10 +23,8 @@ from onceward.cli.database import (
     fail,
     opened,
 )
-from onceward.cli.loading import loaded
 from onceward.cli.printing import WIDE, print_json
 from onceward.cli.subjects import Subject, subject_of
-from onceward.counted import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -166,7 +166,7 @@ def _refusing(as_json: bool) -> Iterator[None]:
     """Whatever kept the scenarios from running is told in one line."""
     from sqlalchemy.exc import SQLAlchemyError
 
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
     from onceward.testing.contract.children import Broken, Died, Hung
 
     try:
@@ -183,8 +183,8 @@ def _refusing(as_json: bool) -> Iterator[None]:
 def _is_production(env: str) -> bool:
     """A misspelt name would not be asked about."""
     from onceward.app.settings import ENVS
+    from onceward.errors import ConfigurationError
     from onceward.inbox.evidence import is_production
-    from onceward.task.exceptions import ConfigurationError
 
     if env.strip().lower() not in ENVS:
         raise ConfigurationError(f"--env must be one of {', '.join(ENVS)}, not {env!r}")
@@ -193,7 +193,7 @@ def _is_production(env: str) -> bool:
 
 def _check_folder(junit: Path) -> None:
     """Before the scenarios run: it would be a pity to find out afterwards."""
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     if not junit.absolute().parent.is_dir():
         raise ConfigurationError(f"--junit {junit} cannot be written: there is no directory {junit.parent}")
@@ -202,11 +202,11 @@ def _check_folder(junit: Path) -> None:
 def _events(given: str | None) -> Any:
     if given is None:
         return None
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     path = Path(given)
     if ":" in given and not path.exists():
-        return loaded(given)
+        return import_name(given)
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -218,7 +218,7 @@ def _events(given: str | None) -> Any:
 
 
 def _event(line: str, place: str) -> Any:
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     try:
         found = json.loads(line)
@@ -281,7 +281,7 @@ def _show(report: Report, kept: bool) -> None:
             f"Not compared, because the database generates it or you said so: {', '.join(report.not_compared)}"
         )
     if kept:
-        modules = counted(len(report.code.modules), "module")
+        modules = quantity(len(report.code.modules), "module")
         typer.echo(f"Recorded, for code {report.code.digest[:12]} of {modules}.")
 
 
@@ -318,19 +318,19 @@ def _open_once(url: str, as_json: bool) -> None:
 
 
 def _keep(report: Report, url: str, as_json: bool) -> None:
+    from onceward._sync import run_blocking
     from onceward.inbox.evidence import record
-    from onceward.now import now
 
     with _opened(url, as_json) as inbox:
-        now(inbox._ports.transact(record, inbox._store, report.evidence()))
+        run_blocking(inbox._ports.transact(record, inbox._store, report.evidence()))
 
 
 def _lacking(subject: Subject, url: str, as_json: bool) -> str | None:
+    from onceward._sync import run_blocking
     from onceward.inbox.evidence import lacking, recorded
-    from onceward.now import now
 
     with _opened(url, as_json) as inbox:
-        found = now(inbox._ports.transact(recorded, inbox._store, subject.contract.consumer_id))
+        found = run_blocking(inbox._ports.transact(recorded, inbox._store, subject.contract.consumer_id))
     return lacking(subject.contract, subject.code, found)
 
 

@@ -8,8 +8,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from onceward.connectors.leasing import LeasingConnector
 from onceward.connectors.rules import DeadLetter, Exhumed, LeaseRules
-from onceward.settlement import Settlement
-from onceward.transaction import Transaction
+from onceward.transaction import Settlement, Transaction
 
 P = ParamSpec("P")
 T = TypeVar("T")

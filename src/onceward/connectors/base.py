@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from onceward.settlement import Settlement
-from onceward.task.exceptions import OncewardError
-from onceward.transaction import Transaction
+from onceward.errors import OncewardError
+from onceward.transaction import Settlement, Transaction
 
 
 class ConnectorClosedError(OncewardError):

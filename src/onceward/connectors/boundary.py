@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from onceward._sync import run_blocking
 from onceward.boundary.client import AsyncBoundaryClient, BoundaryClient
 from onceward.boundary.errors import InvalidArgument
 from onceward.boundary.model import LARGEST_PAGE, Envelope, Fact, Page, StoredFact, check_consumer
@@ -23,10 +24,8 @@ from onceward.connectors.boundary_facts import as_body, as_fact
 from onceward.connectors.boundary_window import WindowQueue
 from onceward.connectors.metadata import current_trace_context
 from onceward.connectors.rules import DeadLetter, Exhumed, LeaseRules, OnFailure
-from onceward.now import now
-from onceward.settlement import Settlement
-from onceward.task.exceptions import ConfigurationError
-from onceward.transaction import Transaction
+from onceward.errors import ConfigurationError
+from onceward.transaction import Settlement, Transaction
 
 _log = logging.getLogger(__name__)
 
@@ -242,12 +241,12 @@ class BoundaryConnector(_Boundary[BoundaryClient]):
 
     async def _together(self, work: Callable[[], Coroutine[Any, Any, None]], times: int) -> None:
         with ThreadPoolExecutor(times, "onceward-boundary-append") as threads:
-            for each in [threads.submit(lambda: now(work())) for _ in range(times)]:
+            for each in [threads.submit(lambda: run_blocking(work())) for _ in range(times)]:
                 each.result()
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """At most `batch_size` facts, those that come again first, then in the order of the log."""
-        return now(self._fetch(batch_size, extra))
+        return run_blocking(self._fetch(batch_size, extra))
 
     def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Append these; in this order, if they have one subject.
@@ -255,11 +254,11 @@ class BoundaryConnector(_Boundary[BoundaryClient]):
         Not all or none: after an error some may be appended, and repeating all of them is safe. A transaction that is
         no fact is refused with `PayloadError` before anything is sent.
         """
-        now(self._dispatch(transactions))
+        run_blocking(self._dispatch(transactions))
 
     def settle_transactions(self, settlements: Sequence[Settlement], /) -> None:
         """End these deliveries, and confirm what is done without a hole."""
-        now(self._settle(settlements))
+        run_blocking(self._settle(settlements))
 
     def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Keep these deliveries for another `lease`, from now."""
@@ -279,7 +278,7 @@ class BoundaryConnector(_Boundary[BoundaryClient]):
 
     def forget_dead(self, keys: Sequence[Any]) -> None:
         """These are kept elsewhere now: the cursor may pass them."""
-        now(self._forget_dead(keys))
+        run_blocking(self._forget_dead(keys))
 
     def close(self) -> None:
         """Idempotent. What is not confirmed comes again, to whoever fetches next under this name."""

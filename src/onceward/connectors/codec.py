@@ -19,7 +19,7 @@ from onceward.connectors.metadata import (
     sanitise_metadata,
     with_trace_context,
 )
-from onceward.task.exceptions import OncewardError
+from onceward.errors import OncewardError
 from onceward.transaction import ReadOnlyDict, Transaction
 
 __all__ = ["DecodeError", "PayloadError", "decode", "encode", "encode_all", "sanitise_metadata"]

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from onceward._sync import run_blocking
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.burials import burial_of_exhumed
 from onceward.connectors.codec import DecodeError
@@ -23,10 +24,9 @@ from onceward.deadletters import AsyncDeadLetters, Category, DeadLetters
 from onceward.deadletters.core import Ending
 from onceward.deadletters.handing import Handout
 from onceward.deadletters.letter import category_of
-from onceward.now import now
-from onceward.settlement import Settlement, Verdict
-from onceward.task.exceptions import ConfigurationError, TransactionException
-from onceward.transaction import Transaction
+from onceward.errors import ConfigurationError
+from onceward.task.exceptions import TransactionException
+from onceward.transaction import Settlement, Transaction, Verdict
 
 _log = logging.getLogger(__name__)
 
@@ -219,17 +219,17 @@ class WithDeadLetters(_WithDeadLetters):
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """Redriven letters whose time has come, or else what the source has."""
-        return now(self._fetch(batch_size, **extra))
+        return run_blocking(self._fetch(batch_size, **extra))
 
     def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
         self._inner.dispatch_transactions(transactions)
 
     def settle_transactions(self, settlements: Sequence[Settlement], /) -> None:
         """To whom each belongs. What the source buries goes to the store."""
-        now(self._settle(settlements))
+        run_blocking(self._settle(settlements))
 
     def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
-        now(self._extend(transactions))
+        run_blocking(self._extend(transactions))
 
     def close(self) -> None:
         self._closed = True

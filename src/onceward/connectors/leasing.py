@@ -28,9 +28,8 @@ from onceward.connectors.rules import (
     mishap,
     mishaps,
 )
-from onceward.settlement import Settlement, Verdict
 from onceward.task.exceptions import ExceptionCategory
-from onceward.transaction import Transaction
+from onceward.transaction import Settlement, Transaction, Verdict
 
 _log = logging.getLogger(__name__)
 

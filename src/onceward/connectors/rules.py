@@ -13,7 +13,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from onceward.task.exceptions import ConfigurationError, ExceptionCategory, TransactionException
+from onceward.errors import ConfigurationError
+from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.transaction import Transaction
 
 OnFailure = Literal["auto", "dead_letter", "redeliver"]

@@ -15,7 +15,7 @@ from onceward.db.locks import DEFAULT_TIMEOUT
 from onceward.db.statements import Params, Row, Sql
 from onceward.db.tables import AnyTable
 from onceward.db.transaction import DbTransaction
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from onceward.task.exceptions import OncewardError
+from onceward.errors import OncewardError
 
 
 class SessionError(OncewardError):

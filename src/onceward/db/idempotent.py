@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from onceward.db.tables import AnyTable, row_is, table_of
 from onceward.db.transaction import DbTransaction
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 
 def insert_idempotent(

@@ -15,7 +15,7 @@ from onceward.db.exceptions import LockTimeoutError
 from onceward.db.statements import Row, fetch_one
 from onceward.db.tables import AnyTable, row_is, table_of
 from onceward.db.transaction import DbTransaction
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 DEFAULT_TIMEOUT: Final = 10.0
 """Seconds to wait for a lock."""

@@ -10,7 +10,7 @@ from sqlalchemy import update
 from onceward.db.exceptions import OptimisticConflict, RetryRefusedError, RowError
 from onceward.db.tables import AnyTable, row_is, table_of
 from onceward.db.transaction import DbTransaction
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 
 def occ_update(

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import ClauseElement, ColumnElement, Table, TableClause, and_, bindparam, column, table
 
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 AnyTable = str | TableClause | type[Any]
 """A name, a `Table` or `sqlalchemy.table(…)`, or a mapped class."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters.letter import storable
 from onceward.deadletters.rows import Rows
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 FIRST = "0" * 64
 """What the first row has as the hash before it."""

@@ -14,10 +14,10 @@ from onceward.deadletters.letter import Burial, DeadLetter, storable
 from onceward.deadletters.rcas import Rca
 from onceward.deadletters.redrive import Redrive, nothing_fits, redrive, redrives
 from onceward.deadletters.rows import Rows
+from onceward.errors import ConfigurationError
 from onceward.inbox import migrations
 from onceward.inbox.ports import Ports
 from onceward.inbox.stores import store_of
-from onceward.task.exceptions import ConfigurationError
 
 PURGE_STEP = 1000
 

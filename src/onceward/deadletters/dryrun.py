@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from onceward._sync import run_blocking
 from onceward.db import SessionError
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters.rowdiff import Change, Diff, RowWatch
+from onceward.errors import ConfigurationError
 from onceward.inbox import sequencing
 from onceward.inbox.attempts import Start, poisoned
 from onceward.inbox.claims import Claim
@@ -33,8 +35,7 @@ from onceward.inbox.stores.postgresql import DAYS_AHEAD
 from onceward.inbox.stores.rows import Key
 from onceward.inbox.upcasting import check_type, upcast
 from onceward.inbox.waiting import Busy
-from onceward.now import now
-from onceward.task.exceptions import ConfigurationError, Postponed
+from onceward.task.exceptions import Postponed
 from onceward.task.guard import guarded
 from onceward.task.mixins.policies import RetryPolicy
 from onceward.task.steps import Step, text_of
@@ -88,7 +89,7 @@ def dry_run(task: Any, transactions: Iterable[Transaction], engine: Engine) -> l
 
     Handlers run under the I/O guard: what would reach around the session is refused, not done.
     """
-    return now(_DryRun(ThreadPorts(engine), task).run(transactions))
+    return run_blocking(_DryRun(ThreadPorts(engine), task).run(transactions))
 
 
 async def dry_run_async(

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Engine
 
+from onceward._sync import run_blocking
 from onceward.deadletters.audit import Verdict
 from onceward.deadletters.core import Core
 from onceward.deadletters.filters import Filter
 from onceward.deadletters.letter import Burial, DeadLetter
 from onceward.deadletters.rcas import Rca
 from onceward.deadletters.redrive import RATE, Redrive
+from onceward.errors import ConfigurationError
 from onceward.inbox.ports import TaskPorts, ThreadPorts
-from onceward.now import now
-from onceward.task.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -50,23 +50,23 @@ class DeadLetters:
 
     def migrate(self) -> list[str]:
         """Make the tables, or bring them up to date. Returns the names of what was applied."""
-        return now(self._core.migrate())
+        return run_blocking(self._core.migrate())
 
     def bury(self, *burials: Burial) -> int:
         """Keep these, all or none; durable when this returns: acknowledge afterwards. To tell the same death twice is
         harmless. Returns how many were new."""
-        return now(self._core.bury(burials))
+        return run_blocking(self._core.bury(burials))
 
     def find(self, wanted: Filter = EVERYTHING, *, limit: int = 100) -> list[DeadLetter]:
         """Those that fit, in the order in which they first died."""
-        return now(self._core.find(wanted, limit))
+        return run_blocking(self._core.find(wanted, limit))
 
     def count(self, wanted: Filter = EVERYTHING) -> int:
-        return now(self._core.count(wanted))
+        return run_blocking(self._core.count(wanted))
 
     def body(self, letter_id: int) -> bytes:
         """What was delivered, byte for byte."""
-        return now(self._core.body(letter_id))
+        return run_blocking(self._core.body(letter_id))
 
     def redrive(
         self,
@@ -82,41 +82,41 @@ class DeadLetters:
         `rca` says why they died and which fix is deployed, or is the number of an open one. With a `redrive_id` of
         yours a second call does nothing. Poison is never redriven. Raises `RedriveRefusedError`, and says what to do.
         """
-        return now(self._core.redrive(wanted, rca, rate, operator, redrive_id))
+        return run_blocking(self._core.redrive(wanted, rca, rate, operator, redrive_id))
 
     def redrives(self, *, limit: int = 20) -> list[dict[str, Any]]:
         """The last redrives: how many wait, succeeded, died again."""
-        return now(self._core.redrives(limit))
+        return run_blocking(self._core.redrives(limit))
 
     def rcas(self, *, limit: int = 20) -> list[dict[str, Any]]:
-        return now(self._core.rcas(limit))
+        return run_blocking(self._core.rcas(limit))
 
     def discard(self, wanted: Filter, *, reason: str, operator: str) -> int:
         """Close open letters without sending them again. They are kept as long as all others."""
-        return now(self._core.discard(wanted, reason, operator))
+        return run_blocking(self._core.discard(wanted, reason, operator))
 
     def hold(self, wanted: Filter, *, reason: str, operator: str) -> int:
         """Keep these whatever happens, until `release`."""
-        return now(self._core.hold(wanted, reason, operator))
+        return run_blocking(self._core.hold(wanted, reason, operator))
 
     def release(self, wanted: Filter, *, reason: str, operator: str) -> int:
-        return now(self._core.release(wanted, reason, operator))
+        return run_blocking(self._core.release(wanted, reason, operator))
 
     def purge(self, *, operator: str) -> int:
         """Remove letters that are resolved or discarded, old enough and not held. Never happens by itself."""
-        return now(self._core.purge(operator))
+        return run_blocking(self._core.purge(operator))
 
     def stats(self) -> list[dict[str, Any]]:
         """How many there are, by consumer, type, category and status."""
-        return now(self._core.stats())
+        return run_blocking(self._core.stats())
 
     def audit(self, *, limit: int = 100) -> list[dict[str, Any]]:
         """What operators did, newest first."""
-        return now(self._core.audit(limit))
+        return run_blocking(self._core.audit(limit))
 
     def verify_audit(self) -> Verdict:
         """Whether the audit is what was written."""
-        return now(self._core.verify_audit())
+        return run_blocking(self._core.verify_audit())
 
 
 class AsyncDeadLetters:

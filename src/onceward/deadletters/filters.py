@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from onceward.deadletters.letter import Category, Status
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from onceward.task.exceptions import ConfigurationError, ExceptionCategory
+from onceward.errors import ConfigurationError
+from onceward.task.exceptions import ExceptionCategory
 
 KEPT_DAYS = 90
 """A dead letter is kept for at least so long after each of its deaths, whatever becomes of it."""

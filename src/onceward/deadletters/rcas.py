@@ -9,7 +9,7 @@ import msgspec
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters.letter import Category, storable
 from onceward.deadletters.rows import Rows
-from onceward.task.exceptions import ConfigurationError, OncewardError
+from onceward.errors import ConfigurationError, OncewardError
 
 
 class RedriveRefusedError(OncewardError):

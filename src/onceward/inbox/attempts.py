@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
-from onceward.db.saying import said_by
+from onceward._text import driver_message
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.contract import Contract
 from onceward.inbox.exceptions import Breach, ContractError
@@ -113,7 +113,9 @@ class AttemptLedger:
         try:
             await self._with_leftovers(lambda _: None)
         except Exception as error:  # noqa: BLE001  the failure that is being written down says more
-            _log.warning("the ends of %d attempts are not written down yet: %s", len(ends), said_by(error))
+            _log.warning(
+                "the ends of %d attempts are not written down yet: %s", len(ends), driver_message(error)
+            )
 
     async def extend(self, contract: Contract, tracking_ids: Sequence[str]) -> None:
         """Keep the leases of our starts. Those of others run out even while a copy of the event waits here: they may

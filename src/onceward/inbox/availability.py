@@ -13,9 +13,9 @@ from enum import Enum, auto
 
 from sqlalchemy.exc import DBAPIError
 
+from onceward._text import driver_message
 from onceward.db import LockTimeoutError
 from onceward.db.backends import backend_of
-from onceward.db.saying import said_by
 from onceward.inbox.exceptions import DatabaseUnavailableError
 from onceward.inbox.ports import Ports
 from onceward.inbox.stores.base import Store
@@ -68,5 +68,5 @@ class Availability:
         except DBAPIError as error:
             if not self._backend.is_unavailable(error):
                 raise
-            raise DatabaseUnavailableError(f"{problem}: {said_by(error)}") from error
+            raise DatabaseUnavailableError(f"{problem}: {driver_message(error)}") from error
         self._state = State.ON_TRIAL

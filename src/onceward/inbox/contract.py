@@ -11,10 +11,10 @@ from typing import Any, Literal, NoReturn, Self, get_args
 
 import msgspec
 
-from onceward.fitting import forbidding, is_model
+from onceward.errors import ConfigurationError
 from onceward.inbox.event import LONGEST_TYPE, UNFIT
 from onceward.inbox.retention import SHORTEST_DEAD_LETTER_DAYS, Retention, check_retention
-from onceward.task.exceptions import ConfigurationError
+from onceward.models import forbidding, is_model
 
 Mode = Literal["transactional", "effectful"]
 Sequencing = Literal["none", "latest-wins", "strict"]

@@ -29,6 +29,7 @@ from sqlalchemy.exc import DBAPIError
 from onceward.db import LockTimeoutError, SessionError
 from onceward.db.backends import backend_of
 from onceward.db.transaction import DbTransaction
+from onceward.errors import ConfigurationError
 from onceward.inbox import sequencing
 from onceward.inbox.attempts import AttemptLedger, Start, poisoned
 from onceward.inbox.availability import Availability
@@ -45,7 +46,7 @@ from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.rows import Key, MissingDay, as_date
 from onceward.inbox.upcasting import check_type, upcast
 from onceward.inbox.waiting import Busy, Parked
-from onceward.task.exceptions import AttemptInterrupted, ConfigurationError
+from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.steps import text_of
 
 _log = logging.getLogger("onceward.inbox")

@@ -16,12 +16,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from onceward.task.exceptions import (
-    ConfigurationError,
-    ExceptionCategory,
-    OncewardError,
-    TransactionException,
-)
+from onceward.errors import ConfigurationError, OncewardError
+from onceward.task.exceptions import ExceptionCategory, TransactionException
 
 
 class Breach(StrEnum):

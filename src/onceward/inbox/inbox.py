@@ -6,6 +6,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from onceward._sync import run_blocking
+from onceward.errors import ConfigurationError
 from onceward.inbox import migrations
 from onceward.inbox.contract import Contract
 from onceward.inbox.core import Core, Result
@@ -18,8 +20,6 @@ from onceward.inbox.registry import Registry
 from onceward.inbox.served import AsyncServed, Served
 from onceward.inbox.session import Raised, raised_again
 from onceward.inbox.stores import store_of
-from onceward.now import now
-from onceward.task.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -80,19 +80,19 @@ class Inbox(_Inbox):
 
     def migrate(self) -> list[str]:
         """Make the tables, or bring them up to date. Returns the names of what was applied."""
-        return now(self._registry.migrate())
+        return run_blocking(self._registry.migrate())
 
     def register(self, contract: Contract) -> None:
         """Enter a consumer into the registry, or change its entry."""
-        now(self._registry.register(contract))
+        run_blocking(self._registry.register(contract))
 
     def unregister(self, consumer_id: str) -> bool:
         """Take a consumer off the registry. Its records stay."""
-        return now(self._registry.unregister(consumer_id))
+        return run_blocking(self._registry.unregister(consumer_id))
 
     def consumers(self) -> list[dict[str, Any]]:
         """The registry: consumer_id, contract, registered_at, updated_at of each."""
-        return now(self._registry.consumers())
+        return run_blocking(self._registry.consumers())
 
     def process(
         self,
@@ -111,7 +111,7 @@ class Inbox(_Inbox):
         With a `session` of yours it happens inside that session, which you commit, as in `QueueConsumer.run`. Starts
         are then not written down here; the source's own count, where the event carries it, decides about poison.
         """
-        return raised_again(lambda: now(self._process(contract, Event.of(event), handler, session)))
+        return raised_again(lambda: run_blocking(self._process(contract, Event.of(event), handler, session)))
 
     async def _process(
         self, contract: Contract, event: Event, handler: Handler, session: DbSession | None
@@ -125,26 +125,26 @@ class Inbox(_Inbox):
 
     def purge(self, consumer_id: str | None = None) -> PurgeReport:
         """Remove what is older than each consumer's retention and not on hold, in bounded steps."""
-        return now(self._purge.run(consumer_id))
+        return run_blocking(self._purge.run(consumer_id))
 
     def hold(self, consumer_id: str, tracking_id: str | None, *, reason: str, operator: str) -> bool:
         """Keep one event's records, or all of a consumer's, from every purge. False: they were held already."""
-        return now(self._purge.hold(consumer_id, tracking_id, reason, operator))
+        return run_blocking(self._purge.hold(consumer_id, tracking_id, reason, operator))
 
     def release(self, consumer_id: str, tracking_id: str | None = None) -> bool:
         """End a hold. False: there was none."""
-        return now(self._purge.release(consumer_id, tracking_id))
+        return run_blocking(self._purge.release(consumer_id, tracking_id))
 
     def holds(self) -> list[dict[str, Any]]:
-        return now(self._ports.transact(self._store.holds))
+        return run_blocking(self._ports.transact(self._store.holds))
 
     def stats(self) -> list[dict[str, Any]]:
         """For each consumer: dedup rows, unended starts, effects in doubt, parked events, horizon, holds."""
-        return now(self._ports.transact(self._store.stats))
+        return run_blocking(self._ports.transact(self._store.stats))
 
     def effects(self, *, in_doubt: bool = True, limit: int = 100) -> list[dict[str, Any]]:
         """The effect ledger; by default those begun whose outcome nobody knows."""
-        return now(self._ports.transact(self._store.effects, in_doubt, limit))
+        return run_blocking(self._ports.transact(self._store.effects, in_doubt, limit))
 
     def serve(self, task: Any) -> Served:
         """What the engine calls for a task with a contract."""

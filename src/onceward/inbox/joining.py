@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from onceward.db import DbSession
+from onceward.errors import ConfigurationError
 from onceward.inbox.event import Event
 from onceward.inbox.exceptions import EffectError
 from onceward.inbox.session import NOT_EFFECTFUL
-from onceward.task.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from onceward.db import AsyncDbSession

@@ -1,7 +1,7 @@
 """What an inbox needs from outside, for threads and for asyncio: sessions, waiting, calling user code.
 
 Everything that decides is a coroutine over these ports. Those of threads block and return, so that the coroutine never
-suspends (`onceward.now`).
+suspends (`onceward._sync`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 
+from onceward._sync import run_blocking
 from onceward.db import DbSession
 from onceward.db.backends import backend_of
+from onceward.errors import ConfigurationError
 from onceward.inbox.event import Event
 from onceward.inbox.gate import AsyncGate, Gate
 from onceward.inbox.session import EffectfulSession, InboxSession, Raised
-from onceward.now import now
-from onceward.task.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -148,7 +148,7 @@ class ThreadPorts(_Persistent):
         time.sleep(seconds)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        threading.Thread(target=now, args=(coroutine,), name="onceward-inbox", daemon=True).start()
+        threading.Thread(target=run_blocking, args=(coroutine,), name="onceward-inbox", daemon=True).start()
 
 
 class TaskPorts(_Persistent):

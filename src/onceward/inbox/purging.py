@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from onceward.db import LockTimeoutError
 from onceward.db.transaction import DbTransaction
+from onceward.errors import ConfigurationError
 from onceward.inbox import migrations
 from onceward.inbox.contract import Contract
 from onceward.inbox.exceptions import UnregisteredConsumerError
@@ -28,7 +29,6 @@ from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.partitions import PurgeInProgressError
 from onceward.inbox.stores.rows import as_date
 from onceward.inbox.stores.sqlite import SqliteStore
-from onceward.task.exceptions import ConfigurationError
 
 T = TypeVar("T")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from onceward._sync import run_blocking
 from onceward.inbox.attempts import End, Start
 from onceward.inbox.contract import Contract
 from onceward.inbox.core import DONE, Core
@@ -17,12 +18,10 @@ from onceward.inbox.metrics import instruments
 from onceward.inbox.registry import Registry
 from onceward.inbox.session import Raised, as_raised
 from onceward.inbox.stores.rows import Key
-from onceward.now import now
-from onceward.settlement import Settlement, Verdict
 from onceward.task.source import Source
 from onceward.task.steps import Step
 from onceward.task.work import DUPLICATE
-from onceward.transaction import Transaction
+from onceward.transaction import Settlement, Transaction, Verdict
 
 _log = logging.getLogger("onceward.inbox")
 
@@ -136,23 +135,23 @@ class _Served:
 
 class Served(_Served):
     def begin(self) -> None:
-        now(self._begin())
+        run_blocking(self._begin())
 
     def end(self) -> None:
-        now(self._end())
+        run_blocking(self._end())
 
     def process(self, transaction: Transaction, /) -> Any:
         try:
-            return now(self._process(transaction))
+            return run_blocking(self._process(transaction))
         except Raised as carried:
             raised = as_raised(carried)
         raise raised
 
     def _fetching(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
         def fetching(*args: Any, **extra: Any) -> Any:
-            now(self._core.availability.check(self._contract.consumer_id))
+            run_blocking(self._core.availability.check(self._contract.consumer_id))
             batch = fetch(*args, **extra)
-            now(self._expect(batch or ()))
+            run_blocking(self._expect(batch or ()))
             return batch
 
         return fetching
@@ -160,14 +159,14 @@ class Served(_Served):
     def _settling(self, settle: Callable[..., Any]) -> Callable[..., Any]:
         def settling(settlements: Sequence[Settlement]) -> None:
             settle(settlements)
-            now(self._returned(settlements))
+            run_blocking(self._returned(settlements))
 
         return settling
 
     def _extending(self, extend: Callable[..., Any]) -> Callable[..., Any]:
         def extending(transactions: Sequence[Transaction]) -> None:
             extend(transactions)
-            now(self._extended(transactions))
+            run_blocking(self._extended(transactions))
 
         return extending
 

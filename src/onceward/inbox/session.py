@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Engine
 
+from onceward._sync import run_blocking
 from onceward.db import DbSession, SessionError
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.event import Event
 from onceward.inbox.exceptions import EffectError, LeaseLostError
-from onceward.now import now
 
 if TYPE_CHECKING:
     from onceward.inbox.claims import Claim
@@ -79,7 +79,7 @@ class EffectfulSession(InboxSession):
         if self._ledger is None:
             raise EffectError(NOT_DECIDED)
         self._let_go()
-        return raised_again(lambda: now(self._ledger.effect(name, call, reconcile)))  # type: ignore[union-attr]
+        return raised_again(lambda: run_blocking(self._ledger.effect(name, call, reconcile)))  # type: ignore[union-attr]
 
     def _lazily(self, operation: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         if self._claim.lost:

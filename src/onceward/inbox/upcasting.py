@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from onceward.fitting import fitted, is_pydantic
 from onceward.inbox.event import Event
 from onceward.inbox.exceptions import Breach, ContractError
+from onceward.models import fitted, is_pydantic
 
 if TYPE_CHECKING:
     from onceward.inbox.contract import Contract

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from redis.exceptions import RedisError, ResponseError
 
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 GRACE: Final = 5.0
 """Seconds a blocking read may be late at least, whatever the client's `socket_timeout`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
-from onceward.now import now
+from onceward._sync import run_blocking
 from onceward.queue.aio_wire import AsyncWire
 from onceward.queue.attempts import async_attempts, attempts
 from onceward.queue.config import QueueConfig
@@ -54,7 +54,7 @@ class QueueConsumer(_Consumer, InThreads):
 
     def next(self, block_ms: int | None = None) -> QueueMessage | None:
         """The next new message, or None if none came within `block_ms` or after `stop()`."""
-        return now(self._loop.next(self._block_ms(block_ms)))
+        return run_blocking(self._loop.next(self._block_ms(block_ms)))
 
     def iter_messages(self) -> Iterator[QueueMessage]:
         """New messages until `stop()`. You `ack` each; one that you do not stays pending."""
@@ -65,7 +65,7 @@ class QueueConsumer(_Consumer, InThreads):
 
     def ack(self, msg: QueueMessage) -> None:
         """Take a message off the pending list; after `stop()` too. Doing so again changes nothing."""
-        now(self._core.ack(msg))
+        run_blocking(self._core.ack(msg))
 
     def run(self, *, handler: Handler, engine: Engine) -> None:
         """Until `stop()`: fetch a message, `handler(msg, session)` in one transaction, commit, acknowledge.
@@ -74,14 +74,14 @@ class QueueConsumer(_Consumer, InThreads):
         message: rolled back, not acknowledged, not tried again. An ack that fails after the commit is a
         `QueueError`, and the message will come again: the handler must be idempotent.
         """
-        _raise(now(self._loop.run(attempts(handler, engine), self.config.block_ms)))
+        _raise(run_blocking(self._loop.run(attempts(handler, engine), self.config.block_ms)))
 
     def claim_stale(self, min_idle_ms: int | None = None, count: int = 10) -> list[QueueMessage]:
         """At most `count` messages that have been pending for `min_idle_ms`, now delivered to this consumer.
 
         Never called by the other methods. Nothing after `stop()`.
         """
-        return now(self._loop.claim_stale(self._min_idle_ms(min_idle_ms), self._count(count)))
+        return run_blocking(self._loop.claim_stale(self._min_idle_ms(min_idle_ms), self._count(count)))
 
     def run_claim_stale(
         self,
@@ -98,7 +98,7 @@ class QueueConsumer(_Consumer, InThreads):
         claimed = self._loop.run_claim_stale(
             attempts(handler, engine), self._min_idle_ms(min_idle_ms), self._wait_ms(wait_ms)
         )
-        _raise(now(claimed))
+        _raise(run_blocking(claimed))
 
 
 class AsyncQueueConsumer(_Consumer, InTasks):

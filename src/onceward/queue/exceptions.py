@@ -8,8 +8,8 @@ OncewardError
 
 from __future__ import annotations
 
+from onceward.errors import OncewardError
 from onceward.queue.message import QueueMessage
-from onceward.task.exceptions import OncewardError
 
 
 class QueueError(OncewardError):

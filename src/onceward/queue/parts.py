@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from onceward.now import now
+from onceward._sync import run_blocking
 from onceward.queue.claims import Claims
 from onceward.queue.config import QueueConfig, check_at_least, check_block_ms
 from onceward.queue.core import QueueCore
@@ -42,11 +42,11 @@ class InThreads(Parts):
 
     def backlog_stats(self) -> BacklogStats:
         """Length, pending, oldest idle. One round trip, no side effect, zeros where there is no group."""
-        return now(self._core.backlog_stats())
+        return run_blocking(self._core.backlog_stats())
 
     def close(self) -> None:
         """Close the connections. Happens by itself when the object is collected."""
-        now(self._wire.close())
+        run_blocking(self._wire.close())
 
     def __enter__(self) -> Self:
         return self

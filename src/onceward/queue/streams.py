@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from onceward.now import now
+from onceward._sync import run_blocking
 from onceward.queue.aio_wire import AsyncWire
 from onceward.queue.config import QueueConfig
 from onceward.queue.message import QueueMessage
@@ -33,7 +33,7 @@ class RedisStreamsQueue(InThreads):
 
         After a `QueueError` it is unknown whether the message was added.
         """
-        return now(self._core.enqueue(payload))
+        return run_blocking(self._core.enqueue(payload))
 
     def read(self, block_ms: int | None = None, count: int = 1) -> list[QueueMessage]:
         """At most `count` new messages, as soon as there is one; none if there is none for `block_ms`.
@@ -41,11 +41,11 @@ class RedisStreamsQueue(InThreads):
         Entries that cannot be decoded are raised as `UndecodableEntryError`: at once if they came alone, by the
         next `read` if they came along with messages, which are returned. They stay pending.
         """
-        return now(self._core.read(self._block_ms(block_ms), self._count(count)))
+        return run_blocking(self._core.read(self._block_ms(block_ms), self._count(count)))
 
     def ack(self, msg: QueueMessage) -> None:
         """Take a message off the pending list. Doing so again changes nothing."""
-        now(self._core.ack(msg))
+        run_blocking(self._core.ack(msg))
 
     def claim_stale(self, min_idle_ms: int | None = None, count: int = 10) -> list[QueueMessage]:
         """At most `count` messages that have been pending for `min_idle_ms`, now delivered to this consumer.
@@ -54,7 +54,7 @@ class RedisStreamsQueue(InThreads):
         cannot be decoded are raised as by `read`.
         """
         claim = self._claims.claim(self._min_idle_ms(min_idle_ms), self._count(count))
-        return now(claim)[0]
+        return run_blocking(claim)[0]
 
 
 class AsyncRedisStreamsQueue(InTasks):

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from onceward.settlement import Settlement, Verdict
-from onceward.transaction import Transaction
+from onceward.transaction import Settlement, Transaction, Verdict
 
 
 class Counts:

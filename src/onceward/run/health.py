@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from onceward.errors import ConfigurationError
 from onceward.run.pages import Page, Pages
-from onceward.task.exceptions import ConfigurationError
 
 REASONS = {
     200: "OK",

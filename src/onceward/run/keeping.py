@@ -13,16 +13,17 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from onceward._sync import run_blocking
 from onceward.app.app import Consumer, Onceward
 from onceward.app.building import built, built_async
-from onceward.now import now
+from onceward.errors import ConfigurationError, OncewardError
 from onceward.run.counting import AsyncCounted, Counted, Counts
 from onceward.run.messages import ConsumerStatus, State
-from onceward.settlement import Verdict
-from onceward.task.exceptions import ConfigurationError, LoopError, OncewardError
+from onceward.task.exceptions import LoopError
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.report import Report
 from onceward.task.steps import compute_backoff, text_of
+from onceward.transaction import Verdict
 
 _log = logging.getLogger("onceward.run")
 
@@ -175,7 +176,7 @@ class ThreadKeeper(Keeper):
         self._stopped = threading.Event()
 
     def keep(self) -> None:
-        now(self._keep())
+        run_blocking(self._keep())
 
     async def _with_task(self) -> None:
         async def call() -> Report:

@@ -9,12 +9,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from onceward.app.app import Onceward
+from onceward.errors import ConfigurationError
 from onceward.run.health import health_served, parse_address
 from onceward.run.messages import Assignment
 from onceward.run.pages import Pages
 from onceward.run.reloading import PythonFiles
 from onceward.run.supervisor import Stage, Supervisor
-from onceward.task.exceptions import ConfigurationError
 
 _log = logging.getLogger("onceward.run")
 

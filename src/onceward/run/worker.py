@@ -25,7 +25,8 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 
 from onceward.app.app import Onceward
-from onceward.app.loading import load_app
+from onceward.app.lookup import load_app
+from onceward.errors import ConfigurationError
 from onceward.run.keeping import AsyncKeeper, ThreadKeeper, Unreachable, keeper_of
 from onceward.run.logs import start_logging
 from onceward.run.messages import (
@@ -39,7 +40,6 @@ from onceward.run.messages import (
     Assignment,
     WorkerStatus,
 )
-from onceward.task.exceptions import ConfigurationError
 
 _log = logging.getLogger("onceward.run")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
+from onceward.errors import ConfigurationError
 from onceward.task.clock import Clock
-from onceward.task.exceptions import ConfigurationError
 from onceward.task.ids import IdsInFlight
 from onceward.task.settings import EngineSettings
 

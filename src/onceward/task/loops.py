@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from math import inf
 
-from onceward.settlement import Settlement, Verdict
 from onceward.task.batches import AsyncBatches, Batches
 from onceward.task.exceptions import InputException
 from onceward.task.mixins.policies import ConsumerLoopPolicy
@@ -22,6 +21,7 @@ from onceward.task.slots import Slots
 from onceward.task.source import Loop, chores, fail, fetch, patience, rest, settle
 from onceward.task.steps import compute_backoff, text_of
 from onceward.telemetry.scope import current_work
+from onceward.transaction import Settlement, Verdict
 
 LANDING = 0.25
 """Seconds interrupted attempts get to end when the loop's time has run out."""

@@ -15,7 +15,6 @@ from contextvars import Context
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
-from onceward.settlement import Settlement, Verdict
 from onceward.task.ids import IdsInFlight
 from onceward.task.lifecycle import LifePorts, live
 from onceward.task.reply import Exited, Failed
@@ -23,7 +22,7 @@ from onceward.task.report import Report
 from onceward.task.script import Script
 from onceward.task.work import ABANDONED, FAILED, POSTPONED, SUCCEEDED, Life, Outcome, Plan, Work
 from onceward.telemetry.scope import current_attempt, working_on
-from onceward.transaction import Transaction
+from onceward.transaction import Settlement, Transaction, Verdict
 
 logger = logging.getLogger("onceward.engine")
 

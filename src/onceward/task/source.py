@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from onceward.settlement import Settlement
 from onceward.task.exceptions import FetchException, FetchTimeoutException, LoopError, SettlementException
 from onceward.task.mixins.policies import ProducerLoopPolicy
 from onceward.task.reply import Failed, Limit
@@ -25,7 +24,7 @@ from onceward.task.script import Script
 from onceward.task.slots import SlotPorts, Slots
 from onceward.task.steps import Step, decide, line_of, text_of
 from onceward.task.work import Work
-from onceward.transaction import Transaction
+from onceward.transaction import Settlement, Transaction
 
 logger = logging.getLogger("onceward.engine")
 

@@ -9,16 +9,12 @@ from typing import Any
 
 import msgspec
 
+from onceward.errors import ConfigurationError
 from onceward.task import contracted
 from onceward.task.base import BaseTask
 from onceward.task.batches import AsyncBatches, Batches
 from onceward.task.engine import REQUIRED, Wiring
-from onceward.task.exceptions import (
-    ConfigurationError,
-    ConsumerLoopTimeoutException,
-    LoopError,
-    ProducerLoopTimeoutException,
-)
+from onceward.task.exceptions import ConsumerLoopTimeoutException, LoopError, ProducerLoopTimeoutException
 from onceward.task.loops import consume, produce
 from onceward.task.mixins.policies import ConsumerPolicy, FetchPolicy, ProducerPolicy
 from onceward.task.source import Source

@@ -16,8 +16,8 @@ from sqlalchemy import URL, Engine
 from onceward.boundary.model import StoredFact
 from onceward.boundary.strategies import CLAIM
 from onceward.db import DbSession
+from onceward.errors import ConfigurationError
 from onceward.inbox import Inbox
-from onceward.task.exceptions import ConfigurationError
 from onceward.testing.contract import tables
 from onceward.testing.contract.databases import Databases, async_engine_at, databases_of, engine_at
 

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from onceward.boundary.ports import Store
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 
 async def open_store(url: str) -> Store:

@@ -30,7 +30,7 @@ from onceward.boundary.stores.jetstream_expiry import APPENDED_AT, CLASS, LARGES
 from onceward.boundary.stores.jetstream_link import Link, Message
 from onceward.boundary.stores.jetstream_objects import JetStreamObjects
 from onceward.boundary.wire import Record
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 HEADERS_ROOM = 1024
 """Bytes of a message that are not the fact."""

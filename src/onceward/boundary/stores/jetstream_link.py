@@ -38,7 +38,7 @@ from onceward.boundary.stores.jetstream_api import (
     StreamConfig,
     Taken,
 )
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 CALL_WAIT = 5.0
 """Seconds until a call that is not answered is given up."""

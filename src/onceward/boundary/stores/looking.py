@@ -17,7 +17,7 @@ from onceward.boundary.ports import Bounds, Objects
 from onceward.boundary.stores import check_is_there, directory_of, open_store, sqlite
 from onceward.boundary.stores.files import FileObjects
 from onceward.boundary.wire import Record
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 ROWS = 100
 """Read at once from SQLite: at most so many megabytes."""

@@ -23,7 +23,7 @@ from onceward.boundary.stores.postgresql_connections import Connections
 from onceward.boundary.stores.postgresql_objects import PostgreSqlObjects
 from onceward.boundary.stores.postgresql_schema import ROW_BYTES, prepare
 from onceward.boundary.wire import Record
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 CONNECTIONS = 8
 """For all but the two writers, which have their own."""

@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
 from onceward.boundary.errors import Unavailable
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 

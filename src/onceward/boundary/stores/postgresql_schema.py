@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 VERSION = 1
 LOCK_KEY = 0x6F6E_6365_7761_7264  # "onceward"

@@ -23,7 +23,7 @@ from onceward.boundary.model import Appended
 from onceward.boundary.ports import Bounds, Cursor, NewFact
 from onceward.boundary.stores.files import FileObjects
 from onceward.boundary.wire import Record
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 SCHEMA_VERSION = 1
 MOST_AT_ONCE = 1000

@@ -66,7 +66,7 @@ def demo(
         from onceward.cli.demo import story, summary
         from onceward.cli.demo.processes import ChildDied
         from onceward.cli.demo.screen import open_screen
-        from onceward.task.exceptions import OncewardError
+        from onceward.errors import OncewardError
     err = Console(stderr=True)
     try:
         with _interruptible(), _folder(data, keep) as folder:

@@ -11,8 +11,7 @@ from typing import Any
 
 from onceward.cli.demo import files
 from onceward.connectors import Connector
-from onceward.settlement import Settlement
-from onceward.transaction import Transaction
+from onceward.transaction import Settlement, Transaction
 
 SCHEMA = """
 CREATE TABLE deliveries (number INTEGER PRIMARY KEY, id TEXT NOT NULL, worker TEXT NOT NULL, verdict TEXT);

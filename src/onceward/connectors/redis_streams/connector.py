@@ -14,8 +14,7 @@ from onceward.connectors.redis_streams.coalesce import AsyncCoalescer, Coalescer
 from onceward.connectors.redis_streams.core import Exchange, StreamQueue
 from onceward.connectors.redis_streams.wire import AsyncWire, Wire
 from onceward.connectors.rules import DeadLetter, Exhumed, LeaseRules, OnFailure
-from onceward.settlement import Settlement, Verdict
-from onceward.transaction import Transaction
+from onceward.transaction import Settlement, Transaction, Verdict
 
 _log = logging.getLogger(__name__)
 

@@ -31,9 +31,8 @@ from onceward.connectors.rules import (
     as_text,
     mishap,
 )
-from onceward.settlement import Settlement, Verdict
-from onceward.task.exceptions import ConfigurationError
-from onceward.transaction import Transaction
+from onceward.errors import ConfigurationError
+from onceward.transaction import Settlement, Transaction, Verdict
 
 _log = logging.getLogger(__name__)
 

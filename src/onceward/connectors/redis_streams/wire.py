@@ -17,8 +17,8 @@ import redis.asyncio.connection
 import redis.connection
 from hiredis import pack_command
 
+from onceward.errors import ConfigurationError
 from onceward.queue.connections import Connections
-from onceward.task.exceptions import ConfigurationError
 
 Command = tuple[Any, ...]
 

@@ -17,8 +17,7 @@ from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.rules import OnFailure
 from onceward.connectors.sqlite.connector import SqliteConnector
 from onceward.connectors.sqlite.database import Synchronous
-from onceward.settlement import Settlement, Verdict
-from onceward.transaction import Transaction
+from onceward.transaction import Settlement, Transaction, Verdict
 
 P = ParamSpec("P")
 T = TypeVar("T")

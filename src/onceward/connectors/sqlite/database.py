@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.sqlite import statements as sql
-from onceward.task.exceptions import ConfigurationError, OncewardError
+from onceward.errors import ConfigurationError, OncewardError
 
 Synchronous = Literal["OFF", "NORMAL", "FULL", "EXTRA"]
 

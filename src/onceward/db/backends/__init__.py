@@ -7,7 +7,7 @@ from sqlalchemy.engine import Dialect
 from onceward.db.backends.base import Backend
 from onceward.db.backends.postgresql import PostgreSql
 from onceward.db.backends.sqlite import Sqlite
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 _BACKENDS: dict[str, type[Backend]] = {"sqlite": Sqlite, "postgresql": PostgreSql}
 

@@ -10,7 +10,7 @@ from typing import Final
 from sqlalchemy import BigInteger, Connection, func, literal, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 UNIQUE_VIOLATION: Final = "23505"
 LOCK_NOT_AVAILABLE: Final = "55P03"

@@ -7,8 +7,8 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from onceward.db.transaction import DbTransaction
+from onceward.errors import ConfigurationError
 from onceward.inbox.stores.base import Store
-from onceward.task.exceptions import ConfigurationError
 
 TABLE = "onceward_migrations"
 CREATE_TABLE = f"""

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from sqlalchemy.engine import Dialect
 
+from onceward.errors import ConfigurationError
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.postgresql import PostgreSqlStore
 from onceward.inbox.stores.sqlite import SqliteStore
-from onceward.task.exceptions import ConfigurationError
 
 _STORES: dict[str, type[Store]] = {"sqlite": SqliteStore, "postgresql": PostgreSqlStore}
 

@@ -24,9 +24,9 @@ from sqlalchemy.exc import DBAPIError
 
 from onceward.db.backends import backend_of
 from onceward.db.locks import key_of
+from onceward.errors import OncewardError
 from onceward.inbox.stores.rows import as_date, begun
 from onceward.inbox.waiting import Busy
-from onceward.task.exceptions import OncewardError
 
 MAINTENANCE: Final = "onceward inbox partitions"
 PURGE: Final = "onceward inbox purge"

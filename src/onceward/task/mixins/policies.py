@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 
 def none_from_text(value: Any) -> Any:

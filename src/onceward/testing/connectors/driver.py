@@ -8,9 +8,8 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, Self
 
-from onceward.settlement import Settlement, Verdict
 from onceward.task.exceptions import TransactionException
-from onceward.transaction import Transaction
+from onceward.transaction import Settlement, Transaction, Verdict
 
 
 class ConnectorDriver:

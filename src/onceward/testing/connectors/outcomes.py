@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from onceward.connectors import BurialReason
-from onceward.settlement import Settlement, Verdict
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.testing.connectors.samples import (
     BUSINESS_FAILURE,
@@ -14,7 +13,7 @@ from onceward.testing.connectors.samples import (
     payloads_of,
 )
 from onceward.testing.connectors.suite import ConnectorSuite
-from onceward.transaction import Transaction
+from onceward.transaction import Settlement, Transaction, Verdict
 
 
 class Outcomes(ConnectorSuite):

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from onceward.testing.contract.hanging import HUNG, Watchdog, told_by_fallback
 
 

@@ -17,7 +17,7 @@ from uuid import uuid4
 from sqlalchemy import URL, Engine, NullPool, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 from onceward.testing.contract import tables
 
 PATIENCE = 3.0

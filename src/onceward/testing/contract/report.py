@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import msgspec
 
-from onceward.counted import counted
+from onceward._text import quantity
 from onceward.inbox.code import Code
 from onceward.inbox.evidence import Checked, Evidence
 
@@ -76,10 +76,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         passed, skipped = results.count(Result.PASSED), results.count(Result.SKIPPED)
         failed = self.failed
         if not failed:
-            return f"{head}: {counted(passed, 'scenario')} passed, {skipped} skipped, in {self.seconds:.1f} s"
+            return (
+                f"{head}: {quantity(passed, 'scenario')} passed, {skipped} skipped, in {self.seconds:.1f} s"
+            )
         return "\n".join(
             [
-                f"{head}: {counted(len(failed), 'scenario')} failed, {passed} passed, {skipped} skipped",
+                f"{head}: {quantity(len(failed), 'scenario')} failed, {passed} passed, {skipped} skipped",
                 *map(str, failed),
                 f"The same again: seed={self.seed}",
             ]

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from onceward.errors import ConfigurationError
 from onceward.inbox import Contract, Event
 from onceward.inbox.exceptions import ContractError
-from onceward.task.exceptions import ConfigurationError
 from onceward.transaction import Transaction
 
 UNKNOWN = "onceward_unknown_field"

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Engine, inspect
 
-from onceward.counted import counted
+from onceward._text import quantity
 
 PREFIX = "onceward_"
 OWN = (
@@ -168,7 +168,7 @@ def differences(
         missing, extra = expected[name] - found[name], found[name] - expected[name]
         for rows, what in ((missing, "missing"), (extra, "too many")):
             if rows:
-                told.append(f"{name}: {counted(rows.total(), 'row')} {what}: {_shown(rows, columns[name])}")
+                told.append(f"{name}: {quantity(rows.total(), 'row')} {what}: {_shown(rows, columns[name])}")
     return told
 
 

@@ -12,9 +12,9 @@ from sqlalchemy import Engine
 
 from onceward import AsyncConsumerTask, ConsumerTask
 from onceward.app.building import as_task
+from onceward.errors import ConfigurationError
 from onceward.inbox import Contract
 from onceward.task.base import BaseTask
-from onceward.task.exceptions import ConfigurationError
 from onceward.testing.contract.names import CLEAN, NAMES
 from onceward.testing.contract.samples import as_transactions
 from onceward.transaction import Transaction

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from onceward.errors import ConfigurationError
 from onceward.inbox import Breach, ContractError, EffectError, Handling, UnregisteredConsumerError
-from onceward.task.exceptions import ConfigurationError
 from onceward.testing.inbox.effects import effectful
 from onceward.testing.inbox.samples import contract, event, never, raising, write
 from onceward.testing.inbox.suite import InboxSuite

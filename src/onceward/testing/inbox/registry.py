@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from onceward.errors import ConfigurationError
 from onceward.inbox import Handling, UnregisteredConsumerError
-from onceward.task.exceptions import ConfigurationError
 from onceward.testing.clock import FakeClock
 from onceward.testing.inbox.driver import InboxDriver
 from onceward.testing.inbox.samples import contract, event, never, write

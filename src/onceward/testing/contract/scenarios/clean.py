@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onceward.counted import counted
+from onceward._text import quantity
 from onceward.testing.contract import tables
 from onceward.testing.contract.report import Finding
 from onceward.testing.contract.stage import Delivery
@@ -26,7 +26,7 @@ def clean(trial: Trial) -> Tried:
     if not findings:
         _, again = delivered_cleanly(trial, trial.plan.events)
         findings = _same_twice(trial, rows, again)
-    events, writes = counted(len(trial.plan.events), "event"), counted(trial.most("writes"), "write")
+    events, writes = quantity(len(trial.plan.events), "event"), quantity(trial.most("writes"), "write")
     return Tried(findings, f"{events}, {writes} at most")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onceward.counted import counted
+from onceward._text import quantity
 from onceward.testing.contract import tables
 from onceward.testing.contract.boundaries import Fault, inner_boundaries
 from onceward.testing.contract.report import Finding
@@ -23,7 +23,7 @@ def exceptions(trial: Trial) -> Tried:
         findings += _judged(trial, fault, run)
         if len(findings) >= MOST_FINDINGS:
             break
-    return Tried(findings, f"at {counted(len(faults), 'boundary', 'boundaries')}")
+    return Tried(findings, f"at {quantity(len(faults), 'boundary', 'boundaries')}")
 
 
 def chosen(trial: Trial, faults: list[Fault]) -> list[Fault]:

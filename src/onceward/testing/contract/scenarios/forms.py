@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from onceward.counted import counted
+from onceward._text import quantity
 from onceward.inbox import Event
 from onceward.testing.contract.report import Finding
 from onceward.testing.contract.samples import optional_fields, with_unknown_fields, without
@@ -92,4 +92,4 @@ def refused(trial: Trial) -> Tried:
     told = trial.differences(run.rows, untouched)
     if told:
         findings.append(Finding("refused events left something behind", tuple(told)))
-    return Tried(findings, counted(len(events), "event"))
+    return Tried(findings, quantity(len(events), "event"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from onceward.counted import counted
+from onceward._text import quantity
 from onceward.testing.contract.boundaries import Boundary, Fault, inner_boundaries
 from onceward.testing.contract.report import Finding
 from onceward.testing.contract.scenarios.exceptions import MOST_FINDINGS, chosen
@@ -24,8 +24,8 @@ def kills(trial: Trial) -> Tried:
         killed += times
         if len(findings) >= MOST_FINDINGS:
             break
-    boundaries = counted(len(faults), "boundary", "boundaries")
-    return Tried(findings, f"{counted(killed, 'process', 'processes')} killed at {boundaries}")
+    boundaries = quantity(len(faults), "boundary", "boundaries")
+    return Tried(findings, f"{quantity(killed, 'process', 'processes')} killed at {boundaries}")
 
 
 def _killed_at(trial: Trial, fault: Fault) -> tuple[list[Finding], int]:

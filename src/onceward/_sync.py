@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 
 
-def now(coroutine: Coroutine[Any, Any, T]) -> T:
+def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run to the end a coroutine whose ports block."""
     try:
         coroutine.send(None)

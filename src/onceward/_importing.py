@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import Any
 
 
-def loaded(path: str) -> Any:
+def import_name(path: str) -> Any:
     """What `module:name` names. The working directory counts, as it does for `python -m`."""
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     module, _, name = path.partition(":")
     if not name or not module:
@@ -31,7 +31,7 @@ def loaded(path: str) -> Any:
 
 
 def _imported(module: str) -> ModuleType:
-    from onceward.task.exceptions import ConfigurationError
+    from onceward.errors import ConfigurationError
 
     here = str(Path.cwd())
     if here not in sys.path:

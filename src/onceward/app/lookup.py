@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from onceward._importing import import_name
 from onceward.app.app import Onceward
-from onceward.loading import loaded
-from onceward.task.exceptions import ConfigurationError
+from onceward.errors import ConfigurationError
 
 
 def load_app(target: str) -> Onceward:
@@ -15,7 +15,7 @@ def load_app(target: str) -> Onceward:
     if not name:
         raise ConfigurationError(f"{target!r} names no app; write MODULE:NAME, as in {module or 'shop'}:app")
     try:
-        app = loaded(target)
+        app = import_name(target)
     except ConfigurationError as error:
         apps = _apps_in(module)
         if not apps:

@@ -1,5 +1,0 @@
-"""Finding what the command line names in somebody's code."""
-
-from onceward.loading import loaded
-
-__all__ = ["loaded"]

@@ -1,0 +1,61 @@
+"""The base classes of every error this package raises. `onceward.task.exceptions` draws the whole tree."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, Self
+
+
+class OncewardError(Exception):
+    """The base of every error this package raises."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__.copy(), _causes(self))
+
+    def __copy__(self) -> Self:
+        # Within a process nothing has to be portable: the cause stays the very one.
+        copied = type(self).__new__(type(self), *self.args)
+        copied.args = self.args
+        copied.__dict__.update(self.__dict__)
+        copied.__cause__ = self.__cause__
+        return copied.with_traceback(self.__traceback__)
+
+
+def _rebuild(
+    cls: type[OncewardError], args: tuple[Any, ...], state: dict[str, Any], causes: list[BaseException]
+) -> OncewardError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    effect: BaseException = error
+    for cause in causes:
+        effect.__cause__ = cause
+        effect = cause
+    return error
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The chain of causes, up to the first that is one of ours: that one brings its own."""
+    chain: list[BaseException] = []
+    cause = error.__cause__
+    while cause is not None:
+        chain.append(_portable(cause))
+        if isinstance(cause, OncewardError):
+            break
+        cause = cause.__cause__
+    return chain
+
+
+def _portable(cause: BaseException) -> BaseException:
+    """The cause itself, or, if it cannot leave its process, what it was and said."""
+    if isinstance(cause, OncewardError):
+        return cause
+    try:
+        pickle.loads(pickle.dumps(cause))
+    except Exception:  # noqa: BLE001  whatever a stranger's class does
+        return OncewardError(f"{type(cause).__name__}: {cause}")
+    return cause
+
+
+class ConfigurationError(OncewardError, ValueError):
+    """Something was put together in a way that cannot work. The message says what to do."""
