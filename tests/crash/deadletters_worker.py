@@ -15,8 +15,8 @@ from onceward.connectors import dead_letters as wrapper
 from onceward.connectors.dead_letters import WithDeadLetters
 from onceward.deadletters import DeadLetters, Filter, Rca, burying
 from onceward.deadletters.core import Core
-from onceward.deadletters.rows import Rows
 from onceward.inbox import Contract, Inbox
+from onceward.storage.sql import Sql
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 
 LEASE = 0.3
@@ -87,7 +87,7 @@ def arm(point: str) -> None:
     elif point == "settled":
         after_async(Core, "settle")
     elif point == "scheduling":
-        after(Rows, "many")
+        after(Sql, "many")
 
 
 def after(owner: Any, name: str) -> None:

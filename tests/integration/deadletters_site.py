@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onceward.connectors import dead_letters as wrapper
-from onceward.db.timed import Timed
-from onceward.deadletters import rows
+from onceward.deadletters import core
+from onceward.storage.sql import Sql
 from tests.integration.deadletters_world import Letters
 
 if TYPE_CHECKING:
     from tests.databases import Database
 
 
-class OnVirtualClock(Timed):
+class OnVirtualClock(Sql):
     """The dead letters' time is the test's; the inbox keeps the database's."""
 
     def __init__(self, dialect: str, clock: Callable[[], float]) -> None:
@@ -28,6 +28,6 @@ class OnVirtualClock(Timed):
 @pytest.fixture
 def letters(database: Database, monkeypatch: pytest.MonkeyPatch) -> Letters:
     """An empty store, on each database, in threads and in asyncio, whose time only the test moves."""
-    monkeypatch.setattr(rows, "Timed", OnVirtualClock)
+    monkeypatch.setattr(core, "Sql", OnVirtualClock)
     monkeypatch.setattr(wrapper, "LOOK_EVERY", 0.0)
     return Letters(database)

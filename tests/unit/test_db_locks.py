@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table
 
 from onceward.db import LockTimeoutError, RowError
-from onceward.db.locks import key_of
+from onceward.db.operations import key_of
 from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from onceward.errors import ConfigurationError
-from onceward.inbox import Contract, Inbox, migrations
+from onceward.inbox import Contract, Inbox
+from onceward.storage import migrations
 
 CONTRACT = Contract(
     consumer_id="billing", event_types=["*"], owner_team="payments", idempotency_mechanism="inbox"

@@ -197,7 +197,7 @@ class AsyncBoundaryConsumer(_Consumer):
 
 def _attempts(handler: Handler, engine: Engine) -> Attempt:
     from onceward.db import DbSession
-    from onceward.db.attempts import attempts
+    from onceward.db.handlers import attempts
 
     DbSession(engine)  # refuses an engine of the wrong kind before anything is fetched
     return attempts(handler, engine, "AsyncBoundaryConsumer")
@@ -205,7 +205,7 @@ def _attempts(handler: Handler, engine: Engine) -> Attempt:
 
 def _async_attempts(handler: AsyncHandler, engine: AsyncEngine) -> Attempt:
     from onceward.db import AsyncDbSession
-    from onceward.db.attempts import async_attempts
+    from onceward.db.handlers import async_attempts
 
     AsyncDbSession(engine)
     return async_attempts(handler, engine)

@@ -199,7 +199,7 @@ def _check_file(url: URL, is_new: bool) -> None:
 
 def _check_tables(inbox: Inbox) -> None:
     from onceward._sync import run_blocking
-    from onceward.inbox import migrations
+    from onceward.storage import migrations
 
     run_blocking(inbox._ports.transact(migrations.check, inbox._store))
 

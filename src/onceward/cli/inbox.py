@@ -56,7 +56,7 @@ def migrate(
 
 def _print_script(database: str, as_json: bool) -> None:
     from onceward.errors import ConfigurationError
-    from onceward.inbox import migrations
+    from onceward.storage import migrations
 
     try:
         script = migrations.as_script(dialect_of(database))

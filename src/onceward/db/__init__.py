@@ -8,17 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from onceward.db.exceptions import (
-    LockTimeoutError,
-    OptimisticConflict,
-    RetryRefusedError,
-    RowError,
-    SessionError,
-)
+from onceward.db.errors import LockTimeoutError, OptimisticConflict, RetryRefusedError, RowError, SessionError
 from onceward.db.session import DbSession
 
 if TYPE_CHECKING:
-    from onceward.db.aio import AsyncDbSession
+    from onceward.db.session_asyncio import AsyncDbSession
 
 __all__ = [
     "AsyncDbSession",
@@ -34,7 +28,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # SQLAlchemy's asyncio part needs greenlet, which comes with the extra onceward[asyncio].
     if name == "AsyncDbSession":
-        from onceward.db.aio import AsyncDbSession
+        from onceward.db.session_asyncio import AsyncDbSession
 
         return AsyncDbSession
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

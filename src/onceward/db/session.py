@@ -8,10 +8,8 @@ from typing import Any, Self
 
 from sqlalchemy import Engine
 
-from onceward.db import idempotent, locks, optimistic, statements
-from onceward.db.locks import DEFAULT_TIMEOUT
-from onceward.db.statements import Params, Row, Sql
-from onceward.db.tables import AnyTable
+from onceward.db import operations
+from onceward.db.operations import DEFAULT_TIMEOUT, AnyTable, Params, Row, Sql
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
 
@@ -50,19 +48,19 @@ class DbSession:
 
     def execute(self, sql: Sql, params: Params | Sequence[Params] | None = None) -> int:
         """Run a statement, once for each dict of a sequence. Returns the rows affected, -1 where nobody knows."""
-        return self._run(statements.execute, sql, params)
+        return self._run(operations.execute, sql, params)
 
     def execute_scalar(self, sql: Sql, params: Params | None = None) -> Any:
         """The first column of the first row, or None if there is no row."""
-        return self._run(statements.execute_scalar, sql, params)
+        return self._run(operations.execute_scalar, sql, params)
 
     def fetch_one(self, sql: Sql, params: Params | None = None) -> Row | None:
         """The only row, or None. Raises RowError if there are more."""
-        return self._run(statements.fetch_one, sql, params)
+        return self._run(operations.fetch_one, sql, params)
 
     def fetch_all(self, sql: Sql, params: Params | None = None) -> list[Row]:
         """All rows."""
-        return self._run(statements.fetch_all, sql, params)
+        return self._run(operations.fetch_all, sql, params)
 
     def insert_idempotent(
         self, table: AnyTable, values: Mapping[str, Any], *, key: Sequence[str] | None = None
@@ -72,7 +70,7 @@ class DbSession:
         *There already* means a row with the same `key` columns; without `key`, any violated uniqueness. Every other
         integrity error is raised. Whichever it is, the transaction can go on.
         """
-        return self._run(idempotent.insert_idempotent, table, values, key)
+        return self._run(operations.insert_idempotent, table, values, key)
 
     def occ_update(
         self,
@@ -88,7 +86,7 @@ class DbSession:
         Raises OptimisticConflict if the row is at another version or gone. After that, another try in this session
         is refused with RetryRefusedError: end it, open a new one and read again.
         """
-        return self._run(optimistic.occ_update, table, key, values, expected, version_column)
+        return self._run(operations.occ_update, table, key, values, expected, version_column)
 
     def lock_row(
         self, table: AnyTable, key: Mapping[str, Any], *, timeout: float = DEFAULT_TIMEOUT
@@ -97,11 +95,11 @@ class DbSession:
 
         Raises LockTimeoutError after `timeout` seconds. On SQLite the session has the whole database anyway.
         """
-        return self._run(locks.lock_row, table, key, timeout)
+        return self._run(operations.lock_row, table, key, timeout)
 
     def advisory_lock(self, name: str | int, *, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Lock a name, or a number of 64 bits, until the session ends. Taking it twice is taking it once.
 
         Raises LockTimeoutError after `timeout` seconds. On SQLite the session has the whole database anyway.
         """
-        self._run(locks.advisory_lock, name, timeout)
+        self._run(operations.advisory_lock, name, timeout)

@@ -1,26 +1,96 @@
-"""Begin once, end once: the life of a session's transaction, for both kinds of session.
-
-    NEW ──opening──► OPEN ──end──► ENDED        a session that could not be opened has ended, too
-                      │              ▲
-                      └─► LOST ──────┘          nothing but a rollback is possible any more
-
-Everything here is written for a plain SQLAlchemy connection. Under asyncio SQLAlchemy runs it in a greenlet.
-"""
+"""Leaving a connection clean without hiding the error that made it necessary."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
+from threading import Lock
 from typing import Concatenate, ParamSpec, TypeVar
+from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import Pool, StaticPool
 
-from onceward.db import sharing
 from onceward.db.backends import backend_of
-from onceward.db.cleanup import give_back, roll_back
-from onceward.db.exceptions import LockTimeoutError, SessionError
+from onceward.db.errors import LockTimeoutError, SessionError
+
+_log = logging.getLogger(__name__)
+
+
+def roll_back(connection: Connection, cause: BaseException, *, after_commit: bool = False) -> None:
+    """Roll back because of `cause`, which stays the error that is seen.
+
+    `after_commit`: a commit has failed. SQLAlchemy then regards the transaction as over, the database need not.
+    """
+    try:
+        connection.rollback()
+        if after_commit and not connection.invalidated:
+            connection.connection.rollback()
+    except BaseException as failure:
+        _throw_away(connection)
+        if not isinstance(failure, Exception):
+            raise
+        cause.add_note(f"The rollback failed, too, and the connection was thrown away: {failure}")
+        _log.warning("a rollback failed; throwing the connection away ends its transaction", exc_info=True)
+
+
+def give_back(connection: Connection) -> None:
+    """To its pool. The transaction has ended by now, and its outcome says more than a failure here."""
+    try:
+        connection.close()
+    except Exception:  # noqa: BLE001
+        _log.warning("a connection could not be given back to its pool", exc_info=True)
+
+
+def _throw_away(connection: Connection) -> None:
+    try:
+        connection.invalidate()
+    except Exception:  # noqa: BLE001
+        _log.warning("a broken connection could not be closed", exc_info=True)
+
+
+# Engines with one connection for everybody, as StaticPool gives to in-memory databases.
+#
+# Two sessions on it would be one transaction, and the first to end would end both. The second is refused before it
+# touches the connection: even giving it back would roll the first one back.
+
+
+_lock = Lock()
+_in_use: WeakSet[Pool] = WeakSet()
+
+
+def reserve(engine: Engine) -> Pool | None:
+    """The pool to `free` at the end, if this is such an engine."""
+    pool = engine.pool
+    if not isinstance(pool, StaticPool):
+        return None
+    with _lock:
+        if pool in _in_use:
+            raise SessionError(
+                "this engine has one connection for all (StaticPool), and another session is using it; "
+                "end that one first, or use a database file"
+            )
+        _in_use.add(pool)
+    return pool
+
+
+def free(pool: Pool | None) -> None:
+    if pool is not None:
+        with _lock:
+            _in_use.discard(pool)
+
+
+# Begin once, end once: the life of a session's transaction, for both kinds of session.
+#
+#     NEW ──opening──► OPEN ──end──► ENDED        a session that could not be opened has ended, too
+#                       │              ▲
+#                       └─► LOST ──────┘          nothing but a rollback is possible any more
+#
+# Everything here is written for a plain SQLAlchemy connection. Under asyncio SQLAlchemy runs it in a greenlet.
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -74,11 +144,11 @@ class DbTransaction:
         """Around connecting and `begin`."""
         self._refuse_if(CANNOT_ENTER)
         self._state = State.ENDED
-        self._shared = sharing.reserve(self._engine)
+        self._shared = reserve(self._engine)
         try:
             yield
         except BaseException:
-            sharing.free(self._shared)
+            free(self._shared)
             raise
         self._state = State.OPEN
 
@@ -134,7 +204,7 @@ class DbTransaction:
             try:
                 give_back(connection)
             finally:
-                sharing.free(self._shared)
+                free(self._shared)
 
     def check_entered(self) -> None:
         if self._state is not State.OPEN:

@@ -19,7 +19,7 @@ from opentelemetry.metrics import MeterProvider
 
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters.letter import Burial
-from onceward.deadletters.rows import Rows
+from onceward.storage.sql import Sql
 from onceward.telemetry import providers
 from onceward.telemetry.catalogue import METRICS, SCOPE
 
@@ -61,7 +61,7 @@ Told = tuple[Burial, list[Many]]
 """A burial, and the numbers that may have passed their limits with it."""
 
 
-def raised_by(transaction: DbTransaction, rows: Rows, burials: Sequence[Burial]) -> list[Told]:
+def raised_by(transaction: DbTransaction, rows: Sql, burials: Sequence[Burial]) -> list[Told]:
     """What there may be to tell about letters that were buried together. Numbers are looked up with the first of their
     kind: they are the same for all."""
     told: list[Told] = []
@@ -73,7 +73,7 @@ def raised_by(transaction: DbTransaction, rows: Rows, burials: Sequence[Burial])
     return told
 
 
-def _of_many(transaction: DbTransaction, rows: Rows, burial: Burial) -> list[Many]:
+def _of_many(transaction: DbTransaction, rows: Sql, burial: Burial) -> list[Many]:
     counts = rows.first(
         transaction,
         _COUNTS,

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters.letter import storable
-from onceward.deadletters.rows import Rows
 from onceward.errors import ConfigurationError
+from onceward.storage.sql import Sql, wait_for_lock
 
 FIRST = "0" * 64
 """What the first row has as the hash before it."""
@@ -33,10 +33,10 @@ class Verdict(NamedTuple):
     broken: Broken | None
 
 
-def note(transaction: DbTransaction, rows: Rows, operator: str, action: str, details: dict[str, Any]) -> None:
+def note(transaction: DbTransaction, rows: Sql, operator: str, action: str, details: dict[str, Any]) -> None:
     """Add a row, in the transaction of what it tells about."""
     who = check_operator(operator)
-    rows.lock(transaction, "onceward audit")
+    wait_for_lock(transaction, "onceward audit")
     head = rows.first(transaction, "SELECT hash FROM onceward_audit_head")
     entry = {
         "at": rows.timestamp(transaction),
@@ -56,14 +56,14 @@ def check_operator(operator: str) -> str:
     return storable(operator.strip())
 
 
-def entries(transaction: DbTransaction, rows: Rows, limit: int) -> list[dict[str, Any]]:
+def entries(transaction: DbTransaction, rows: Sql, limit: int) -> list[dict[str, Any]]:
     """The last ones, newest first."""
     return rows.all(transaction, _LAST, limit=limit)
 
 
-def verify(transaction: DbTransaction, rows: Rows) -> Verdict:
+def verify(transaction: DbTransaction, rows: Sql) -> Verdict:
     """Compute every hash again, from the first row on."""
-    rows.lock(transaction, "onceward audit")  # or the rows and their head might be of different moments
+    wait_for_lock(transaction, "onceward audit")  # or the rows and their head might be of different moments
     previous, seen, last_seq = FIRST, 0, 0
     for row in rows.all(transaction, _ALL):
         if row["previous"] != previous:

@@ -7,12 +7,12 @@ from typing import Any
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters import rcas
 from onceward.deadletters.letter import KEPT_DAYS, Burial, Failure, as_text, history_of, moment
-from onceward.deadletters.rows import Rows
+from onceward.storage.sql import Sql
 
 KEPT_SECONDS = KEPT_DAYS * 86400.0
 
 
-def bury(transaction: DbTransaction, rows: Rows, burial: Burial) -> bool:
+def bury(transaction: DbTransaction, rows: Sql, burial: Burial) -> bool:
     """Keep it. False: this death was told before, and nothing was changed.
 
     A death is known by the lines of its history. Whoever is killed between burying something and acknowledging it
@@ -52,7 +52,7 @@ def bury(transaction: DbTransaction, rows: Rows, burial: Burial) -> bool:
 
 def _bury_again(
     transaction: DbTransaction,
-    rows: Rows,
+    rows: Sql,
     burial: Burial,
     before: dict[str, Any],
     history: tuple[Failure, ...],

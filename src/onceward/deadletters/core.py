@@ -13,11 +13,11 @@ from onceward.deadletters.handing import Handout
 from onceward.deadletters.letter import Burial, DeadLetter, storable
 from onceward.deadletters.rcas import Rca
 from onceward.deadletters.redrive import Redrive, nothing_fits, redrive, redrives
-from onceward.deadletters.rows import Rows
 from onceward.errors import ConfigurationError
-from onceward.inbox import migrations
-from onceward.inbox.ports import Ports
 from onceward.inbox.stores import store_of
+from onceward.storage import migrations
+from onceward.storage.ports import StoragePorts
+from onceward.storage.sql import Sql
 
 PURGE_STEP = 1000
 
@@ -36,10 +36,10 @@ class Ending(NamedTuple):
 
 
 class Core:
-    def __init__(self, ports: Ports, clock: Callable[[], float]) -> None:
+    def __init__(self, ports: StoragePorts, clock: Callable[[], float]) -> None:
         self._ports = ports
         self._schema = store_of(ports.dialect, clock)
-        self._rows = Rows(ports.dialect, clock)
+        self._rows = Sql(ports.dialect.name, clock)
         self._alerts = alerts.Alerts()
         self._checked = False
 

@@ -26,7 +26,7 @@ from onceward.inbox.core import too_old, with_token
 from onceward.inbox.effects import key_of
 from onceward.inbox.event import Event
 from onceward.inbox.exceptions import Breach, ContractError, EffectError
-from onceward.inbox.ports import Ports, TaskPorts, ThreadPorts
+from onceward.inbox.ports import AsyncInboxPorts, BlockingInboxPorts, InboxPorts
 from onceward.inbox.registry import Registry
 from onceward.inbox.session import NOT_EFFECTFUL, WRITTEN, Raised, has_written
 from onceward.inbox.stores import store_of
@@ -89,18 +89,18 @@ def dry_run(task: Any, transactions: Iterable[Transaction], engine: Engine) -> l
 
     Handlers run under the I/O guard: what would reach around the session is refused, not done.
     """
-    return run_blocking(_DryRun(ThreadPorts(engine), task).run(transactions))
+    return run_blocking(_DryRun(BlockingInboxPorts(engine), task).run(transactions))
 
 
 async def dry_run_async(
     task: Any, transactions: Iterable[Transaction], engine: AsyncEngine
 ) -> list[Prediction]:
     """`dry_run` for an asynchronous task."""
-    return await _DryRun(TaskPorts(engine), task).run(transactions)
+    return await _DryRun(AsyncInboxPorts(engine), task).run(transactions)
 
 
 class _DryRun:
-    def __init__(self, ports: Ports, task: Any) -> None:
+    def __init__(self, ports: InboxPorts, task: Any) -> None:
         contract = getattr(task, "contract", None)
         if not isinstance(contract, Contract):
             raise ConfigurationError(

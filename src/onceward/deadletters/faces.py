@@ -16,7 +16,7 @@ from onceward.deadletters.letter import Burial, DeadLetter
 from onceward.deadletters.rcas import Rca
 from onceward.deadletters.redrive import RATE, Redrive
 from onceward.errors import ConfigurationError
-from onceward.inbox.ports import TaskPorts, ThreadPorts
+from onceward.storage.ports import AsyncStoragePorts, BlockingStoragePorts
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -46,7 +46,7 @@ class DeadLetters:
                 f"DeadLetters needs an Engine as create_engine makes it, not {engine!r}; an AsyncEngine goes to "
                 "AsyncDeadLetters"
             )
-        self._core = Core(ThreadPorts(_read_committed(engine)), clock)
+        self._core = Core(BlockingStoragePorts(_read_committed(engine)), clock)
 
     def migrate(self) -> list[str]:
         """Make the tables, or bring them up to date. Returns the names of what was applied."""
@@ -128,7 +128,7 @@ class AsyncDeadLetters:
                 f"AsyncDeadLetters needs an AsyncEngine as create_async_engine makes it, not {engine!r}; an Engine "
                 "goes to DeadLetters"
             )
-        self._core = Core(TaskPorts(_read_committed(engine)), clock)
+        self._core = Core(AsyncStoragePorts(_read_committed(engine)), clock)
 
     async def migrate(self) -> list[str]:
         return await self._core.migrate()

@@ -9,7 +9,7 @@ from onceward.db.transaction import DbTransaction
 from onceward.deadletters import rcas
 from onceward.deadletters.burying import KEPT_SECONDS
 from onceward.deadletters.letter import Failure, as_text, history_of, moment
-from onceward.deadletters.rows import Rows
+from onceward.storage.sql import Sql, wait_for_lock
 
 LOST_AT_MOST = 3
 """A redriven letter whose deliveries were lost so often is poison: it seems to kill its processes."""
@@ -40,13 +40,13 @@ def pace_lock(consumer: str) -> str:
     return f"onceward redrive {consumer}"
 
 
-def hand_out(transaction: DbTransaction, rows: Rows, consumer: str, size: int, lease: float) -> HandedOut:
+def hand_out(transaction: DbTransaction, rows: Sql, consumer: str, size: int, lease: float) -> HandedOut:
     """Those whose redrive is due, no more in any minute than their rate. One that was lost before comes alone: it may
     be what kills its processes, and others must not be lost with it."""
     handed = HandedOut([], [])
     if rows.first(transaction, _IS_ANY_DUE, consumer=consumer) is None:
         return handed
-    rows.lock(transaction, pace_lock(consumer))
+    wait_for_lock(transaction, pace_lock(consumer))
     in_a_minute = int(rows.run(transaction, _HANDED_OUT, consumer=consumer).scalar_one())
     for row in rows.all(transaction, _DUE + rows.for_update, consumer=consumer, size=size):
         lost = row["lost"] + (row["locked_until"] is not None)
@@ -78,7 +78,7 @@ def hand_out(transaction: DbTransaction, rows: Rows, consumer: str, size: int, l
     return handed
 
 
-def succeed(transaction: DbTransaction, rows: Rows, handout: Handout) -> bool:
+def succeed(transaction: DbTransaction, rows: Sql, handout: Handout) -> bool:
     """It is done. False: it was not in these hands any more."""
     if rows.changed(transaction, _SUCCEED, id=handout.id, token=handout.token) != 1:
         return False
@@ -86,7 +86,7 @@ def succeed(transaction: DbTransaction, rows: Rows, handout: Handout) -> bool:
     return True
 
 
-def die_again(transaction: DbTransaction, rows: Rows, handout: Handout, category: str, error: str) -> bool:
+def die_again(transaction: DbTransaction, rows: Sql, handout: Handout, category: str, error: str) -> bool:
     """It failed again: open, and so is the matter that was thought to be settled."""
     row = rows.first(transaction, _HELD + rows.for_update, id=handout.id, token=handout.token)
     if row is None:
@@ -96,13 +96,11 @@ def die_again(transaction: DbTransaction, rows: Rows, handout: Handout, category
     return True
 
 
-def give_back(transaction: DbTransaction, rows: Rows, handout: Handout, delay: float) -> bool:
+def give_back(transaction: DbTransaction, rows: Sql, handout: Handout, delay: float) -> bool:
     return rows.changed(transaction, _GIVE_BACK, id=handout.id, token=handout.token, delay=delay) == 1
 
 
-def extend(
-    transaction: DbTransaction, rows: Rows, handouts: Sequence[Handout], lease: float
-) -> list[Handout]:
+def extend(transaction: DbTransaction, rows: Sql, handouts: Sequence[Handout], lease: float) -> list[Handout]:
     """Keep these. Returns those that are in other hands."""
     return [
         each
@@ -111,14 +109,14 @@ def extend(
     ]
 
 
-def _lease(transaction: DbTransaction, rows: Rows, row: dict[str, Any], lost: int, lease: float) -> bool:
+def _lease(transaction: DbTransaction, rows: Sql, row: dict[str, Any], lost: int, lease: float) -> bool:
     was_lost = row["locked_until"] is not None
     history = _told(rows, transaction, row, NEVER_ENDED) if was_lost else row["history"]
     values = {"id": row["id"], "token": row["token"], "lost": lost, "lease": lease}
     return rows.changed(transaction, _LEASE, history=history, more=int(was_lost), **values) == 1
 
 
-def _poison(transaction: DbTransaction, rows: Rows, row: dict[str, Any]) -> None:
+def _poison(transaction: DbTransaction, rows: Sql, row: dict[str, Any]) -> None:
     rcas.lock(transaction, rows)
     history = _told(rows, transaction, row, NEVER_ENDED, "poison")
     _die(transaction, rows, row, "poison", "never ended", row["error"], history)
@@ -126,7 +124,7 @@ def _poison(transaction: DbTransaction, rows: Rows, row: dict[str, Any]) -> None
 
 def _die(
     transaction: DbTransaction,
-    rows: Rows,
+    rows: Sql,
     row: dict[str, Any],
     category: str,
     reason: str,
@@ -141,7 +139,7 @@ def _die(
 
 
 def _told(
-    rows: Rows, transaction: DbTransaction, row: dict[str, Any], error: str, category: str | None = None
+    rows: Sql, transaction: DbTransaction, row: dict[str, Any], error: str, category: str | None = None
 ) -> str:
     """The history, with one more failure."""
     at = moment(rows.now(transaction)).isoformat()

@@ -8,8 +8,8 @@ import msgspec
 
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters.letter import Category, storable
-from onceward.deadletters.rows import Rows
 from onceward.errors import ConfigurationError, OncewardError
+from onceward.storage.sql import Sql, wait_for_lock
 
 
 class RedriveRefusedError(OncewardError):
@@ -42,12 +42,12 @@ class Rca(msgspec.Struct, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, field, storable(value))
 
 
-def lock(transaction: DbTransaction, rows: Rows) -> None:
+def lock(transaction: DbTransaction, rows: Sql) -> None:
     """Before letters are settled or scheduled: of two that settle the last two letters, one must see the other."""
-    rows.lock(transaction, "onceward rcas")
+    wait_for_lock(transaction, "onceward rcas")
 
 
-def use(transaction: DbTransaction, rows: Rows, rca: Rca | int, operator: str) -> int:
+def use(transaction: DbTransaction, rows: Sql, rca: Rca | int, operator: str) -> int:
     """The number of a new one, or of one that is open already."""
     if isinstance(rca, Rca):
         values = {
@@ -71,17 +71,17 @@ def use(transaction: DbTransaction, rows: Rows, rca: Rca | int, operator: str) -
     return int(found["id"])
 
 
-def reopen(transaction: DbTransaction, rows: Rows, letter_id: int) -> None:
+def reopen(transaction: DbTransaction, rows: Sql, letter_id: int) -> None:
     """A letter died that was thought to be mended."""
     rows.run(transaction, _REOPEN, id=letter_id)
 
 
-def close_settled(transaction: DbTransaction, rows: Rows) -> None:
+def close_settled(transaction: DbTransaction, rows: Sql) -> None:
     """Those of which every letter is resolved or discarded."""
     rows.run(transaction, _CLOSE)
 
 
-def last(transaction: DbTransaction, rows: Rows, limit: int) -> list[dict[str, Any]]:
+def last(transaction: DbTransaction, rows: Sql, limit: int) -> list[dict[str, Any]]:
     return rows.all(transaction, _LAST, limit=limit)
 
 

@@ -18,7 +18,7 @@ from onceward.deadletters.filters import Filter
 from onceward.deadletters.handing import pace_lock
 from onceward.deadletters.letter import Category, Status, storable
 from onceward.deadletters.rcas import Rca, RedriveRefusedError
-from onceward.deadletters.rows import Rows
+from onceward.storage.sql import Sql, wait_for_lock
 
 RATE = 100
 """Letters a minute, unless more are asked for."""
@@ -44,7 +44,7 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True):
 
 def redrive(
     transaction: DbTransaction,
-    rows: Rows,
+    rows: Sql,
     wanted: Filter,
     rca: Rca | int,
     rate: int,
@@ -55,7 +55,7 @@ def redrive(
     check(wanted, rca, rate)
     operator = audit.check_operator(operator)
     assert wanted.consumer is not None
-    rows.lock(transaction, pace_lock(wanted.consumer))
+    wait_for_lock(transaction, pace_lock(wanted.consumer))
     rcas.lock(transaction, rows)
     made = _made_before(transaction, rows, wanted, redrive_id)
     if made is not None:
@@ -90,7 +90,7 @@ def redrive(
     )
 
 
-def redrives(transaction: DbTransaction, rows: Rows, limit: int) -> list[dict[str, Any]]:
+def redrives(transaction: DbTransaction, rows: Sql, limit: int) -> list[dict[str, Any]]:
     """What became of the last ones."""
     return rows.all(transaction, _REDRIVES, limit=limit)
 
@@ -114,7 +114,7 @@ def check(wanted: Filter, rca: Rca | int, rate: int) -> None:
 
 
 def _made_before(
-    transaction: DbTransaction, rows: Rows, wanted: Filter, redrive_id: str | None
+    transaction: DbTransaction, rows: Sql, wanted: Filter, redrive_id: str | None
 ) -> Redrive | None:
     if redrive_id is None:
         return None
@@ -130,7 +130,7 @@ def _made_before(
     return Redrive(id=made["id"], rca_id=made["rca_id"], letters=made["letters"], repeated=True)
 
 
-def nothing_fits(transaction: DbTransaction, rows: Rows, wanted: Filter) -> str:
+def nothing_fits(transaction: DbTransaction, rows: Sql, wanted: Filter) -> str:
     """What there is instead."""
     consumers = [row["consumer"] for row in rows.all(transaction, _CONSUMERS)]
     if wanted.consumer not in consumers:
@@ -142,7 +142,7 @@ def nothing_fits(transaction: DbTransaction, rows: Rows, wanted: Filter) -> str:
     return f"no open letter fits that could be redriven; there are {there or 'none'}"
 
 
-def _times(transaction: DbTransaction, rows: Rows, consumer: str, rate: int, number: int) -> list[float]:
+def _times(transaction: DbTransaction, rows: Sql, consumer: str, rate: int, number: int) -> list[float]:
     now = rows.now(transaction)
     step = 60.0 / rate
     last = rows.run(transaction, _LAST_DUE, consumer=consumer).scalar()

@@ -8,11 +8,11 @@ from onceward.db.transaction import DbTransaction
 from onceward.deadletters import rcas
 from onceward.deadletters.filters import Filter
 from onceward.deadletters.letter import DeadLetter, from_row
-from onceward.deadletters.rows import Rows
+from onceward.storage.sql import Sql
 
 
 def find(
-    transaction: DbTransaction, rows: Rows, wanted: Filter, limit: int, after: int = 0
+    transaction: DbTransaction, rows: Sql, wanted: Filter, limit: int, after: int = 0
 ) -> list[DeadLetter]:
     condition, values = wanted.as_sql()
     sql = f"""
@@ -21,20 +21,20 @@ def find(
     return [from_row(row) for row in rows.all(transaction, sql, limit=limit, after=after, **values)]
 
 
-def count(transaction: DbTransaction, rows: Rows, wanted: Filter) -> int:
+def count(transaction: DbTransaction, rows: Sql, wanted: Filter) -> int:
     condition, values = wanted.as_sql()
     sql = f"SELECT count(*) FROM onceward_dead_letters WHERE {condition}"
     return int(rows.run(transaction, sql, **values).scalar_one())
 
 
-def body(transaction: DbTransaction, rows: Rows, letter_id: int) -> bytes | None:
+def body(transaction: DbTransaction, rows: Sql, letter_id: int) -> bytes | None:
     value = rows.run(
         transaction, "SELECT body FROM onceward_dead_letters WHERE id = :id", id=letter_id
     ).scalar()
     return None if value is None else bytes(value)
 
 
-def event_at(transaction: DbTransaction, rows: Rows, letter_id: int) -> float | None:
+def event_at(transaction: DbTransaction, rows: Sql, letter_id: int) -> float | None:
     """The event's own time, where the body does not tell it."""
     value = rows.run(
         transaction, "SELECT event_at FROM onceward_dead_letters WHERE id = :id", id=letter_id
@@ -42,13 +42,13 @@ def event_at(transaction: DbTransaction, rows: Rows, letter_id: int) -> float | 
     return None if value is None else float(value)
 
 
-def set_hold(transaction: DbTransaction, rows: Rows, wanted: Filter, reason: str | None) -> int:
+def set_hold(transaction: DbTransaction, rows: Sql, wanted: Filter, reason: str | None) -> int:
     condition, values = wanted.as_sql()
     sql = f"UPDATE onceward_dead_letters SET hold = :reason WHERE {condition}"
     return rows.changed(transaction, sql, reason=reason, **values)
 
 
-def discard(transaction: DbTransaction, rows: Rows, wanted: Filter) -> int:
+def discard(transaction: DbTransaction, rows: Sql, wanted: Filter) -> int:
     """Nobody will do anything about these. They are kept as long as all others."""
     rcas.lock(transaction, rows)
     condition, values = wanted.as_sql()
@@ -61,12 +61,12 @@ def discard(transaction: DbTransaction, rows: Rows, wanted: Filter) -> int:
     return letters
 
 
-def purge(transaction: DbTransaction, rows: Rows, size: int) -> int:
+def purge(transaction: DbTransaction, rows: Sql, size: int) -> int:
     """Remove some that are settled, old enough and not held."""
     return rows.changed(transaction, _PURGE, size=size)
 
 
-def stats(transaction: DbTransaction, rows: Rows) -> list[dict[str, Any]]:
+def stats(transaction: DbTransaction, rows: Sql) -> list[dict[str, Any]]:
     return rows.all(transaction, _STATS)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from onceward.db import SessionError
-from onceward.db.aio import AsyncDbSession
+from onceward.db.session_asyncio import AsyncDbSession
 from onceward.inbox.event import Event
 from onceward.inbox.exceptions import EffectError, LeaseLostError
 from onceward.inbox.session import LOST, NOT_DECIDED, NOT_EFFECTFUL, WRITTEN, Raised, has_written

@@ -18,7 +18,7 @@ from onceward._text import driver_message
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.contract import Contract
 from onceward.inbox.exceptions import Breach, ContractError
-from onceward.inbox.ports import Ports
+from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.rows import Attempts, Key
 from onceward.inbox.waiting import Busy
@@ -45,7 +45,7 @@ class End(NamedTuple):
 class AttemptLedger:
     """What one inbox writes down of its attempts."""
 
-    def __init__(self, store: Store, ports: Ports) -> None:
+    def __init__(self, store: Store, ports: InboxPorts) -> None:
         self._store = store
         self._ports = ports
         self._finished: deque[Key] = deque()

@@ -17,7 +17,7 @@ from onceward._text import driver_message
 from onceward.db import LockTimeoutError
 from onceward.db.backends import backend_of
 from onceward.inbox.exceptions import DatabaseUnavailableError
-from onceward.inbox.ports import Ports
+from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 
 
@@ -34,7 +34,7 @@ class State(Enum):
 class Availability:
     """What one inbox knows of its database."""
 
-    def __init__(self, store: Store, ports: Ports) -> None:
+    def __init__(self, store: Store, ports: InboxPorts) -> None:
         self._store = store
         self._ports = ports
         self._backend = backend_of(ports.dialect)

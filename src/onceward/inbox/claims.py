@@ -11,7 +11,7 @@ from onceward.inbox.stores.rows import Key
 
 if TYPE_CHECKING:
     from onceward.db.transaction import DbTransaction
-    from onceward.inbox.ports import Ports
+    from onceward.inbox.ports import InboxPorts
 
 _log = logging.getLogger("onceward.inbox")
 
@@ -34,7 +34,7 @@ class Claim:
 class Heartbeat:
     """Keeps the leases of all claims in hand: those of one length together, every quarter of it."""
 
-    def __init__(self, store: Store, ports: Ports) -> None:
+    def __init__(self, store: Store, ports: InboxPorts) -> None:
         self._store = store
         self._ports = ports
         self._held: dict[float, set[Claim]] = {}

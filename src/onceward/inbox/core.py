@@ -39,13 +39,14 @@ from onceward.inbox.effects import Ledger
 from onceward.inbox.event import Event
 from onceward.inbox.exceptions import Breach, ContractError, LeaseLostError
 from onceward.inbox.metrics import Instruments, Watch, instruments
-from onceward.inbox.ports import SERIALIZATION_RETRIES, Ports, Session, pause_after
+from onceward.inbox.ports import InboxPorts, Session
 from onceward.inbox.sequencing import OutOfTurn
 from onceward.inbox.session import Raised
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.rows import Key, MissingDay, as_date
 from onceward.inbox.upcasting import check_type, upcast
 from onceward.inbox.waiting import Busy, Parked
+from onceward.storage.ports import SERIALIZATION_RETRIES, pause_after
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.steps import text_of
 
@@ -83,7 +84,7 @@ DONE, DUPLICATE, SUPERSEDED = Handling.DONE, Handling.DUPLICATE, Handling.SUPERS
 
 
 class Core:
-    def __init__(self, store: Store, ports: Ports) -> None:
+    def __init__(self, store: Store, ports: InboxPorts) -> None:
         self.store = store
         self.ports = ports
         self.ledger = AttemptLedger(store, ports)

@@ -15,7 +15,7 @@ import msgspec
 
 from onceward.inbox.claims import Claim
 from onceward.inbox.exceptions import EffectError, EffectInDoubtError, LeaseLostError
-from onceward.inbox.ports import Ports
+from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.rows import Effect
 from onceward.task.steps import text_of
@@ -60,7 +60,7 @@ def key_of(claim: Claim, name: str) -> str:
 class Ledger:
     """The effects of one attempt at one event."""
 
-    def __init__(self, store: Store, ports: Ports, claim: Claim, lease: float) -> None:
+    def __init__(self, store: Store, ports: InboxPorts, claim: Claim, lease: float) -> None:
         self._store = store
         self._ports = ports
         self._claim = claim

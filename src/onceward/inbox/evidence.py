@@ -69,7 +69,7 @@ def is_production(env: str | None) -> bool:
 
 
 def record(transaction: DbTransaction, store: Store, evidence: Evidence) -> None:
-    store._run(
+    store.run(
         transaction,
         _RECORD,
         id=evidence.evidence_id,
@@ -82,7 +82,7 @@ def record(transaction: DbTransaction, store: Store, evidence: Evidence) -> None
 
 def recorded(transaction: DbTransaction, store: Store, consumer_id: str) -> list[Evidence]:
     """All there is about a consumer, newest first."""
-    rows = store._run(transaction, _RECORDED, consumer=consumer_id)
+    rows = store.run(transaction, _RECORDED, consumer=consumer_id)
     return [
         msgspec.structs.replace(msgspec.json.decode(row.evidence, type=Evidence), recorded_at=row.recorded_at)
         for row in rows

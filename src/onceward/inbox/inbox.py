@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from onceward._sync import run_blocking
 from onceward.errors import ConfigurationError
-from onceward.inbox import migrations
 from onceward.inbox.contract import Contract
 from onceward.inbox.core import Core, Result
 from onceward.inbox.event import Event
 from onceward.inbox.joining import joined, joined_async
 from onceward.inbox.metrics import instruments
-from onceward.inbox.ports import Ports, TaskPorts, ThreadPorts
+from onceward.inbox.ports import AsyncInboxPorts, BlockingInboxPorts, InboxPorts
 from onceward.inbox.purging import Purge, PurgeReport
 from onceward.inbox.registry import Registry
 from onceward.inbox.served import AsyncServed, Served
 from onceward.inbox.session import Raised, raised_again
 from onceward.inbox.stores import store_of
+from onceward.storage import migrations
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -41,7 +41,7 @@ class _Inbox:
 
     asynchronous: bool
 
-    def __init__(self, ports: Ports, clock: Callable[[], float], env: str | None) -> None:
+    def __init__(self, ports: InboxPorts, clock: Callable[[], float], env: str | None) -> None:
         self._store = store_of(ports.dialect, clock)
         self._core = Core(self._store, ports)
         self._ports = ports
@@ -76,7 +76,7 @@ class Inbox(_Inbox):
     def __init__(
         self, engine: Engine, *, clock: Callable[[], float] = time.time, env: str | None = None
     ) -> None:
-        super().__init__(ThreadPorts(engine), clock, env)
+        super().__init__(BlockingInboxPorts(engine), clock, env)
 
     def migrate(self) -> list[str]:
         """Make the tables, or bring them up to date. Returns the names of what was applied."""
@@ -159,7 +159,7 @@ class AsyncInbox(_Inbox):
     def __init__(
         self, engine: AsyncEngine, *, clock: Callable[[], float] = time.time, env: str | None = None
     ) -> None:
-        super().__init__(TaskPorts(engine), clock, env)
+        super().__init__(AsyncInboxPorts(engine), clock, env)
 
     async def migrate(self) -> list[str]:
         return await self._registry.migrate()

@@ -16,10 +16,9 @@ from typing import Any, TypeVar
 from onceward.db import LockTimeoutError
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
-from onceward.inbox import migrations
 from onceward.inbox.contract import Contract
 from onceward.inbox.exceptions import UnregisteredConsumerError
-from onceward.inbox.ports import Ports
+from onceward.inbox.ports import InboxPorts
 from onceward.inbox.registry import Registry
 from onceward.inbox.removal import Plan, Progress, PurgeReport, Target
 from onceward.inbox.removal_days import DayRemoval
@@ -29,6 +28,7 @@ from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.partitions import PurgeInProgressError
 from onceward.inbox.stores.rows import as_date
 from onceward.inbox.stores.sqlite import SqliteStore
+from onceward.storage import migrations
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ _RETENTION = ("retention", "dedup_days", "source_days", "dead_letter_days", "rep
 
 
 class Purge:
-    def __init__(self, store: Store, ports: Ports, registry: Registry) -> None:
+    def __init__(self, store: Store, ports: InboxPorts, registry: Registry) -> None:
         self._store = store
         self._ports = ports
         self._registry = registry

@@ -7,18 +7,18 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from onceward.inbox import migrations
 from onceward.inbox.contract import Contract
 from onceward.inbox.evidence import EvidenceGate
 from onceward.inbox.exceptions import UnregisteredConsumerError
-from onceward.inbox.ports import Ports
+from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
+from onceward.storage import migrations
 
 _log = logging.getLogger("onceward.inbox")
 
 
 class Registry:
-    def __init__(self, store: Store, ports: Ports, env: str | None = None) -> None:
+    def __init__(self, store: Store, ports: InboxPorts, env: str | None = None) -> None:
         self._store = store
         self._ports = ports
         self._evidence = EvidenceGate(store, env)

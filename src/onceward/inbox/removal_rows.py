@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
 
-from onceward.db import LockTimeoutError, sharing
-from onceward.inbox.ports import Ports
+from onceward.db import LockTimeoutError, transaction
+from onceward.inbox.ports import InboxPorts
 from onceward.inbox.removal import SHORTEST_PAUSE, Pace, Plan, Progress, PurgeReport, Removal, Script, Target
 from onceward.inbox.stores.rows import Overtaken, Records, Times
 from onceward.inbox.stores.sqlite import SqliteStore
@@ -30,7 +30,9 @@ LOCK_PATIENCE = 60.0
 class RowRemoval(Removal):
     store: SqliteStore
 
-    def __init__(self, store: SqliteStore, ports: Ports, report: PurgeReport, progress: Progress) -> None:
+    def __init__(
+        self, store: SqliteStore, ports: InboxPorts, report: PurgeReport, progress: Progress
+    ) -> None:
         super().__init__(store, report, progress)
         self._ports = ports
         self._engine = _plain(ports)
@@ -76,11 +78,11 @@ class RowRemoval(Removal):
         return done
 
     async def _if_free(self, operation: Callable[[Connection], T]) -> tuple[T, Times] | None:
-        shared = sharing.reserve(self._engine)
+        shared = transaction.reserve(self._engine)
         try:
             return await self._ports.outside(self.store.if_free, operation)
         finally:
-            sharing.free(shared)
+            transaction.free(shared)
 
     async def _give_back_space(self) -> None:
         pace, before = Pace(), -1

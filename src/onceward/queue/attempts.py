@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def attempts(handler: Handler, engine: Engine) -> Attempt:
-    from onceward.db import attempts as of_one_session
+    from onceward.db import handlers as of_one_session
 
     return of_one_session.attempts(handler, engine, "AsyncQueueConsumer")
 
 
 def async_attempts(handler: AsyncHandler, engine: AsyncEngine) -> Attempt:
-    from onceward.db import attempts as of_one_session
+    from onceward.db import handlers as of_one_session
 
     return of_one_session.async_attempts(handler, engine)

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, event
 from sqlalchemy.engine import Dialect, ExceptionContext
 from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 
-from onceward.db.exceptions import SessionError
+from onceward.db.errors import SessionError
 
 DUPLICATE: Final = frozenset(
     {

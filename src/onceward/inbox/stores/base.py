@@ -75,6 +75,13 @@ class Store(Retaining):
     def limit_waiting(self, transaction: DbTransaction) -> None:
         """Wait for no row for long in this transaction: who has it may be frozen."""
 
+    def _one(self, transaction: DbTransaction, sql: str, key: Key, **more: Any) -> Any:
+        return self.run(transaction, sql, consumer=key[0], tracking=key[1], day=key[2], **more).first()
+
+    def _execute(self, transaction: DbTransaction, sql: str, key: Key, **more: Any) -> int:
+        result = self.run(transaction, sql, consumer=key[0], tracking=key[1], day=key[2], **more)
+        return int(result.rowcount)
+
     # ── attempts ────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, transaction: DbTransaction, key: Key, at_most: int, lease: float) -> Attempts | None:
@@ -114,7 +121,7 @@ class Store(Retaining):
         self._execute(transaction, _EFFECT_DOUBT, key, name=name, error=error)
 
     def effects(self, transaction: DbTransaction, in_doubt: bool, limit: int) -> list[dict[str, Any]]:
-        return self._rows(transaction, _EFFECTS, done="" if in_doubt else "done", limit=limit)
+        return self.all(transaction, _EFFECTS, done="" if in_doubt else "done", limit=limit)
 
     # ── sequences ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -141,14 +148,14 @@ class Store(Retaining):
     # ── the registry ────────────────────────────────────────────────────────────────────────────────────
 
     def register(self, transaction: DbTransaction, consumer_id: str, contract: Mapping[str, Any]) -> None:
-        self._run(transaction, _REGISTER, consumer=consumer_id, contract=json.dumps(contract, sort_keys=True))
+        self.run(transaction, _REGISTER, consumer=consumer_id, contract=json.dumps(contract, sort_keys=True))
 
     def touch(self, transaction: DbTransaction, consumer_id: str) -> None:
         """Write what is there already: to see whether the database takes anything."""
-        self._run(transaction, _TOUCH, consumer=consumer_id)
+        self.run(transaction, _TOUCH, consumer=consumer_id)
 
     def unregister(self, transaction: DbTransaction, consumer_id: str) -> bool:
-        return int(self._run(transaction, _UNREGISTER, consumer=consumer_id).rowcount) == 1
+        return int(self.run(transaction, _UNREGISTER, consumer=consumer_id).rowcount) == 1
 
     def consumers(self, transaction: DbTransaction) -> list[dict[str, Any]]:
         rows = self.registrations(transaction)
@@ -156,7 +163,7 @@ class Store(Retaining):
 
     def registrations(self, transaction: DbTransaction) -> list[dict[str, Any]]:
         """As `consumers`, with the text of each contract."""
-        return self._rows(transaction, _CONSUMERS)
+        return self.all(transaction, _CONSUMERS)
 
 
 _START = """

@@ -23,7 +23,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from onceward.db.backends import backend_of
-from onceward.db.locks import key_of
+from onceward.db.operations import key_of
 from onceward.errors import OncewardError
 from onceward.inbox.stores.rows import as_date, begun
 from onceward.inbox.waiting import Busy

@@ -9,7 +9,7 @@ from typing import Final
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
-from onceward.db.locks import key_of
+from onceward.db.operations import key_of
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.exceptions import Breach, ContractError
 from onceward.inbox.stores import partitions
@@ -41,14 +41,14 @@ class PostgreSqlStore(Store):
             raise
 
     def lock(self, transaction: DbTransaction, name: str) -> bool:
-        return bool(self._run(transaction, _LOCK, lock=key_of(name)).scalar_one())
+        return bool(self.run(transaction, _LOCK, lock=key_of(name)).scalar_one())
 
     def look_up(self, transaction: DbTransaction, key: Key) -> Found:
         row = self._one(transaction, _LOOK_UP, key)
         return Found(row.digest, row.floor_day)
 
     def prepare_day(self, connection: Connection, key: Key) -> None:
-        today = int(self._on(connection, "SELECT {now}").scalar_one()) // 86400
+        today = int(self.on(connection, "SELECT {now}").scalar_one()) // 86400
         if key.day > today + DAYS_AHEAD:
             raise ContractError(
                 f"its own day, {as_date(key.day)}, lies in the future; no dedup row can be kept for it. "
@@ -56,7 +56,7 @@ class PostgreSqlStore(Store):
                 Breach.ENVELOPE,
                 key.tracking_id,
             )
-        floor = self._on(connection, _FLOOR, consumer=key.consumer_id).scalar()
+        floor = self.on(connection, _FLOOR, consumer=key.consumer_id).scalar()
         if floor is not None and key.day < floor:
             return
         # In one go with the days to come: who meets the first event of a day should not have to wait for this.
@@ -67,21 +67,21 @@ class PostgreSqlStore(Store):
         self, transaction: DbTransaction, consumer_id: str, events: Sequence[Key], lease: float
     ) -> list[tuple[str, int]]:
         rows = json.dumps([(key.tracking_id, key.day) for key in events])
-        result = self._run(transaction, _RECORD_STARTS, consumer=consumer_id, rows=rows, lease=lease)
+        result = self.run(transaction, _RECORD_STARTS, consumer=consumer_id, rows=rows, lease=lease)
         return [(tracking_id, starts) for tracking_id, starts in result]
 
     def forget_attempts(
         self, transaction: DbTransaction, consumer_id: str, tracking_ids: Sequence[str]
     ) -> None:
-        self._run(transaction, _FORGET, consumer=consumer_id, ids=list(tracking_ids))
+        self.run(transaction, _FORGET, consumer=consumer_id, ids=list(tracking_ids))
 
     def extend_attempts(
         self, transaction: DbTransaction, consumer_id: str, tracking_ids: Sequence[str], lease: float
     ) -> None:
-        self._run(transaction, _EXTEND, consumer=consumer_id, ids=list(tracking_ids), lease=lease)
+        self.run(transaction, _EXTEND, consumer=consumer_id, ids=list(tracking_ids), lease=lease)
 
     def limit_waiting(self, transaction: DbTransaction) -> None:
-        self._run(
+        self.run(
             transaction, "SELECT set_config('lock_timeout', :milliseconds, true)", milliseconds=ROW_WAIT_MS
         )
 
@@ -89,10 +89,10 @@ class PostgreSqlStore(Store):
         connection.exec_driver_sql("LOCK TABLE onceward_holds, onceward_consumers IN SHARE MODE")
 
     def lock_migrations(self, transaction: DbTransaction) -> None:
-        self._run(transaction, "SELECT pg_advisory_xact_lock(:lock)", lock=key_of(MAINTENANCE))
+        self.run(transaction, "SELECT pg_advisory_xact_lock(:lock)", lock=key_of(MAINTENANCE))
 
     def tables(self, transaction: DbTransaction) -> set[str]:
-        return set(self._run(transaction, _TABLES).scalars())
+        return set(self.run(transaction, _TABLES).scalars())
 
 
 # Advisory locks are the whole database's. An inbox in another schema has other events, and must not be in the way.

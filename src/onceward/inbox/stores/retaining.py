@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection
 
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.stores.rows import Overtaken, Records, Step
-from onceward.inbox.stores.statements import Statements
+from onceward.storage.sql import Sql
 
 
-class Retaining(Statements):
+class Retaining(Sql, ABC):
     """The part of a store that a purge and its operators use."""
+
+    name: str
+    """The dialect, as SQLAlchemy and the folder of migrations call it."""
 
     records = "onceward_dedup"
     """All dedup rows there are, as SQL to select from."""
     ledgers: tuple[str, ...] = ("onceward_attempts", "onceward_effects")
     """What else is purged, besides dedup rows: kept by consumer and tracking id."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(self.name, clock)
 
     @abstractmethod
     def freeze_holds(self, connection: Connection) -> None:
@@ -26,31 +33,31 @@ class Retaining(Statements):
 
     def today(self, transaction: DbTransaction) -> int:
         """Days since 1970, in UTC."""
-        return int(self._run(transaction, "SELECT {now}").scalar_one()) // 86400
+        return int(self.run(transaction, "SELECT {now}").scalar_one()) // 86400
 
     def raise_horizon(self, transaction: DbTransaction, consumer_id: str, floor_day: int) -> None:
         """Never lowers it."""
-        self._run(transaction, _RAISE_HORIZON, consumer=consumer_id, floor=floor_day)
+        self.run(transaction, _RAISE_HORIZON, consumer=consumer_id, floor=floor_day)
 
     def horizons(self, transaction: DbTransaction) -> dict[str, int]:
-        return {row["consumer_id"]: row["floor_day"] for row in self._rows(transaction, _HORIZONS)}
+        return {row["consumer_id"]: row["floor_day"] for row in self.all(transaction, _HORIZONS)}
 
     def hold(
         self, transaction: DbTransaction, consumer_id: str, tracking_id: str, reason: str, operator: str
     ) -> bool:
         """Keep from purges. False: it was held already."""
         values = {"consumer": consumer_id, "tracking": tracking_id, "reason": reason, "operator": operator}
-        return int(self._run(transaction, _HOLD, **values).rowcount) == 1
+        return int(self.run(transaction, _HOLD, **values).rowcount) == 1
 
     def release(self, transaction: DbTransaction, consumer_id: str, tracking_id: str) -> bool:
-        return int(self._run(transaction, _RELEASE, consumer=consumer_id, tracking=tracking_id).rowcount) == 1
+        return int(self.run(transaction, _RELEASE, consumer=consumer_id, tracking=tracking_id).rowcount) == 1
 
     def holds(self, transaction: DbTransaction) -> list[dict[str, Any]]:
-        return self._rows(transaction, _HOLDS)
+        return self.all(transaction, _HOLDS)
 
     def stats(self, transaction: DbTransaction) -> list[dict[str, Any]]:
         """What there is for each consumer: registered, or with dedup rows that nobody will purge."""
-        rows = self._rows(transaction, _STATS.replace("{records}", self.records))
+        rows = self.all(transaction, _STATS.replace("{records}", self.records))
         return [{**row, "registered": bool(row["registered"])} for row in rows]
 
     def purge_step(self, connection: Connection, records: Records, after: str, size: int) -> Step:
@@ -71,16 +78,16 @@ class Retaining(Statements):
             "size": size,
         }
         look = _LOOK_AHEAD.format(table=records.table, stretch=stretch)
-        upto, seen = self._on(connection, look, **values).one()
+        upto, seen = self.on(connection, look, **values).one()
         if seen == 0:
             return Step(0, None)
         remove = _PURGE.format(table=records.table, stretch=stretch, goes=goes)
-        rows = int(self._on(connection, remove, upto=upto, **values).rowcount)
+        rows = int(self.on(connection, remove, upto=upto, **values).rowcount)
         return Step(rows, upto if seen == size else None)
 
     def may_purge(self, connection: Connection, consumer_id: str, contract: str) -> bool:
         """Whether the contract is still the registered one, and the consumer not on hold as a whole."""
-        return self._on(connection, _MAY_PURGE, consumer=consumer_id, contract=contract).first() is not None
+        return self.on(connection, _MAY_PURGE, consumer=consumer_id, contract=contract).first() is not None
 
 
 _RAISE_HORIZON = """

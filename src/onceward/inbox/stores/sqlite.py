@@ -52,22 +52,22 @@ class SqliteStore(Store):
         self, transaction: DbTransaction, consumer_id: str, events: Sequence[Key], lease: float
     ) -> list[tuple[str, int]]:
         rows = json.dumps([(key.tracking_id, key.day) for key in events])
-        result = self._run(transaction, _RECORD_STARTS, consumer=consumer_id, rows=rows, lease=lease)
+        result = self.run(transaction, _RECORD_STARTS, consumer=consumer_id, rows=rows, lease=lease)
         return [(tracking_id, starts) for tracking_id, starts in result]
 
     def forget_attempts(
         self, transaction: DbTransaction, consumer_id: str, tracking_ids: Sequence[str]
     ) -> None:
-        self._run(transaction, _FORGET, consumer=consumer_id, ids=json.dumps(list(tracking_ids)))
+        self.run(transaction, _FORGET, consumer=consumer_id, ids=json.dumps(list(tracking_ids)))
 
     def extend_attempts(
         self, transaction: DbTransaction, consumer_id: str, tracking_ids: Sequence[str], lease: float
     ) -> None:
-        self._run(transaction, _EXTEND, consumer=consumer_id, ids=json.dumps(list(tracking_ids)), lease=lease)
+        self.run(transaction, _EXTEND, consumer=consumer_id, ids=json.dumps(list(tracking_ids)), lease=lease)
 
     def days_below(self, connection: Connection, consumer_id: str, floor_day: int) -> list[int]:
         """The days before the floor of which the consumer has dedup rows."""
-        return list(self._on(connection, _DAYS_BELOW, consumer=consumer_id, floor=floor_day).scalars())
+        return list(self.on(connection, _DAYS_BELOW, consumer=consumer_id, floor=floor_day).scalars())
 
     def freeze_holds(self, connection: Connection) -> None:
         """The transaction has the whole database."""
@@ -106,7 +106,7 @@ class SqliteStore(Store):
         """The transaction has the whole database."""
 
     def tables(self, transaction: DbTransaction) -> set[str]:
-        return set(self._run(transaction, "SELECT name FROM sqlite_master WHERE type = 'table'").scalars())
+        return set(self.run(transaction, "SELECT name FROM sqlite_master WHERE type = 'table'").scalars())
 
 
 # The condition stands in the statement itself: the horizon cannot rise between the look and the insert.

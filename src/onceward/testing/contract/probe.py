@@ -16,14 +16,14 @@ from typing import Any
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.sql import Select
 
-from onceward.db import idempotent, optimistic, statements
+from onceward.db import operations
 from onceward.testing.contract import watch
 from onceward.testing.contract.boundaries import Boundary, Fault, Injected
 from onceward.testing.contract.hanging import Watchdog
 from onceward.testing.contract.watch import Phase, during
 
-_ALWAYS_WRITES = (idempotent.insert_idempotent, optimistic.occ_update)
-_MAY_WRITE = (statements.execute, statements.execute_scalar, statements.fetch_one, statements.fetch_all)
+_ALWAYS_WRITES = (operations.insert_idempotent, operations.occ_update)
+_MAY_WRITE = (operations.execute, operations.execute_scalar, operations.fetch_one, operations.fetch_all)
 _READS = re.compile(r"\s*(select|values|show|pragma)\b", re.IGNORECASE)
 
 

@@ -10,10 +10,8 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from onceward.db import idempotent, locks, optimistic, statements
-from onceward.db.locks import DEFAULT_TIMEOUT
-from onceward.db.statements import Params, Row, Sql
-from onceward.db.tables import AnyTable
+from onceward.db import operations
+from onceward.db.operations import DEFAULT_TIMEOUT, AnyTable, Params, Row, Sql
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
 
@@ -69,25 +67,25 @@ class AsyncDbSession:
 
     async def execute(self, sql: Sql, params: Params | Sequence[Params] | None = None) -> int:
         """As `DbSession.execute`."""
-        return await self._run(statements.execute, sql, params)
+        return await self._run(operations.execute, sql, params)
 
     async def execute_scalar(self, sql: Sql, params: Params | None = None) -> Any:
         """As `DbSession.execute_scalar`."""
-        return await self._run(statements.execute_scalar, sql, params)
+        return await self._run(operations.execute_scalar, sql, params)
 
     async def fetch_one(self, sql: Sql, params: Params | None = None) -> Row | None:
         """As `DbSession.fetch_one`."""
-        return await self._run(statements.fetch_one, sql, params)
+        return await self._run(operations.fetch_one, sql, params)
 
     async def fetch_all(self, sql: Sql, params: Params | None = None) -> list[Row]:
         """As `DbSession.fetch_all`."""
-        return await self._run(statements.fetch_all, sql, params)
+        return await self._run(operations.fetch_all, sql, params)
 
     async def insert_idempotent(
         self, table: AnyTable, values: Mapping[str, Any], *, key: Sequence[str] | None = None
     ) -> bool:
         """As `DbSession.insert_idempotent`."""
-        return await self._run(idempotent.insert_idempotent, table, values, key)
+        return await self._run(operations.insert_idempotent, table, values, key)
 
     async def occ_update(
         self,
@@ -99,17 +97,17 @@ class AsyncDbSession:
         version_column: str = "version",
     ) -> int:
         """As `DbSession.occ_update`."""
-        return await self._run(optimistic.occ_update, table, key, values, expected, version_column)
+        return await self._run(operations.occ_update, table, key, values, expected, version_column)
 
     async def lock_row(
         self, table: AnyTable, key: Mapping[str, Any], *, timeout: float = DEFAULT_TIMEOUT
     ) -> Row | None:
         """As `DbSession.lock_row`."""
-        return await self._run(locks.lock_row, table, key, timeout)
+        return await self._run(operations.lock_row, table, key, timeout)
 
     async def advisory_lock(self, name: str | int, *, timeout: float = DEFAULT_TIMEOUT) -> None:
         """As `DbSession.advisory_lock`."""
-        await self._run(locks.advisory_lock, name, timeout)
+        await self._run(operations.advisory_lock, name, timeout)
 
 
 async def _to_its_end(ending: Coroutine[Any, Any, None]) -> None:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
-from onceward.inbox.stores.base import Store
 
 TABLE = "onceward_migrations"
 CREATE_TABLE = f"""
     CREATE TABLE IF NOT EXISTS {TABLE} (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at TEXT NOT NULL)
 """
+
+
+class Migratable(Protocol):
+    """The store whose tables these are."""
+
+    name: str
+    """The dialect, and the folder of its migrations."""
+
+    def lock_migrations(self, transaction: DbTransaction) -> None: ...
+    def tables(self, transaction: DbTransaction) -> set[str]: ...
 
 
 class Migration(NamedTuple):
@@ -51,7 +60,7 @@ def _note(migration: Migration) -> str:
     )
 
 
-def apply(transaction: DbTransaction, store: Store) -> list[str]:
+def apply(transaction: DbTransaction, store: Migratable) -> list[str]:
     """Apply those that are missing, in the order of their numbers. Returns their names."""
     connection = transaction.connection
     store.lock_migrations(transaction)
@@ -67,7 +76,7 @@ def apply(transaction: DbTransaction, store: Store) -> list[str]:
     return applied
 
 
-def revert(transaction: DbTransaction, store: Store) -> list[str]:
+def revert(transaction: DbTransaction, store: Migratable) -> list[str]:
     """Take all of them back, newest first, with everything in them."""
     connection = transaction.connection
     reverted = []
@@ -79,7 +88,7 @@ def revert(transaction: DbTransaction, store: Store) -> list[str]:
     return reverted
 
 
-def check(transaction: DbTransaction, store: Store) -> None:
+def check(transaction: DbTransaction, store: Migratable) -> None:
     """Refuses a database that has not all of them."""
     if TABLE not in store.tables(transaction):
         missing = "the tables of the inbox are not there"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from onceward.db.aio import AsyncDbSession
+    from onceward.db.session_asyncio import AsyncDbSession
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ def attempts(
 def async_attempts(
     handler: Callable[[T, AsyncDbSession], Awaitable[object]], engine: AsyncEngine
 ) -> Callable[[T], Awaitable[BaseException | None]]:
-    from onceward.db.aio import AsyncDbSession
+    from onceward.db.session_asyncio import AsyncDbSession
 
     async def attempt(message: T) -> BaseException | None:
         try:

@@ -1,0 +1,134 @@
+"""How a room that keeps rows reaches its database, in threads and in asyncio.
+
+Everything that decides is a coroutine over these ports. The blocking ones block and return, so the coroutine never
+suspends (`onceward._sync`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import DBAPIError
+
+from onceward._sync import run_blocking
+from onceward.db import DbSession
+from onceward.db.backends import backend_of
+from onceward.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+T = TypeVar("T")
+
+SERIALIZATION_RETRIES = 20
+LONGEST_PAUSE = 0.25
+"""Seconds between two tries after a serialization failure, at most."""
+
+
+def pause_after(attempt: int) -> float:
+    return random.uniform(0, min(LONGEST_PAUSE, 0.005 * 2**attempt))
+
+
+class StoragePorts(ABC):
+    """One operation, one transaction; tried again when only the transaction's neighbors are to blame."""
+
+    asynchronous: bool
+    dialect: Dialect
+
+    async def transact(self, operation: Callable[..., T], *args: Any) -> T:
+        """`operation(transaction, …)`, in a transaction of its own."""
+        backend = backend_of(self.dialect)
+        for attempt in range(SERIALIZATION_RETRIES - 1):
+            try:
+                return await self._transact(operation, *args)
+            except DBAPIError as error:
+                if not backend.is_serialization_failure(error):
+                    raise
+            await self.sleep(pause_after(attempt))
+        return await self._transact(operation, *args)
+
+    @abstractmethod
+    async def _transact(self, operation: Callable[..., T], *args: Any) -> T: ...
+    @abstractmethod
+    async def outside(self, operation: Callable[..., T], *args: Any) -> T:
+        """`operation(connection, …)`, which begins and ends its transactions itself."""
+
+    @abstractmethod
+    async def sleep(self, seconds: float) -> None: ...
+    @abstractmethod
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run it beside everything else, to its end."""
+
+
+class BlockingStoragePorts(StoragePorts):
+    asynchronous = False
+
+    def __init__(self, engine: Engine) -> None:
+        if not isinstance(engine, Engine) or engine.dialect.is_async:
+            raise ConfigurationError(
+                f"Inbox needs an Engine as create_engine makes it from a synchronous driver, not {engine!r}; "
+                "an AsyncEngine goes to AsyncInbox"
+            )
+        self.engine = engine
+        self.dialect = engine.dialect
+
+    async def _transact(self, operation: Callable[..., T], *args: Any) -> T:
+        with DbSession(self.engine) as session:
+            return session._run(operation, *args)
+
+    async def outside(self, operation: Callable[..., T], *args: Any) -> T:
+        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            return operation(connection, *args)
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        threading.Thread(target=run_blocking, args=(coroutine,), name="onceward-inbox", daemon=True).start()
+
+
+class AsyncStoragePorts(StoragePorts):
+    asynchronous = True
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        from sqlalchemy.ext.asyncio import AsyncEngine
+
+        if not isinstance(engine, AsyncEngine):
+            raise ConfigurationError(
+                f"AsyncInbox needs an AsyncEngine as create_async_engine makes it, not {engine!r}; "
+                "an Engine goes to Inbox"
+            )
+        self.engine = engine
+        self.dialect = engine.dialect
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def _transact(self, operation: Callable[..., T], *args: Any) -> T:
+        from onceward.db.session_asyncio import AsyncDbSession
+
+        async with AsyncDbSession(self.engine) as session:
+            return await session._run(operation, *args)
+
+    async def outside(self, operation: Callable[..., T], *args: Any) -> T:
+        async with self.engine.connect() as connection:
+            await connection.execution_options(isolation_level="AUTOCOMMIT")
+
+            def run(plain: Connection) -> T:
+                return operation(plain, *args)
+
+            return await connection.run_sync(run)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
