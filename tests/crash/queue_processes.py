@@ -18,7 +18,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onceward.queue import AsyncQueueConsumer, QueueConfig, QueueConsumer, QueueMessage
-from onceward.queue.core import QueueCore
+from onceward.queue.protocol import QueueCore
 
 FATAL = 3
 INSERT = text("INSERT INTO effects (id) VALUES (:id) ON CONFLICT DO NOTHING")

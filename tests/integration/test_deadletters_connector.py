@@ -19,7 +19,7 @@ from onceward.connectors.dead_letters import AsyncWithDeadLetters, WithDeadLette
 from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector
 from onceward.deadletters import Category, Filter, Status
 from onceward.errors import ConfigurationError
-from onceward.queue.message import QueueMessage
+from onceward.queue.messages import QueueMessage
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.testing.clock import FakeClock
 from onceward.transaction import Settlement, Verdict

@@ -14,7 +14,7 @@ import redis
 import redis.asyncio
 
 from onceward.queue import AsyncQueueConsumer, AsyncRedisStreamsQueue, QueueConfig, QueueConsumer
-from onceward.queue.message import QueueMessage
+from onceward.queue.messages import QueueMessage
 
 
 def config(name: str, **more: Any) -> QueueConfig:

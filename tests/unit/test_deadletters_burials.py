@@ -17,8 +17,7 @@ from onceward.deadletters import Category, Failure
 from onceward.errors import ConfigurationError
 from onceward.inbox import Event
 from onceward.inbox.exceptions import Breach, ContractError
-from onceward.queue.entries import Entries
-from onceward.queue.message import QueueMessage
+from onceward.queue.messages import Entries, QueueMessage
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -26,7 +26,7 @@ from onceward.inbox.exceptions import (
     LeaseLostError,
     UnregisteredConsumerError,
 )
-from onceward.queue.message import QueueMessage
+from onceward.queue.messages import QueueMessage
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

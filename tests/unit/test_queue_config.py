@@ -26,7 +26,7 @@ from onceward.queue import (
     QueuePayloadError,
     RedisStreamsQueue,
     UndecodableEntryError,
-    entries,
+    messages,
 )
 
 GIVEN: dict[str, Any] = {"stream_key": "orders", "consumer_group": "billing", "consumer_name": "one"}
@@ -116,8 +116,8 @@ def test_a_message_is_frozen_and_hashable_whatever_its_payload() -> None:
     "payload", [{}, {"a": [1, 2.5, None, True]}, [], "text", "", 0, -1.5, None, False, "ü €\x00", 2**80, "😀"]
 )
 def test_any_json_value_comes_back_equal(payload: Any) -> None:
-    found = entries.Entries("orders", "billing")
-    found.add(b"1-0", [b"data", entries.encode(payload)], 1)
+    found = messages.Entries("orders", "billing")
+    found.add(b"1-0", [b"data", messages.encode(payload)], 1)
     assert [message.payload for message in found.messages] == [payload]
 
 
@@ -136,14 +136,14 @@ def test_any_json_value_comes_back_equal(payload: Any) -> None:
 )
 def test_what_would_not_come_back_equal_is_refused(payload: Any) -> None:
     with pytest.raises(QueuePayloadError, match="cannot be sent as JSON"):
-        entries.encode(payload)
+        messages.encode(payload)
 
 
 def test_a_payload_that_contains_itself_is_refused() -> None:
     payload: list[Any] = []
     payload.append(payload)
     with pytest.raises(QueuePayloadError):
-        entries.encode(payload)
+        messages.encode(payload)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_payload_that_contains_itself_is_refused() -> None:
     ],
 )
 def test_what_is_not_json_in_utf_8_is_an_error_with_stream_id_and_raw_fields(fields: list[bytes]) -> None:
-    found = entries.Entries("orders", "billing")
+    found = messages.Entries("orders", "billing")
     found.add(b"1-0", fields, 3)
     found.add(b"2-0", [b"data", b"{}"], 1)
     assert [message.id for message in found.messages] == ["2-0"]
@@ -174,13 +174,13 @@ def test_what_is_not_json_in_utf_8_is_an_error_with_stream_id_and_raw_fields(fie
 
 
 def test_fields_beside_data_are_left_unread() -> None:
-    found = entries.Entries("orders", "billing")
+    found = messages.Entries("orders", "billing")
     found.add(b"1-0", [b"trace", b"data", b"data", b"[1]", b"more", b"\xff"], 1)
     assert [message.payload for message in found.messages] == [[1]]
 
 
 def test_the_wire_format_is_compact_json_that_any_program_reads() -> None:
-    body = entries.encode({"name": "ü", "list": [1, 2]})
+    body = messages.encode({"name": "ü", "list": [1, 2]})
     assert body == '{"name":"ü","list":[1,2]}'.encode()
     assert json.loads(body) == {"name": "ü", "list": [1, 2]}
 

@@ -6,9 +6,9 @@ same text. docs/queue.md says how to use them.
 
 from onceward.queue.config import QueueConfig
 from onceward.queue.consumer import AsyncQueueConsumer, QueueConsumer
-from onceward.queue.exceptions import QueueError, QueuePayloadError, UndecodableEntryError
-from onceward.queue.message import BacklogStats, QueueMessage
-from onceward.queue.streams import AsyncRedisStreamsQueue, RedisStreamsQueue
+from onceward.queue.errors import QueueError, QueuePayloadError, UndecodableEntryError
+from onceward.queue.messages import BacklogStats, QueueMessage
+from onceward.queue.queue import AsyncRedisStreamsQueue, RedisStreamsQueue
 
 __all__ = [
     "AsyncQueueConsumer",

@@ -13,10 +13,10 @@ from typing import Any
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ResponseError
 
-from onceward.queue.commands import Command
-from onceward.queue.connections import FAILURES, Connections, is_worth_waiting
-from onceward.queue.exceptions import QueueError
-from onceward.queue.stopping import AsyncStop
+from onceward._redis.connections import FAILURES, Connections, is_worth_waiting
+from onceward.queue.errors import QueueError
+from onceward.queue.protocol import Command
+from onceward.queue.stop import AsyncStop
 
 
 class AsyncWire:

@@ -10,12 +10,10 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from onceward.queue.commands import START
-from onceward.queue.entries import Entries
-from onceward.queue.exceptions import QueueError, UndecodableEntryError
-from onceward.queue.message import QueueMessage
-from onceward.queue.redis_side import RedisSide
-from onceward.queue.stopping import AsyncStop, Stop
+from onceward.queue.errors import QueueError, UndecodableEntryError
+from onceward.queue.messages import Entries, QueueMessage
+from onceward.queue.protocol import START, RedisSide
+from onceward.queue.stop import AsyncStop, Stop
 
 PAGE = 100
 """Pending entries looked at in one go where Redis cannot choose by itself."""

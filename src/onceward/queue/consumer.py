@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
 from onceward._sync import run_blocking
 from onceward.queue.aio_wire import AsyncWire
-from onceward.queue.attempts import async_attempts, attempts
 from onceward.queue.config import QueueConfig
-from onceward.queue.loop import ConsumerLoop
-from onceward.queue.message import QueueMessage
-from onceward.queue.parts import InTasks, InThreads, Parts
-from onceward.queue.redis_side import WireLike
-from onceward.queue.stopping import AsyncStop, Stop
+from onceward.queue.loop import Attempt, ConsumerLoop
+from onceward.queue.messages import QueueMessage
+from onceward.queue.protocol import WireLike
+from onceward.queue.queue import AsyncQueuePorts, BlockingQueuePorts, QueuePorts
+from onceward.queue.stop import AsyncStop, Stop
 from onceward.queue.wire import Wire
 
 if TYPE_CHECKING:
-    import redis
-    import redis.asyncio
     from sqlalchemy.engine import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from onceward.queue.attempts import AsyncHandler, Handler
+    from onceward.db import AsyncDbSession, DbSession
+
+    Handler = Callable[[QueueMessage, DbSession], None]
+    AsyncHandler = Callable[[QueueMessage, AsyncDbSession], Awaitable[None]]
+    import redis
+    import redis.asyncio
 
 
-class _Consumer(Parts):
+# What a queue's handlers are, and one attempt of theirs at one message.
+
+
+def attempts(handler: Handler, engine: Engine) -> Attempt:
+    from onceward.db import handlers as of_one_session
+
+    return of_one_session.attempts(handler, engine, "AsyncQueueConsumer")
+
+
+def async_attempts(handler: AsyncHandler, engine: AsyncEngine) -> Attempt:
+    from onceward.db import handlers as of_one_session
+
+    return of_one_session.async_attempts(handler, engine)
+
+
+class _Consumer(QueuePorts):
     """What both have."""
 
     def __init__(self, config: QueueConfig, wire: WireLike, stop: Stop | AsyncStop) -> None:
@@ -41,7 +58,7 @@ class _Consumer(Parts):
         self._stop.request()
 
 
-class QueueConsumer(_Consumer, InThreads):
+class QueueConsumer(_Consumer, BlockingQueuePorts):
     """Consumes one stream in a group, one message at a time.
 
     Redis failures are `QueueError`s, raised at once; the call after one starts afresh. Undecodable entries are
@@ -101,7 +118,7 @@ class QueueConsumer(_Consumer, InThreads):
         _raise(run_blocking(claimed))
 
 
-class AsyncQueueConsumer(_Consumer, InTasks):
+class AsyncQueueConsumer(_Consumer, AsyncQueuePorts):
     """`QueueConsumer` for asyncio: the same methods and rules, awaited; handlers are coroutine functions.
 
     A call that is cancelled has an unknown outcome: what it had read or claimed stays pending.

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from onceward.queue.claims import Claims
-from onceward.queue.commands import START
-from onceward.queue.core import QueueCore
-from onceward.queue.message import QueueMessage
-from onceward.queue.stopping import AsyncStop, Stop
+from onceward.queue.messages import QueueMessage
+from onceward.queue.protocol import START, QueueCore
+from onceward.queue.stop import AsyncStop, Stop
 
 Attempt = Callable[[QueueMessage], Awaitable[BaseException | None]]
 """One session, the handler, the commit. What was raised is the reply: a handler may raise StopIteration."""

@@ -14,10 +14,10 @@ from typing import Any
 from redis.connection import AbstractConnection
 from redis.exceptions import ResponseError
 
-from onceward.queue.commands import Command
-from onceward.queue.connections import FAILURES, Connections, is_worth_waiting
-from onceward.queue.exceptions import QueueError
-from onceward.queue.stopping import Stop
+from onceward._redis.connections import FAILURES, Connections, is_worth_waiting
+from onceward.queue.errors import QueueError
+from onceward.queue.protocol import Command
+from onceward.queue.stop import Stop
 
 
 class Wire:

@@ -17,8 +17,8 @@ import redis.asyncio.connection
 import redis.connection
 from hiredis import pack_command
 
+from onceward._redis.connections import Connections
 from onceward.errors import ConfigurationError
-from onceward.queue.connections import Connections
 
 Command = tuple[Any, ...]
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from onceward._sync import run_blocking
 from onceward.queue.aio_wire import AsyncWire
-from onceward.queue.config import QueueConfig
-from onceward.queue.message import QueueMessage
-from onceward.queue.parts import InTasks, InThreads
-from onceward.queue.stopping import AsyncStop, Stop
+from onceward.queue.claims import Claims
+from onceward.queue.config import QueueConfig, check_at_least, check_block_ms
+from onceward.queue.messages import BacklogStats, QueueMessage
+from onceward.queue.protocol import QueueCore, RedisSide, WireLike
+from onceward.queue.stop import AsyncStop, Stop
 from onceward.queue.wire import Wire
 
 if TYPE_CHECKING:
@@ -17,7 +18,68 @@ if TYPE_CHECKING:
     import redis.asyncio
 
 
-class RedisStreamsQueue(InThreads):
+# What queues and consumers of both modes are put together from.
+
+
+class QueuePorts:
+    """The parts, and arguments checked and filled in from the configuration."""
+
+    def __init__(self, config: QueueConfig, wire: WireLike, stop: Stop | AsyncStop) -> None:
+        self.config = config
+        self._wire = wire
+        self._stop = stop
+        redis_side = RedisSide(config, wire)
+        self._core = QueueCore(redis_side)
+        self._claims = Claims(redis_side, stop)
+
+    def _block_ms(self, given: int | None) -> int:
+        return self.config.block_ms if given is None else check_block_ms(given)
+
+    def _wait_ms(self, given: int | None) -> int:
+        return self.config.block_ms if given is None else check_at_least("wait_ms", given, 1)
+
+    def _min_idle_ms(self, given: int | None) -> int:
+        return self.config.claim_idle_ms if given is None else check_at_least("min_idle_ms", given, 0)
+
+    def _count(self, given: int) -> int:
+        return check_at_least("count", given, 1)
+
+
+class BlockingQueuePorts(QueuePorts):
+    """What a queue and a consumer for threads both have."""
+
+    def backlog_stats(self) -> BacklogStats:
+        """Length, pending, oldest idle. One round trip, no side effect, zeros where there is no group."""
+        return run_blocking(self._core.backlog_stats())
+
+    def close(self) -> None:
+        """Close the connections. Happens by itself when the object is collected."""
+        run_blocking(self._wire.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncQueuePorts(QueuePorts):
+    """What a queue and a consumer for asyncio both have."""
+
+    async def backlog_stats(self) -> BacklogStats:
+        return await self._core.backlog_stats()
+
+    async def close(self) -> None:
+        await self._wire.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class RedisStreamsQueue(BlockingQueuePorts):
     """Threads may share one. Every failure of Redis is a `QueueError`; nothing is tried twice.
 
     It uses connections of its own to where `redis` connects, and leaves that client alone. The group is created
@@ -57,7 +119,7 @@ class RedisStreamsQueue(InThreads):
         return run_blocking(claim)[0]
 
 
-class AsyncRedisStreamsQueue(InTasks):
+class AsyncRedisStreamsQueue(AsyncQueuePorts):
     """`RedisStreamsQueue` for asyncio: the same methods, awaited. Tasks may share one.
 
     A call that is cancelled has an unknown outcome: what it had read or claimed stays pending.

@@ -8,8 +8,12 @@ OncewardError
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from onceward.errors import OncewardError
-from onceward.queue.message import QueueMessage
+
+if TYPE_CHECKING:
+    from onceward.queue.messages import QueueMessage
 
 
 class QueueError(OncewardError):
