@@ -15,7 +15,7 @@ from onceward.cli.main import COMMANDS, app
 
 DRIVERS = ["redis", "psycopg", "sqlalchemy", "aiosqlite", "connectrpc", "nats", "opentelemetry.sdk"]
 HEAVY = [*DRIVERS, "pydantic", "asyncio"]
-ENGINE = ["onceward.task.engine", "onceward.connectors", "onceward.inbox", "onceward.app"]
+ENGINE = ["onceward.task.call", "onceward.connectors", "onceward.inbox", "onceward.app"]
 
 
 def loaded_by(code: str) -> set[str]:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from onceward.task.lifecycle import compute_backoff
 from onceward.task.mixins import utils
 from onceward.task.mixins.policies import EmptyQueuePolicy
 from onceward.task.report import StopReason
-from onceward.task.steps import compute_backoff
 from onceward.testing.clock import FakeClock
 from tests.world import ListSource, World, consuming, results, retry, transactions
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from onceward.app.app import Producer
 from onceward.task.exceptions import NotSentException, TransactionException
+from onceward.task.lifecycle import text_of
 from onceward.task.mixins.producer import AsyncProducerTask, ProducerTask
-from onceward.task.steps import text_of
 from onceward.transaction import Transaction
 
 if TYPE_CHECKING:

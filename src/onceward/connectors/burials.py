@@ -16,7 +16,7 @@ from onceward.deadletters import Burial, Category, Failure
 from onceward.deadletters.letter import category_of
 from onceward.inbox.event import Event
 from onceward.inbox.exceptions import ContractError
-from onceward.task.steps import text_of
+from onceward.task.lifecycle import text_of
 from onceward.transaction import Transaction
 
 NEVER_ENDED = "delivered, and never came to an end"

@@ -36,9 +36,9 @@ from onceward.inbox.stores.rows import Key
 from onceward.inbox.upcasting import check_type, upcast
 from onceward.inbox.waiting import Busy
 from onceward.task.exceptions import Postponed
-from onceward.task.guard import guarded
+from onceward.task.io_guard import guarded
+from onceward.task.lifecycle import Step, text_of
 from onceward.task.mixins.policies import RetryPolicy
-from onceward.task.steps import Step, text_of
 from onceward.transaction import Transaction
 
 if TYPE_CHECKING:

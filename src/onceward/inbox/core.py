@@ -48,7 +48,7 @@ from onceward.inbox.upcasting import check_type, upcast
 from onceward.inbox.waiting import Busy, Parked
 from onceward.storage.ports import SERIALIZATION_RETRIES, pause_after
 from onceward.task.exceptions import AttemptInterrupted
-from onceward.task.steps import text_of
+from onceward.task.lifecycle import text_of
 
 _log = logging.getLogger("onceward.inbox")
 

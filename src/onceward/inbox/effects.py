@@ -18,7 +18,7 @@ from onceward.inbox.exceptions import EffectError, EffectInDoubtError, LeaseLost
 from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.rows import Effect
-from onceward.task.steps import text_of
+from onceward.task.lifecycle import text_of
 
 _log = logging.getLogger("onceward.inbox")
 

@@ -29,7 +29,7 @@ from onceward.inbox.event import Event
 from onceward.inbox.exceptions import ContractError
 from onceward.inbox.waiting import Busy, Parked
 from onceward.task.exceptions import Postponed
-from onceward.task.steps import text_of
+from onceward.task.lifecycle import text_of
 from onceward.telemetry import providers
 from onceward.telemetry.catalogue import METRICS, SCOPE
 from onceward.telemetry.metrics import SECONDS

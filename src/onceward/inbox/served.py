@@ -18,8 +18,8 @@ from onceward.inbox.metrics import instruments
 from onceward.inbox.registry import Registry
 from onceward.inbox.session import Raised, as_raised
 from onceward.inbox.stores.rows import Key
+from onceward.task.lifecycle import Step
 from onceward.task.source import Source
-from onceward.task.steps import Step
 from onceward.task.work import DUPLICATE
 from onceward.transaction import Settlement, Transaction, Verdict
 

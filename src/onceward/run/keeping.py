@@ -20,9 +20,9 @@ from onceward.errors import ConfigurationError, OncewardError
 from onceward.run.counting import AsyncCounted, Counted, Counts
 from onceward.run.messages import ConsumerStatus, State
 from onceward.task.exceptions import LoopError
+from onceward.task.lifecycle import compute_backoff, text_of
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.report import Report
-from onceward.task.steps import compute_backoff, text_of
 from onceward.transaction import Verdict
 
 _log = logging.getLogger("onceward.run")

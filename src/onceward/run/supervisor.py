@@ -28,7 +28,7 @@ from onceward.run.messages import (
 )
 from onceward.run.processes import WorkerProcess, ending
 from onceward.run.totals import Totals
-from onceward.task.steps import compute_backoff
+from onceward.task.lifecycle import compute_backoff
 
 _log = logging.getLogger("onceward.run")
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 from onceward.errors import ConfigurationError
-from onceward.task.clock import Clock
-from onceward.task.ids import IdsInFlight
+from onceward.task.deadlines import Clock
 from onceward.task.settings import EngineSettings
+from onceward.task.slots import IdsInFlight
 
 
 class Running(Protocol):

@@ -7,11 +7,12 @@ mostly finds younger ones when it wakes, and sleeps again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from onceward.task.reply import ENDING, Failed, Limit
+from onceward.task.script import ENDING, Failed, Limit
 from onceward.task.work import Life, Work
 
 
@@ -101,3 +102,22 @@ class Deadlines:
                 self._on_expiry(this.work, this.limit)
             else:
                 this.due = inf
+
+
+# Time as the engine sees it: the one thing, with randomness, that a test may replace.
+
+
+LONGEST_SLEEP = 1e9
+"""Seconds. Threads and timers refuse to sleep for as long as a float can say."""
+
+
+class Clock:
+    """The real clock. `onceward.testing.FakeClock` replaces it in tests."""
+
+    def now(self) -> float:
+        """Seconds on a clock that never goes back."""
+        return time.monotonic()
+
+    def sleeping(self, seconds: float) -> float:
+        """Told before the engine sleeps out a backoff; answers how long it shall really sleep."""
+        return seconds

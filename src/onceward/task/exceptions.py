@@ -25,7 +25,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from onceward.errors import OncewardError
+from onceward.errors import ConfigurationError as ConfigurationError
+from onceward.errors import OncewardError as OncewardError
 
 if TYPE_CHECKING:
     from onceward.task.report import Report

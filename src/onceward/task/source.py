@@ -17,12 +17,11 @@ from typing import Any, Protocol
 import msgspec
 
 from onceward.task.exceptions import FetchException, FetchTimeoutException, LoopError, SettlementException
+from onceward.task.lifecycle import Step, decide, line_of, text_of
 from onceward.task.mixins.policies import ProducerLoopPolicy
-from onceward.task.reply import Failed, Limit
 from onceward.task.report import StopReason
-from onceward.task.script import Script
+from onceward.task.script import Failed, Limit, Script
 from onceward.task.slots import SlotPorts, Slots
-from onceward.task.steps import Step, decide, line_of, text_of
 from onceward.task.work import Work
 from onceward.transaction import Settlement, Transaction
 

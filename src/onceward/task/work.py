@@ -7,16 +7,17 @@ from collections.abc import Callable
 from contextvars import Context
 from enum import StrEnum
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from onceward.task.exceptions import TransactionException
-from onceward.task.reply import Failed, Limit
-from onceward.task.script import Script
-from onceward.task.steps import Step
-from onceward.task.tracebacks import Tracebacks
+from onceward.task.failure_log import Tracebacks
+from onceward.task.script import Failed, Limit, Script
 from onceward.transaction import Transaction
+
+if TYPE_CHECKING:
+    from onceward.task.lifecycle import Step
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onceward.task.clock import Clock
+from onceward.task.deadlines import Clock
 
 
 class FakeClock(Clock):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from onceward.task import wiring
+from onceward.task import plan
 from onceward.task.base import AsyncTask, Task
-from onceward.task.engine import does_nothing, required, run_in_tasks, run_in_threads
+from onceward.task.call import does_nothing, required, run_in_tasks, run_in_threads
 from onceward.task.exceptions import TransactionException
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.report import Report
@@ -50,17 +50,17 @@ class ConsumerMixin(Task):
         `loop.timeout` runs out, `SettlementException` when outcomes cannot be told to the source; each
         carries the report so far.
         """
-        return run_in_threads(self, wiring.consumer(self, policy))
+        return run_in_threads(self, plan.consumer(self, policy))
 
     def start_processing(self, transaction: Transaction, policy: ConsumerPolicy | None = None) -> Outcome:
         """Take one transaction, from wherever, through its lifecycle. Nothing is fetched or settled."""
-        kept = wiring.one(wiring.consumer(self, policy, fetches=False), transaction, self._asynchronous)
+        kept = plan.one(plan.consumer(self, policy, fetches=False), transaction, self._asynchronous)
         run_in_threads(self, kept.wiring)
         return kept.outcome
 
     def _check(self) -> None:
         super()._check()
-        wiring.check_consumer(self)
+        plan.check_consumer(self)
 
 
 class AsyncConsumerMixin(AsyncTask):
@@ -83,19 +83,19 @@ class AsyncConsumerMixin(AsyncTask):
 
     async def consume_transactions(self, policy: ConsumerPolicy | None = None) -> Report:
         """As `ConsumerMixin.consume_transactions`."""
-        return await run_in_tasks(self, wiring.consumer(self, policy))
+        return await run_in_tasks(self, plan.consumer(self, policy))
 
     async def start_processing(
         self, transaction: Transaction, policy: ConsumerPolicy | None = None
     ) -> Outcome:
         """As `ConsumerMixin.start_processing`."""
-        kept = wiring.one(wiring.consumer(self, policy, fetches=False), transaction, self._asynchronous)
+        kept = plan.one(plan.consumer(self, policy, fetches=False), transaction, self._asynchronous)
         await run_in_tasks(self, kept.wiring)
         return kept.outcome
 
     def _check(self) -> None:
         super()._check()
-        wiring.check_consumer(self)
+        plan.check_consumer(self)
 
 
 class ConsumerTask(ConsumerMixin):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
-from onceward.task import wiring
+from onceward.task import plan
 from onceward.task.base import AsyncTask, Task
-from onceward.task.engine import does_nothing, required, run_in_tasks, run_in_threads
+from onceward.task.call import does_nothing, required, run_in_tasks, run_in_threads
 from onceward.task.exceptions import TransactionException
 from onceward.task.mixins.consumer import AsyncConsumerMixin, ConsumerMixin
 from onceward.task.mixins.policies import ProducerPolicy
@@ -44,17 +44,17 @@ class ProducerMixin(Task):
         Raises `ProducerLoopTimeoutException` when `loop.timeout` runs out, `InputException` when the
         iterable raises; each carries the report so far.
         """
-        return run_in_threads(self, wiring.producer(self, policy, transactions))
+        return run_in_threads(self, plan.producer(self, policy, transactions))
 
     def start_producing(self, transaction: Transaction, policy: ProducerPolicy | None = None) -> Outcome:
         """Take one transaction through its lifecycle, and return how it ended."""
-        kept = wiring.one(wiring.producer(self, policy, ()), transaction, self._asynchronous)
+        kept = plan.one(plan.producer(self, policy, ()), transaction, self._asynchronous)
         run_in_threads(self, kept.wiring)
         return kept.outcome
 
     def _check(self) -> None:
         super()._check()
-        wiring.check_handlers(self, wiring.PRODUCER_HANDLERS)
+        plan.check_handlers(self, plan.PRODUCER_HANDLERS)
 
 
 class AsyncProducerMixin(AsyncTask):
@@ -79,19 +79,19 @@ class AsyncProducerMixin(AsyncTask):
         policy: ProducerPolicy | None = None,
     ) -> Report:
         """As `ProducerMixin.produce_transactions`; the iterable may be asynchronous."""
-        return await run_in_tasks(self, wiring.producer(self, policy, transactions))
+        return await run_in_tasks(self, plan.producer(self, policy, transactions))
 
     async def start_producing(
         self, transaction: Transaction, policy: ProducerPolicy | None = None
     ) -> Outcome:
         """As `ProducerMixin.start_producing`."""
-        kept = wiring.one(wiring.producer(self, policy, ()), transaction, self._asynchronous)
+        kept = plan.one(plan.producer(self, policy, ()), transaction, self._asynchronous)
         await run_in_tasks(self, kept.wiring)
         return kept.outcome
 
     def _check(self) -> None:
         super()._check()
-        wiring.check_handlers(self, wiring.PRODUCER_HANDLERS)
+        plan.check_handlers(self, plan.PRODUCER_HANDLERS)
 
 
 class ProducerTask(ProducerMixin):

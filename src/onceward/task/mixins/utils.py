@@ -13,8 +13,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
-from onceward.task.interrupt import interrupt
-from onceward.task.steps import compute_backoff
+from onceward.task.lifecycle import compute_backoff
+from onceward.task.ports_threads import interrupt
 from onceward.telemetry.scope import attempt_expired as cancel_requested
 
 __all__ = [

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 import onceward
-from onceward.task.guard import NOT_THE_TASKS_DOING
+from onceward.task.io_guard import NOT_THE_TASKS_DOING
 
 _OURS = str(Path(onceward.__file__).resolve().parent)
 _INSTALLED = tuple(

@@ -14,11 +14,9 @@ from math import inf
 from types import CoroutineType, coroutine
 from typing import Any
 
-from onceward.task.clock import LONGEST_SLEEP, Clock
-from onceward.task.deadlines import Deadlines, Try, first_limit
+from onceward.task.deadlines import LONGEST_SLEEP, Clock, Deadlines, Try, first_limit
 from onceward.task.lifecycle import closed, live, opening
-from onceward.task.reply import Exited, Failed, Limit, caught, caught_in_task
-from onceward.task.script import DISOWNED, Script, drive_async
+from onceward.task.script import DISOWNED, Exited, Failed, Limit, Script, caught, caught_in_task, drive_async
 from onceward.task.slots import WAIT, Item
 from onceward.task.work import Life, Work
 from onceward.telemetry.scope import current_attempt
@@ -48,7 +46,7 @@ class TaskTry(Try):
         return True
 
 
-class TaskPorts:
+class AsyncPorts:
     """Ports of one call, bound to the running event loop."""
 
     def __init__(self, clock: Clock, stuck_grace: float, on_expiry: Callable[[Work, Limit], None]) -> None:

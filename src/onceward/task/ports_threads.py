@@ -6,6 +6,7 @@ thread keeps an eye on; no thread and no timer is made for it.
 
 from __future__ import annotations
 
+import ctypes
 import queue
 import threading
 import time
@@ -13,17 +14,39 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from onceward.task.clock import LONGEST_SLEEP, Clock
-from onceward.task.deadlines import Deadlines, Try, first_limit
+from onceward.task.deadlines import LONGEST_SLEEP, Clock, Deadlines, Try, first_limit
 from onceward.task.exceptions import AttemptInterrupted
-from onceward.task.interrupt import absorb, interrupt
 from onceward.task.lifecycle import closed, live, opening
-from onceward.task.reply import Exited, Failed, Limit, caught
-from onceward.task.script import DISOWNED, Script, drive
+from onceward.task.script import DISOWNED, Exited, Failed, Limit, Script, caught, drive
 from onceward.task.slots import Item
 from onceward.task.work import Life, Work
 from onceward.telemetry.scope import current_attempt
 from onceward.transaction import Transaction
+
+# Ask a thread to stop what it is doing, by an exception raised inside it.
+#
+# CPython delivers such an exception when the thread next runs Python code: a pure Python loop stops at once, a
+# blocking call in C only when it returns. It can also arrive after the work it was meant for has ended, so
+# whoever may be interrupted calls `absorb` before going on.
+
+
+_set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_set_async_exc.argtypes = (ctypes.c_ulong, ctypes.py_object)
+_set_async_exc.restype = ctypes.c_int
+
+_clear_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(
+    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
+)
+
+
+def interrupt(thread_ident: int) -> None:
+    """Raise `AttemptInterrupted` in that thread, soon."""
+    _set_async_exc(thread_ident, AttemptInterrupted)
+
+
+def absorb(thread_ident: int) -> None:
+    """Called by the thread itself: afterwards no interrupt is on its way. May raise the one that was."""
+    _clear_async_exc(thread_ident, None)
 
 
 class ThreadTry(Try):
@@ -63,7 +86,7 @@ def _first(token: list[bool]) -> bool:
     return True
 
 
-class ThreadPorts:
+class BlockingPorts:
     """Ports of one call. `on_expiry` is told when an attempt is asked to stop, from the watchdog's thread."""
 
     def __init__(self, clock: Clock, stuck_grace: float, on_expiry: Callable[[Work, Limit], None]) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from onceward.task.base import BaseTask
 from onceward.task.exceptions import IOGuardError
-from onceward.task.steps import Step
+from onceward.task.lifecycle import Step
 
 WATCHED = frozenset(
     {

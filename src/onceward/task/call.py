@@ -15,20 +15,19 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from onceward.task import guard
+from onceward.task import io_guard
 from onceward.task.base import BaseTask
 from onceward.task.exceptions import ConsumerLoopTimeoutException, LoopError, ProducerLoopTimeoutException
+from onceward.task.failure_log import Tracebacks
+from onceward.task.lifecycle import Step
 from onceward.task.loops import LANDING, give_back
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
-from onceward.task.reply import Exited, Failed, Limit
+from onceward.task.ports_asyncio import AsyncPorts
+from onceward.task.ports_threads import BlockingPorts
 from onceward.task.report import Report, StopReason
-from onceward.task.script import Script, drive_async
+from onceward.task.script import Exited, Failed, Limit, Script, drive_async
 from onceward.task.slots import Slots
 from onceward.task.source import Loop, LoopPorts, Source
-from onceward.task.steps import Step
-from onceward.task.tasks import TaskPorts
-from onceward.task.threads import ThreadPorts
-from onceward.task.tracebacks import Tracebacks
 from onceward.task.work import Outcome, Plan, Work
 from onceward.telemetry import logs
 from onceward.telemetry.scope import current_attempt, working_on
@@ -83,11 +82,11 @@ class Call:
         self.context = contextvars.copy_context()
         self.stops_before = task._engine.stops_obeyed
         self.stuck_asking = False
-        self.ports: ThreadPorts | TaskPorts
+        self.ports: BlockingPorts | AsyncPorts
         self.slots: Slots
         self.loop: Loop
 
-    def assemble(self, ports: ThreadPorts | TaskPorts, hand_over: Callable[[Failed], None]) -> None:
+    def assemble(self, ports: BlockingPorts | AsyncPorts, hand_over: Callable[[Failed], None]) -> None:
         """Everything that needs to know how this call waits."""
         task, wiring = self.task, self.wiring
         ports.on_crash = self.crashed
@@ -97,7 +96,7 @@ class Call:
         limited = self.deadline != inf or wiring.policy.loop.transaction_timeout is not None
         plan = Plan(
             task=task.name,
-            main=self._watched(guard.guarded(wiring.main, task)),
+            main=self._watched(io_guard.guarded(wiring.main, task)),
             success=self._watched(wiring.success),
             exception=self._watched(wiring.exception),
             transaction_timeout=wiring.policy.loop.transaction_timeout,
@@ -244,7 +243,7 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
     if wiring.begin is not None:
         wiring.begin()
     call = Call(task, wiring)
-    ports = ThreadPorts(task.clock, task.settings.stuck_grace, call.expired)
+    ports = BlockingPorts(task.clock, task.settings.stuck_grace, call.expired)
     ended: list[StopReason | Exited] = []
     bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -298,7 +297,7 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
     if wiring.begin is not None:
         await wiring.begin()
     call = Call(task, wiring)
-    ports = TaskPorts(task.clock, task.settings.stuck_grace, call.expired)
+    ports = AsyncPorts(task.clock, task.settings.stuck_grace, call.expired)
     ended: asyncio.Future[StopReason | Exited] = asyncio.get_running_loop().create_future()
 
     async def carry(reply: Any) -> None:
