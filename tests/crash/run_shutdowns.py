@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
-from onceward.app.sources import Address
+from onceward.connectors.urls import Address
 from onceward.run.messages import Assignment
 from onceward.run.supervisor import Supervisor
 from onceward.transaction import Transaction

@@ -15,7 +15,7 @@ from onceward.boundary import AsyncBoundaryClient, BoundaryClient, Page
 from onceward.boundary.service import Boundary
 from onceward.boundary.stores.sqlite import SqliteStore
 from onceward.connectors.boundary import AsyncBoundaryConnector, BoundaryConnector
-from onceward.connectors.boundary_facts import as_fact
+from onceward.connectors.boundary.facts import as_fact
 from onceward.testing.clock import FakeClock
 from onceward.transaction import Settlement, Verdict
 from tests.boundary_server import boundary_server

@@ -20,10 +20,10 @@ from typer.testing import CliRunner, Result
 from onceward import Onceward, Transaction
 from onceward.app import counting
 from onceward.app.building import built
-from onceward.app.sources import Address
 from onceward.boundary import BoundaryClient
 from onceward.cli.main import app as commands
 from onceward.connectors.sqlite import SqliteConnector, statements
+from onceward.connectors.urls import Address
 from onceward.deadletters import DeadLetters, Filter, Rca
 from onceward.inbox import Contract, InboxSession
 from onceward.task.report import Report

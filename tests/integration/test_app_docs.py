@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from onceward.app.settings import AppSettings, resolve
-from onceward.app.sources import Address
+from onceward.connectors.urls import Address
 from onceward.testing.contract import examine_consumer
 
 PAGE = Path(__file__).parents[2] / "docs" / "apps.md"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from onceward import Onceward, Transaction
-from onceward.app.sources import Address
+from onceward.connectors.urls import Address
 from onceward.task.exceptions import LoopError, NotSentException
 from onceward.task.report import Report, StopReason
 from onceward.testing import record

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, create_engine, text
 
 from onceward import Onceward, Transaction
 from onceward.app.building import built, built_async
-from onceward.app.sources import Address
+from onceward.connectors.urls import Address
 from onceward.inbox import AsyncInboxSession, Contract, InboxSession, UnprovenConsumerError
 from onceward.task.report import Report
 from tests.boundary_server import boundary_server

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from onceward import Transaction
-from onceward.app.sources import Address, boundary_of, file_of, shown_url, stream_of
 from onceward.connectors.base import ConnectorClosedError
+from onceward.connectors.urls import Address, boundary_of, file_of, shown_url, stream_of
 from onceward.errors import ConfigurationError
 from onceward.transaction import Settlement, Verdict
 from tests.world import World

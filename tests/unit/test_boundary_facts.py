@@ -12,7 +12,7 @@ import pytest
 from onceward import Transaction
 from onceward.boundary import Envelope, Fact, StoredFact
 from onceward.connectors import PayloadError
-from onceward.connectors.boundary_facts import as_body, as_fact, as_transaction
+from onceward.connectors.boundary.facts import as_body, as_fact, as_transaction
 from onceward.connectors.codec import DecodeError, decode
 from onceward.inbox.event import Event
 

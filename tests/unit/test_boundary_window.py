@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceward import Transaction
-from onceward.connectors.boundary_window import WindowQueue
+from onceward.connectors.boundary.window import WindowQueue
 from onceward.connectors.codec import encode
-from onceward.connectors.rules import LeaseRules
+from onceward.connectors.lease_rules import LeaseRules
 from onceward.testing.clock import FakeClock
 from onceward.transaction import Settlement, Verdict
 from tests.world import business, system

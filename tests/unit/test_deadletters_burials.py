@@ -11,8 +11,8 @@ import pytest
 from onceward import Transaction
 from onceward.connectors.burials import burial_of, burial_of_exhumed
 from onceward.connectors.codec import DecodeError, decode, encode
+from onceward.connectors.lease_rules import BurialReason, Exhumed, Mishap
 from onceward.connectors.redriven import transaction_of
-from onceward.connectors.rules import BurialReason, Exhumed, Mishap
 from onceward.deadletters import Category, Failure
 from onceward.errors import ConfigurationError
 from onceward.inbox import Event

@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from onceward.app.functions import Signature
 from onceward.app.settings import AppSettings, Resolved, resolve
-from onceward.app.sources import Address
+from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 

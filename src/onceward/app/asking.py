@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceward.app.building import database_url
-from onceward.app.sources import Address, boundary_of, shown_url
+from onceward.connectors.urls import Address, boundary_of, shown_url
 from onceward.errors import ConfigurationError, OncewardError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from onceward.app.asking import Unreachable, ask_boundary, asking_database
 from onceward.app.books import Balance, Source, strike
 from onceward.app.counting_database import Kept, has_tables
 from onceward.app.counting_streams import count_stream
-from onceward.app.sources import Address, file_of, shown_url
+from onceward.connectors.urls import Address, file_of, shown_url
 from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:

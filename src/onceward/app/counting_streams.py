@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from onceward.app.asking import asking_redis
 from onceward.app.books import Source
-from onceward.app.sources import Address, stream_of
+from onceward.connectors.urls import Address, stream_of
 
 PAGE = 1000
 """Entries that are asked for at once."""
@@ -32,8 +32,8 @@ class Messages(NamedTuple):
 
 def count_stream(source: Address) -> tuple[Source, Messages]:
     """Reads the whole stream."""
-    from onceward.connectors.redis_streams.core import StreamQueue
-    from onceward.connectors.rules import LeaseRules
+    from onceward.connectors.lease_rules import LeaseRules
+    from onceward.connectors.redis_streams.protocol import StreamQueue
 
     server, stream = stream_of(source)
     group = source.settings.get("group", "onceward")

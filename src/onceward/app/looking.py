@@ -8,7 +8,7 @@ from onceward.app.app import Consumer, Onceward
 from onceward.app.asking import Unreachable, ask_boundary, asking_database, asking_redis
 from onceward.app.building import database_url, task_class
 from onceward.app.guarantees import Facts
-from onceward.app.sources import Address, stream_of
+from onceward.connectors.urls import Address, stream_of
 from onceward.inbox.evidence import is_production
 
 if TYPE_CHECKING:

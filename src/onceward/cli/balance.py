@@ -95,7 +95,7 @@ def _accounts(
 
 def _named(source: str, consumer: str | None, database: str | None) -> dict[str, Account]:
     from onceward.app.counting import Account
-    from onceward.app.sources import Address
+    from onceward.connectors.urls import Address
     from onceward.errors import ConfigurationError
 
     if consumer is None:

@@ -126,7 +126,7 @@ def _sink_origin(app: Onceward, producer: Producer) -> str:
 
 
 def _row(name: str, value: Any, origin: str) -> dict[str, Any]:
-    from onceward.app.sources import shown_url
+    from onceward.connectors.urls import shown_url
 
     return {"name": name, "value": shown_url(value) if isinstance(value, str) else value, "origin": origin}
 

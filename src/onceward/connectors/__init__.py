@@ -2,8 +2,8 @@
 
 from onceward.connectors.base import AsyncConnector, Connector, ConnectorClosedError
 from onceward.connectors.codec import DecodeError, PayloadError
+from onceward.connectors.lease_rules import BurialReason, DeadLetter
 from onceward.connectors.memory import AsyncMemoryConnector, MemoryConnector
-from onceward.connectors.rules import BurialReason, DeadLetter
 from onceward.connectors.sqlite import AsyncSqliteConnector, DatabaseBusyError, SqliteConnector
 
 __all__ = [

@@ -11,7 +11,7 @@ import msgspec
 from opentelemetry import trace
 
 from onceward.connectors.codec import DecodeError, decode, encode_with
-from onceward.connectors.rules import BurialReason, Exhumed
+from onceward.connectors.lease_rules import BurialReason, Exhumed
 from onceward.deadletters import Burial, Category, Failure
 from onceward.deadletters.letter import category_of
 from onceward.inbox.event import Event

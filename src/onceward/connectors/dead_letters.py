@@ -18,7 +18,7 @@ from onceward._sync import run_blocking
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.burials import burial_of_exhumed
 from onceward.connectors.codec import DecodeError
-from onceward.connectors.handouts import Handouts
+from onceward.connectors.deliveries import Handouts
 from onceward.connectors.redriven import transaction_of
 from onceward.deadletters import AsyncDeadLetters, Category, DeadLetters
 from onceward.deadletters.core import Ending

@@ -9,16 +9,15 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from heapq import heapify, heappop, heappush
-from threading import RLock
-from typing import ParamSpec, TypeVar
+from threading import Lock, RLock
+from typing import Any, ParamSpec, TypeVar
 
-from onceward.connectors.aio import AsyncLeasingConnector
 from onceward.connectors.base import ConnectorClosedError
-from onceward.connectors.handouts import Held
-from onceward.connectors.leasing import Burial, DeadRow, LeasingConnector, Row
-from onceward.connectors.rules import LeaseRules, OnFailure
+from onceward.connectors.deliveries import Held
+from onceward.connectors.lease_rules import LeaseRules, OnFailure
+from onceward.connectors.leasing import AsyncLeasingConnector, Burial, DeadRow, LeasingConnector, Row
 from onceward.task.exceptions import ExceptionCategory
 
 P = ParamSpec("P")
@@ -269,3 +268,42 @@ class MemoryStore:
             heapify(waiting)
             self._waiting = waiting
         heappush(self._waiting, (visible_at, key))
+
+
+# `memory://name`: one queue for each name of this process, so that a producer's sink is a consumer's source.
+
+
+_stores: dict[str, MemoryStore] = {}
+_lock = Lock()
+
+
+class _Share:
+    """A store of many connectors: closed for the one that was closed, and open for the others."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._closed = False
+
+    def transaction(self, wait: float) -> AbstractContextManager[object]:
+        if self._closed:
+            raise ConnectorClosedError("this memory connector is closed; make a new one to go on")
+        return self._store.transaction(wait)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+class _Async(AsyncMemoryConnector):
+    def __init__(self, wire: LeasingConnector) -> None:
+        self._wire = wire
+        self.lease = wire.lease
+
+
+def open_memory(name: str, settings: dict[str, Any], *, asynchronous: bool) -> Any:
+    with _lock:
+        store = _stores.setdefault(name, MemoryStore())
+    wire = LeasingConnector(_Share(store), LeaseRules(**settings), time.time)
+    return _Async(wire) if asynchronous else wire

@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from onceward.connectors.codec import DecodeError, decode
-from onceward.connectors.metadata import sanitise_metadata
+from onceward.connectors.codec import DecodeError, decode, sanitise_metadata
 from onceward.transaction import Transaction
 
 ENVELOPE = ("event_type", "aggregate_id", "sequence", "schema_version", "traceparent", "tracestate")

@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from onceward.connectors.base import ConnectorClosedError
-from onceward.connectors.redis_streams.coalesce import AsyncCoalescer, Coalescer
-from onceward.connectors.redis_streams.core import Exchange, StreamQueue
+from onceward.connectors.lease_rules import DeadLetter, Exhumed, LeaseRules, OnFailure
+from onceward.connectors.redis_streams.batching import AsyncCoalescer, Coalescer
+from onceward.connectors.redis_streams.protocol import Exchange, StreamQueue
 from onceward.connectors.redis_streams.wire import AsyncWire, Wire
-from onceward.connectors.rules import DeadLetter, Exhumed, LeaseRules, OnFailure
 from onceward.transaction import Settlement, Transaction, Verdict
 
 _log = logging.getLogger(__name__)

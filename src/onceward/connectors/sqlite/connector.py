@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
-from onceward.connectors.leasing import LeasingConnector
-from onceward.connectors.rules import LeaseRules, OnFailure
+from onceward.connectors.base import ConnectorClosedError
+from onceward.connectors.lease_rules import LeaseRules, OnFailure
+from onceward.connectors.leasing import AsyncLeasingConnector, LeasingConnector
 from onceward.connectors.sqlite.database import Database, Synchronous
 from onceward.connectors.sqlite.store import SqliteStore
+from onceward.transaction import Settlement, Transaction, Verdict
 
 
 class SqliteConnector(LeasingConnector):
@@ -40,3 +48,116 @@ class SqliteConnector(LeasingConnector):
             on_failure=on_failure,
         )
         super().__init__(SqliteStore(Database(path, synchronous)), rules, clock)
+
+
+# The connector for asyncio: the same, on a thread of its own.
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class AsyncSqliteConnector(AsyncLeasingConnector):
+    """An `AsyncConnector` over one file; settings as for `SqliteConnector`.
+
+    A call that is cancelled before its turn does not happen. One that is cancelled in the midst ends first;
+    if it was a fetch, what it took is given back.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        lease: float = 60.0,
+        max_deliveries: int = 5,
+        redelivery_delay: float = 1.0,
+        on_failure: OnFailure = "auto",
+        synchronous: Synchronous = "FULL",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(
+            SqliteConnector(
+                path,
+                lease=lease,
+                max_deliveries=max_deliveries,
+                redelivery_delay=redelivery_delay,
+                on_failure=on_failure,
+                synchronous=synchronous,
+                clock=clock,
+            )
+        )
+        self._closed = False
+        self._pid = os.getpid()
+        self._thread = _new_thread()
+
+    async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
+        """As `SqliteConnector.fetch_transactions`. Cancelled, it gives back what it took."""
+        fetch = self._submit(self._wire.fetch_transactions, batch_size, **extra)
+        cancelled = await _end_of(fetch)
+        if cancelled is None:
+            return fetch.result()
+        if not fetch.cancelled() and fetch.exception() is None:
+            await self._give_back(fetch.result())
+        raise cancelled
+
+    async def close_async(self) -> None:
+        """As `SqliteConnector.close`. Calls under way end first."""
+        if not self._closed:
+            closing = self._submit(self._wire.close)
+            self._closed = True
+            self._thread.shutdown(wait=False)  # it ends by itself after the last call
+            cancelled = await _end_of(closing, skippable=False)
+            if cancelled is not None:
+                raise cancelled
+            closing.result()
+
+    async def _call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        call = self._submit(function, *args, **kwargs)
+        cancelled = await _end_of(call)
+        if cancelled is not None:
+            raise cancelled
+        return call.result()
+
+    def _submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        if self._closed:
+            raise ConnectorClosedError("this SQLite connector is closed; make a new one to go on")
+        if self._pid != os.getpid():  # threads do not survive a fork
+            self._pid = os.getpid()
+            self._thread = _new_thread()
+        # The context carries the current span to where the transactions are encoded.
+        return self._thread.submit(copy_context().run, partial(function, *args, **kwargs))
+
+    async def _give_back(self, transactions: Sequence[Transaction]) -> None:
+        try:
+            settling = self._submit(
+                self._wire.settle_transactions,
+                [Settlement(transaction, Verdict.RETURNED) for transaction in transactions],
+            )
+            await _end_of(settling, skippable=False)
+            settling.result()
+        except Exception:  # noqa: BLE001 - the cancellation under way says more
+            _log.warning(
+                "a cancelled fetch could not give back what it took; the leases must run out", exc_info=True
+            )
+
+
+def _new_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="onceward-sqlite")
+
+
+async def _end_of(call: Future[Any], *, skippable: bool = True) -> asyncio.CancelledError | None:
+    """Wait until the call has ended, or will never begin. Returns the cancellation that came meanwhile."""
+    ended = asyncio.wrap_future(call)
+    cancelled: asyncio.CancelledError | None = None
+    while not ended.done():
+        try:
+            await asyncio.wait([ended])
+        except asyncio.CancelledError as error:
+            cancelled = error
+            if skippable:
+                call.cancel()  # does nothing to a call that has begun
+    if not ended.cancelled():
+        ended.exception()  # seen: asyncio need not report it
+    return cancelled

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from onceward.connectors.handouts import Held
+from onceward.connectors.deliveries import Held
 from onceward.connectors.leasing import Burial, DeadRow, Row
 from onceward.connectors.sqlite import statements as sql
 from onceward.connectors.sqlite.database import Database

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from onceward.connectors.redis_streams.core import Entry
+from onceward.connectors.redis_streams.protocol import Entry
 
 LOAD = 100
 """Entries of several callers that travel together, more or less; one caller's always do. Redis does nothing else

@@ -19,11 +19,12 @@ from onceward._sync import run_blocking
 from onceward.boundary.client import AsyncBoundaryClient, BoundaryClient
 from onceward.boundary.errors import InvalidArgument
 from onceward.boundary.model import LARGEST_PAGE, Envelope, Fact, Page, StoredFact, check_consumer
+from onceward.boundary.tls import Tls
 from onceward.connectors.base import ConnectorClosedError
-from onceward.connectors.boundary_facts import as_body, as_fact
-from onceward.connectors.boundary_window import WindowQueue
-from onceward.connectors.metadata import current_trace_context
-from onceward.connectors.rules import DeadLetter, Exhumed, LeaseRules, OnFailure
+from onceward.connectors.boundary.facts import as_body, as_fact
+from onceward.connectors.boundary.window import WindowQueue
+from onceward.connectors.codec import current_trace_context
+from onceward.connectors.lease_rules import DeadLetter, Exhumed, LeaseRules, OnFailure
 from onceward.errors import ConfigurationError
 from onceward.transaction import Settlement, Transaction
 
@@ -366,3 +367,27 @@ def _check_settings(consumer_name: str | None, from_zone: str | None, to_zone: s
             check_consumer(consumer_name)
         except InvalidArgument as error:
             raise ConfigurationError(str(error)) from None
+
+
+# `boundary+http://…`: connectors that close the client which was made for them.
+
+
+class _Own(BoundaryConnector):
+    def close(self) -> None:
+        super().close()
+        self._client.close()
+
+
+class _AsyncOwn(AsyncBoundaryConnector):
+    async def close_async(self) -> None:
+        await super().close_async()
+        await self._client.close()
+
+
+def open_boundary(
+    url: str, consumer: str | None, tls: dict[str, str], settings: dict[str, Any], *, asynchronous: bool
+) -> Any:
+    files = Tls(**tls) if tls else None
+    if asynchronous:
+        return _AsyncOwn(AsyncBoundaryClient(url, tls=files), consumer, **settings)
+    return _Own(BoundaryClient(url, tls=files), consumer, **settings)

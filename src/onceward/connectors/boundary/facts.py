@@ -24,8 +24,13 @@ from onceward.boundary.canonical import canonical
 from onceward.boundary.client import fact_of
 from onceward.boundary.errors import InvalidArgument
 from onceward.boundary.model import Envelope, Fact, StoredFact, check_append
-from onceward.connectors.codec import PayloadError, encode_with
-from onceward.connectors.metadata import is_credential, sanitise_metadata, with_trace_context
+from onceward.connectors.codec import (
+    PayloadError,
+    encode_with,
+    is_credential,
+    sanitise_metadata,
+    with_trace_context,
+)
 from onceward.transaction import Transaction
 
 _log = logging.getLogger(__name__)

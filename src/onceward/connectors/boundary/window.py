@@ -13,9 +13,9 @@ from itertools import takewhile
 
 import msgspec
 
+from onceward.connectors.lease_rules import Exhumed, LeaseRules
 from onceward.connectors.leasing import LeasingConnector
 from onceward.connectors.memory import MemoryStore
-from onceward.connectors.rules import Exhumed, LeaseRules
 
 
 class Window(MemoryStore):

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from onceward.connectors.rules import LeaseRules
+from onceward.connectors.lease_rules import LeaseRules
 from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _check_boundary(address: Address) -> None:
 
 def _open_boundary(address: Address, asynchronous: bool) -> Any:
     with _needing("connectrpc", "boundary"), _needing("pyqwest", "boundary"):
-        from onceward.app.boundaries import open_boundary
+        from onceward.connectors.boundary.connector import open_boundary
 
     settings = dict(address.settings)
     consumer = settings.pop("consumer", None)
@@ -236,7 +236,7 @@ def _check_memory(address: Address) -> None:
 
 
 def _open_memory(address: Address, asynchronous: bool) -> Any:
-    from onceward.app.memories import open_memory
+    from onceward.connectors.memory import open_memory
 
     return open_memory(address.place, address.settings, asynchronous=asynchronous)
 

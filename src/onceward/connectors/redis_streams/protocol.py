@@ -18,21 +18,80 @@ from typing import Any
 
 import msgspec
 
-from onceward.connectors.codec import DecodeError, decode, encode_with
-from onceward.connectors.handouts import Handout, Handouts
-from onceward.connectors.metadata import current_trace_context
-from onceward.connectors.redis_streams import lua
-from onceward.connectors.redis_streams.entries import as_str, body_of, dead_letter, exhumed, named
-from onceward.connectors.redis_streams.wire import Command
-from onceward.connectors.rules import (
+from onceward.connectors.codec import DecodeError, current_trace_context, decode, encode_with
+from onceward.connectors.deliveries import Handout, Handouts
+from onceward.connectors.lease_rules import (
     BurialReason,
     Bury,
+    DeadLetter,
+    Exhumed,
     LeaseRules,
     as_text,
     mishap,
+    mishaps,
 )
+from onceward.connectors.redis_streams import scripts
+from onceward.connectors.redis_streams.wire import Command
 from onceward.errors import ConfigurationError
+from onceward.task.exceptions import ExceptionCategory
 from onceward.transaction import Settlement, Transaction, Verdict
+
+# What stands in an entry: names and values as Redis sends them, and a dead letter among them.
+
+
+def body_of(fields: Sequence[Any]) -> Any:
+    """The field `body` of a flat list of names and values, where it usually stands; None if it is not there."""
+    if len(fields) == 4 and fields[2] == b"body":
+        return fields[3]
+    return named(fields).get("body")
+
+
+def named(flat: Sequence[Any]) -> dict[str, Any]:
+    """A flat list of names and values, as a dict."""
+    return {as_str(name): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
+
+
+def as_str(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def dead_letter(fields: dict[str, Any]) -> DeadLetter:
+    try:
+        transaction = decode(fields["body"])
+    except DecodeError:
+        transaction = None
+    category = as_str(fields["category"])
+    return DeadLetter(
+        transaction_id=transaction.id if transaction else as_str(fields["id"]) or None,
+        transaction=transaction,
+        reason=BurialReason(as_str(fields["reason"])),
+        category=ExceptionCategory(category) if category else None,
+        error=as_str(fields["error"]) or None,
+        deliveries=int(fields["deliveries"]),
+        enqueued_at=_moment(fields["enqueued_at"]),
+        died_at=_moment(fields["died_at"]),
+    )
+
+
+def exhumed(key: str, fields: dict[str, Any]) -> Exhumed:
+    letter = dead_letter(fields)
+    return Exhumed(
+        key=key,
+        body=fields["body"],
+        transaction_id=letter.transaction_id,
+        reason=letter.reason,
+        category=letter.category,
+        error=letter.error,
+        deliveries=letter.deliveries,
+        enqueued_at=letter.enqueued_at.timestamp(),
+        died_at=letter.died_at.timestamp(),
+        history=mishaps(as_str(fields.get("history", b""))),
+    )
+
+
+def _moment(milliseconds: bytes) -> datetime:
+    return datetime.fromtimestamp(int(milliseconds) / 1000, UTC)
+
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +209,7 @@ class StreamQueue:
         arguments = (
             self.group, self.consumer, self._lease_ms, count, self.rules.suspect_after, self.rules.max_deliveries,
         )  # fmt: skip
-        reply = yield from self._evaluate(lua.CLAIM, arguments)
+        reply = yield from self._evaluate(scripts.CLAIM, arguments)
         served, buried, alone = reply or ((), (), 0)
         self._recover_at = time.monotonic() + min(RECOVER_INTERVAL, self.rules.lease / 4)
         for entry, reason, name in buried:
@@ -212,7 +271,7 @@ class StreamQueue:
         """Append them, all or none, in one round trip."""
         limit = "" if self._maxlen is None else self._maxlen
         packed = msgspec.msgpack.encode([(name, _as_text_of_bytes(body)) for name, body in entries])
-        yield from self._evaluate(lua.ADD, (limit, packed))
+        yield from self._evaluate(scripts.ADD, (limit, packed))
 
     # ── settling ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -284,7 +343,7 @@ class StreamQueue:
         """Answers the entries that were not held any more."""
         packed = msgspec.msgpack.encode(verdicts)
         arguments = (self.group, self.consumer, self._parked, self._lease_ms, packed)
-        lost = yield from self._evaluate(lua.SETTLE, arguments)
+        lost = yield from self._evaluate(scripts.SETTLE, arguments)
         return [entry.encode() for entry, *_ in verdicts] if lost is None else lost
 
     # ── looking ─────────────────────────────────────────────────────────────────────────────────────────
