@@ -17,8 +17,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from onceward import AsyncConsumerTask, ConsumerTask, Transaction
 from onceward.boundary import AsyncBoundaryClient, BoundaryClient
 from onceward.connectors.boundary import AsyncBoundaryConnector, BoundaryConnector
-from onceward.connectors.dead_letters import AsyncWithDeadLetters, WithDeadLetters
 from onceward.deadletters import AsyncDeadLetters, DeadLetters
+from onceward.deadletters.source import AsyncWithDeadLetters, WithDeadLetters
 from onceward.inbox import AsyncInbox, Contract, Inbox
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from tests.world import consuming

@@ -11,10 +11,10 @@ from sqlalchemy import create_engine
 
 from onceward import ConsumerTask, Transaction
 from onceward.connectors import SqliteConnector
-from onceward.connectors import dead_letters as wrapper
-from onceward.connectors.dead_letters import WithDeadLetters
-from onceward.deadletters import DeadLetters, Filter, Rca, burying
-from onceward.deadletters.core import Core
+from onceward.deadletters import DeadLetters, Filter, Rca, burial
+from onceward.deadletters import source as wrapper
+from onceward.deadletters.operations import DeadLetterOperations
+from onceward.deadletters.source import WithDeadLetters
 from onceward.inbox import Contract, Inbox
 from onceward.storage.sql import Sql
 from onceward.task.exceptions import ExceptionCategory, TransactionException
@@ -79,13 +79,13 @@ def redrive(orders: Orders) -> None:
 
 def arm(point: str) -> None:
     if point == "burying":  # the row is written, and nothing is committed
-        after(burying, "bury")
+        after(burial, "bury")
     elif point == "buried":
-        after_async(Core, "bury")
+        after_async(DeadLetterOperations, "bury")
     elif point == "settling":  # the handler's writes are committed, and the store does not know
-        Core.settle = die  # type: ignore[method-assign, assignment]
+        DeadLetterOperations.settle = die  # type: ignore[method-assign, assignment]
     elif point == "settled":
-        after_async(Core, "settle")
+        after_async(DeadLetterOperations, "settle")
     elif point == "scheduling":
         after(Sql, "many")
 

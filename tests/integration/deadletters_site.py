@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onceward.connectors import dead_letters as wrapper
-from onceward.deadletters import core
+from onceward.deadletters import operations
+from onceward.deadletters import source as wrapper
 from onceward.storage.sql import Sql
 from tests.integration.deadletters_world import Letters
 
@@ -28,6 +28,6 @@ class OnVirtualClock(Sql):
 @pytest.fixture
 def letters(database: Database, monkeypatch: pytest.MonkeyPatch) -> Letters:
     """An empty store, on each database, in threads and in asyncio, whose time only the test moves."""
-    monkeypatch.setattr(core, "Sql", OnVirtualClock)
+    monkeypatch.setattr(operations, "Sql", OnVirtualClock)
     monkeypatch.setattr(wrapper, "LOOK_EVERY", 0.0)
     return Letters(database)

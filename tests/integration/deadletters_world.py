@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from onceward import AsyncConsumerTask, ConsumerTask, Transaction
 from onceward.connectors import AsyncMemoryConnector, MemoryConnector
-from onceward.connectors.dead_letters import AsyncWithDeadLetters, WithDeadLetters
 from onceward.deadletters import (
     AsyncDeadLetters,
     Burial,
@@ -19,8 +18,9 @@ from onceward.deadletters import (
     Filter,
     Rca,
 )
-from onceward.deadletters.core import Ending
-from onceward.deadletters.handing import Handout
+from onceward.deadletters.operations import Ending
+from onceward.deadletters.redrive_leases import Handout
+from onceward.deadletters.source import AsyncWithDeadLetters, WithDeadLetters
 from onceward.inbox import AsyncInbox, Contract, Inbox
 from onceward.task.report import Report
 from onceward.testing.clock import FakeClock

@@ -18,8 +18,8 @@ from typer.testing import CliRunner, Result
 
 from onceward.cli.letters import seconds
 from onceward.cli.main import app
-from onceward.connectors.burials import burial_of
 from onceward.deadletters import Category, DeadLetters, Filter, Status
+from onceward.deadletters.burial import burial_of
 from onceward.inbox import Inbox
 from tests.integration.deadletters_world import burial, contract, order
 

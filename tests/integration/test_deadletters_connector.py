@@ -13,11 +13,11 @@ import pytest
 
 from onceward import Transaction
 from onceward.connectors import MemoryConnector, SqliteConnector
-from onceward.connectors.burials import burial_of
 from onceward.connectors.codec import encode_with
-from onceward.connectors.dead_letters import AsyncWithDeadLetters, WithDeadLetters
 from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector
 from onceward.deadletters import Category, Filter, Status
+from onceward.deadletters.burial import burial_of
+from onceward.deadletters.source import AsyncWithDeadLetters, WithDeadLetters
 from onceward.errors import ConfigurationError
 from onceward.queue.messages import QueueMessage
 from onceward.task.exceptions import ExceptionCategory, TransactionException

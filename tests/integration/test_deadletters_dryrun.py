@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from onceward import AsyncConsumerTask, ConsumerTask, Transaction
-from onceward.deadletters.dryrun import Outcome, Prediction, dry_run, dry_run_async
+from onceward.deadletters.dry_run import Outcome, Prediction, dry_run, dry_run_async
 from onceward.errors import ConfigurationError
 from onceward.inbox import Contract
 from onceward.task.exceptions import ExceptionCategory, TransactionException
@@ -106,7 +106,7 @@ def test_a_changed_row_goes_and_comes(letters: Letters) -> None:
 def test_of_a_large_table_only_the_statements_are_shown(
     letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onceward.deadletters.rowdiff.SMALL", 1)
+    monkeypatch.setattr("onceward.deadletters.dry_run.SMALL", 1)
     prediction = Trial(letters, insert).one()
     assert (prediction.statements[0].rows, prediction.tables) == (1, ())
 

@@ -79,7 +79,7 @@ def test_whatever_happens_no_purge_takes_what_must_stay(letters: Letters) -> Non
 
 
 def test_a_purge_goes_in_steps_each_with_its_line(letters: Letters, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onceward.deadletters.core.PURGE_STEP", 2)
+    monkeypatch.setattr("onceward.deadletters.operations.PURGE_STEP", 2)
     settle_all(letters, *(f"m{number}" for number in range(5)))
     letters.advance(91 * DAY)
     assert letters.purge(operator="ann") == 5

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from onceward import Transaction
-from onceward.connectors.burials import burial_of, burial_of_exhumed
 from onceward.connectors.codec import DecodeError, decode, encode
 from onceward.connectors.lease_rules import BurialReason, Exhumed, Mishap
-from onceward.connectors.redriven import transaction_of
 from onceward.deadletters import Category, Failure
+from onceward.deadletters.burial import burial_of, burial_of_exhumed
+from onceward.deadletters.source import transaction_of
 from onceward.errors import ConfigurationError
 from onceward.inbox import Event
 from onceward.inbox.exceptions import Breach, ContractError

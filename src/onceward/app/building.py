@@ -116,8 +116,8 @@ async def _built(
 
 
 async def _with_dead_letters(connector: Any, engine: Any, consumer: Consumer, asynchronous: bool) -> Any:
-    from onceward.connectors.dead_letters import AsyncWithDeadLetters, WithDeadLetters
     from onceward.deadletters import AsyncDeadLetters, DeadLetters
+    from onceward.deadletters.source import AsyncWithDeadLetters, WithDeadLetters
 
     letters = AsyncDeadLetters(engine) if asynchronous else DeadLetters(engine)
     await _done(letters.migrate())

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from onceward.deadletters import DeadLetters, Filter
-    from onceward.deadletters.dryrun import Prediction
+    from onceward.deadletters.dry_run import Prediction
     from onceward.transaction import Transaction
 
 
@@ -23,9 +23,9 @@ def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, a
     """Show it. Returns the exit code: whether any letter would die again."""
     from onceward._sync import run_blocking
     from onceward.connectors.codec import DecodeError
-    from onceward.deadletters.dryrun import Outcome, Prediction
-    from onceward.deadletters.rcas import RedriveRefusedError
+    from onceward.deadletters.dry_run import Outcome, Prediction
     from onceward.deadletters.redrive import RATE, check
+    from onceward.deadletters.root_causes import RedriveRefusedError
 
     check(wanted, 0, RATE)
     engine: Any = letters._core._ports.engine  # type: ignore[attr-defined]
@@ -58,7 +58,7 @@ def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, a
 
 def _transaction(letters: DeadLetters, letter: Any) -> Transaction:
     from onceward._sync import run_blocking
-    from onceward.connectors.redriven import transaction_of
+    from onceward.deadletters.source import transaction_of
 
     return transaction_of(
         letters.body(letter.id),
@@ -112,7 +112,7 @@ def _takes_nothing(function: Any) -> bool:
 
 
 def _predicted(task: Any, transactions: list[Transaction], engine: Engine) -> list[Prediction]:
-    from onceward.deadletters.dryrun import dry_run
+    from onceward.deadletters.dry_run import dry_run
 
     if not task._asynchronous:
         return dry_run(task, transactions, engine)
@@ -124,7 +124,7 @@ def _predicted(task: Any, transactions: list[Transaction], engine: Engine) -> li
 async def _predicted_async(task: Any, transactions: list[Transaction], engine: Engine) -> list[Prediction]:
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    from onceward.deadletters.dryrun import dry_run_async
+    from onceward.deadletters.dry_run import dry_run_async
 
     driver = "sqlite+aiosqlite" if engine.dialect.name == "sqlite" else "postgresql+psycopg"
     made = create_async_engine(engine.url.set(drivername=driver))

@@ -1,10 +1,10 @@
 """What failed for good, whoever buried it: kept with its history, seen, mended, and sent again safely."""
 
-from onceward.deadletters.faces import AsyncDeadLetters, DeadLetters
-from onceward.deadletters.filters import Filter
+from onceward.deadletters.dead_letters import AsyncDeadLetters, DeadLetters
 from onceward.deadletters.letter import Burial, Category, DeadLetter, Failure, Status
-from onceward.deadletters.rcas import Rca, RedriveRefusedError
+from onceward.deadletters.queries import Filter
 from onceward.deadletters.redrive import Redrive
+from onceward.deadletters.root_causes import Rca, RedriveRefusedError
 
 __all__ = [
     "AsyncDeadLetters",

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from onceward.db.transaction import DbTransaction
-from onceward.deadletters import audit, rcas
-from onceward.deadletters.filters import Filter
-from onceward.deadletters.handing import pace_lock
+from onceward.deadletters import audit, root_causes
 from onceward.deadletters.letter import Category, Status, storable
-from onceward.deadletters.rcas import Rca, RedriveRefusedError
+from onceward.deadletters.queries import Filter
+from onceward.deadletters.redrive_leases import pace_lock
+from onceward.deadletters.root_causes import Rca, RedriveRefusedError
 from onceward.storage.sql import Sql, wait_for_lock
 
 RATE = 100
@@ -56,7 +56,7 @@ def redrive(
     operator = audit.check_operator(operator)
     assert wanted.consumer is not None
     wait_for_lock(transaction, pace_lock(wanted.consumer))
-    rcas.lock(transaction, rows)
+    root_causes.lock(transaction, rows)
     made = _made_before(transaction, rows, wanted, redrive_id)
     if made is not None:
         return made
@@ -67,7 +67,7 @@ def redrive(
         raise RedriveRefusedError(nothing_fits(transaction, rows, wanted))
     remaining = _REMAINING.replace("{condition}", condition)
     left = int(rows.run(transaction, remaining, **values).scalar_one()) - len(ids)
-    rca_id = rcas.use(transaction, rows, rca, operator)
+    rca_id = root_causes.use(transaction, rows, rca, operator)
     redrive_id = redrive_id or uuid.uuid4().hex
     times = _times(transaction, rows, wanted.consumer, rate, len(ids))
     common = {"rca": rca_id, "redrive": redrive_id, "rate": rate}

@@ -23,8 +23,8 @@ from onceward.cli.demo.journal import JournaledConnector
 from onceward.cli.demo.setup import CONSUMER, MAX_DELIVERIES, Setup
 from onceward.cli.demo.tasks import ShipOrder, consuming
 from onceward.connectors.boundary import BoundaryConnector
-from onceward.connectors.dead_letters import WithDeadLetters
 from onceward.deadletters import DeadLetters
+from onceward.deadletters.source import WithDeadLetters
 from onceward.inbox import Inbox
 
 

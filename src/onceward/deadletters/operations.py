@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from onceward.db.transaction import DbTransaction
-from onceward.deadletters import alerts, audit, burying, handing, rcas, store
+from onceward.deadletters import alerts, audit, burial, queries, redrive_leases, root_causes
 from onceward.deadletters.audit import Verdict
-from onceward.deadletters.filters import Filter
-from onceward.deadletters.handing import Handout
 from onceward.deadletters.letter import Burial, DeadLetter, storable
-from onceward.deadletters.rcas import Rca
+from onceward.deadletters.queries import Filter
 from onceward.deadletters.redrive import Redrive, nothing_fits, redrive, redrives
+from onceward.deadletters.redrive_leases import Handout
+from onceward.deadletters.root_causes import Rca
 from onceward.errors import ConfigurationError
 from onceward.inbox.stores import store_of
 from onceward.storage import migrations
@@ -35,7 +35,7 @@ class Ending(NamedTuple):
     delay: float = 0.0
 
 
-class Core:
+class DeadLetterOperations:
     def __init__(self, ports: StoragePorts, clock: Callable[[], float]) -> None:
         self._ports = ports
         self._schema = store_of(ports.dialect, clock)
@@ -56,7 +56,7 @@ class Core:
         """All or none, durable when this returns. Returns how many deaths were new."""
 
         def bury(transaction: DbTransaction) -> list[alerts.Told]:
-            new = [each for each in burials if burying.bury(transaction, self._rows, each)]
+            new = [each for each in burials if burial.bury(transaction, self._rows, each)]
             return alerts.raised_by(transaction, self._rows, new)
 
         told = await self._transact(bury)
@@ -64,19 +64,19 @@ class Core:
         return len(told)
 
     async def find(self, wanted: Filter, limit: int, after: int = 0) -> list[DeadLetter]:
-        return await self._transact(store.find, self._rows, wanted, limit, after)
+        return await self._transact(queries.find, self._rows, wanted, limit, after)
 
     async def count(self, wanted: Filter) -> int:
-        return await self._transact(store.count, self._rows, wanted)
+        return await self._transact(queries.count, self._rows, wanted)
 
     async def body(self, letter_id: int) -> bytes:
-        body = await self._transact(store.body, self._rows, letter_id)
+        body = await self._transact(queries.body, self._rows, letter_id)
         if body is None:
             raise ConfigurationError(f"there is no dead letter {letter_id}")
         return body
 
     async def event_at(self, letter_id: int) -> float | None:
-        return await self._transact(store.event_at, self._rows, letter_id)
+        return await self._transact(queries.event_at, self._rows, letter_id)
 
     async def redrive(
         self, wanted: Filter, rca: Rca | int, rate: int, operator: str, redrive_id: str | None
@@ -90,18 +90,18 @@ class Core:
         return await self._transact(redrives, self._rows, limit)
 
     async def rcas(self, limit: int) -> list[dict[str, Any]]:
-        return await self._transact(rcas.last, self._rows, limit)
+        return await self._transact(root_causes.last, self._rows, limit)
 
     async def discard(self, wanted: Filter, reason: str, operator: str) -> int:
-        return await self._audited(operator, "discard", wanted, reason, store.discard, wanted)
+        return await self._audited(operator, "discard", wanted, reason, queries.discard, wanted)
 
     async def hold(self, wanted: Filter, reason: str, operator: str) -> int:
         return await self._audited(
-            operator, "hold", wanted, reason, store.set_hold, wanted, storable(reason or "")
+            operator, "hold", wanted, reason, queries.set_hold, wanted, storable(reason or "")
         )
 
     async def release(self, wanted: Filter, reason: str, operator: str) -> int:
-        return await self._audited(operator, "release", wanted, reason, store.set_hold, wanted, None)
+        return await self._audited(operator, "release", wanted, reason, queries.set_hold, wanted, None)
 
     async def _audited(
         self,
@@ -133,7 +133,7 @@ class Core:
         audit.check_operator(operator)
 
         def step(transaction: DbTransaction) -> int:
-            removed = store.purge(transaction, self._rows, PURGE_STEP)
+            removed = queries.purge(transaction, self._rows, PURGE_STEP)
             if removed or not total:
                 audit.note(transaction, self._rows, operator, "purge", {"letters": removed})
             return removed
@@ -144,7 +144,7 @@ class Core:
         return total
 
     async def stats(self) -> list[dict[str, Any]]:
-        return await self._transact(store.stats, self._rows)
+        return await self._transact(queries.stats, self._rows)
 
     async def note(self, operator: str, action: str, details: dict[str, Any]) -> None:
         """A line in the audit about something that changes nothing here."""
@@ -159,18 +159,18 @@ class Core:
     # ── handing out again, for the connector ────────────────────────────────────────────────────────────
 
     async def hand_out(self, consumer: str, size: int, lease: float) -> list[Handout]:
-        handed = await self._transact(handing.hand_out, self._rows, consumer, size, lease)
+        handed = await self._transact(redrive_leases.hand_out, self._rows, consumer, size, lease)
         for message_id in handed.poisoned:
-            alerts.redriven(consumer, message_id, "poisoned", handing.NEVER_ENDED)
+            alerts.redriven(consumer, message_id, "poisoned", redrive_leases.NEVER_ENDED)
         return handed.handouts
 
     async def settle(self, consumer: str, endings: Sequence[Ending]) -> list[Handout]:
         """All or none. Returns those that were in other hands."""
 
         def settle(transaction: DbTransaction) -> list[Handout]:
-            rcas.lock(transaction, self._rows)
+            root_causes.lock(transaction, self._rows)
             lost = [each.handout for each in endings if not self._end(transaction, each)]
-            rcas.close_settled(transaction, self._rows)
+            root_causes.close_settled(transaction, self._rows)
             return lost
 
         lost = await self._transact(settle)
@@ -183,11 +183,11 @@ class Core:
     def _end(self, transaction: DbTransaction, ending: Ending) -> bool:
         handout = ending.handout
         if ending.how == "done":
-            return handing.succeed(transaction, self._rows, handout)
+            return redrive_leases.succeed(transaction, self._rows, handout)
         if ending.how == "returned":
-            return handing.give_back(transaction, self._rows, handout, ending.delay)
+            return redrive_leases.give_back(transaction, self._rows, handout, ending.delay)
         error = storable(ending.error)
-        return handing.die_again(transaction, self._rows, handout, ending.category, error)
+        return redrive_leases.die_again(transaction, self._rows, handout, ending.category, error)
 
     async def extend(self, handouts: Sequence[Handout], lease: float) -> list[Handout]:
-        return await self._transact(handing.extend, self._rows, handouts, lease)
+        return await self._transact(redrive_leases.extend, self._rows, handouts, lease)

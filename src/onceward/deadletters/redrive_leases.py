@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from onceward.db.transaction import DbTransaction
-from onceward.deadletters import rcas
-from onceward.deadletters.burying import KEPT_SECONDS
+from onceward.deadletters import root_causes
+from onceward.deadletters.burial import KEPT_SECONDS
 from onceward.deadletters.letter import Failure, as_text, history_of, moment
 from onceward.storage.sql import Sql, wait_for_lock
 
@@ -117,7 +117,7 @@ def _lease(transaction: DbTransaction, rows: Sql, row: dict[str, Any], lost: int
 
 
 def _poison(transaction: DbTransaction, rows: Sql, row: dict[str, Any]) -> None:
-    rcas.lock(transaction, rows)
+    root_causes.lock(transaction, rows)
     history = _told(rows, transaction, row, NEVER_ENDED, "poison")
     _die(transaction, rows, row, "poison", "never ended", row["error"], history)
 
@@ -135,7 +135,7 @@ def _die(
     values = {"category": category, "reason": reason, "error": error, "history": history}
     rows.run(transaction, _DIE, id=row["id"], keep_until=keep_until, **values)
     rows.run(transaction, _COUNT_DEATH, id=row["id"])
-    rcas.reopen(transaction, rows, row["id"])
+    root_causes.reopen(transaction, rows, row["id"])
 
 
 def _told(

@@ -6,17 +6,19 @@ first of them. Numbers that a database gives out for good, such as those of a Po
 
 from __future__ import annotations
 
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from sqlalchemy import event
 
 from onceward._sync import run_blocking
 from onceward.db import SessionError
 from onceward.db.transaction import DbTransaction
-from onceward.deadletters.rowdiff import Change, Diff, RowWatch
 from onceward.errors import ConfigurationError
 from onceward.inbox import sequencing
 from onceward.inbox.attempts import Start, poisoned
@@ -44,6 +46,107 @@ from onceward.transaction import Transaction
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
+
+
+# What a handler changes in the database, seen from inside its transaction.
+
+
+SMALL = 500
+"""Rows of a table that is compared row by row."""
+LONGEST = 200
+"""Characters shown of a value."""
+
+_WRITE = re.compile(
+    r"""^(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:with\b.*?\)\s*)?
+        (insert|update|delete|replace|merge)\b(?:\s+or\s+\w+)?(?:\s+(?:into|from|only))*
+        \s+((?:"[^"]+"|[\w$]+)(?:\.(?:"[^"]+"|[\w$]+))?)""",
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+
+
+class Change(msgspec.Struct, frozen=True):
+    """All statements of one kind on one table."""
+
+    table: str
+    verb: str
+    statements: int
+    rows: int
+
+
+class Diff(msgspec.Struct, frozen=True):
+    """The rows of a small table that come and go. A changed row does both."""
+
+    table: str
+    added: tuple[dict[str, Any], ...]
+    removed: tuple[dict[str, Any], ...]
+
+
+class RowWatch:
+    """`begin`, then the handler, then `end`, all in one transaction, which is rolled back by somebody else."""
+
+    def __init__(self) -> None:
+        self._statements: Counter[tuple[str, str]] = Counter()
+        self._rows: Counter[tuple[str, str]] = Counter()
+        self.diffs: list[Diff] = []
+
+    def begin(self, transaction: DbTransaction) -> None:
+        connection = transaction.connection
+        connection.exec_driver_sql("SAVEPOINT onceward_dry_run")
+        event.listen(connection, "after_cursor_execute", self._executed)
+
+    def end(self, transaction: DbTransaction) -> None:
+        """Look at the tables as they are, go back to where it began, and look at them once more."""
+        connection = transaction.connection
+        event.remove(connection, "after_cursor_execute", self._executed)
+        tables = list(dict.fromkeys(table for table, _ in self._statements))
+        after = {table: self._read(transaction, table) for table in tables}
+        connection.exec_driver_sql("ROLLBACK TO SAVEPOINT onceward_dry_run")
+        for table, new in after.items():
+            old = self._read(transaction, table)
+            if old is not None and new is not None:
+                added, removed = _difference(new, old), _difference(old, new)
+                self.diffs.append(Diff(table, added, removed))
+
+    def changes(self) -> tuple[Change, ...]:
+        return tuple(
+            Change(table, verb, number, self._rows[table, verb])
+            for (table, verb), number in self._statements.items()
+        )
+
+    def _executed(
+        self, connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
+    ) -> None:
+        found = _WRITE.match(statement)
+        if found is None:
+            return
+        written = (found[2], found[1].lower())
+        self._statements[written] += 1
+        self._rows[written] += max(cursor.rowcount, 0)
+
+    def _read(self, transaction: DbTransaction, table: str) -> list[dict[str, Any]] | None:
+        """All rows, as text; None for a table that is not small."""
+        result = transaction.connection.exec_driver_sql(f"SELECT * FROM {table} LIMIT {SMALL + 1}")
+        rows = [{name: _shown(value) for name, value in row.items()} for row in result.mappings()]
+        return rows if len(rows) <= SMALL else None
+
+
+def _difference(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Those that the others have not, or have less often."""
+    left = Counter(repr(row) for row in others)
+    missing = []
+    for row in rows:
+        if left[repr(row)]:
+            left[repr(row)] -= 1
+        else:
+            missing.append(row)
+    return tuple(missing)
+
+
+def _shown(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = value.hex() if isinstance(value, bytes | memoryview) else str(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 class Outcome(StrEnum):

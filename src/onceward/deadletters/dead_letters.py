@@ -10,11 +10,11 @@ from sqlalchemy import Engine
 
 from onceward._sync import run_blocking
 from onceward.deadletters.audit import Verdict
-from onceward.deadletters.core import Core
-from onceward.deadletters.filters import Filter
 from onceward.deadletters.letter import Burial, DeadLetter
-from onceward.deadletters.rcas import Rca
+from onceward.deadletters.operations import DeadLetterOperations
+from onceward.deadletters.queries import Filter
 from onceward.deadletters.redrive import RATE, Redrive
+from onceward.deadletters.root_causes import Rca
 from onceward.errors import ConfigurationError
 from onceward.storage.ports import AsyncStoragePorts, BlockingStoragePorts
 
@@ -46,7 +46,7 @@ class DeadLetters:
                 f"DeadLetters needs an Engine as create_engine makes it, not {engine!r}; an AsyncEngine goes to "
                 "AsyncDeadLetters"
             )
-        self._core = Core(BlockingStoragePorts(_read_committed(engine)), clock)
+        self._core = DeadLetterOperations(BlockingStoragePorts(_read_committed(engine)), clock)
 
     def migrate(self) -> list[str]:
         """Make the tables, or bring them up to date. Returns the names of what was applied."""
@@ -128,7 +128,7 @@ class AsyncDeadLetters:
                 f"AsyncDeadLetters needs an AsyncEngine as create_async_engine makes it, not {engine!r}; an Engine "
                 "goes to DeadLetters"
             )
-        self._core = Core(AsyncStoragePorts(_read_committed(engine)), clock)
+        self._core = DeadLetterOperations(AsyncStoragePorts(_read_committed(engine)), clock)
 
     async def migrate(self) -> list[str]:
         return await self._core.migrate()
