@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from onceward.inbox import Breach, ContractError
-from onceward.inbox.core import Core
-from onceward.inbox.session import InboxSession
+from onceward.inbox.processor import EventProcessor
+from onceward.inbox.sessions import InboxSession
 from onceward.inbox.stores import base, postgresql, sqlite
 from onceward.inbox.stores.base import Store
-from onceward.inbox.stores.rows import Found
+from onceward.inbox.stores.types import Found
 from onceward.testing.inbox import InboxConformance
 from onceward.testing.inbox.samples import contract, event, never, write
 from tests import inbox_databases
@@ -98,26 +98,26 @@ def no_digest(patch: pytest.MonkeyPatch) -> None:
 
 def mark_before_run(patch: pytest.MonkeyPatch) -> None:
     """The record is committed before the handler runs: what fails then is lost."""
-    in_transaction = Core._in_transaction
+    in_transaction = EventProcessor._in_transaction
 
-    async def marked(self: Core, contract: Any, key: Any, digest: bytes, *more: Any) -> Any:
+    async def marked(self: EventProcessor, contract: Any, key: Any, digest: bytes, *more: Any) -> Any:
         try:
             return await in_transaction(self, contract, key, digest, *more)
         except Exception:
             self._marked = (key, digest)  # type: ignore[attr-defined]
             raise
 
-    attempts = Core._attempts
+    attempts = EventProcessor._attempts
 
-    async def then_kept(self: Core, *args: Any) -> Any:
+    async def then_kept(self: EventProcessor, *args: Any) -> Any:
         try:
             return await attempts(self, *args)
         except Exception:
             await self.ports.transact(self.store.admit, *self._marked)  # type: ignore[attr-defined]
             raise
 
-    patch.setattr(Core, "_in_transaction", marked)
-    patch.setattr(Core, "_attempts", then_kept)
+    patch.setattr(EventProcessor, "_in_transaction", marked)
+    patch.setattr(EventProcessor, "_attempts", then_kept)
 
 
 class Horizon:

@@ -24,12 +24,11 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from onceward import AsyncConsumerTask, ConsumerTask, Transaction
 from onceward.connectors import AsyncSqliteConnector, SqliteConnector
 from onceward.inbox import NOT_DONE, AsyncInbox, Contract, Done, Inbox
-from onceward.inbox.aio import AsyncEffectfulSession, AsyncInboxSession
 from onceward.inbox.attempts import AttemptLedger
-from onceward.inbox.claims import Heartbeat
-from onceward.inbox.effects import Ledger
-from onceward.inbox.served import _Served
-from onceward.inbox.session import EffectfulSession, InboxSession
+from onceward.inbox.effects import Heartbeat, Ledger
+from onceward.inbox.engine_adapter import _Served
+from onceward.inbox.sessions import EffectfulSession, InboxSession
+from onceward.inbox.sessions_asyncio import AsyncEffectfulSession, AsyncInboxSession
 from onceward.inbox.stores.postgresql import PostgreSqlStore
 from onceward.inbox.stores.sqlite import SqliteStore
 from onceward.task.mixins.policies import (

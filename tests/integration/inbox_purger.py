@@ -14,7 +14,8 @@ from typing import Any
 from sqlalchemy import create_engine
 
 from onceward._sync import run_blocking
-from onceward.inbox import Inbox, PurgeReport, removal
+from onceward.inbox import Inbox, PurgeReport
+from onceward.inbox.purge import steps
 from onceward.inbox.stores import partitions
 from onceward.inbox.stores.sqlite import SqliteStore
 
@@ -34,7 +35,7 @@ def main(place: str, url: str, options: str) -> None:
         SqliteStore.days_below = die  # type: ignore[assignment,method-assign]
         partitions.await_old_snapshots = die
     elif place == "midst":
-        removal.LARGEST_STEP = removal.FIRST_STEP = 50
+        steps.LARGEST_STEP = steps.FIRST_STEP = 50
         progress = die_in_the_midst
     elif place == "detached":
         partitions.drop = die  # type: ignore[assignment]

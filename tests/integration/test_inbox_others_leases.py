@@ -10,7 +10,7 @@ from sqlalchemy import Engine, create_engine, text
 
 from onceward._sync import run_blocking
 from onceward.inbox import Contract, Inbox
-from onceward.inbox.stores.rows import Key
+from onceward.inbox.stores.types import Key
 
 CONTRACT = Contract(
     consumer_id="billing",

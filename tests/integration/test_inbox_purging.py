@@ -28,10 +28,10 @@ from onceward.inbox import (
     Inbox,
     PurgeReport,
     UnregisteredConsumerError,
-    removal,
 )
-from onceward.inbox.purging import PurgeInProgressError
-from onceward.inbox.removal import Pace
+from onceward.inbox.purge import steps
+from onceward.inbox.purge.purge import PurgeInProgressError
+from onceward.inbox.purge.steps import Pace
 from onceward.inbox.stores import partitions, postgresql
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.partitions import State
@@ -430,7 +430,7 @@ def test_many_rows_go_in_bounded_steps_and_consumers_go_on_between_them(
     assert report.rows == 50_000
     assert site.rows("archive") == 1
     assert report.steps >= 10
-    assert max(sizes) <= removal.LARGEST_STEP
+    assert max(sizes) <= steps.LARGEST_STEP
     assert 0 < report.longest_step < PATIENCE
     assert len(site.handled) >= report.steps
 
@@ -478,15 +478,15 @@ def test_the_size_of_a_step_follows_the_time_it_takes() -> None:
     pace = Pace()
     for _ in range(20):
         pace.learn(0.000_1, is_full=True)
-    assert pace.size == removal.LARGEST_STEP
-    pace.learn(removal.STEP_SECONDS * 10, is_full=True)
-    assert pace.size == removal.LARGEST_STEP // 10
+    assert pace.size == steps.LARGEST_STEP
+    pace.learn(steps.STEP_SECONDS * 10, is_full=True)
+    assert pace.size == steps.LARGEST_STEP // 10
     before = pace.size
     pace.learn(0.000_1, is_full=False)
     assert pace.size == before, "a short stretch says nothing about long ones"
     for _ in range(20):
         pace.learn(1.0, is_full=False)
-    assert pace.size == removal.SMALLEST_STEP
+    assert pace.size == steps.SMALLEST_STEP
 
 
 # ── SQLite ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -15,9 +15,10 @@ import pytest
 
 from onceward.connectors import AsyncMemoryConnector, MemoryConnector
 from onceward.db import DbSession
-from onceward.inbox import AsyncInbox, Inbox, UnprovenConsumerError, evidence
-from onceward.inbox.code import Code, code_of
-from onceward.inbox.evidence import Checked, Evidence
+from onceward.inbox import AsyncInbox, Inbox, UnprovenConsumerError
+from onceward.inbox.evidence import evidence
+from onceward.inbox.evidence.code_digest import Code, code_of
+from onceward.inbox.evidence.evidence import Checked, Evidence
 from onceward.inbox.stores import store_of
 from onceward.testing.contract.children import in_child
 from onceward.transaction import Transaction

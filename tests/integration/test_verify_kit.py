@@ -16,7 +16,7 @@ from sqlalchemy import inspect as look_into
 from onceward import ConsumerTask, Transaction
 from onceward.errors import ConfigurationError
 from onceward.inbox import Event
-from onceward.inbox.code import code_of
+from onceward.inbox.evidence.code_digest import code_of
 from onceward.testing.contract import (
     NAMES,
     Report,

@@ -16,7 +16,7 @@ from onceward.deadletters.burial import burial_of, burial_of_exhumed
 from onceward.deadletters.source import transaction_of
 from onceward.errors import ConfigurationError
 from onceward.inbox import Event
-from onceward.inbox.exceptions import Breach, ContractError
+from onceward.inbox.errors import Breach, ContractError
 from onceward.queue.messages import Entries, QueueMessage
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from onceward import Transaction
 from onceward.errors import ConfigurationError, OncewardError
-from onceward.inbox.event import LONGEST_ID, LONGEST_TYPE, Event
-from onceward.inbox.exceptions import (
+from onceward.inbox.errors import (
     Breach,
     ContractError,
     EffectError,
@@ -26,6 +25,7 @@ from onceward.inbox.exceptions import (
     LeaseLostError,
     UnregisteredConsumerError,
 )
+from onceward.inbox.event import LONGEST_ID, LONGEST_TYPE, Event
 from onceward.queue.messages import QueueMessage
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onceward.inbox.attempts import in_hand
-from onceward.inbox.stores.rows import Attempts
+from onceward.inbox.stores.types import Attempts
 
 LEASE = 60.0
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from onceward.errors import ConfigurationError
 from onceward.inbox.contract import Contract
-from onceward.inbox.retention import effective_days, required_days
+from onceward.inbox.purge.retention import effective_days, required_days
 
 pytestmark = pytest.mark.req("CC-011")
 

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceward.inbox.contract import Contract
+from onceward.inbox.errors import Breach, ContractError
 from onceward.inbox.event import Event
-from onceward.inbox.exceptions import Breach, ContractError
 from onceward.inbox.upcasting import check_type, upcast
 from onceward.task.exceptions import ExceptionCategory
 

@@ -158,7 +158,7 @@ class Kept:
         return ("onceward_dedup", "onceward_kept") if postgresql else ("onceward_dedup",)
 
     def _purged_before(self) -> str | None:
-        from onceward.inbox.stores.rows import as_date
+        from onceward.inbox.stores.types import as_date
 
         return None if self._floor is None else as_date(self._floor)
 

@@ -121,8 +121,8 @@ def _number(entry: bytes) -> tuple[int, int]:
 
 def _seen(entry: bytes, fields: dict[bytes, bytes]) -> Seen:
     from onceward.connectors.codec import DecodeError, decode
+    from onceward.inbox.errors import ContractError
     from onceward.inbox.event import Event
-    from onceward.inbox.exceptions import ContractError
 
     body = fields.get(b"body", b"")
     digest = hashlib.sha256(body).digest()

@@ -9,7 +9,7 @@ from onceward.app.asking import Unreachable, ask_boundary, asking_database, aski
 from onceward.app.building import database_url, task_class
 from onceward.app.guarantees import Facts
 from onceward.connectors.urls import Address, stream_of
-from onceward.inbox.evidence import is_production
+from onceward.inbox.evidence.evidence import is_production
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -112,7 +112,7 @@ def _evidence(connection: Connection, consumer: Consumer) -> list[Any]:
     import msgspec
     from sqlalchemy import inspect, text
 
-    from onceward.inbox.evidence import Evidence
+    from onceward.inbox.evidence.evidence import Evidence
 
     if consumer.contract is None or not inspect(connection).has_table("onceward_evidence"):
         return []
@@ -125,7 +125,7 @@ def _evidence(connection: Connection, consumer: Consumer) -> list[Any]:
 
 
 def _proven(consumer: Consumer, found: list[Any]) -> bool | None:
-    from onceward.inbox.evidence import lacking
+    from onceward.inbox.evidence.evidence import lacking
 
     return (
         None if consumer.contract is None else lacking(consumer.contract, task_class(consumer), found) is None

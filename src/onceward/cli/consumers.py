@@ -92,8 +92,8 @@ def _described(row: dict[str, Any]) -> dict[str, Any]:
 def _days(contract: dict[str, Any]) -> float | str | None:
     """How long its records are kept; None: until released."""
     from onceward.errors import ConfigurationError
-    from onceward.inbox.purging import registered_contract
-    from onceward.inbox.retention import effective_days
+    from onceward.inbox.purge.purge import registered_contract
+    from onceward.inbox.purge.retention import effective_days
 
     try:
         return effective_days(registered_contract(contract))

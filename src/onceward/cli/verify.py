@@ -184,7 +184,7 @@ def _is_production(env: str) -> bool:
     """A misspelt name would not be asked about."""
     from onceward.app.settings import ENVS
     from onceward.errors import ConfigurationError
-    from onceward.inbox.evidence import is_production
+    from onceward.inbox.evidence.evidence import is_production
 
     if env.strip().lower() not in ENVS:
         raise ConfigurationError(f"--env must be one of {', '.join(ENVS)}, not {env!r}")
@@ -319,7 +319,7 @@ def _open_once(url: str, as_json: bool) -> None:
 
 def _keep(report: Report, url: str, as_json: bool) -> None:
     from onceward._sync import run_blocking
-    from onceward.inbox.evidence import record
+    from onceward.inbox.evidence.evidence import record
 
     with _opened(url, as_json) as inbox:
         run_blocking(inbox._ports.transact(record, inbox._store, report.evidence()))
@@ -327,7 +327,7 @@ def _keep(report: Report, url: str, as_json: bool) -> None:
 
 def _lacking(subject: Subject, url: str, as_json: bool) -> str | None:
     from onceward._sync import run_blocking
-    from onceward.inbox.evidence import lacking, recorded
+    from onceward.inbox.evidence.evidence import lacking, recorded
 
     with _opened(url, as_json) as inbox:
         found = run_blocking(inbox._ports.transact(recorded, inbox._store, subject.contract.consumer_id))
@@ -335,7 +335,7 @@ def _lacking(subject: Subject, url: str, as_json: bool) -> str | None:
 
 
 def _say_whether(subject: Subject, problem: str | None, as_json: bool) -> None:
-    from onceward.inbox.evidence import refusal
+    from onceward.inbox.evidence.evidence import refusal
 
     contract = subject.contract
     told = None if problem is None else refusal(contract, subject.code, problem)

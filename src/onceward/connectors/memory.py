@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.deliveries import Held
 from onceward.connectors.lease_rules import LeaseRules, OnFailure
-from onceward.connectors.leasing import AsyncLeasingConnector, Burial, DeadRow, LeasingConnector, Row
+from onceward.connectors.leases import AsyncLeasingConnector, Burial, DeadRow, LeasingConnector, Row
 from onceward.task.exceptions import ExceptionCategory
 
 P = ParamSpec("P")

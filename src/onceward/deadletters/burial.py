@@ -24,8 +24,8 @@ from onceward.deadletters.letter import (
     history_of,
     moment,
 )
+from onceward.inbox.errors import ContractError
 from onceward.inbox.event import Event
-from onceward.inbox.exceptions import ContractError
 from onceward.storage.sql import Sql
 from onceward.task.lifecycle import text_of
 from onceward.transaction import Transaction

@@ -22,21 +22,19 @@ from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
 from onceward.inbox import sequencing
 from onceward.inbox.attempts import Start, poisoned
-from onceward.inbox.claims import Claim
 from onceward.inbox.contract import Contract
-from onceward.inbox.core import too_old, with_token
-from onceward.inbox.effects import key_of
+from onceward.inbox.effects import Claim, key_of
+from onceward.inbox.errors import Breach, Busy, ContractError, EffectError
 from onceward.inbox.event import Event
-from onceward.inbox.exceptions import Breach, ContractError, EffectError
 from onceward.inbox.ports import AsyncInboxPorts, BlockingInboxPorts, InboxPorts
+from onceward.inbox.processor import too_old, with_token
 from onceward.inbox.registry import Registry
-from onceward.inbox.session import NOT_EFFECTFUL, WRITTEN, Raised, has_written
+from onceward.inbox.sessions import NOT_EFFECTFUL, WRITTEN, Raised, has_written
 from onceward.inbox.stores import store_of
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.postgresql import DAYS_AHEAD
-from onceward.inbox.stores.rows import Key
+from onceward.inbox.stores.types import Key
 from onceward.inbox.upcasting import check_type, upcast
-from onceward.inbox.waiting import Busy
 from onceward.task.exceptions import Postponed
 from onceward.task.io_guard import guarded
 from onceward.task.lifecycle import Step, text_of

@@ -13,26 +13,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from onceward.inbox.contract import Contract
-from onceward.inbox.core import Handling, Result
 from onceward.inbox.effects import NOT_DONE, Done
-from onceward.inbox.event import Event
-from onceward.inbox.exceptions import (
+from onceward.inbox.errors import (
     Breach,
+    Busy,
     ContractError,
     DatabaseUnavailableError,
     EffectError,
     EffectInDoubtError,
     LeaseLostError,
+    Parked,
     UnprovenConsumerError,
     UnregisteredConsumerError,
 )
+from onceward.inbox.event import Event
 from onceward.inbox.inbox import AsyncInbox, Inbox
-from onceward.inbox.purging import PurgeInProgressError, PurgeReport
-from onceward.inbox.session import InboxSession
-from onceward.inbox.waiting import Busy, Parked
+from onceward.inbox.processor import Handling, Result
+from onceward.inbox.purge.purge import PurgeInProgressError, PurgeReport
+from onceward.inbox.sessions import InboxSession
 
 if TYPE_CHECKING:
-    from onceward.inbox.aio import AsyncInboxSession
+    from onceward.inbox.sessions_asyncio import AsyncInboxSession
 
 __all__ = [
     "NOT_DONE",
@@ -63,7 +64,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # SQLAlchemy's asyncio part needs greenlet, which comes with the extra onceward[asyncio].
     if name == "AsyncInboxSession":
-        from onceward.inbox.aio import AsyncInboxSession
+        from onceward.inbox.sessions_asyncio import AsyncInboxSession
 
         return AsyncInboxSession
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,11 +17,10 @@ from typing import NamedTuple, TypeVar
 from onceward._text import driver_message
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.contract import Contract
-from onceward.inbox.exceptions import Breach, ContractError
+from onceward.inbox.errors import Breach, Busy, ContractError
 from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
-from onceward.inbox.stores.rows import Attempts, Key
-from onceward.inbox.waiting import Busy
+from onceward.inbox.stores.types import Attempts, Key
 
 _log = logging.getLogger("onceward.inbox")
 

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from onceward._text import driver_message
 from onceward.db import LockTimeoutError
 from onceward.db.backends import backend_of
-from onceward.inbox.exceptions import DatabaseUnavailableError
+from onceward.inbox.errors import DatabaseUnavailableError
 from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 

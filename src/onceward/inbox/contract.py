@@ -13,7 +13,7 @@ import msgspec
 
 from onceward.errors import ConfigurationError
 from onceward.inbox.event import LONGEST_TYPE, UNFIT
-from onceward.inbox.retention import SHORTEST_DEAD_LETTER_DAYS, Retention, check_retention
+from onceward.inbox.purge.retention import SHORTEST_DEAD_LETTER_DAYS, Retention, check_retention
 from onceward.models import forbidding, is_model
 
 Mode = Literal["transactional", "effectful"]

@@ -16,7 +16,7 @@ from uuid import UUID
 
 import msgspec
 
-from onceward.inbox.exceptions import Breach, ContractError
+from onceward.inbox.errors import Breach, ContractError
 from onceward.transaction import Transaction
 
 LONGEST_ID = 400

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 from onceward._sync import run_blocking
 from onceward.errors import ConfigurationError
 from onceward.inbox.contract import Contract
-from onceward.inbox.core import Core, Result
+from onceward.inbox.engine_adapter import AsyncServed, Served
 from onceward.inbox.event import Event
-from onceward.inbox.joining import joined, joined_async
 from onceward.inbox.metrics import instruments
 from onceward.inbox.ports import AsyncInboxPorts, BlockingInboxPorts, InboxPorts
-from onceward.inbox.purging import Purge, PurgeReport
+from onceward.inbox.processor import EventProcessor, Result
+from onceward.inbox.purge.purge import Purge, PurgeReport
 from onceward.inbox.registry import Registry
-from onceward.inbox.served import AsyncServed, Served
-from onceward.inbox.session import Raised, raised_again
+from onceward.inbox.sessions import Raised, joined, joined_async, raised_again
 from onceward.inbox.stores import store_of
 from onceward.storage import migrations
 
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from onceward.db import AsyncDbSession, DbSession
-    from onceward.inbox.aio import AsyncInboxSession
-    from onceward.inbox.session import InboxSession
+    from onceward.inbox.sessions import InboxSession
+    from onceward.inbox.sessions_asyncio import AsyncInboxSession
     from onceward.transaction import Transaction
 
     Handler = Callable[[Event, InboxSession], Any]
@@ -43,7 +42,7 @@ class _Inbox:
 
     def __init__(self, ports: InboxPorts, clock: Callable[[], float], env: str | None) -> None:
         self._store = store_of(ports.dialect, clock)
-        self._core = Core(self._store, ports)
+        self._core = EventProcessor(self._store, ports)
         self._ports = ports
         self._registry = Registry(self._store, ports, env)
         self._purge = Purge(self._store, ports, self._registry)

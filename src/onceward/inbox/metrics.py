@@ -25,9 +25,8 @@ from sqlalchemy.exc import StatementError
 
 from onceward.inbox.attempts import Start
 from onceward.inbox.contract import Contract
+from onceward.inbox.errors import Busy, ContractError, Parked
 from onceward.inbox.event import Event
-from onceward.inbox.exceptions import ContractError
-from onceward.inbox.waiting import Busy, Parked
 from onceward.task.exceptions import Postponed
 from onceward.task.lifecycle import text_of
 from onceward.telemetry import providers

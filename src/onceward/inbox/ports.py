@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from sqlalchemy import Engine
 
 from onceward.inbox.event import Event
-from onceward.inbox.gate import AsyncGate, Gate
-from onceward.inbox.session import EffectfulSession, InboxSession, Raised
+from onceward.inbox.sessions import EffectfulSession, InboxSession, Raised
+from onceward.inbox.suspects import AsyncGate, Gate
 from onceward.storage.ports import AsyncStoragePorts, BlockingStoragePorts
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from onceward.inbox.claims import Claim
-    from onceward.inbox.effects import Ledger
+    from onceward.inbox.effects import Claim, Ledger
 
 T = TypeVar("T")
 
@@ -66,12 +65,12 @@ class AsyncInboxPorts(AsyncStoragePorts):
         self.gate = AsyncGate()
 
     def session(self, event: Event) -> Session:
-        from onceward.inbox.aio import AsyncInboxSession
+        from onceward.inbox.sessions_asyncio import AsyncInboxSession
 
         return AsyncInboxSession(self.engine, event)
 
     def effectful(self, event: Event, claim: Claim, ledger: Ledger) -> Session:
-        from onceward.inbox.aio import AsyncEffectfulSession
+        from onceward.inbox.sessions_asyncio import AsyncEffectfulSession
 
         return AsyncEffectfulSession(self.engine, event, claim, ledger)
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from onceward.inbox.contract import Contract
-from onceward.inbox.evidence import EvidenceGate
-from onceward.inbox.exceptions import UnregisteredConsumerError
+from onceward.inbox.errors import UnregisteredConsumerError
+from onceward.inbox.evidence.evidence import EvidenceGate
 from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 from onceward.storage import migrations

@@ -11,11 +11,10 @@ from enum import Enum, auto
 
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.contract import Contract
+from onceward.inbox.errors import Breach, Busy, ContractError, Parked
 from onceward.inbox.event import Event
-from onceward.inbox.exceptions import Breach, ContractError
 from onceward.inbox.stores.base import Store
-from onceward.inbox.stores.rows import Key
-from onceward.inbox.waiting import Busy, Parked
+from onceward.inbox.stores.types import Key
 
 SHORTEST_WAIT, LONGEST_WAIT = 0.2, 5.0
 """Seconds until a parked event is looked at again: half of what it has waited so far, within these."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from onceward.inbox.errors import Breach, ContractError
 from onceward.inbox.event import Event
-from onceward.inbox.exceptions import Breach, ContractError
 from onceward.models import fitted, is_pydantic
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from itertools import takewhile
 import msgspec
 
 from onceward.connectors.lease_rules import Exhumed, LeaseRules
-from onceward.connectors.leasing import LeasingConnector
+from onceward.connectors.leases import LeasingConnector
 from onceward.connectors.memory import MemoryStore
 
 

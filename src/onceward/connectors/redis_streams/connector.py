@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.lease_rules import DeadLetter, Exhumed, LeaseRules, OnFailure
-from onceward.connectors.redis_streams.batching import AsyncCoalescer, Coalescer
+from onceward.connectors.redis_streams.batches import AsyncCoalescer, Coalescer
 from onceward.connectors.redis_streams.protocol import Exchange, StreamQueue
 from onceward.connectors.redis_streams.wire import AsyncWire, Wire
 from onceward.transaction import Settlement, Transaction, Verdict

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.lease_rules import LeaseRules, OnFailure
-from onceward.connectors.leasing import AsyncLeasingConnector, LeasingConnector
+from onceward.connectors.leases import AsyncLeasingConnector, LeasingConnector
 from onceward.connectors.sqlite.database import Database, Synchronous
 from onceward.connectors.sqlite.store import SqliteStore
 from onceward.transaction import Settlement, Transaction, Verdict

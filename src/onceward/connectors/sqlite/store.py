@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from onceward.connectors.deliveries import Held
-from onceward.connectors.leasing import Burial, DeadRow, Row
+from onceward.connectors.leases import Burial, DeadRow, Row
 from onceward.connectors.sqlite import statements as sql
 from onceward.connectors.sqlite.database import Database
 from onceward.task.exceptions import ExceptionCategory

@@ -25,8 +25,8 @@ from sqlalchemy.exc import DBAPIError
 from onceward.db.backends import backend_of
 from onceward.db.operations import key_of
 from onceward.errors import OncewardError
-from onceward.inbox.stores.rows import as_date, begun
-from onceward.inbox.waiting import Busy
+from onceward.inbox.errors import Busy
+from onceward.inbox.stores.types import as_date, begun
 
 MAINTENANCE: Final = "onceward inbox partitions"
 PURGE: Final = "onceward inbox purge"

@@ -11,11 +11,11 @@ from sqlalchemy.exc import IntegrityError
 
 from onceward.db.operations import key_of
 from onceward.db.transaction import DbTransaction
-from onceward.inbox.exceptions import Breach, ContractError
+from onceward.inbox.errors import Breach, ContractError
 from onceward.inbox.stores import partitions
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.partitions import MAINTENANCE
-from onceward.inbox.stores.rows import Found, Key, MissingDay, as_date
+from onceward.inbox.stores.types import Found, Key, MissingDay, as_date
 
 CHECK_VIOLATION: Final = "23514"
 ROW_WAIT_MS: Final = "5000"

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from onceward.db.backends import backend_of
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.stores.base import Store
-from onceward.inbox.stores.rows import Found, Key, Times, begun
+from onceward.inbox.stores.types import Found, Key, Times, begun
 
 T = TypeVar("T")
 

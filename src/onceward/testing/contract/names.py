@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from onceward.inbox.evidence import DUPLICATES, REPLAY
+from onceward.inbox.evidence.evidence import DUPLICATES, REPLAY
 
 CLEAN: Final = "clean"
 AT_ONCE: Final = "duplicates-at-once"

@@ -8,8 +8,8 @@ from importlib.metadata import version
 import msgspec
 
 from onceward._text import quantity
-from onceward.inbox.code import Code
-from onceward.inbox.evidence import Checked, Evidence
+from onceward.inbox.evidence.code_digest import Code
+from onceward.inbox.evidence.evidence import Checked, Evidence
 
 
 class Result(StrEnum):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from sqlalchemy import Engine
 
 from onceward.inbox import Event, Inbox
-from onceward.inbox.code import code_of
+from onceward.inbox.evidence.code_digest import code_of
 from onceward.testing.contract import names, tables
 from onceward.testing.contract.children import Died, Hung, in_child
 from onceward.testing.contract.databases import Databases, databases_of, preload

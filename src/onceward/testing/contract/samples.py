@@ -11,7 +11,7 @@ import msgspec
 
 from onceward.errors import ConfigurationError
 from onceward.inbox import Contract, Event
-from onceward.inbox.exceptions import ContractError
+from onceward.inbox.errors import ContractError
 from onceward.transaction import Transaction
 
 UNKNOWN = "onceward_unknown_field"

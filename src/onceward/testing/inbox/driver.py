@@ -21,7 +21,7 @@ from sqlalchemy import Engine
 
 from onceward.db import DbSession
 from onceward.inbox import AsyncInbox, Contract, Event, Inbox, Result
-from onceward.inbox.waiting import Busy
+from onceward.inbox.errors import Busy
 from onceward.task.exceptions import Postponed
 
 LIMIT = 30.0

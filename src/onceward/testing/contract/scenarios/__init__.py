@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from onceward.inbox.evidence import DUPLICATES, REPLAY
+from onceward.inbox.evidence.evidence import DUPLICATES, REPLAY
 from onceward.testing.contract import names
 from onceward.testing.contract.scenarios.clean import clean
 from onceward.testing.contract.scenarios.duplicates import at_once, in_processes, in_series, replay

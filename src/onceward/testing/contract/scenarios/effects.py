@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from onceward.inbox.code import code_of
+from onceward.inbox.evidence.code_digest import code_of
 from onceward.testing.contract import watch
 from onceward.testing.contract.children import in_child
 from onceward.testing.contract.hanging import Watchdog

@@ -11,13 +11,13 @@ import msgspec
 from onceward._sync import run_blocking
 from onceward.inbox.attempts import End, Start
 from onceward.inbox.contract import Contract
-from onceward.inbox.core import DONE, Core
+from onceward.inbox.errors import ContractError
 from onceward.inbox.event import Event
-from onceward.inbox.exceptions import ContractError
 from onceward.inbox.metrics import instruments
+from onceward.inbox.processor import DONE, EventProcessor
 from onceward.inbox.registry import Registry
-from onceward.inbox.session import Raised, as_raised
-from onceward.inbox.stores.rows import Key
+from onceward.inbox.sessions import Raised, as_raised
+from onceward.inbox.stores.types import Key
 from onceward.task.lifecycle import Step
 from onceward.task.source import Source
 from onceward.task.work import DUPLICATE
@@ -39,7 +39,7 @@ class Expected(msgspec.Struct, frozen=True):
 class _Served:
     """One call of a consumer. Written for both modes; the subclasses say how to call."""
 
-    def __init__(self, core: Core, registry: Registry, task: Any, contract: Contract) -> None:
+    def __init__(self, core: EventProcessor, registry: Registry, task: Any, contract: Contract) -> None:
         self._core = core
         self._registry = registry
         self._task = task

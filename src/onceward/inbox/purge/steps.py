@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from onceward.inbox.stores.base import Store
-from onceward.inbox.stores.rows import Records, Step, Times
+from onceward.inbox.stores.types import Records, Step, Times
 
 STEP_SECONDS = 0.01
 """How long the work of a step should take. SQLite has one write lock, so this and a commit is what a consumer waits."""

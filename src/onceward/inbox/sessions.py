@@ -10,12 +10,14 @@ from sqlalchemy import Engine
 from onceward._sync import run_blocking
 from onceward.db import DbSession, SessionError
 from onceward.db.transaction import DbTransaction
+from onceward.errors import ConfigurationError
+from onceward.inbox.errors import EffectError, LeaseLostError
 from onceward.inbox.event import Event
-from onceward.inbox.exceptions import EffectError, LeaseLostError
 
 if TYPE_CHECKING:
-    from onceward.inbox.claims import Claim
-    from onceward.inbox.effects import Ledger, Reconcile
+    from onceward.db import AsyncDbSession
+    from onceward.inbox.effects import Claim, Ledger, Reconcile
+
 
 T = TypeVar("T")
 
@@ -137,3 +139,50 @@ def as_raised(carried: Raised) -> Exception:
     for note in getattr(carried, "__notes__", ()):
         carried.raised.add_note(note)
     return carried.raised
+
+
+# An event inside somebody else's session: the inbox's part of it, without beginning or ending anything.
+
+
+class Joined:
+    """The caller's session, with the event. Everything else is the session's own."""
+
+    def __init__(self, session: DbSession, event: Event) -> None:
+        self._session = session
+        self.event = event
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def effect(self, *_: Any, **__: Any) -> Any:
+        raise EffectError(NOT_EFFECTFUL)
+
+    async def _enter(self) -> None: ...
+    async def _leave(self, error: BaseException | None) -> None: ...
+    async def _apply(self, operation: Callable[..., T], *args: Any) -> T:
+        return self._session._run(operation, *args)
+
+
+class AsyncJoined(Joined):
+    _session: Any
+
+    async def effect(self, *_: Any, **__: Any) -> Any:
+        raise EffectError(NOT_EFFECTFUL)
+
+    async def _apply(self, operation: Callable[..., T], *args: Any) -> T:
+        result: T = await self._session._run(operation, *args)
+        return result
+
+
+def joined(session: DbSession, event: Event) -> Joined:
+    if not isinstance(session, DbSession):
+        raise ConfigurationError(f"session must be a DbSession, not {type(session).__name__}")
+    return Joined(session, event)
+
+
+def joined_async(session: AsyncDbSession, event: Event) -> AsyncJoined:
+    from onceward.db import AsyncDbSession
+
+    if not isinstance(session, AsyncDbSession):
+        raise ConfigurationError(f"session must be an AsyncDbSession, not {type(session).__name__}")
+    return AsyncJoined(session, event)  # type: ignore[arg-type]

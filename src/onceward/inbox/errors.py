@@ -17,7 +17,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from onceward.errors import ConfigurationError, OncewardError
-from onceward.task.exceptions import ExceptionCategory, TransactionException
+from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException
 
 
 class Breach(StrEnum):
@@ -88,3 +88,14 @@ class EffectError(OncewardError):
 
 class EffectInDoubtError(OncewardError):
     """An effect was begun, and whether it happened is not known. `reconcile`, or a person, has to say."""
+
+
+# Reasons to come again later. No failures: nothing is counted, nothing is acknowledged.
+
+
+class Busy(Postponed):
+    """Another copy of the event is in hand, or the database is; whoever has it may still roll back."""
+
+
+class Parked(Postponed):
+    """An earlier event of the same aggregate has not come yet."""

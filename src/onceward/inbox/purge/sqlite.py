@@ -11,9 +11,18 @@ from sqlalchemy import Connection, Engine
 
 from onceward.db import LockTimeoutError, transaction
 from onceward.inbox.ports import InboxPorts
-from onceward.inbox.removal import SHORTEST_PAUSE, Pace, Plan, Progress, PurgeReport, Removal, Script, Target
-from onceward.inbox.stores.rows import Overtaken, Records, Times
+from onceward.inbox.purge.steps import (
+    SHORTEST_PAUSE,
+    Pace,
+    Plan,
+    Progress,
+    PurgeReport,
+    Removal,
+    Script,
+    Target,
+)
 from onceward.inbox.stores.sqlite import SqliteStore
+from onceward.inbox.stores.types import Overtaken, Records, Times
 
 T = TypeVar("T")
 

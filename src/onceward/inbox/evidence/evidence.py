@@ -15,9 +15,9 @@ from uuid import uuid4
 import msgspec
 
 from onceward.db.transaction import DbTransaction
-from onceward.inbox.code import Code, code_from, code_of, module_of
 from onceward.inbox.contract import Contract
-from onceward.inbox.exceptions import UnprovenConsumerError
+from onceward.inbox.errors import UnprovenConsumerError
+from onceward.inbox.evidence.code_digest import Code, code_from, code_of, module_of
 from onceward.inbox.stores.base import Store
 
 VARIABLE = "ONCEWARD_ENV"

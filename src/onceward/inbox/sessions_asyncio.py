@@ -9,13 +9,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from onceward.db import SessionError
 from onceward.db.session_asyncio import AsyncDbSession
+from onceward.inbox.errors import EffectError, LeaseLostError
 from onceward.inbox.event import Event
-from onceward.inbox.exceptions import EffectError, LeaseLostError
-from onceward.inbox.session import LOST, NOT_DECIDED, NOT_EFFECTFUL, WRITTEN, Raised, has_written
+from onceward.inbox.sessions import LOST, NOT_DECIDED, NOT_EFFECTFUL, WRITTEN, Raised, has_written
 
 if TYPE_CHECKING:
-    from onceward.inbox.claims import Claim
-    from onceward.inbox.effects import Ledger, Reconcile
+    from onceward.inbox.effects import Claim, Ledger, Reconcile
 
 T = TypeVar("T")
 

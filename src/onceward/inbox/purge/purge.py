@@ -17,17 +17,17 @@ from onceward.db import LockTimeoutError
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
 from onceward.inbox.contract import Contract
-from onceward.inbox.exceptions import UnregisteredConsumerError
+from onceward.inbox.errors import UnregisteredConsumerError
 from onceward.inbox.ports import InboxPorts
+from onceward.inbox.purge.postgresql import DayRemoval
+from onceward.inbox.purge.retention import effective_days
+from onceward.inbox.purge.sqlite import LOCK_PATIENCE, RowRemoval
+from onceward.inbox.purge.steps import Plan, Progress, PurgeReport, Target
 from onceward.inbox.registry import Registry
-from onceward.inbox.removal import Plan, Progress, PurgeReport, Target
-from onceward.inbox.removal_days import DayRemoval
-from onceward.inbox.removal_rows import LOCK_PATIENCE, RowRemoval
-from onceward.inbox.retention import effective_days
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.partitions import PurgeInProgressError
-from onceward.inbox.stores.rows import as_date
 from onceward.inbox.stores.sqlite import SqliteStore
+from onceward.inbox.stores.types import as_date
 from onceward.storage import migrations
 
 T = TypeVar("T")

@@ -33,19 +33,17 @@ from onceward.errors import ConfigurationError
 from onceward.inbox import sequencing
 from onceward.inbox.attempts import AttemptLedger, Start, poisoned
 from onceward.inbox.availability import Availability
-from onceward.inbox.claims import Claim, Heartbeat
 from onceward.inbox.contract import Contract
-from onceward.inbox.effects import Ledger
+from onceward.inbox.effects import Claim, Heartbeat, Ledger
+from onceward.inbox.errors import Breach, Busy, ContractError, LeaseLostError, Parked
 from onceward.inbox.event import Event
-from onceward.inbox.exceptions import Breach, ContractError, LeaseLostError
 from onceward.inbox.metrics import Instruments, Watch, instruments
 from onceward.inbox.ports import InboxPorts, Session
 from onceward.inbox.sequencing import OutOfTurn
-from onceward.inbox.session import Raised
+from onceward.inbox.sessions import Raised
 from onceward.inbox.stores.base import Store
-from onceward.inbox.stores.rows import Key, MissingDay, as_date
+from onceward.inbox.stores.types import Key, MissingDay, as_date
 from onceward.inbox.upcasting import check_type, upcast
-from onceward.inbox.waiting import Busy, Parked
 from onceward.storage.ports import SERIALIZATION_RETRIES, pause_after
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.lifecycle import text_of
@@ -83,7 +81,7 @@ class Result(msgspec.Struct, frozen=True):
 DONE, DUPLICATE, SUPERSEDED = Handling.DONE, Handling.DUPLICATE, Handling.SUPERSEDED
 
 
-class Core:
+class EventProcessor:
     def __init__(self, store: Store, ports: InboxPorts) -> None:
         self.store = store
         self.ports = ports

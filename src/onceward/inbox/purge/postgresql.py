@@ -6,11 +6,11 @@ import time
 
 from sqlalchemy import Connection
 
-from onceward.inbox.removal import SHORTEST_PAUSE, Plan, Progress, PurgeReport, Removal
+from onceward.inbox.purge.steps import SHORTEST_PAUSE, Plan, Progress, PurgeReport, Removal
 from onceward.inbox.stores import partitions
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.partitions import Blocked, Partition, State
-from onceward.inbox.stores.rows import Overtaken, Records, Times, begun
+from onceward.inbox.stores.types import Overtaken, Records, Times, begun
 
 MADE_AHEAD = 7
 """Days to come for which partitions are made beforehand."""

@@ -1,0 +1,1 @@
+"""Removing dedup records that no delivery can need anymore."""
