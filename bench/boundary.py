@@ -13,12 +13,12 @@ from contextlib import closing
 from pathlib import Path
 
 from bench.measure import Line, compare, ratio
+from onceward.boundary.boundary import Boundary
 from onceward.boundary.canonical import content_digest
-from onceward.boundary.client import envelope_for, fact_of
+from onceward.boundary.client.client import envelope_for, fact_of
 from onceward.boundary.model import Envelope, Fact
-from onceward.boundary.service import Boundary
 from onceward.boundary.stores import sqlite
-from onceward.boundary.stores.sqlite import SqliteStore
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.boundary.wire import record
 
 COUNT = 10_000
@@ -71,7 +71,7 @@ def at_least(what: str, bare: float, ours: float, times: float) -> Line:
 
 
 async def appending(place: Path, given: list[Message], appenders: int) -> None:
-    store = SqliteStore(place)
+    store = SqliteBoundaryStore(place)
     boundary = Boundary(store)
     todo = iter(given)
 
@@ -110,7 +110,7 @@ def fetching(home: Path) -> Iterator[Line]:
 
 
 async def _page(place: Path, length: int) -> float:
-    store = SqliteStore(place)
+    store = SqliteBoundaryStore(place)
     boundary = Boundary(store)
     times = []
     for at in (0, length // 2, length - 200):
@@ -126,7 +126,7 @@ async def _page(place: Path, length: int) -> float:
 
 
 def _filled(place: Path, length: int) -> Path:
-    asyncio.run(SqliteStore(place).close())
+    asyncio.run(SqliteBoundaryStore(place).close())
     with closing(sqlite3.connect(place / "boundary.db", isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = OFF")
         ((envelope, fact),) = messages(1)

@@ -12,8 +12,8 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.client import JetStreamContext
 
 from bench.measure import Line, compare, ratio
-from onceward.boundary.ports import NewFact
-from onceward.boundary.stores.jetstream import JetStreamStore
+from onceward.boundary.store import NewFact
+from onceward.boundary.stores.jetstream.store import JetStreamBoundaryStore
 from onceward.testing.servers import nats_server
 
 COUNT = 10_000
@@ -59,7 +59,7 @@ class OnJetStream:
     def append(self) -> None:
         async def main() -> None:
             self.name = uuid.uuid4().hex
-            store = await JetStreamStore.open(self.url, name=self.name)
+            store = await JetStreamBoundaryStore.open(self.url, name=self.name)
             await _at_once(lambda number: store.append(_fact(number)))
             await store.close()
 
@@ -82,7 +82,7 @@ class OnJetStream:
 
     def read(self) -> None:
         async def main() -> None:
-            store = await JetStreamStore.open(self.url, name=self.name)
+            store = await JetStreamBoundaryStore.open(self.url, name=self.name)
             done = 0
             while done < PAGE * PAGES:
                 for after in range(0, COUNT, PAGE):

@@ -15,9 +15,9 @@ import psycopg
 
 from bench.boundary import APPENDERS, BATCH, Message, at_least, messages
 from bench.measure import Line, compare
+from onceward.boundary.boundary import Boundary
 from onceward.boundary.canonical import content_digest
-from onceward.boundary.service import Boundary
-from onceward.boundary.stores.postgresql import PostgreSqlStore
+from onceward.boundary.stores.postgresql.store import PostgreSqlBoundaryStore
 from onceward.boundary.wire import record
 from onceward.testing.servers import postgres_server
 
@@ -56,7 +56,7 @@ class SideBySide:
     async def open(self, url: str) -> None:
         self._opened = AsyncExitStack()
         self._numbers = itertools.count(step=COUNT)
-        store = await PostgreSqlStore.open(url)
+        store = await PostgreSqlBoundaryStore.open(url)
         self._opened.push_async_callback(store.close)
         self._boundary = Boundary(store)
         self._connections = [

@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from onceward.boundary import application
-from onceward.boundary.rpc import Service
-from onceward.boundary.server import serving
-from onceward.boundary.service import Boundary
-from onceward.boundary.stores.sqlite import SqliteStore
+from onceward.boundary.boundary import Boundary
+from onceward.boundary.server import asgi
+from onceward.boundary.server.rpc import BoundaryRpc
+from onceward.boundary.server.server import serving
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 
 
 @contextmanager
-def served(place: Path, service: type[Service] = Service) -> Iterator[str]:
+def served(place: Path, service: type[BoundaryRpc] = BoundaryRpc) -> Iterator[str]:
     """Its URL."""
     processes = multiprocessing.get_context("spawn")
     mine, its = processes.Pipe()
@@ -30,11 +30,11 @@ def served(place: Path, service: type[Service] = Service) -> Iterator[str]:
         process.join()
 
 
-def _serve(place: Path, service: type[Service], tell: Connection) -> None:
-    application.Service = service  # type: ignore[attr-defined]
+def _serve(place: Path, service: type[BoundaryRpc], tell: Connection) -> None:
+    asgi.BoundaryRpc = service  # type: ignore[attr-defined]
 
     async def main() -> None:
-        async with serving(Boundary(SqliteStore(place))) as url:
+        async with serving(Boundary(SqliteBoundaryStore(place))) as url:
             tell.send(url)
             await asyncio.Event().wait()
 

@@ -15,8 +15,8 @@ from bench.boundary import at_least, messages
 from bench.boundary_process import served
 from bench.measure import Line
 from onceward.boundary import AsyncBoundaryClient
-from onceward.boundary.codecs import ReadyPage
-from onceward.boundary.rpc import Service
+from onceward.boundary.server.codecs import ReadyPage
+from onceward.boundary.server.rpc import BoundaryRpc
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.boundary.v1.boundary_connect import BoundaryServiceClient
 from onceward.boundary.wire import page_bytes
@@ -31,7 +31,7 @@ CONFIRM_MS, FETCH_MS = 10.0, 50.0
 _fresh = itertools.count()
 
 
-class WithEmptyCalls(Service):
+class WithEmptyCalls(BoundaryRpc):
     """The service, and beside it calls that do nothing: PutObject is empty, and one consumer gets a ready-made page."""
 
     _page: ReadyPage | None = None

@@ -13,9 +13,9 @@ from bench.boundary import APPENDERS, Message, appending, at_least, messages
 from bench.boundary_process import served
 from bench.measure import Line, compare
 from onceward.boundary import AsyncBoundaryClient
-from onceward.boundary.link import Link
-from onceward.boundary.service import Boundary
-from onceward.boundary.stores.sqlite import SqliteStore
+from onceward.boundary.boundary import Boundary
+from onceward.boundary.links.link import ZoneLink
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 
 BACKLOG = 100_000
 
@@ -39,15 +39,15 @@ def lines() -> Iterator[Line]:
 
 
 async def _fill(place: Path, given: list[Message]) -> None:
-    store = SqliteStore(place)
+    store = SqliteBoundaryStore(place)
     for at in range(0, len(given), 1000):
         await Boundary(store).append_all(given[at : at + 1000])
     await store.close()
 
 
 async def _forward(url: str, place: Path) -> None:
-    store = SqliteStore(place)
-    link = Link("source", lambda: AsyncBoundaryClient(url), Boundary(store), "hq", consumer=place.name)
+    store = SqliteBoundaryStore(place)
+    link = ZoneLink("source", lambda: AsyncBoundaryClient(url), Boundary(store), "hq", consumer=place.name)
     await link.drain()
     assert (await store.bounds()).last == BACKLOG
     await store.close()

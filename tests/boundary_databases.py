@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from onceward.boundary.stores.postgresql import PostgreSqlStore
+from onceward.boundary.stores.postgresql.store import PostgreSqlBoundaryStore
 from tests.inbox_databases import Schema
 
 
@@ -25,8 +25,8 @@ class StorePlace:
         self.admin.execute("SET synchronous_commit = off")  # what is done here need not last
 
     @asynccontextmanager
-    async def opened(self, **options: Any) -> AsyncIterator[PostgreSqlStore]:
-        store = await PostgreSqlStore.open(make_conninfo(self.url, **options))
+    async def opened(self, **options: Any) -> AsyncIterator[PostgreSqlBoundaryStore]:
+        store = await PostgreSqlBoundaryStore.open(make_conninfo(self.url, **options))
         try:
             yield store
         finally:

@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from onceward.boundary.server import serving
-from onceward.boundary.service import Boundary, Settings
-from onceward.boundary.stores.sqlite import SqliteStore
+from onceward.boundary.boundary import Boundary, BoundarySettings
+from onceward.boundary.server.server import serving
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 
 _forking = multiprocessing.get_context("forkserver")
 
 
 @contextmanager
-def boundary_server(directory: Path, settings: Settings | None = None) -> Iterator[str]:
+def boundary_server(directory: Path, settings: BoundarySettings | None = None) -> Iterator[str]:
     """Yields its URL."""
     loop = asyncio.new_event_loop()
     ready: asyncio.Queue[str | BaseException] = asyncio.Queue()
@@ -67,9 +67,12 @@ def _run(directory: Path, tell: Connection) -> None:
 
 
 async def _serve(
-    directory: Path, settings: Settings | None, tell: Callable[[str], Awaitable[None]], stop: asyncio.Event
+    directory: Path,
+    settings: BoundarySettings | None,
+    tell: Callable[[str], Awaitable[None]],
+    stop: asyncio.Event,
 ) -> None:
-    store = SqliteStore(directory)
+    store = SqliteBoundaryStore(directory)
     try:
         async with serving(Boundary(store, settings)) as url:
             await tell(url)

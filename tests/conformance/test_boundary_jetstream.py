@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from onceward.boundary.ports import Store
-from onceward.boundary.stores.jetstream import JetStreamStore
+from onceward.boundary.store import BoundaryStore
+from onceward.boundary.stores.jetstream.store import JetStreamBoundaryStore
 from onceward.testing import servers
 from onceward.testing.boundary import StoreConformance
 
@@ -28,17 +28,17 @@ class TestJetStreamStore(StoreConformance):
         with ExitStack() as self.examples:
             yield
 
-    async def open(self) -> Store:
-        return await JetStreamStore.open(self.nats.url, name=self.name)
+    async def open(self) -> BoundaryStore:
+        return await JetStreamBoundaryStore.open(self.nats.url, name=self.name)
 
-    async def fresh(self) -> Store:
+    async def fresh(self) -> BoundaryStore:
         """With a NATS of its own: one with the streams of all examples would take long to start again."""
         self.examples.close()
         self.nats = self.examples.enter_context(servers.nats_server())
         self.name = f"test-{uuid.uuid4().hex}"
         return await self.open()
 
-    async def crash(self, store: Store) -> Store:
+    async def crash(self, store: BoundaryStore) -> BoundaryStore:
         """NATS dies and comes back while the store is open."""
         if self.nats.is_ours:
             self.nats.kill()

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from onceward.boundary.ports import Store
-from onceward.boundary.stores.postgresql import PostgreSqlStore
+from onceward.boundary.store import BoundaryStore
+from onceward.boundary.stores.postgresql.store import PostgreSqlBoundaryStore
 from onceward.testing.boundary import StoreConformance
 from tests.boundary_databases import StorePlace, shared_place
 
@@ -21,15 +21,15 @@ class TestPostgreSqlStore(StoreConformance):
         yield
         shared_place.empty()
 
-    async def open(self) -> Store:
-        return await PostgreSqlStore.open(self.database.url)
+    async def open(self) -> BoundaryStore:
+        return await PostgreSqlBoundaryStore.open(self.database.url)
 
-    async def fresh(self) -> Store:
+    async def fresh(self) -> BoundaryStore:
         store = await self.open()
         self.database.empty()
         return store
 
-    async def crash(self, store: Store) -> Store:
+    async def crash(self, store: BoundaryStore) -> BoundaryStore:
         """Its connections die under it, and nothing is closed in order."""
         assert self.database.kill_connections() > 0
         await store.close()

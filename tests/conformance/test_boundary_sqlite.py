@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from onceward.boundary.ports import Store
+from onceward.boundary.store import BoundaryStore
 from onceward.boundary.stores import sqlite
-from onceward.boundary.stores.sqlite import SqliteStore
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.errors import ConfigurationError
 from onceward.testing.boundary import StoreConformance
 
@@ -19,16 +19,16 @@ _numbers = itertools.count()
 
 
 class TestSqliteStore(StoreConformance):
-    async def open(self) -> Store:
-        return SqliteStore(self.place)
+    async def open(self) -> BoundaryStore:
+        return SqliteBoundaryStore(self.place)
 
-    async def fresh(self) -> Store:
+    async def fresh(self) -> BoundaryStore:
         self.place = self.place.parent / f"example-{next(_numbers)}"
-        return SqliteStore(self.place)
+        return SqliteBoundaryStore(self.place)
 
-    async def crash(self, store: Store) -> Store:
+    async def crash(self, store: BoundaryStore) -> BoundaryStore:
         """A copy of the files as they lie there while the first is open: what a machine that dies leaves."""
-        assert isinstance(store, SqliteStore)
+        assert isinstance(store, SqliteBoundaryStore)
         left = self.place.parent / f"left-{next(_numbers)}"
         left.mkdir()
         for name in ("boundary.db", "boundary.db-wal"):
@@ -37,12 +37,12 @@ class TestSqliteStore(StoreConformance):
                 (left / name).write_bytes(source.read_bytes())
         await store.close()
         self.place = left
-        return SqliteStore(left)
+        return SqliteBoundaryStore(left)
 
     def test_a_second_server_on_one_directory_is_refused(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             with pytest.raises(ConfigurationError, match="another process, such as a server, uses"):
-                SqliteStore(self.place)
+                SqliteBoundaryStore(self.place)
 
         self.on_store(body)
         self.on_store(lambda store: store.bounds())
@@ -52,13 +52,13 @@ def test_a_file_of_a_newer_onceward_is_not_touched(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "boundary.db")) as database:
         database.execute("PRAGMA user_version = 99")
     with pytest.raises(ConfigurationError, match="newer onceward"):
-        SqliteStore(tmp_path)
+        SqliteBoundaryStore(tmp_path)
 
 
 def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "boundary.db").write_bytes(b"not a database, but long enough to be looked at" * 100)
     with pytest.raises(ConfigurationError, match=r"boundary\.db"):
-        SqliteStore(tmp_path)
+        SqliteBoundaryStore(tmp_path)
 
 
 @pytest.mark.parametrize("end", ["min", "max"])

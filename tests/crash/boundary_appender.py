@@ -12,8 +12,8 @@ import itertools
 import sys
 
 from onceward.boundary.model import Envelope, Fact
-from onceward.boundary.ports import NewFact
-from onceward.boundary.stores.postgresql import PostgreSqlStore
+from onceward.boundary.store import NewFact
+from onceward.boundary.stores.postgresql.store import PostgreSqlBoundaryStore
 from onceward.boundary.wire import record
 
 AT_ONCE = 8
@@ -31,7 +31,7 @@ def say(*words: object) -> None:
 
 
 async def main(url: str, name: str, count: int) -> None:
-    store = await PostgreSqlStore.open(url)
+    store = await PostgreSqlBoundaryStore.open(url)
     numbers = iter(range(count)) if count else itertools.count()
 
     async def append() -> None:

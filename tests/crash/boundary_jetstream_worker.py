@@ -11,14 +11,14 @@ import itertools
 import os
 import sys
 
-from onceward.boundary.stores.jetstream import JetStreamStore
+from onceward.boundary.stores.jetstream.store import JetStreamBoundaryStore
 from onceward.testing.boundary import fact
 
 APPENDERS = 16
 
 
 async def main(url: str, name: str, first: str) -> None:
-    store = await JetStreamStore.open(url, name=name)
+    store = await JetStreamBoundaryStore.open(url, name=name)
     numbers = itertools.count(int(first))
 
     async def append() -> None:

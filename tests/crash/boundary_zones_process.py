@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from onceward.boundary import AsyncBoundaryClient, Envelope, Fact
+from onceward.boundary.boundary import Boundary
 from onceward.boundary.bundle import Import, check
-from onceward.boundary.forwarding import Links, LinkSettings
-from onceward.boundary.server import serving
-from onceward.boundary.service import Boundary
-from onceward.boundary.stores.sqlite import SqliteStore
+from onceward.boundary.links.manager import Links, LinkSettings
+from onceward.boundary.server.server import serving
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 
 _forking = multiprocessing.get_context("forkserver")
 _forking.set_forkserver_preload([__name__])
@@ -31,7 +31,7 @@ def fill(directory: Path, messages: Sequence[tuple[Envelope, Fact]]) -> None:
     """Facts that a zone has before its process runs."""
 
     async def append() -> None:
-        store = SqliteStore(directory)
+        store = SqliteBoundaryStore(directory)
         await Boundary(store).append_all(messages)
         await store.close()
 
@@ -97,7 +97,7 @@ def _serve(directory: Path, zone: str, source: str | None, die_at: int, tell: Co
     Mortal.confirms_left = die_at
 
     async def serve() -> None:
-        boundary = Boundary(SqliteStore(directory))
+        boundary = Boundary(SqliteBoundaryStore(directory))
         links = Links(boundary, zone)
         if source is not None:
             client = partial(Mortal, source, timeout=5)
@@ -131,7 +131,7 @@ class MortalBoundary(Boundary):
 
 def _import(directory: Path, bundle: Path, zone: str, die_after: int) -> None:
     async def take() -> None:
-        store = SqliteStore(directory)
+        store = SqliteBoundaryStore(directory)
         boundary = MortalBoundary(store)
         boundary.appends_left = die_after
         with bundle.open("rb") as file:

@@ -21,7 +21,7 @@ import pytest
 
 from onceward.boundary import AsyncBoundaryClient, BoundaryClient, envelope_for, fact_of
 from onceward.boundary.errors import BoundaryError, Unavailable
-from onceward.boundary.stores.sqlite import SqliteStore
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.errors import ConfigurationError
 
 NOBODY = 65534
@@ -29,7 +29,7 @@ SERVE = """
 import asyncio, os, sys
 from pathlib import Path
 from onceward.boundary.server import serving
-from onceward.boundary.service import Boundary
+from onceward.boundary.boundary import Boundary
 from onceward.boundary.stores.sqlite import SqliteStore
 # What is imported late would not be found any more.
 import concurrent.futures.thread, encodings.idna, hypercorn.asyncio.run, hypercorn.protocol.h11, hypercorn.protocol.h2
@@ -157,7 +157,7 @@ def test_objects_in_a_read_only_directory_are_refused_until_it_is_writable(humbl
 def test_a_data_directory_that_is_a_file_is_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("x")
     with pytest.raises(ConfigurationError, match="data directory"):
-        SqliteStore(tmp_path / "data")
+        SqliteBoundaryStore(tmp_path / "data")
 
 
 @pytest.mark.req("BC-18")

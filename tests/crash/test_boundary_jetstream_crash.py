@@ -17,7 +17,7 @@ import pytest
 
 from onceward.boundary.errors import Unavailable
 from onceward.boundary.model import Appended, ObjectRef
-from onceward.boundary.stores.jetstream import JetStreamStore
+from onceward.boundary.stores.jetstream.store import JetStreamBoundaryStore
 from onceward.boundary.wire import stored
 from onceward.testing import servers
 from onceward.testing.boundary import fact
@@ -40,7 +40,7 @@ async def until_done(call: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(0.02)
 
 
-async def check(store: JetStreamStore, answered: Iterable[tuple[int, int]]) -> None:
+async def check(store: JetStreamBoundaryStore, answered: Iterable[tuple[int, int]]) -> None:
     """The log has each fact that was answered at its offset, each id once, and no hole."""
     log: dict[int, str] = {}
     while page := await store.read(len(log), 1000):
@@ -54,7 +54,7 @@ async def check(store: JetStreamStore, answered: Iterable[tuple[int, int]]) -> N
 class Load:
     """Appenders of single facts and of many in order, which try again until they are answered, and a reader."""
 
-    def __init__(self, stores: list[JetStreamStore]) -> None:
+    def __init__(self, stores: list[JetStreamBoundaryStore]) -> None:
         self.stores = stores
         self.answered: list[tuple[int, int]] = []
         self.seen = 0
@@ -80,14 +80,14 @@ class Load:
             assert time.monotonic() < deadline, "appends have not resumed"
             await asyncio.sleep(0.01)
 
-    async def _append(self, store: JetStreamStore) -> None:
+    async def _append(self, store: JetStreamBoundaryStore) -> None:
         for number in self._numbers:
             appended = await until_done(lambda number=number: store.append(fact(f"m{number}")))  # type: ignore[misc]
             self.answered.append((number, appended.offset))
             if self._enough.is_set():
                 return
 
-    async def _append_many(self, store: JetStreamStore) -> None:
+    async def _append_many(self, store: JetStreamBoundaryStore) -> None:
         while not self._enough.is_set():
             numbers = [next(self._numbers) for _ in range(30)]
             facts = [fact(f"m{number}") for number in numbers]
@@ -119,7 +119,7 @@ def test_a_server_killed_under_load_loses_nothing_that_it_has_answered() -> None
             answered += [(int(number), int(offset)) for number, offset in map(str.split, _whole(lines))]
 
         async def main() -> None:
-            store = await JetStreamStore.open(nats.url, name="crash")
+            store = await JetStreamBoundaryStore.open(nats.url, name="crash")
             await check(store, answered)
             await store.close()
 
@@ -130,7 +130,7 @@ def test_a_server_killed_under_load_loses_nothing_that_it_has_answered() -> None
 def test_nats_killed_and_restarted_under_load_loses_nothing_and_all_goes_on() -> None:
     async def main() -> None:
         with servers.nats_server() as nats:
-            stores = [await JetStreamStore.open(nats.url, name="crash") for _ in range(2)]
+            stores = [await JetStreamBoundaryStore.open(nats.url, name="crash") for _ in range(2)]
             kept: list[tuple[ObjectRef, bytes]] = []
             confirmed = 0
             async with Load(stores) as load:
@@ -164,7 +164,7 @@ def test_one_node_of_a_cluster_killed_under_load_loses_nothing_and_appends_resum
     async def main() -> None:
         with servers.nats_cluster() as nodes:
             url = ",".join(node.url for node in nodes.values())
-            stores = [await JetStreamStore.open(url, name="crash", replicas=3) for _ in range(2)]
+            stores = [await JetStreamBoundaryStore.open(url, name="crash", replicas=3) for _ in range(2)]
             async with Load(stores) as load:
                 await load.grow()
                 assert await until_done(lambda: stores[0].advance("c", 100)) == 100
@@ -199,7 +199,7 @@ async def _leader(url: str) -> str:
     return info.cluster.leader
 
 
-async def _put(store: JetStreamStore, number: int) -> tuple[ObjectRef, bytes]:
+async def _put(store: JetStreamBoundaryStore, number: int) -> tuple[ObjectRef, bytes]:
     blob = random.Random(number).randbytes(700_000)
 
     async def pieces() -> AsyncIterator[bytes]:

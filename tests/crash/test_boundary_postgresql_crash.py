@@ -14,8 +14,8 @@ from typing import TypeVar
 import pytest
 
 from onceward.boundary.errors import Unavailable
-from onceward.boundary.ports import Bounds, Store
-from onceward.boundary.stores.postgresql import PostgreSqlStore
+from onceward.boundary.store import BoundaryStore, Bounds
+from onceward.boundary.stores.postgresql.store import PostgreSqlBoundaryStore
 from onceward.boundary.wire import stored
 from tests.boundary_databases import StorePlace, place
 from tests.crash.boundary_appender import fact
@@ -49,7 +49,7 @@ def killed_after(process: subprocess.Popen[str], lines: int) -> list[list[str]]:
     return [line.split() for line in said if line.endswith("\n")]
 
 
-async def whole_log(store: Store) -> dict[str, int]:
+async def whole_log(store: BoundaryStore) -> dict[str, int]:
     """Offsets by message id. There is no hole, and no id twice."""
     found: dict[str, int] = {}
     after = 0
@@ -77,7 +77,7 @@ def test_two_servers_killed_again_and_again_lose_nothing_that_was_answered(place
                         confirmed[name] = max(int(line[1]), confirmed.get(name, 0))
 
     async def check() -> None:
-        store = await PostgreSqlStore.open(place.url)
+        store = await PostgreSqlBoundaryStore.open(place.url)
         found = await whole_log(store)
         assert offsets.items() <= found.items()
         positions = {cursor.name: cursor.offset for cursor in await store.cursors()}
@@ -101,7 +101,7 @@ def test_postgresql_restarted_under_load_is_taken_up_again_by_itself() -> None:
 
 
 async def _restarted_under_load(postgres: OwnPostgres) -> None:
-    store = await PostgreSqlStore.open(postgres.plain_url)
+    store = await PostgreSqlBoundaryStore.open(postgres.plain_url)
     offsets: dict[str, int] = {}
     refused = 0
     over = False

@@ -22,7 +22,7 @@ from onceward.boundary import (
 )
 from onceward.boundary.artifacts import as_reference
 from onceward.boundary.bundle import export
-from onceward.boundary.stores.looking import looking_into
+from onceward.boundary.stores.read_only import looking_into
 from tests.crash.boundary_zones_process import ZoneProcess, fill, import_in_process, zone_process
 from tests.integration.boundary_zones_world import proxy, until
 

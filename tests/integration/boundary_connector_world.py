@@ -12,8 +12,8 @@ from typing import Any
 
 from onceward import Transaction
 from onceward.boundary import AsyncBoundaryClient, BoundaryClient, Page
-from onceward.boundary.service import Boundary
-from onceward.boundary.stores.sqlite import SqliteStore
+from onceward.boundary.boundary import Boundary
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.connectors.boundary import AsyncBoundaryConnector, BoundaryConnector
 from onceward.connectors.boundary.facts import as_fact
 from onceward.testing.clock import FakeClock
@@ -115,7 +115,7 @@ def fill(directory: Path, count: int) -> None:
     """So many facts, faster than through a server."""
 
     async def append() -> None:
-        store = SqliteStore(directory)
+        store = SqliteBoundaryStore(directory)
         facts = [as_fact(made(number), ("plant-a", "hq"), {}) for number in range(1, count + 1)]
         await asyncio.gather(*(Boundary(store).append(envelope, fact) for envelope, fact in facts))
         await store.close()

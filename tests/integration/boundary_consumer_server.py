@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from onceward.boundary.server import serving
-from onceward.boundary.service import Boundary
-from onceward.boundary.stores.sqlite import SqliteStore
+from onceward.boundary.boundary import Boundary
+from onceward.boundary.server.server import serving
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 
 
 async def main(directory: str, notes: Path, port: int = 0) -> None:
-    store = SqliteStore(directory)
+    store = SqliteBoundaryStore(directory)
     async with serving(Boundary(store), port=port) as url:
         notes.write_text("listening\n")
 

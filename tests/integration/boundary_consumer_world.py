@@ -25,10 +25,10 @@ from onceward.boundary import (
     envelope_for,
     fact_of,
 )
+from onceward.boundary.boundary import Boundary, BoundarySettings
 from onceward.boundary.errors import Unavailable
-from onceward.boundary.server import serving
-from onceward.boundary.service import Boundary, Settings
-from onceward.boundary.stores.sqlite import SqliteStore
+from onceward.boundary.server.server import serving
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 
 if TYPE_CHECKING:
     from tests.databases import Database
@@ -39,7 +39,7 @@ NAME = "plant-a-receiver"
 class Watched(Boundary):
     """Notes every call, and fails those that it is told to."""
 
-    def __init__(self, store: Any, settings: Settings | None, server: Server) -> None:
+    def __init__(self, store: Any, settings: BoundarySettings | None, server: Server) -> None:
         super().__init__(store, settings)
         self._server = server
 
@@ -84,7 +84,7 @@ class Watched(Boundary):
 class Server:
     """Starts and stops, always at the same address and with the same data."""
 
-    def __init__(self, directory: Path, settings: Settings | None = None) -> None:
+    def __init__(self, directory: Path, settings: BoundarySettings | None = None) -> None:
         self.calls: list[tuple[Any, ...]] = []
         """Name and first arguments."""
         self.failing: dict[str, list[Exception]] = defaultdict(list)
@@ -123,7 +123,7 @@ class Server:
 
     async def _serve(self, started: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self.store = SqliteStore(self.directory)
+        self.store = SqliteBoundaryStore(self.directory)
         try:
             async with serving(Watched(self.store, self._settings, self), port=self._port) as self.url:
                 self._port = int(self.url.rpartition(":")[2])
@@ -167,7 +167,7 @@ class Driven:
 
 
 class BoundaryWorld:
-    def __init__(self, database: Database, directory: Path, settings: Settings | None = None) -> None:
+    def __init__(self, database: Database, directory: Path, settings: BoundarySettings | None = None) -> None:
         self.database = database
         self.asynchronous = database.asynchronous
         self.server = Server(directory / "boundary", settings)

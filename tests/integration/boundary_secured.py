@@ -16,11 +16,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from onceward.boundary import AsyncBoundaryClient, BoundaryClient
+from onceward.boundary.boundary import Boundary
 from onceward.boundary.certs import HOSTS, Authority
-from onceward.boundary.config import read_config
-from onceward.boundary.running import running
-from onceward.boundary.service import Boundary
-from onceward.boundary.stores.sqlite import SqliteStore
+from onceward.boundary.server.config import read_config
+from onceward.boundary.server.process import running
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.boundary.tls import Tls
 
 CLIENTS = [BoundaryClient, AsyncBoundaryClient]
@@ -65,7 +65,7 @@ class Site:
         stop = asyncio.Event()
 
         async def serve() -> None:
-            store = SqliteStore(self.directory / "data")
+            store = SqliteBoundaryStore(self.directory / "data")
             try:
                 config = read_config(self.config)
                 boundary = Boundary(store, config.settings())

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 from onceward.boundary import AsyncBoundaryClient, StoredFact, envelope_for, fact_of
 from onceward.boundary.artifacts import as_reference
-from onceward.boundary.forwarding import Links, LinkSettings
+from onceward.boundary.boundary import Boundary, BoundarySettings
+from onceward.boundary.links.manager import Links, LinkSettings
 from onceward.boundary.model import Envelope, Fact
-from onceward.boundary.server import serving
-from onceward.boundary.service import Boundary, Settings
-from onceward.boundary.stores.sqlite import SqliteStore
+from onceward.boundary.server.server import serving
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.boundary.wire import stored
 
 DEADLINE = 60.0
@@ -96,8 +96,8 @@ class World:
         self._home = home
         self._opened = opened
 
-    async def zone(self, name: str, settings: Settings | None = None) -> Zone:
-        store = SqliteStore(self._home / name)
+    async def zone(self, name: str, settings: BoundarySettings | None = None) -> Zone:
+        store = SqliteBoundaryStore(self._home / name)
         self._opened.push_async_callback(store.close)
         boundary = Boundary(store, settings)
         url = await self._opened.enter_async_context(serving(boundary))

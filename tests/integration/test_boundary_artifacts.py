@@ -21,6 +21,7 @@ from onceward.boundary import (
     fact_of,
 )
 from onceward.boundary.artifacts import reference_of
+from onceward.boundary.boundary import BoundarySettings
 from onceward.boundary.errors import (
     ArtifactMissing,
     ConflictingDuplicate,
@@ -29,7 +30,6 @@ from onceward.boundary.errors import (
     ObjectConflict,
     Unavailable,
 )
-from onceward.boundary.service import Settings
 from onceward.errors import ConfigurationError
 from tests.integration.boundary_consumer_world import Awaited, BoundaryWorld
 
@@ -311,7 +311,7 @@ def test_a_large_artifact_goes_up_and_down_without_being_held_in_memory(
 @pytest.fixture
 def strict(sqlite: Database, tmp_path: Path) -> Iterator[BoundaryWorld]:
     """A boundary that refuses facts whose artifact is not there."""
-    with BoundaryWorld(sqlite, tmp_path, Settings(require_artifacts=True)) as made:
+    with BoundaryWorld(sqlite, tmp_path, BoundarySettings(require_artifacts=True)) as made:
         yield made
 
 

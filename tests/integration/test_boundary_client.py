@@ -26,7 +26,7 @@ from onceward.boundary import (
     fact_of,
     message_id_for,
 )
-from onceward.boundary.calls import INLINE
+from onceward.boundary.client.calls import INLINE
 from onceward.boundary.errors import (
     Backpressure,
     ConflictingDuplicate,

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from onceward.boundary.client import envelope_for, fact_of
-from onceward.boundary.copying import Copied, CopyError, copy
-from onceward.boundary.ports import Store
-from onceward.boundary.service import Boundary
+from onceward.boundary.boundary import Boundary
+from onceward.boundary.client.client import envelope_for, fact_of
+from onceward.boundary.copy import Copied, CopyError, copy
+from onceward.boundary.store import BoundaryStore
 from onceward.boundary.stores import open_store
 from onceward.boundary.wire import stored
 from onceward.cli.main import app
@@ -37,7 +37,7 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
         yield server.url
 
 
-async def filled(store: Store, count: int) -> None:
+async def filled(store: BoundaryStore, count: int) -> None:
     boundary = Boundary(store)
     for number in range(1, count + 1):
         labels = {"retention": "audit"} if number % 2 else {}
@@ -53,7 +53,7 @@ async def pieces(blob: bytes) -> AsyncIterator[bytes]:
     yield blob
 
 
-async def told(store: Store) -> dict[str, object]:
+async def told(store: BoundaryStore) -> dict[str, object]:
     records = await store.read(0, 1000)
     _, chunks = await store.objects.get("b", "k")
     return {

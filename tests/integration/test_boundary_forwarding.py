@@ -22,10 +22,10 @@ from typer.testing import CliRunner, Result
 
 from onceward.boundary import AsyncBoundaryClient, BoundaryClient, envelope_for, fact_of
 from onceward.boundary.artifacts import as_reference
+from onceward.boundary.boundary import Boundary, BoundarySettings
 from onceward.boundary.errors import Unavailable
-from onceward.boundary.forwarding import Link, Links, LinkSettings, LinkStopped
+from onceward.boundary.links.manager import Links, LinkSettings, LinkStopped, ZoneLink
 from onceward.boundary.model import ObjectRef
-from onceward.boundary.service import Boundary, Settings
 from onceward.cli.main import app
 from onceward.errors import ConfigurationError
 from tests.boundary_server import boundary_server
@@ -84,7 +84,7 @@ def test_facts_are_durable_here_before_they_are_confirmed_there(play: Play) -> N
                 confirmed.append(offset)
                 return await super().confirm(consumer_name, offset)
 
-        link = Link("plant", lambda: Watching(plant.url), hq.boundary, "hq", page=10)
+        link = ZoneLink("plant", lambda: Watching(plant.url), hq.boundary, "hq", page=10)
         await link.drain()
         assert confirmed == [10, 20, 25]
         assert await hq.ids() == said
@@ -100,7 +100,7 @@ def test_what_is_here_already_is_passed_and_confirmed(play: Play) -> None:
         for number in (4, 1):  # as after a crash, or from another way
             stored = (await plant.log())[number]
             await hq.boundary.append(stored.envelope, stored.fact)
-        link = Link("plant", client_of(plant.url), hq.boundary, "hq")
+        link = ZoneLink("plant", client_of(plant.url), hq.boundary, "hq")
         await link.drain()
         assert link.report.counts == {"appended": 4, "duplicate": 2}
         assert sorted(await hq.ids()) == sorted(said)
@@ -125,7 +125,7 @@ def test_a_fact_keeps_its_envelope_and_its_text(play: Play) -> None:
         )
         fact = fact_of("batch:PlantA/B1", "completed", {"name": "Zürich", "litres": 1.5, "path": "a\\b"})
         await plant.boundary.append(envelope, fact)
-        await Link("plant", client_of(plant.url), hq.boundary, "hq").drain()
+        await ZoneLink("plant", client_of(plant.url), hq.boundary, "hq").drain()
         (arrived,) = await hq.log()
         assert (arrived.envelope, arrived.fact) == (envelope, fact)
 
@@ -138,7 +138,7 @@ def test_two_links_of_one_name_bring_nothing_twice(play: Play) -> None:
     async def story(world: World) -> None:
         plant, hq = await world.zone("plant"), await world.zone("hq")
         said = await plant.say(200)
-        pulling = [Link(name, client_of(plant.url), hq.boundary, "hq", page=7) for name in ("one", "two")]
+        pulling = [ZoneLink(name, client_of(plant.url), hq.boundary, "hq", page=7) for name in ("one", "two")]
         await asyncio.gather(*(link.drain() for link in pulling))
         assert await hq.ids() == said
 
@@ -246,7 +246,7 @@ def test_it_waits_longer_and_longer_between_tries_up_to_the_limit(play: Play) ->
         async def sleep(seconds: float) -> None:
             waits[-1] += seconds
 
-        link = Link("plant", connect, hq.boundary, "hq", longest_wait=2.0, sleep=sleep)
+        link = ZoneLink("plant", connect, hq.boundary, "hq", longest_wait=2.0, sleep=sleep)
         await link.run()
         for waited, most in zip(waits, [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0], strict=False):
             assert most / 2 <= waited <= most + 1e-9
@@ -334,11 +334,11 @@ def test_10000_facts_of_a_long_partition_arrive_once_and_in_order(play: Play) ->
 def test_artifacts_are_here_before_the_facts_that_refer_to_them(play: Play) -> None:
     async def story(world: World) -> None:
         plant = await world.zone("plant")
-        hq = await world.zone("hq", Settings(require_artifacts=True))
+        hq = await world.zone("hq", BoundarySettings(require_artifacts=True))
         contents = {f"B{number}.txt": f"report {number} ".encode() * 500 for number in range(5)}
         for key, content in contents.items():
             await plant.say_with_artifact(content, key)
-        await Link("plant", client_of(plant.url), hq.boundary, "hq").drain()
+        await ZoneLink("plant", client_of(plant.url), hq.boundary, "hq").drain()
         assert len(await hq.log()) == 5
         for key, content in contents.items():
             assert await hq.artifact(key) == content
@@ -358,7 +358,7 @@ def test_an_artifact_that_is_here_is_not_fetched_again(play: Play) -> None:
             def get_pieces(self, bucket: str, key: str) -> Any:
                 raise AssertionError("nobody asked for this")
 
-        await Link("plant", lambda: NoObjects(plant.url), hq.boundary, "hq").drain()
+        await ZoneLink("plant", lambda: NoObjects(plant.url), hq.boundary, "hq").drain()
         assert len(await hq.log()) == 1
 
     play(story)
@@ -378,7 +378,7 @@ def test_a_value_that_only_looks_like_a_reference_is_forwarded_as_it_is(play: Pl
             ["bucket", "digest"],
         ):
             await plant.say(1, value=value)
-        link = Link("plant", client_of(plant.url), hq.boundary, "hq")
+        link = ZoneLink("plant", client_of(plant.url), hq.boundary, "hq")
         await link.drain()
         assert link.report.counts == {"appended": 5}
 
@@ -414,7 +414,7 @@ def test_an_artifact_with_other_bytes_than_the_fact_says_is_not_kept(play: Play)
         other = {**as_reference(ref), "digest": f"sha256:{hashlib.sha256(b'other one').hexdigest()}"}
         await plant.say(1, value=other)
         with pytest.raises(LinkStopped, match="object batch-files/B1 has digest"):
-            await Link("plant", client_of(plant.url), hq.boundary, "hq").drain()
+            await ZoneLink("plant", client_of(plant.url), hq.boundary, "hq").drain()
         assert await hq.boundary.store.objects.head("batch-files", "B1") is None
         assert await hq.log() == []
 
@@ -427,7 +427,7 @@ def test_other_bytes_under_an_artifact_s_name_stop_the_link(play: Play) -> None:
         await plant.say_with_artifact(b"theirs", "B1")
         await hq.boundary.put("batch-files", "B1", pieces_of(b"ours"), "text/plain")
         with pytest.raises(LinkStopped, match="object batch-files/B1 is there with other bytes"):
-            await Link("plant", client_of(plant.url), hq.boundary, "hq").drain()
+            await ZoneLink("plant", client_of(plant.url), hq.boundary, "hq").drain()
         assert await hq.artifact("B1") == b"ours"
 
     play(story)
@@ -445,10 +445,10 @@ def test_a_link_that_is_cut_within_an_artifact_keeps_what_came_before_it(play: P
                 raise Unavailable("the connection is lost")
 
         with pytest.raises(Unavailable):
-            await Link("plant", lambda: Cut(plant.url), hq.boundary, "hq").drain()
+            await ZoneLink("plant", lambda: Cut(plant.url), hq.boundary, "hq").drain()
         assert (await hq.ids(), await plant.position(CONSUMER)) == (before, 3)
         assert await hq.boundary.store.objects.head("batch-files", "B1") is None
-        await Link("plant", client_of(plant.url), hq.boundary, "hq").drain()
+        await ZoneLink("plant", client_of(plant.url), hq.boundary, "hq").drain()
         assert await hq.ids() == [*before, last]
         assert await hq.artifact("B1") == b"x" * 5000
 
@@ -534,14 +534,14 @@ def test_facts_of_the_page_behind_a_conflict_may_stand_here_already_and_are_not_
         before, after = await conflicting(plant, hq)
         all_of_them = ["plant-4", *before, *after]  # hq had its own plant-4 first
         for _ in range(2):
-            link = Link("plant", client_of(plant.url), hq.boundary, "hq")
+            link = ZoneLink("plant", client_of(plant.url), hq.boundary, "hq")
             with pytest.raises(LinkStopped):
                 await link.drain()
             assert await hq.ids() == all_of_them, "appended with their page"
             assert await plant.position(CONSUMER) == 3, "and not confirmed"
         skip = ("skip", "--from", plant.url, "--consumer", CONSUMER, "--offset", "4", "--reason", "why")
         assert (await asyncio.to_thread(run, *skip)).exit_code == 0
-        link = Link("plant", client_of(plant.url), hq.boundary, "hq")
+        link = ZoneLink("plant", client_of(plant.url), hq.boundary, "hq")
         await link.drain()
         assert link.report.counts == {"duplicate": len(after)}
         assert await hq.ids() == all_of_them
@@ -586,7 +586,7 @@ def test_skip_shows_both_sides_and_changes_nothing_without_a_reason(play: Play, 
         plant, hq = await world.zone("plant"), await world.zone("hq")
         await conflicting(plant, hq)
         with pytest.raises(LinkStopped):
-            await Link("plant", client_of(plant.url), hq.boundary, "hq").drain()
+            await ZoneLink("plant", client_of(plant.url), hq.boundary, "hq").drain()
         look = ("skip", "--from", plant.url, "--consumer", CONSUMER, "--to", str(tmp_path / "hq"))
         shown = await asyncio.to_thread(run, *look, "--json")
         assert shown.exit_code == 0, shown.output
@@ -653,7 +653,7 @@ def test_an_origin_that_the_source_may_not_speak_for_stops_the_link(play: Play) 
         )
         await plant.boundary.append(envelope_for("m2", from_zone="hq", to_zone="hq"), fact_of("a:b", "c", 1))
         after = await plant.say(1)
-        link = Link("plant", client_of(plant.url), hq.boundary, "hq", from_zones=("plant",))
+        link = ZoneLink("plant", client_of(plant.url), hq.boundary, "hq", from_zones=("plant",))
         with pytest.raises(LinkStopped, match="from zone 'elsewhere', for which this source may not speak"):
             await link.drain()
         assert (await hq.ids(), await plant.position(CONSUMER)) == (before, 2)
@@ -669,7 +669,7 @@ def test_only_facts_for_the_chosen_zones_are_taken_if_any_are_chosen(play: Play)
         plant, hq = await world.zone("plant"), await world.zone("hq")
         for to_zone in ("hq", "plant-b", "labs", "hq", "plant-b"):
             await plant.say(1, to_zone=to_zone)
-        link = Link("plant", client_of(plant.url), hq.boundary, "hq", to_zones=("hq", "labs"))
+        link = ZoneLink("plant", client_of(plant.url), hq.boundary, "hq", to_zones=("hq", "labs"))
         await link.drain()
         assert await hq.ids() == ["plant-1", "plant-3", "plant-4"]
         assert link.report.counts == {"appended": 3, "not_for_us": 2}
@@ -680,12 +680,15 @@ def test_only_facts_for_the_chosen_zones_are_taken_if_any_are_chosen(play: Play)
 
 def test_a_fact_that_this_side_refuses_stops_the_link_there(play: Play) -> None:
     async def story(world: World) -> None:
-        plant, hq = await world.zone("plant"), await world.zone("hq", Settings(require_artifacts=True))
+        plant, hq = (
+            await world.zone("plant"),
+            await world.zone("hq", BoundarySettings(require_artifacts=True)),
+        )
         before = await plant.say(3)
         await plant.say(1, value={"bucket": "b", "key": "not a whole reference"})
         await plant.say(2)
         with pytest.raises(LinkStopped, match=r"'plant-4' at offset 4 .* object b/not a whole reference"):
-            await Link("plant", client_of(plant.url), hq.boundary, "hq").drain()
+            await ZoneLink("plant", client_of(plant.url), hq.boundary, "hq").drain()
         assert (await hq.ids(), await plant.position(CONSUMER)) == (before, 3)
 
     play(story)
@@ -832,11 +835,14 @@ def test_settings_that_cannot_work_are_refused_before_anything_runs(
 
 def test_over_rpc_the_order_artifacts_and_conflicts_are_the_same(play: Play) -> None:
     async def story(world: World) -> None:
-        plant, hq = await world.zone("plant"), await world.zone("hq", Settings(require_artifacts=True))
+        plant, hq = (
+            await world.zone("plant"),
+            await world.zone("hq", BoundarySettings(require_artifacts=True)),
+        )
         with_artifact = await plant.say_with_artifact(b"report" * 1000, "B1")
         before, after = await conflicting(plant, hq)
         async with AsyncBoundaryClient(hq.url) as here:
-            link = Link("plant", client_of(plant.url), here, "hq", page=2)
+            link = ZoneLink("plant", client_of(plant.url), here, "hq", page=2)
             with pytest.raises(LinkStopped, match="'plant-5' at offset 5"):
                 await link.drain()
             assert await hq.ids("plant") == ["plant-5", with_artifact, *before]

@@ -21,9 +21,9 @@ from nats.js.api import StreamConfig
 
 from onceward.boundary.errors import ConflictingDuplicate, InvalidArgument, ObjectConflict, Unavailable
 from onceward.boundary.model import Appended, ObjectRef
-from onceward.boundary.ports import Bounds, NewFact
-from onceward.boundary.stores import jetstream_expiry, jetstream_link, jetstream_objects
-from onceward.boundary.stores.jetstream import JetStreamStore
+from onceward.boundary.store import Bounds, NewFact
+from onceward.boundary.stores.jetstream import connection, expiry, objects
+from onceward.boundary.stores.jetstream.store import JetStreamBoundaryStore
 from onceward.boundary.wire import stored
 from onceward.errors import ConfigurationError
 from onceward.testing import servers
@@ -46,12 +46,12 @@ def name() -> str:
 @asynccontextmanager
 async def opened(
     url: str, name: str, count: int = 1, replicas: int = 1
-) -> AsyncIterator[list[JetStreamStore]]:
+) -> AsyncIterator[list[JetStreamBoundaryStore]]:
     """So many servers' stores on one stream, each with a connection of its own."""
     async with AsyncExitStack() as closing:
         stores = []
         for _ in range(count):
-            stores.append(await JetStreamStore.open(url, name=name, replicas=replicas))
+            stores.append(await JetStreamBoundaryStore.open(url, name=name, replicas=replicas))
             closing.push_async_callback(stores[-1].close)
         yield stores
 
@@ -192,7 +192,7 @@ def test_a_fact_that_is_too_large_for_this_nats_is_refused_and_harms_nobody(
 def test_what_expires_is_what_is_old_in_its_class_wherever_it_lies(
     nats: servers.Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jetstream_expiry, "BLOCK", 10)
+    monkeypatch.setattr(expiry, "BLOCK", 10)
     dice = random.Random(7)
     classes = ("operational", "audit", "documents")
     left: dict[int, tuple[str, int]] = {}
@@ -218,17 +218,17 @@ def test_what_expires_is_what_is_old_in_its_class_wherever_it_lies(
 def test_expiry_reads_again_only_where_something_has_come_of_age(
     nats: servers.Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jetstream_expiry, "BLOCK", 10)
+    monkeypatch.setattr(expiry, "BLOCK", 10)
     read: list[int] = []
-    page = jetstream_link.Link.page
+    page = connection.JetStreamConnection.page
 
     async def counted(
-        self: jetstream_link.Link, stream: str, after: int, limit: int, **how: object
+        self: connection.JetStreamConnection, stream: str, after: int, limit: int, **how: object
     ) -> list[Msg]:
         read.append(after)
         return await page(self, stream, after, limit, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(jetstream_link.Link, "page", counted)
+    monkeypatch.setattr(connection.JetStreamConnection, "page", counted)
 
     async def main() -> None:
         async with opened(nats.url, name) as [store]:
@@ -302,7 +302,7 @@ def test_the_bytes_of_an_upload_that_broke_off_are_removed(
         async with opened(nats.url, name) as [store]:
             await store._tidying  # type: ignore[misc]
             assert await _uploads(nats.url, name) == 2, "it may still go on"
-        monkeypatch.setattr(jetstream_objects, "LEFT_OVER_AFTER", timedelta())
+        monkeypatch.setattr(objects, "LEFT_OVER_AFTER", timedelta())
         async with opened(nats.url, name) as [store]:
             await store._tidying  # type: ignore[misc]
             assert await _uploads(nats.url, name) == 1
@@ -336,7 +336,7 @@ def test_a_large_object_needs_no_large_memory(nats: servers.Server, name: str) -
     asyncio.run(main())
 
 
-async def _blob(store: JetStreamStore, bucket: str, key: str) -> bytes:
+async def _blob(store: JetStreamBoundaryStore, bucket: str, key: str) -> bytes:
     return b"".join([chunk async for chunk in (await store.objects.get(bucket, key))[1]])
 
 
@@ -391,7 +391,7 @@ def test_without_nats_everything_is_unavailable_at_once_and_comes_back_by_itself
 def test_a_call_that_nats_does_not_answer_is_unavailable_and_may_be_repeated(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jetstream_link, "CALL_WAIT", 0.5)
+    monkeypatch.setattr(connection, "CALL_WAIT", 0.5)
 
     async def main() -> None:
         with servers.nats_server() as server:
@@ -424,7 +424,7 @@ def test_those_who_wait_when_the_connection_breaks_hear_of_it_at_once(name: str)
                 server.kill()
                 outcomes = await asyncio.gather(*waiting, return_exceptions=True)
                 assert [type(each) for each in outcomes] == [Unavailable] * 10
-                assert time.monotonic() - began < jetstream_link.CALL_WAIT / 2
+                assert time.monotonic() - began < connection.CALL_WAIT / 2
 
     asyncio.run(main())
 
@@ -463,9 +463,9 @@ def test_closing_answers_those_who_wait(nats: servers.Server, name: str) -> None
 
 
 def test_a_nats_that_is_not_there_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jetstream_link, "CALL_WAIT", 0.3)
+    monkeypatch.setattr(connection, "CALL_WAIT", 0.3)
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1 cannot be reached") as raised:
-        asyncio.run(JetStreamStore.open("nats://me:secret@127.0.0.1:1"))
+        asyncio.run(JetStreamBoundaryStore.open("nats://me:secret@127.0.0.1:1"))
     assert "secret" not in str(raised.value)
 
 
@@ -480,7 +480,7 @@ def test_a_nats_that_is_not_there_is_named_without_its_password(monkeypatch: pyt
 )
 def test_what_cannot_be_opened_is_told(nats: servers.Server, how: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
-        asyncio.run(JetStreamStore.open(nats.url, **{"name": "never-made", **how}))  # type: ignore[arg-type]
+        asyncio.run(JetStreamBoundaryStore.open(nats.url, **{"name": "never-made", **how}))  # type: ignore[arg-type]
 
 
 def test_a_stream_of_somebody_else_is_not_touched(nats: servers.Server, name: str) -> None:
@@ -490,31 +490,31 @@ def test_a_stream_of_somebody_else_is_not_touched(nats: servers.Server, name: st
                 StreamConfig(name=f"{name}-facts", subjects=[f"{name}.other"])
             )
         with pytest.raises(ConfigurationError, match="was not made by onceward"):
-            await JetStreamStore.open(nats.url, name=name)
+            await JetStreamBoundaryStore.open(nats.url, name=name)
 
     asyncio.run(main())
 
 
 def test_a_nats_without_jetstream_is_told(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(jetstream_link, "OPEN_WAIT", 0.1)
+    monkeypatch.setattr(connection, "OPEN_WAIT", 0.1)
     with servers.nats_server() as server:
         assert server._command is not None
         server._command.remove("--jetstream")
         server.kill()
         server.start()
         with pytest.raises((Unavailable, ConfigurationError), match="--jetstream"):
-            asyncio.run(JetStreamStore.open(server.url, name=name))
+            asyncio.run(JetStreamBoundaryStore.open(server.url, name=name))
 
 
 def test_a_nats_that_is_too_old_is_told(nats: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jetstream_link, "OLDEST_NATS", (99, 0))
+    monkeypatch.setattr(connection, "OLDEST_NATS", (99, 0))
     with pytest.raises(ConfigurationError, match=r"needs 99\.0 or newer"):
-        asyncio.run(JetStreamStore.open(nats.url))
+        asyncio.run(JetStreamBoundaryStore.open(nats.url))
 
 
 def test_many_servers_may_open_a_new_place_at_once(nats: servers.Server, name: str) -> None:
     async def main() -> None:
-        stores = await asyncio.gather(*(JetStreamStore.open(nats.url, name=name) for _ in range(8)))
+        stores = await asyncio.gather(*(JetStreamBoundaryStore.open(nats.url, name=name) for _ in range(8)))
         for number, store in enumerate(stores, 1):
             assert await store.append(fact(f"m{number}")) == Appended(number)
             await store.close()
@@ -527,7 +527,7 @@ def test_many_servers_may_open_a_new_place_at_once(nats: servers.Server, name: s
 
 def test_a_page_that_lost_a_message_on_its_way_is_not_taken_for_whole() -> None:
     async def main() -> None:
-        page = jetstream_link.Page()
+        page = connection.JetStreamPage()
         for sequence, before in ((4, 0), (6, 5)):
             headers = {"Nats-Sequence": str(sequence), "Nats-Last-Sequence": str(before)}
             page.take(Msg(_client=None, data=b"x", headers=headers))  # type: ignore[arg-type]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from onceward.boundary import BoundaryClient, envelope_for, fact_of
+from onceward.boundary.boundary import Boundary
 from onceward.boundary.errors import BoundaryError, PermissionDenied, Unauthenticated
-from onceward.boundary.peers import Certificate, Peer, Peers
-from onceward.boundary.server import serving
-from onceward.boundary.service import Boundary
-from onceward.boundary.stores.sqlite import SqliteStore
+from onceward.boundary.server.access import Certificate, Peer, Peers
+from onceward.boundary.server.server import serving
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.boundary.tls import Tls
 from onceward.errors import ConfigurationError
 from tests.integration.boundary_secured import (
@@ -293,7 +293,7 @@ def test_two_peers_of_one_identity_are_refused_and_change_nothing() -> None:
 
 
 async def _serve_with_peers_alone(directory: Path) -> None:
-    store = SqliteStore(directory)
+    store = SqliteBoundaryStore(directory)
     try:
         async with serving(Boundary(store), peers=Peers()):
             pass

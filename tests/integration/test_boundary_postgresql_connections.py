@@ -13,10 +13,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from onceward.boundary.errors import Unavailable
 from onceward.boundary.model import Appended
-from onceward.boundary.ports import Bounds
-from onceward.boundary.stores.postgresql import PostgreSqlStore
-from onceward.boundary.stores.postgresql_connections import Connections
-from onceward.boundary.stores.postgresql_schema import VERSION
+from onceward.boundary.store import Bounds
+from onceward.boundary.stores.postgresql.connections import PostgreSqlConnections
+from onceward.boundary.stores.postgresql.schema import VERSION
+from onceward.boundary.stores.postgresql.store import PostgreSqlBoundaryStore
 from onceward.errors import ConfigurationError
 from onceward.testing.boundary import fact
 from tests.boundary_databases import StorePlace, place
@@ -173,7 +173,7 @@ async def lossy(place: StorePlace) -> AsyncIterator[Line]:
 
 def test_servers_that_start_at_once_on_an_empty_database_all_start(place: StorePlace) -> None:
     async def main() -> None:
-        stores = await asyncio.gather(*(PostgreSqlStore.open(place.url) for _ in range(5)))
+        stores = await asyncio.gather(*(PostgreSqlBoundaryStore.open(place.url) for _ in range(5)))
         appended = await asyncio.gather(*(store.append(fact("m")) for store in stores))
         assert {each.offset for each in appended} == {1}
         await asyncio.gather(*(store.close() for store in stores))
@@ -183,7 +183,7 @@ def test_servers_that_start_at_once_on_an_empty_database_all_start(place: StoreP
 
 def refusal(url: str) -> str:
     with pytest.raises(ConfigurationError) as raised:
-        asyncio.run(PostgreSqlStore.open(url))
+        asyncio.run(PostgreSqlBoundaryStore.open(url))
     return str(raised.value)
 
 
@@ -252,7 +252,9 @@ def test_what_is_answered_is_durable_whatever_the_url_asks_for(
     place: StorePlace, given: str, used: str
 ) -> None:
     async def main() -> None:
-        connections = Connections(make_conninfo(place.url, options=f"-csynchronous_commit={given}"), 1)
+        connections = PostgreSqlConnections(
+            make_conninfo(place.url, options=f"-csynchronous_commit={given}"), 1
+        )
         async with connections.one() as connection:
             shown = await (await connection.execute("SHOW synchronous_commit")).fetchone()
         await connections.close()

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from onceward.boundary.errors import BoundaryError, ObjectConflict, Unavailable
-from onceward.boundary.stores.postgresql_objects import CHUNK, PAGE
+from onceward.boundary.stores.postgresql.objects import CHUNK, PAGE
 from tests.boundary_databases import StorePlace, place
 
 __all__ = ["place"]

@@ -14,9 +14,9 @@ import pytest
 
 from onceward.boundary.errors import ConflictingDuplicate, Unavailable
 from onceward.boundary.model import Appended
-from onceward.boundary.ports import Bounds
-from onceward.boundary.stores.grouping import MOST_AT_ONCE
-from onceward.boundary.stores.postgresql_schema import ROW_BYTES
+from onceward.boundary.store import Bounds
+from onceward.boundary.stores.group_commit import MOST_AT_ONCE
+from onceward.boundary.stores.postgresql.schema import ROW_BYTES
 from onceward.boundary.wire import stored
 from onceward.testing.boundary import fact
 from tests import crash

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from onceward.boundary.client import envelope_for, fact_of
+from onceward.boundary.boundary import Boundary, BoundarySettings
+from onceward.boundary.capacity import Fill
+from onceward.boundary.client.client import envelope_for, fact_of
 from onceward.boundary.errors import Backpressure, BoundaryError
-from onceward.boundary.fill import Fill
 from onceward.boundary.model import Appended, Gap
 from onceward.boundary.retention import Retention
-from onceward.boundary.service import Boundary, Settings
-from onceward.boundary.stores.sqlite import SqliteStore
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.errors import ConfigurationError
 from onceward.testing.boundary import fact as plain
 
@@ -26,9 +26,9 @@ NOW = 1_800_000_000.0
 
 def on_boundary(place: Path, body: Callable[[Boundary], Awaitable[None]], **settings: Any) -> None:
     async def main() -> None:
-        store = SqliteStore(place)
+        store = SqliteBoundaryStore(place)
         try:
-            await body(Boundary(store, Settings(**settings)))
+            await body(Boundary(store, BoundarySettings(**settings)))
         finally:
             await store.close()
 
@@ -224,7 +224,7 @@ def test_the_oldest_are_dropped_only_when_that_was_asked_for_and_consumers_are_t
 @pytest.mark.req("BC-24")
 def test_dropping_is_refused_where_facts_must_not_be_lost() -> None:
     with pytest.raises(ConfigurationError, match="safety forbids"):
-        Settings(drop_oldest=True, safety=True)
+        BoundarySettings(drop_oldest=True, safety=True)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_dropping_is_refused_where_facts_must_not_be_lost() -> None:
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
-        Settings(**wrong)
+        BoundarySettings(**wrong)
 
 
 def test_nobody_asks_the_store_for_its_size_with_every_fact(tmp_path: Path) -> None:

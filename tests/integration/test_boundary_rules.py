@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from onceward.boundary.client import envelope_for, fact_of
+from onceward.boundary.boundary import Boundary, BoundarySettings
+from onceward.boundary.client.client import envelope_for, fact_of
 from onceward.boundary.errors import (
     ArtifactMissing,
     ConflictingDuplicate,
@@ -20,8 +21,7 @@ from onceward.boundary.errors import (
     OffsetOutOfRange,
 )
 from onceward.boundary.model import LARGEST_FACT, LARGEST_PAGE, Appended, Envelope, Fact, Gap
-from onceward.boundary.service import Boundary, Settings
-from onceward.boundary.stores.sqlite import SqliteStore
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.boundary.v1.boundary_connect import BoundaryService
 from onceward.boundary.wire import Record
 
@@ -37,9 +37,9 @@ class Given:
 
     def __call__(self, body: Callable[[Boundary], Awaitable[None]], **settings: Any) -> None:
         async def main() -> None:
-            store = SqliteStore(self._directory)
+            store = SqliteBoundaryStore(self._directory)
             try:
-                await body(Boundary(store, Settings(**settings)))
+                await body(Boundary(store, BoundarySettings(**settings)))
             finally:
                 await store.close()
 

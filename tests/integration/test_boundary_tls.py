@@ -19,13 +19,12 @@ import grpc
 import pytest
 
 from onceward.boundary import AsyncBoundaryClient, BoundaryClient, BoundaryError, envelope_for, fact_of
+from onceward.boundary.boundary import Boundary
 from onceward.boundary.certs import HOSTS
-from onceward.boundary.connections import GRACE
 from onceward.boundary.errors import Unauthenticated
 from onceward.boundary.metrics import BoundaryMetrics
-from onceward.boundary.server import serving
-from onceward.boundary.service import Boundary
-from onceward.boundary.stores.sqlite import SqliteStore
+from onceward.boundary.server.server import GRACE, serving
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.boundary.tls import ServerTls, Tls
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.errors import ConfigurationError
@@ -237,7 +236,7 @@ def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(site: Site)
 
 def test_with_tls_and_no_table_nobody_may_call(site: Site, hq: Tls) -> None:
     async def main() -> None:
-        store = SqliteStore(site.directory / "data")
+        store = SqliteBoundaryStore(site.directory / "data")
         boundary = Boundary(store)
         async with (
             serving(boundary, tls=ServerTls(site.server, boundary.metrics)) as url,

@@ -20,9 +20,9 @@ import grpc
 import pytest
 
 from onceward.boundary import AsyncBoundaryClient, BoundaryClient, envelope_for, fact_of
+from onceward.boundary.boundary import BoundarySettings
 from onceward.boundary.errors import ConflictingDuplicate, InvalidArgument, Unavailable
 from onceward.boundary.model import LARGEST_FACT
-from onceward.boundary.service import Settings
 from onceward.boundary.v1 import boundary_pb as pb
 from tests.boundary_server import boundary_server
 
@@ -52,7 +52,7 @@ class Curl:
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    with boundary_server(tmp_path, Settings(require_artifacts=True)) as url:
+    with boundary_server(tmp_path, BoundarySettings(require_artifacts=True)) as url:
         yield url
 
 

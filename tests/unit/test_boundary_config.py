@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from onceward.boundary.config import Config, read_config
-from onceward.boundary.peers import Peer
-from onceward.boundary.settings import Settings
+from onceward.boundary.server.access import Peer
+from onceward.boundary.server.config import Config, read_config
+from onceward.boundary.settings import BoundarySettings
 from onceward.boundary.tls import Tls
 from onceward.errors import ConfigurationError
 
@@ -66,7 +66,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     config = read(tmp_path, WHOLE)
     assert (config.zone, config.listen) == ("plant-a", "0.0.0.0:7700")
     assert config.store == "postgresql://boundary@db/boundary"
-    assert config.settings() == Settings(
+    assert config.settings() == BoundarySettings(
         strict_consumers=True,
         require_artifacts=True,
         retention={"operational": 12 * 3600.0, "audit": 3650 * 86400.0, "documents": 5400.0},
@@ -103,7 +103,7 @@ def test_relative_paths_of_tls_begin_beside_the_configuration(tmp_path: Path) ->
 
 def test_an_empty_file_is_a_server_with_the_usual_settings(tmp_path: Path) -> None:
     config = read(tmp_path, "")
-    assert config.settings() == Settings()
+    assert config.settings() == BoundarySettings()
     assert config.files(tmp_path) is None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from onceward.boundary.logs import fields, start_logging
+from onceward.boundary.server.process import fields, start_logging
 from onceward.telemetry.lines import ConsoleLines, JsonLines
 
 log = logging.getLogger("onceward.boundary")

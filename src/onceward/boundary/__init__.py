@@ -11,11 +11,21 @@ embeds one finds `service`, `stores` and `server` beside it.
 """
 
 from onceward.boundary.artifacts import ArtifactError, ArtifactMissingError, BadReferenceError, IntegrityError
-from onceward.boundary.client import AsyncBoundaryClient, BoundaryClient
+from onceward.boundary.client.client import AsyncBoundaryClient, BoundaryClient
 from onceward.boundary.consumer import AsyncBoundaryConsumer, BoundaryConsumer
 from onceward.boundary.errors import BoundaryError
-from onceward.boundary.model import Appended, Envelope, Fact, Gap, ObjectRef, Page, StoredFact
-from onceward.boundary.producing import envelope_for, fact_of, message_id_for
+from onceward.boundary.model import (
+    Appended,
+    Envelope,
+    Fact,
+    Gap,
+    ObjectRef,
+    Page,
+    StoredFact,
+    envelope_for,
+    fact_of,
+    message_id_for,
+)
 
 __all__ = [
     "Appended",

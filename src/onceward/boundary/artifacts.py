@@ -16,12 +16,21 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from onceward.boundary.calls import MOST_CALLS, Calls
-from onceward.boundary.durable import sync_directory
+from onceward.boundary.client.calls import MOST_CALLS, Calls
 from onceward.boundary.errors import BoundaryError, InvalidArgument, NotFound
-from onceward.boundary.model import Appended, Envelope, Fact, ObjectRef, StoredFact
-from onceward.boundary.producing import fact_of
+from onceward.boundary.model import Appended, Envelope, Fact, ObjectRef, StoredFact, fact_of
 from onceward.errors import ConfigurationError, OncewardError
+
+# What a file's own fsync does not do: a new name in a directory is durable only when the directory is.
+
+
+def sync_directory(directory: str | os.PathLike[str]) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 

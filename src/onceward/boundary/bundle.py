@@ -24,18 +24,18 @@ from typing import Any, BinaryIO
 import msgspec
 
 from onceward.boundary.artifacts import Landing
-from onceward.boundary.client import AsyncBoundaryClient
+from onceward.boundary.boundary import Boundary
+from onceward.boundary.client.client import AsyncBoundaryClient
 from onceward.boundary.errors import BoundaryError
-from onceward.boundary.model import Gap, ObjectRef, StoredFact
-from onceward.boundary.receiving import (
+from onceward.boundary.links.receiver import (
     Receiver,
     append_until_refused,
     artifact_of,
     receiver_of,
     verified,
 )
-from onceward.boundary.service import Boundary
-from onceward.boundary.stores.looking import Look
+from onceward.boundary.model import Gap, ObjectRef, StoredFact
+from onceward.boundary.stores.read_only import Look
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.boundary.wire import Record, from_pb, stored, stored_bytes
 from onceward.errors import OncewardError

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from onceward._sync import run_blocking
-from onceward.boundary.client import AsyncBoundaryClient, BoundaryClient
+from onceward.boundary.client.client import AsyncBoundaryClient, BoundaryClient
 from onceward.boundary.errors import BoundaryError
 from onceward.boundary.model import Page, StoredFact
 from onceward.errors import ConfigurationError

@@ -8,10 +8,10 @@ import logging
 import time
 from collections.abc import Callable
 
+from onceward.boundary.boundary import Boundary
 from onceward.boundary.errors import BoundaryError
 from onceward.boundary.model import STREAMS, stream_of
-from onceward.boundary.ports import Cursor
-from onceward.boundary.service import Boundary
+from onceward.boundary.store import Cursor
 from onceward.boundary.wire import stored
 
 _log = logging.getLogger("onceward.boundary")

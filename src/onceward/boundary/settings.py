@@ -12,7 +12,7 @@ from onceward.errors import ConfigurationError
 WEEK = 7 * 86400.0
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class BoundarySettings(msgspec.Struct, frozen=True, kw_only=True):
     strict_consumers: bool = False
     """Only names that are known may fetch; otherwise the first fetch makes a name known."""
     require_artifacts: bool = False

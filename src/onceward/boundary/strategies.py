@@ -27,8 +27,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from onceward._sync import run_blocking
-from onceward.boundary.model import StoredFact
-from onceward.boundary.producing import message_id_for
+from onceward.boundary.model import StoredFact, message_id_for
 from onceward.db import DbSession
 from onceward.errors import ConfigurationError
 

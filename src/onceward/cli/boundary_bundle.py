@@ -90,7 +90,7 @@ async def _export(
     progress: Progress,
 ) -> tuple[Header, Contents] | None:
     from onceward.boundary.bundle import BundleError, export
-    from onceward.boundary.stores.looking import looking_into
+    from onceward.boundary.stores.read_only import looking_into
 
     async with looking_into(store) as look:
         if consumer is not None:

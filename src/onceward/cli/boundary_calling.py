@@ -53,7 +53,7 @@ def client_for(url: str, option: str = "--url") -> AsyncBoundaryClient:
 
 
 def checked(url: str, option: str = "--url") -> str:
-    from onceward.boundary.transport import checked_url
+    from onceward.boundary.client.transport import checked_url
     from onceward.errors import ConfigurationError
 
     try:

@@ -16,7 +16,7 @@ from onceward.cli.database import MISUSED, AsJson, fail
 from onceward.cli.printing import print_json
 
 if TYPE_CHECKING:
-    from onceward.boundary.copying import Copied
+    from onceward.boundary.copy import Copied
 
 STORES = "A directory, postgresql://… or nats://…."
 
@@ -64,7 +64,7 @@ async def _copy(source: str, target: str) -> Copied:
     from rich.console import Console
     from rich.progress import Progress, TextColumn
 
-    from onceward.boundary.copying import copy as copy_store
+    from onceward.boundary.copy import copy as copy_store
     from onceward.boundary.stores import check_is_there, open_store
 
     console = Console(stderr=True)

@@ -18,8 +18,8 @@ from onceward.cli.printing import print_json
 
 if TYPE_CHECKING:
     from onceward.boundary import AsyncBoundaryClient
-    from onceward.boundary.link import Link
-    from onceward.boundary.service import Boundary
+    from onceward.boundary.boundary import Boundary
+    from onceward.boundary.links.link import ZoneLink
 
 WORDS = {
     "appended": "appended",
@@ -74,15 +74,15 @@ def forward(
     be taken; 130 or 143 if a second signal cut it off; 2 for wrong arguments.
     """
     with installed(as_json):
-        from onceward.boundary.link import Link
-        from onceward.boundary.logs import start_logging
+        from onceward.boundary.links.link import ZoneLink
+        from onceward.boundary.server.process import start_logging
     from onceward.errors import ConfigurationError, OncewardError
 
     async def run() -> None:
         await client_for(source, "--from").close()  # refuses what is no URL, before anything is opened
         connect = partial(client_for, source, "--from")
         async with receiving_side(target, "--to") as side:
-            link = Link(
+            link = ZoneLink(
                 source,
                 connect,
                 side,
@@ -118,7 +118,7 @@ def forward(
 @asynccontextmanager
 async def receiving_side(target: str, option: str) -> AsyncIterator[Boundary | AsyncBoundaryClient]:
     """A client for a URL; for a store a boundary in this process."""
-    from onceward.boundary.service import Boundary
+    from onceward.boundary.boundary import Boundary
     from onceward.boundary.stores import open_store
 
     if target.startswith(("http://", "https://")):
@@ -138,7 +138,7 @@ class _CutOff(Exception):
         self.signal = number
 
 
-async def _until_told(link: Link, once: bool) -> None:
+async def _until_told(link: ZoneLink, once: bool) -> None:
     loop, heard = asyncio.get_running_loop(), list[int]()
     work = asyncio.create_task(link.drain() if once else link.run())
 
@@ -160,7 +160,7 @@ async def _until_told(link: Link, once: bool) -> None:
 
 
 @contextmanager
-def _shown(link: Link, as_json: bool) -> Iterator[None]:
+def _shown(link: ZoneLink, as_json: bool) -> Iterator[None]:
     """How far it is, on a terminal."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn
@@ -178,7 +178,7 @@ def _shown(link: Link, as_json: bool) -> Iterator[None]:
             watching.cancel()
 
 
-async def _watch(link: Link, update: Callable[..., None]) -> None:
+async def _watch(link: ZoneLink, update: Callable[..., None]) -> None:
     while True:
         update(description=f"up to offset {link.report.frontier:,}: {_summary(link.report.counts)}")
         await asyncio.sleep(LOOK_SECONDS)

@@ -15,8 +15,8 @@ from onceward.cli.boundary_calling import installed
 from onceward.cli.database import FAILED, MISUSED, fail
 
 if TYPE_CHECKING:
-    from onceward.boundary.config import Config
-    from onceward.boundary.settings import Settings
+    from onceward.boundary.server.config import Config
+    from onceward.boundary.settings import BoundarySettings
 
 _log = logging.getLogger("onceward.boundary")
 
@@ -93,8 +93,8 @@ def serve(
     from msgspec import structs
 
     with installed(as_json=False):
-        from onceward.boundary.config import Config, read_config
-        from onceward.boundary.logs import start_logging
+        from onceward.boundary.server.config import Config, read_config
+        from onceward.boundary.server.process import start_logging
     from onceward.errors import ConfigurationError, OncewardError
 
     form = log_format or (LogFormat.CONSOLE if sys.stderr.isatty() else LogFormat.JSON)
@@ -117,14 +117,14 @@ def serve(
     raise typer.Exit(code)
 
 
-def _run(config: Config, path: Path | None, listen: str, kept_in: str, settings: Settings) -> int:
+def _run(config: Config, path: Path | None, listen: str, kept_in: str, settings: BoundarySettings) -> int:
     """Returns the exit code."""
     import asyncio
     import signal
 
-    from onceward.boundary.running import running
-    from onceward.boundary.server import parse_address
-    from onceward.boundary.service import Boundary
+    from onceward.boundary.boundary import Boundary
+    from onceward.boundary.server.process import running
+    from onceward.boundary.server.server import parse_address
     from onceward.boundary.stores import open_store
     from onceward.errors import ConfigurationError
 

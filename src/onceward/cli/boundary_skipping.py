@@ -56,12 +56,10 @@ def skip(
             )
         kept = None
         if reason is not None:
-            from onceward.boundary import decisions
+            from onceward.boundary.links import skips
 
-            runner.run(
-                decisions.skip(client, consumer, theirs, reason=reason.strip(), operator=who(operator))
-            )
-            kept = f"{decisions.BUCKET} {decisions.key_of(consumer, theirs.offset)}"
+            runner.run(skips.skip(client, consumer, theirs, reason=reason.strip(), operator=who(operator)))
+            kept = f"{skips.BUCKET} {skips.key_of(consumer, theirs.offset)}"
     decision = {
         "consumer": consumer,
         "offset": theirs.offset,
@@ -96,7 +94,7 @@ async def _next(client: AsyncBoundaryClient, consumer: str, as_json: bool) -> St
 def _found(store: str, message_id: str, as_json: bool) -> StoredFact | None:
     """The fact with this id on the receiving side. By reading through: it is a matter of seconds, and done rarely."""
     with installed(as_json):
-        from onceward.boundary.stores.looking import looking_into
+        from onceward.boundary.stores.read_only import looking_into
         from onceward.boundary.wire import stored
     from onceward.errors import ConfigurationError
 

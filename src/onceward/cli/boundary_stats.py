@@ -60,8 +60,8 @@ def _asked(url: str, as_json: bool) -> dict[str, Any]:
     from urllib.request import urlopen
 
     with explained(as_json):
+        from onceward.boundary.client.errors import unreached
         from onceward.boundary.tls import client_context
-        from onceward.boundary.unreached import unreached
 
         page, tls = f"{checked(url)}/stats", tls_for(url)
         context = None if tls is None else client_context(tls)

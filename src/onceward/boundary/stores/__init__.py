@@ -8,27 +8,27 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from onceward.boundary.ports import Store
+from onceward.boundary.store import BoundaryStore
 from onceward.errors import ConfigurationError
 
 
-async def open_store(url: str) -> Store:
+async def open_store(url: str) -> BoundaryStore:
     """A directory (or sqlite:///directory), postgresql://…, or nats://…?name=onceward&replicas=3."""
     directory = directory_of(url)
     if directory is not None:
-        from onceward.boundary.stores.sqlite import SqliteStore
+        from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 
-        return SqliteStore(directory)
+        return SqliteBoundaryStore(directory)
     scheme = url.partition("://")[0]
     if scheme in ("postgresql", "postgres"):
         with _driver("psycopg", "postgres"):
-            from onceward.boundary.stores.postgresql import PostgreSqlStore
-        return await PostgreSqlStore.open(url)
+            from onceward.boundary.stores.postgresql.store import PostgreSqlBoundaryStore
+        return await PostgreSqlBoundaryStore.open(url)
     if scheme == "nats":
         with _driver("nats", "nats"):
-            from onceward.boundary.stores.jetstream import JetStreamStore
+            from onceward.boundary.stores.jetstream.store import JetStreamBoundaryStore
         servers, _, query = url.partition("?")
-        return await JetStreamStore.open(servers, **_jetstream_options(query))
+        return await JetStreamBoundaryStore.open(servers, **_jetstream_options(query))
     raise ConfigurationError(
         f"{url!r} is no store: give a directory, sqlite:///directory, postgresql://host/database or nats://host:port"
     )

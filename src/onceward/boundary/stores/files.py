@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from onceward.boundary.durable import sync_directory
+from onceward.boundary.artifacts import sync_directory
 from onceward.boundary.errors import NotFound, ObjectConflict, Unavailable
 from onceward.boundary.model import ObjectRef
 

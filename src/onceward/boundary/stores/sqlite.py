@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from onceward.boundary.errors import BoundaryError, ConflictingDuplicate, Unavailable
 from onceward.boundary.model import Appended
-from onceward.boundary.ports import Bounds, Cursor, NewFact
+from onceward.boundary.store import Bounds, Cursor, NewFact
 from onceward.boundary.stores.files import FileObjects
 from onceward.boundary.wire import Record
 from onceward.errors import ConfigurationError
@@ -88,7 +88,7 @@ class Write:
         self.outcome: Any = None
 
 
-class SqliteStore:
+class SqliteBoundaryStore:
     """A `Store` in one directory, for one event loop. A second one there is refused while the first is open."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from onceward.boundary.canonical import canonical
-from onceward.boundary.client import fact_of
+from onceward.boundary.client.client import fact_of
 from onceward.boundary.errors import InvalidArgument
 from onceward.boundary.model import Envelope, Fact, StoredFact, check_append
 from onceward.connectors.codec import (

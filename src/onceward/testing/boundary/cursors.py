@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from onceward.boundary.ports import Store
+from onceward.boundary.store import BoundaryStore
 from onceward.testing.boundary.suite import StoreSuite, fact
 
 
 class CursorCases(StoreSuite):
     @pytest.mark.req("BC-02", "BC-26")
     def test_a_name_is_made_known_only_if_asked(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             assert await store.position("c", create=False) is None
             assert await store.position("c", create=True) == 0
             assert await store.position("c", create=False) == 0
@@ -25,7 +25,7 @@ class CursorCases(StoreSuite):
     def test_names_are_independent_and_any_text(self) -> None:
         names = ["a.b.*.>", "имя", "plant a", "A", "a"]
 
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             await _filled(store, len(names))
             for position, name in enumerate(names, 1):
                 assert await store.advance(name, position) == position
@@ -36,7 +36,7 @@ class CursorCases(StoreSuite):
 
     @pytest.mark.req("BC-03", "BC-26")
     def test_a_cursor_never_goes_back(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             await _filled(store, 9)
             assert await store.advance("c", 7) == 7
             assert await store.advance("c", 3) == 7
@@ -47,7 +47,7 @@ class CursorCases(StoreSuite):
 
     @pytest.mark.req("BC-03", "BC-26")
     def test_of_confirms_at_once_the_highest_stays(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             await _filled(store, 20)
             answers = await asyncio.gather(*(store.advance("c", offset) for offset in range(20, 0, -1)))
             assert max(answers) == 20
@@ -57,12 +57,12 @@ class CursorCases(StoreSuite):
 
     @pytest.mark.req("BC-02", "BC-26")
     def test_cursors_are_there_after_opening_again(self) -> None:
-        async def write(store: Store) -> None:
+        async def write(store: BoundaryStore) -> None:
             await _filled(store, 5)
             await store.position("new", create=True)
             await store.advance("old", 4)
 
-        async def read(store: Store) -> None:
+        async def read(store: BoundaryStore) -> None:
             known = {each.name: each for each in await store.cursors()}
             assert {name: each.offset for name, each in known.items()} == {"new": 0, "old": 4}
             assert known["new"].confirmed_at_unix_ms is None
@@ -72,5 +72,5 @@ class CursorCases(StoreSuite):
         self.on_store(read)
 
 
-async def _filled(store: Store, count: int) -> None:
+async def _filled(store: BoundaryStore, count: int) -> None:
     await asyncio.gather(*(store.append(fact(f"m{number}")) for number in range(count)))

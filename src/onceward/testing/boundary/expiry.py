@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from onceward.boundary.ports import Bounds, Store
+from onceward.boundary.store import BoundaryStore, Bounds
 from onceward.testing.boundary.suite import StoreSuite, fact
 
 
 class ExpiryCases(StoreSuite):
     @pytest.mark.req("BC-21", "BC-26")
     def test_a_fact_expires_by_its_age_and_its_class(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             for number, stream in enumerate(["operational", "audit", "operational", "documents"], 1):
                 await store.append(fact(f"m{number}", stream=stream, appended_at=1000 + number))
             assert await store.expire({"operational": 1003, "documents": 1003}) == 1
@@ -26,13 +26,13 @@ class ExpiryCases(StoreSuite):
 
     @pytest.mark.req("BC-21", "BC-26")
     def test_an_offset_is_not_used_again_though_all_facts_have_expired(self) -> None:
-        async def first(store: Store) -> None:
+        async def first(store: BoundaryStore) -> None:
             for number in range(3):
                 await store.append(fact(f"m{number}", appended_at=1000))
             assert await store.expire({"operational": 2000}) == 3
             assert await store.bounds() == Bounds(4, 3)
 
-        async def again(store: Store) -> None:
+        async def again(store: BoundaryStore) -> None:
             assert await store.bounds() == Bounds(4, 3)
             assert (await store.append(fact("m0"))).offset == 4, "an expired id counts as new"
             assert await store.bounds() == Bounds(4, 4)
@@ -42,7 +42,7 @@ class ExpiryCases(StoreSuite):
 
     @pytest.mark.req("BC-26")
     def test_many_facts_expire_while_others_are_appended(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             await asyncio.gather(*(store.append(fact(f"old{n}", appended_at=1000)) for n in range(4500)))
             expiring = asyncio.create_task(store.expire({"operational": 2000}))
             appended = await asyncio.gather(*(store.append(fact(f"new{n}")) for n in range(50)))
@@ -54,7 +54,7 @@ class ExpiryCases(StoreSuite):
 
     @pytest.mark.req("BC-26")
     def test_facts_can_be_dropped_up_to_an_offset(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             for number in range(5):
                 await store.append(fact(f"m{number}"))
             assert await store.drop(3) == 3
@@ -67,7 +67,7 @@ class ExpiryCases(StoreSuite):
 
     @pytest.mark.req("BC-26")
     def test_the_size_grows_with_facts(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             before = await store.size()
             await asyncio.gather(*(store.append(fact(f"m{number}", "x" * 10_000)) for number in range(100)))
             assert before + 500_000 < await store.size() < before + 5_000_000

@@ -8,7 +8,7 @@ import pytest
 
 from onceward.boundary.errors import ConflictingDuplicate, Unavailable
 from onceward.boundary.model import Appended
-from onceward.boundary.ports import Bounds, Store
+from onceward.boundary.store import BoundaryStore, Bounds
 from onceward.boundary.wire import stored
 from onceward.testing.boundary.suite import StoreSuite, fact
 
@@ -16,7 +16,7 @@ from onceward.testing.boundary.suite import StoreSuite, fact
 class FactCases(StoreSuite):
     @pytest.mark.req("BC-26")
     def test_an_empty_log_has_its_first_offset_one_above_its_last(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             assert await store.bounds() == Bounds(1, 0)
             assert await store.read(0, 10) == []
 
@@ -24,7 +24,7 @@ class FactCases(StoreSuite):
 
     @pytest.mark.req("BC-26")
     def test_offsets_begin_at_one_and_leave_none_out(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             appended = [await store.append(fact(f"m{number}")) for number in range(5)]
             assert [each.offset for each in appended] == [1, 2, 3, 4, 5]
             assert await store.bounds() == Bounds(1, 5)
@@ -33,7 +33,7 @@ class FactCases(StoreSuite):
 
     @pytest.mark.req("BC-26")
     def test_what_was_appended_is_read_as_it_was(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             await store.append(fact("m1", "päckchen", appended_at=1_700_000_000_123))
             (record,) = await store.read(0, 10)
             read = stored(record)
@@ -44,7 +44,7 @@ class FactCases(StoreSuite):
 
     @pytest.mark.req("BC-26")
     def test_a_page_begins_after_an_offset_and_has_no_more_than_its_limit(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             for number in range(1, 11):
                 await store.append(fact(f"m{number}"))
             assert [each[0] for each in await store.read(3, 4)] == [4, 5, 6, 7]
@@ -55,7 +55,7 @@ class FactCases(StoreSuite):
 
     @pytest.mark.req("BC-26")
     def test_a_page_of_large_facts_is_cut_but_never_empty(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             for number in range(4):
                 await store.append(fact(f"m{number}", "x" * 6_000_000))
             page = await store.read(0, 100)
@@ -65,7 +65,7 @@ class FactCases(StoreSuite):
 
     @pytest.mark.req("BC-15", "BC-26")
     def test_a_known_id_with_the_same_content_answers_its_first_offset(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             assert await store.append(fact("m1", "x")) == Appended(1)
             await store.append(fact("m2"))
             assert await store.append(fact("m1", "x")) == Appended(1, duplicate=True)
@@ -75,7 +75,7 @@ class FactCases(StoreSuite):
 
     @pytest.mark.req("BC-15", "BC-26")
     def test_a_known_id_with_other_content_is_refused_with_the_first_offset(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             await store.append(fact("m1", "x"))
             with pytest.raises(ConflictingDuplicate) as raised:
                 await store.append(fact("m1", "y"))
@@ -86,7 +86,7 @@ class FactCases(StoreSuite):
 
     @pytest.mark.req("BC-15", "BC-26")
     def test_one_id_at_once_from_all_sides_is_one_fact(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             appended = await asyncio.gather(*(store.append(fact("m1", "x")) for _ in range(50)))
             assert {each.offset for each in appended} == {1}
             assert sum(not each.duplicate for each in appended) == 1
@@ -96,7 +96,7 @@ class FactCases(StoreSuite):
 
     @pytest.mark.req("BC-15", "BC-26")
     def test_of_one_id_at_once_with_different_contents_one_is_kept_and_the_others_are_refused(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             outcomes = await asyncio.gather(
                 *(store.append(fact("m1", str(number))) for number in range(20)), return_exceptions=True
             )
@@ -108,7 +108,7 @@ class FactCases(StoreSuite):
 
     @pytest.mark.req("BC-15", "BC-26")
     def test_duplicates_and_conflicts_among_new_facts_take_no_offset(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             await store.append(fact("known", "x"))
             outcomes = await asyncio.gather(
                 *(store.append(fact(f"m{number}")) for number in range(10)),
@@ -127,7 +127,7 @@ class FactCases(StoreSuite):
 
     @pytest.mark.req("BC-26")
     def test_many_appended_in_order_get_offsets_in_that_order(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             await store.append(fact("known", "x"))
             given = [fact(f"m{number}") for number in range(1500)]
             given[700:700] = [fact("known", "x"), fact("known", "y"), fact("m3")]
@@ -144,7 +144,7 @@ class FactCases(StoreSuite):
 
     @pytest.mark.req("BC-16", "BC-26")
     def test_a_fact_never_appears_below_an_offset_that_was_served(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             async def append(writer: int) -> None:
                 for number in range(40):
                     await store.append(fact(f"{writer}-{number}"))
@@ -163,10 +163,10 @@ class FactCases(StoreSuite):
 
     @pytest.mark.req("BC-16", "BC-26")
     def test_what_was_answered_is_there_after_opening_again(self) -> None:
-        async def write(store: Store) -> None:
+        async def write(store: BoundaryStore) -> None:
             await asyncio.gather(*(store.append(fact(f"m{number}", str(number))) for number in range(100)))
 
-        async def read(store: Store) -> None:
+        async def read(store: BoundaryStore) -> None:
             records = await store.read(0, 1000)
             assert [each[0] for each in records] == list(range(1, 101))
             assert len({stored(each).message_id for each in records}) == 100
@@ -180,7 +180,7 @@ class FactCases(StoreSuite):
 
     @pytest.mark.req("BC-26")
     def test_a_caller_who_goes_away_does_not_harm_those_beside_it(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             calls = [asyncio.create_task(store.append(fact(f"m{number}"))) for number in range(20)]
             await asyncio.sleep(0)
             for call in calls[::2]:
@@ -196,7 +196,7 @@ class FactCases(StoreSuite):
     def test_ids_may_be_any_text(self) -> None:
         ids = ["a.b.*.>", "ключ", "with blanks in it", "x" * 400, "'; DROP TABLE facts; --", "A", "a"]
 
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             offsets = [(await store.append(fact(each))).offset for each in ids]
             assert offsets == list(range(1, len(ids) + 1))
             assert [stored(each).message_id for each in await store.read(0, 100)] == ids
@@ -205,7 +205,7 @@ class FactCases(StoreSuite):
 
     @pytest.mark.req("BC-26")
     def test_a_closed_store_is_unavailable_and_closing_twice_is_fine(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             await store.close()
             await store.close()
             with pytest.raises(Unavailable):

@@ -10,7 +10,7 @@ import pytest
 
 from onceward.boundary.errors import NotFound, ObjectConflict
 from onceward.boundary.model import ObjectRef
-from onceward.boundary.ports import Store
+from onceward.boundary.store import BoundaryStore
 from onceward.testing.boundary.suite import StoreSuite
 
 
@@ -19,11 +19,11 @@ class ObjectCases(StoreSuite):
     def test_an_object_comes_back_as_it_was_put(self) -> None:
         blob = bytes(range(256)) * 5000
 
-        async def write(store: Store) -> None:
+        async def write(store: BoundaryStore) -> None:
             ref = await store.objects.put("batch-files", "B1/report.pdf", _pieces(blob), "application/pdf")
             assert ref == _ref("batch-files", "B1/report.pdf", blob, "application/pdf")
 
-        async def read(store: Store) -> None:
+        async def read(store: BoundaryStore) -> None:
             ref, chunks = await store.objects.get("batch-files", "B1/report.pdf")
             assert ref == _ref("batch-files", "B1/report.pdf", blob, "application/pdf")
             assert await _whole(chunks) == blob
@@ -34,7 +34,7 @@ class ObjectCases(StoreSuite):
 
     @pytest.mark.req("BC-17", "BC-26")
     def test_the_same_bytes_again_are_fine_and_other_bytes_are_refused(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             first = await store.objects.put("b", "k", _pieces(b"one"), "")
             assert await store.objects.put("b", "k", _pieces(b"one"), "") == first
             with pytest.raises(ObjectConflict):
@@ -45,7 +45,7 @@ class ObjectCases(StoreSuite):
 
     @pytest.mark.req("BC-17", "BC-26")
     def test_of_different_bytes_at_once_for_one_key_one_stays(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             blobs = [str(number).encode() * 1000 for number in range(8)]
             outcomes = await asyncio.gather(
                 *(store.objects.put("b", "k", _pieces(blob), "") for blob in blobs), return_exceptions=True
@@ -59,7 +59,7 @@ class ObjectCases(StoreSuite):
 
     @pytest.mark.req("BC-26")
     def test_an_object_that_is_not_there_is_not_found(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             assert await store.objects.head("b", "k") is None
             with pytest.raises(NotFound, match="b/k"):
                 await store.objects.get("b", "k")
@@ -72,7 +72,7 @@ class ObjectCases(StoreSuite):
             yield b"half"
             raise ConnectionError
 
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             with pytest.raises(ConnectionError):
                 await store.objects.put("b", "k", breaking(), "")
             assert await store.objects.head("b", "k") is None
@@ -83,7 +83,7 @@ class ObjectCases(StoreSuite):
 
     @pytest.mark.req("BC-26")
     def test_an_object_may_be_empty_and_two_keys_may_have_the_same_bytes(self) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             await store.objects.put("b", "empty", _pieces(b""), "")
             await store.objects.put("b", "one", _pieces(b"same"), "text/plain")
             await store.objects.put("c", "two", _pieces(b"same"), "text/html")
@@ -103,7 +103,7 @@ class ObjectCases(StoreSuite):
         "key", ["../../escape", "/etc/passwd", ".", "..", "a/../b", "ключ", "x" * 1000, "a.b.*.>"]
     )
     def test_a_key_is_any_text_and_leads_nowhere_else(self, key: str) -> None:
-        async def body(store: Store) -> None:
+        async def body(store: BoundaryStore) -> None:
             await store.objects.put("b", key, _pieces(b"here"), "")
             await store.objects.put("b", "other", _pieces(b"there"), "")
             assert await _blob(store, "b", key) == b"here"
@@ -123,7 +123,7 @@ async def _whole(chunks: AsyncIterator[bytes]) -> bytes:
     return b"".join([chunk async for chunk in chunks])
 
 
-async def _blob(store: Store, bucket: str, key: str) -> bytes:
+async def _blob(store: BoundaryStore, bucket: str, key: str) -> bytes:
     return await _whole((await store.objects.get(bucket, key))[1])
 
 

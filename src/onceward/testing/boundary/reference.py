@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from onceward.boundary.boundary import Boundary
 from onceward.boundary.errors import ConflictingDuplicate, OffsetOutOfRange
 from onceward.boundary.model import Envelope, Fact
-from onceward.boundary.ports import Store
-from onceward.boundary.service import Boundary
+from onceward.boundary.store import BoundaryStore
 from onceward.boundary.wire import stored
 from onceward.testing.boundary.suite import StoreSuite
 
@@ -65,12 +65,12 @@ class Model:
 
 
 class ModelCases(StoreSuite):
-    async def crash(self, store: Store) -> Store:
+    async def crash(self, store: BoundaryStore) -> BoundaryStore:
         """Open the place again without having closed it in order. A store that cannot be left like this is closed."""
         await store.close()
         return await self.open()
 
-    async def fresh(self) -> Store:
+    async def fresh(self) -> BoundaryStore:
         """A store in a place that nothing has been written to, for one example of many in a test."""
         raise NotImplementedError
 
@@ -119,7 +119,7 @@ class ModelCases(StoreSuite):
                 await boundary.fetch(name, 1)
                 assert await _confirm(boundary, name, offset) == model.confirm(name, offset)
 
-    async def _compare_whole(self, store: Store, model: Model) -> None:
+    async def _compare_whole(self, store: BoundaryStore, model: Model) -> None:
         records = [stored(each) for each in await store.read(0, 1000)]
         assert [(each.offset, each.message_id, each.fact.object) for each in records] == [
             (offset, *known) for offset, known in enumerate(model.log, 1) if known is not None

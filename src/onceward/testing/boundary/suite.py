@@ -12,7 +12,7 @@ from typing import TypeVar
 import pytest
 
 from onceward.boundary.model import Envelope, Fact
-from onceward.boundary.ports import NewFact, Store
+from onceward.boundary.store import BoundaryStore, NewFact
 from onceward.boundary.wire import record
 
 T = TypeVar("T")
@@ -35,18 +35,18 @@ class StoreSuite:
     def _own_place(self, tmp_path: Path) -> None:
         self.place = tmp_path
 
-    async def open(self) -> Store:
+    async def open(self) -> BoundaryStore:
         raise NotImplementedError
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[Store]:
+    async def opened(self) -> AsyncIterator[BoundaryStore]:
         store = await self.open()
         try:
             yield store
         finally:
             await store.close()
 
-    def on_store(self, body: Callable[[Store], Awaitable[T]]) -> T:
+    def on_store(self, body: Callable[[BoundaryStore], Awaitable[T]]) -> T:
         """Run this against a store that is opened for it."""
 
         async def main() -> T:

@@ -1,0 +1,202 @@
+"""How a call gets to a boundary and back: what differs between threads, which block, and asyncio, which awaits."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from pyqwest import Client, HTTPTransport, HTTPVersion, SyncClient, SyncHTTPTransport
+
+from onceward._sync import run_blocking
+from onceward.boundary.tls import Tls, client_context
+from onceward.boundary.v1.boundary_connect import BoundaryServiceClient, BoundaryServiceClientSync
+from onceward.errors import ConfigurationError
+
+MOST_IDLE = 64
+"""Connections with TLS that are kept for the next calls."""
+
+LAST_WORDS = 0.05
+"""Seconds at the end of a process with a client for asyncio."""
+
+T = TypeVar("T")
+
+
+class BoundaryPort(Protocol):
+    """What differs between threads and asyncio."""
+
+    async def ask(self, method: str, request: Any) -> Any: ...
+    async def send(self, method: str, messages: AsyncIterator[Any]) -> Any: ...
+    def answers(self, method: str, request: Any) -> AsyncGenerator[Any]: ...
+    def each(self, data: Any) -> AsyncIterator[bytes]: ...
+    async def do(self, function: Callable[..., T], *args: Any) -> T:
+        """Something that waits for a disk."""
+        ...
+
+    async def sleep(self, seconds: float) -> None: ...
+    async def close(self) -> None: ...
+
+
+class BlockingBoundaryPort:
+    """Blocks, and never suspends."""
+
+    def __init__(
+        self, url: str, times: Times, sleep: Callable[[float], object] | None, tls: Tls | None
+    ) -> None:
+        self._transport = None if tls is None else SyncHTTPTransport(**_secured(tls))
+        self._rpc = BoundaryServiceClientSync(
+            url, send_compression=None, accept_compression=(), http_client=SyncClient(self._transport)
+        )
+        self._times = times
+        self._sleep = sleep or time.sleep
+
+    async def ask(self, method: str, request: Any) -> Any:
+        return getattr(self._rpc, method)(request, timeout_ms=self._times.call)
+
+    async def send(self, method: str, messages: AsyncIterator[Any]) -> Any:
+        return getattr(self._rpc, method)(blocking(messages), timeout_ms=self._times.transfer)
+
+    async def answers(self, method: str, request: Any) -> AsyncGenerator[Any]:
+        for answer in getattr(self._rpc, method)(request, timeout_ms=self._times.transfer):
+            yield answer
+
+    async def each(self, data: Any) -> AsyncIterator[bytes]:
+        for piece in data:
+            yield piece
+
+    async def do(self, function: Callable[..., T], *args: Any) -> T:
+        return function(*args)
+
+    async def sleep(self, seconds: float) -> None:
+        self._sleep(seconds)
+
+    async def close(self) -> None:
+        self._rpc.close()
+        if self._transport is not None:
+            self._transport.close()
+
+
+@contextmanager
+def _cancellable() -> Iterator[None]:
+    """The library forgets a cancellation that comes at the moment of the answer; whoever asked for it would wait."""
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
+    yield
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+
+
+@cache
+def _let_threads_end() -> None:
+    """The library's threads hand back an answer, and want the interpreter once more. One that is ending aborts the
+    process then: every fifth program that asked and ended at once did so. There is nothing to wait for but time."""
+    atexit.register(time.sleep, LAST_WORDS)
+
+
+class AsyncBoundaryPort:
+    """Awaits."""
+
+    def __init__(
+        self, url: str, times: Times, sleep: Callable[[float], Awaitable[object]] | None, tls: Tls | None
+    ) -> None:
+        _let_threads_end()
+        self._transport = None if tls is None else HTTPTransport(**_secured(tls))
+        self._rpc = BoundaryServiceClient(
+            url, send_compression=None, accept_compression=(), http_client=Client(self._transport)
+        )
+        self._times = times
+        self._sleep = sleep or asyncio.sleep
+
+    async def ask(self, method: str, request: Any) -> Any:
+        with _cancellable():
+            return await getattr(self._rpc, method)(request, timeout_ms=self._times.call)
+
+    async def send(self, method: str, messages: AsyncIterator[Any]) -> Any:
+        with _cancellable():
+            return await getattr(self._rpc, method)(messages, timeout_ms=self._times.transfer)
+
+    def answers(self, method: str, request: Any) -> AsyncGenerator[Any]:
+        found: AsyncGenerator[Any] = getattr(self._rpc, method)(request, timeout_ms=self._times.transfer)
+        return found
+
+    async def each(self, data: Any) -> AsyncIterator[bytes]:
+        if hasattr(data, "__aiter__"):
+            async for piece in data:
+                yield piece
+        else:
+            for piece in data:
+                yield piece
+
+    async def do(self, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.to_thread(function, *args)
+
+    async def sleep(self, seconds: float) -> None:
+        await self._sleep(seconds)
+
+    async def close(self) -> None:
+        await self._rpc.close()
+        if self._transport is not None:
+            await self._transport.aclose()
+
+
+class Times:
+    """How long a call and a transfer may take, in milliseconds; None for as long as they like."""
+
+    def __init__(self, timeout: float | None, transfer_timeout: float | None) -> None:
+        self.call = _ms("timeout", timeout)
+        self.transfer = _ms("transfer_timeout", transfer_timeout)
+
+
+def checked_url(url: str, tls: Tls | None = None) -> str:
+    """Refuses what is no address of a boundary, before anything is sent there."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except (ValueError, AttributeError, TypeError):  # a port that is none, or no text at all
+        usable = False
+    if not usable or parts.query or parts.fragment or any(each.isspace() for each in url):
+        raise ConfigurationError(
+            f"the URL of a boundary is http://HOST:PORT or https://HOST:PORT, not {url!r:.200}"
+        )
+    if tls is not None and parts.scheme != "https":
+        raise ConfigurationError(f"with tls the URL of a boundary is https://HOST:PORT, not {url!r:.200}")
+    return url.rstrip("/")
+
+
+def _secured(tls: Tls) -> dict[str, Any]:
+    """Files are read once: a client that is made later uses newer ones.
+
+    HTTP/1.1, as without TLS: calls that run side by side have connections of their own, which are kept.
+    """
+    client_context(tls)  # which says what is wrong with a file
+    ca, cert, key = tls.read()
+    return {
+        "tls_ca_cert": ca,
+        "tls_cert": cert,
+        "tls_key": key,
+        "http_version": HTTPVersion.HTTP1,
+        "pool_max_idle_per_host": MOST_IDLE,
+    }
+
+
+def blocking(messages: AsyncIterator[T]) -> Iterator[T]:
+    """The same, for who cannot await; nothing in it suspends."""
+
+    async def step() -> T | None:
+        return await anext(messages, None)
+
+    while (message := run_blocking(step())) is not None:
+        yield message
+
+
+def _ms(name: str, seconds: float | None) -> int | None:
+    if seconds is None:
+        return None
+    if not seconds > 0:
+        raise ConfigurationError(f"{name} must be more than 0 seconds, or None for no limit, not {seconds!r}")
+    return max(1, int(seconds * 1000))

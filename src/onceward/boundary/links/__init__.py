@@ -1,0 +1,1 @@
+"""Links between zones: the receiving side pulls, appends, then confirms."""

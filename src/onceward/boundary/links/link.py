@@ -1,0 +1,214 @@
+"""A link: the receiving zone pulls facts from another, appends them here, and only then confirms them there.
+
+    FetchFacts(consumer, 500)                at the source, under the durable name of this link
+    the artifacts that they refer to         copied if they are not here, verified
+    AppendFact …                             here, in the order of the source, durable
+    ConfirmReceipt(consumer, last offset)    at the source
+
+Killed anywhere in between, it begins with the same page again, and what is here already is known by its id. Facts of
+the receiving zone itself are passed over, so that none comes home; ids keep all others from going round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+
+from onceward.boundary.boundary import Boundary
+from onceward.boundary.client.client import AsyncBoundaryClient
+from onceward.boundary.errors import BoundaryError, InvalidArgument, Unavailable
+from onceward.boundary.links.receiver import Receiver, append_until_refused, artifact_of, receiver_of
+from onceward.boundary.links.report import LinkReport, LinkStopped
+from onceward.boundary.links.skips import decided
+from onceward.boundary.metrics import BoundaryMetrics
+from onceward.boundary.model import LARGEST_PAGE, ObjectRef, StoredFact, check_consumer
+from onceward.errors import ConfigurationError, OncewardError
+
+PAGE = 500
+"""Facts at once: enough to be fast, and few enough that a server beside it is not held up."""
+EMPTY_WAIT = 0.1
+FIRST_WAIT = 0.1
+LONGEST_WAIT = 5.0
+"""Seconds between two tries, at most: so long may it take until a healed link goes on."""
+LONGEST_NAP = 0.1
+LONGEST_SILENCE = 30.0
+"""Seconds without a piece of an artifact, after which its source counts as lost."""
+
+Sleep = Callable[[float], Awaitable[object]]
+Connect = Callable[[], AbstractAsyncContextManager[AsyncBoundaryClient]]
+
+
+def consumer_of(zone: str) -> str:
+    """The name under which a zone pulls, if it has chosen no other."""
+    return f"zone:{zone}"
+
+
+class ZoneLink:
+    """Pulls from one source into one receiving side, which is a boundary in this process or a client of one.
+
+    `connect` makes a client of the source. It is called again after every failure, for a new connection and with the
+    certificate of then. `from_zones`: the origins that this source may speak for, all if there are none; any other
+    stops the link. `to_zones`: only facts for these are taken, all if there are none; others are passed over.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        connect: Connect,
+        side: Boundary | AsyncBoundaryClient,
+        zone: str,
+        *,
+        consumer: str = "",
+        from_zones: Sequence[str] = (),
+        to_zones: Sequence[str] = (),
+        longest_wait: float = LONGEST_WAIT,
+        page: int = PAGE,
+        metrics: BoundaryMetrics | None = None,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        if not zone:
+            raise ConfigurationError(f"link {name!r} must know the zone that it pulls for")
+        if not longest_wait > 0:
+            raise ConfigurationError(f"longest_wait of link {name!r} must be above 0, not {longest_wait}")
+        if not 1 <= page <= LARGEST_PAGE:
+            raise ConfigurationError(f"page of link {name!r} must be 1 to {LARGEST_PAGE}, not {page}")
+        try:
+            check_consumer(consumer or consumer_of(zone))
+        except InvalidArgument as error:
+            raise ConfigurationError(f"link {name!r} cannot pull under this name: {error}") from None
+        self.name = name
+        self.zone = zone
+        self.consumer = consumer or consumer_of(zone)
+        self._connect = connect
+        self._receiver: Receiver = receiver_of(side)
+        self._from_zones = frozenset(from_zones)
+        self._to_zones = frozenset(to_zones)
+        self._longest_wait = longest_wait
+        self._page = page
+        self._sleep = sleep
+        self._is_ending = False
+        self.report = LinkReport(name, self.consumer, metrics or BoundaryMetrics())
+
+    async def run(self) -> None:
+        """Until `end()`. Whatever goes wrong is told, and tried again after a while; it never gives up."""
+        wait = FIRST_WAIT
+        while not self._is_ending:
+            try:
+                async with self._connect() as source:
+                    while not self._is_ending:
+                        is_empty = not await self._forward_page(source)
+                        self.report.is_well()
+                        wait = FIRST_WAIT
+                        if is_empty:
+                            await self._wait(EMPTY_WAIT)
+            except Exception as error:  # noqa: BLE001  a link must outlive whatever happens to it
+                self.report.failed(error)
+                await self._wait(wait * random.uniform(0.5, 1))  # not all links of a zone at the same moment
+                wait = min(wait * 2, self._longest_wait)
+
+    def end(self) -> None:
+        """`run` and `drain` return after the page in hand."""
+        self._is_ending = True
+
+    async def _wait(self, seconds: float) -> None:
+        """In naps, so that it ends soon after `end()`."""
+        while seconds > 0 and not self._is_ending:
+            await self._sleep(min(seconds, LONGEST_NAP))
+            seconds -= LONGEST_NAP
+
+    async def drain(self) -> None:
+        """Until `end()`, or until the source has nothing more. What goes wrong is raised: `LinkStopped` if a fact
+        cannot be taken, and everything before it is here and confirmed then."""
+        async with self._connect() as source:
+            while not self._is_ending and await self._forward_page(source):
+                pass
+
+    async def _forward_page(self, source: AsyncBoundaryClient) -> bool:
+        """Whether there was something."""
+        # While a fact holds the link it is enough to look at that.
+        page = await source.fetch(self.consumer, 1 if self.report.is_stopped else self._page)
+        held = self.report.fetched(page)
+        if held is not None:
+            self.report.skipped(held, await decided(source, self.consumer, held.offset))
+        if page.facts:
+            outcomes, trouble = await self._take(source, page.facts)
+            if outcomes:
+                last = page.facts[len(outcomes) - 1]
+                self.report.confirmed(await source.confirm(self.consumer, last.offset), outcomes)
+            if trouble is not None:
+                raise trouble
+        elif page.gap is not None:  # nothing is left behind it: it would be told for ever
+            self.report.confirmed(await source.confirm(self.consumer, page.gap.last_missing))
+        return bool(page.facts)
+
+    async def _take(
+        self, source: AsyncBoundaryClient, facts: Sequence[StoredFact]
+    ) -> tuple[list[str], OncewardError | None]:
+        """What became of each, up to one that could not be taken, and what kept it from being."""
+        passed_over: list[str] = []
+        wanted: list[StoredFact] = []
+        trouble: OncewardError | None = None
+        for fact in facts:
+            try:
+                why = self._why_not(fact)
+                if not why:
+                    await self._bring_artifact(source, fact)
+                    wanted.append(fact)
+                passed_over.append(why)
+            except OncewardError as error:
+                trouble = _trouble(fact, error)
+                break
+        appended, refused = await append_until_refused(self._receiver, wanted)
+        found = iter(appended)
+        outcomes: list[str] = []
+        for why in passed_over:
+            if why:
+                outcomes.append(why)
+            elif (fate := next(found, None)) is not None:
+                outcomes.append("duplicate" if fate.duplicate else "appended")
+            else:
+                return outcomes, None if refused is None else LinkStopped(*refused)
+        return outcomes, trouble
+
+    def _why_not(self, fact: StoredFact) -> str:
+        """Why to pass it over; nothing if it is to be taken. Raises `LinkStopped` if it must not be here at all."""
+        origin = fact.envelope.from_zone
+        if origin == self.zone:
+            return "own"
+        if self._from_zones and origin not in self._from_zones:
+            raise LinkStopped(
+                fact,
+                f"it says that it is from zone {origin!r}, for which this source may not speak (from_zones)",
+            )
+        return "not_for_us" if self._to_zones and fact.envelope.to_zone not in self._to_zones else ""
+
+    async def _bring_artifact(self, source: AsyncBoundaryClient, fact: StoredFact) -> None:
+        ref = artifact_of(fact.fact)
+        if ref is not None and await self._receiver.lacks(ref):
+            async with aclosing(_pieces(source, ref)) as pieces:
+                await self._receiver.keep(ref, pieces)
+
+
+async def _pieces(source: AsyncBoundaryClient, ref: ObjectRef) -> AsyncGenerator[bytes]:
+    """A transfer may take as long as it likes while it gets on."""
+    async with aclosing(source.get_pieces(ref.bucket, ref.key)) as pieces:
+        while True:
+            try:
+                async with asyncio.timeout(LONGEST_SILENCE):
+                    piece = await anext(pieces, None)
+            except TimeoutError:
+                raise Unavailable(
+                    f"no piece of object {ref.bucket}/{ref.key} came for {LONGEST_SILENCE:g} s; it is tried again"
+                ) from None
+            if piece is None:
+                return
+            yield piece
+
+
+def _trouble(fact: StoredFact, error: OncewardError) -> OncewardError:
+    """What will pass is tried again. Anything else holds the link at this fact, until somebody does something."""
+    if isinstance(error, LinkStopped) or (isinstance(error, BoundaryError) and error.retryable):
+        return error
+    return LinkStopped(fact, str(error))

@@ -1,0 +1,186 @@
+"""What a link tells its operators: metrics and log lines. Never a payload."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from onceward.boundary.links.skips import Skipped
+from onceward.boundary.metrics import BoundaryMetrics
+from onceward.boundary.model import Gap, Page, StoredFact
+from onceward.errors import OncewardError
+
+_log = logging.getLogger("onceward.boundary")
+
+
+class LinkStopped(OncewardError):
+    """A fact cannot be taken. All before it are here; it and those behind wait at the source."""
+
+    def __init__(self, fact: StoredFact, reason: str) -> None:
+        super().__init__(
+            f"fact {fact.message_id!r} at offset {fact.offset} of the source cannot be taken: {reason}"
+        )
+        self.fact = fact
+
+
+class LinkReport:
+    """Tells of a change once, however often a link tries meanwhile."""
+
+    def __init__(self, link: str, consumer: str, metrics: BoundaryMetrics) -> None:
+        self._link = link
+        self._consumer = consumer
+        self._metrics = metrics
+        self._up = metrics.link_up.labels(link)
+        self._stopped = metrics.link_stopped.labels(link)
+        self._frontier = metrics.link_frontier.labels(link)
+        self._backlog = metrics.link_backlog.labels(link)
+        self._lag = metrics.lag.labels(link)
+        self._lag_high = metrics.lag_high.labels(link)
+        self._missed = metrics.link_missed.labels(link)
+        self.counts: Counter[str] = Counter()
+        """Facts, by what became of them."""
+        self.frontier = 0
+        """The source's offset up to which all is done."""
+        self._highest_lag = 0.0
+        self._waiting_since = time.time()
+        self._stopped_at: StoredFact | None = None
+        self._trouble: str | None = "nothing yet"
+        self._gap: Gap | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped_at is not None
+
+    def fetched(self, page: Page) -> StoredFact | None:
+        """Returns the fact that held the link, if somebody has let the link pass it meanwhile."""
+        if page.gap is not None and page.gap != self._gap:
+            self._tell_gap(page.gap)
+        held = self._stopped_at
+        if held is not None and page.facts and page.facts[0].offset <= held.offset:
+            held = None
+        if held is not None:
+            self._stopped_at = None
+        self._backlog.set(len(page.facts))
+        self._waiting_since = page.facts[0].appended_at_unix_ms / 1000 if page.facts else time.time()
+        self._measure_lag()
+        if page.facts and page.gap is None:
+            self._reached(page.facts[0].offset - 1)
+        return held
+
+    def skipped(self, fact: StoredFact, decision: Skipped | None) -> None:
+        _log.warning(
+            "link %s goes on: offset %d was skipped, and the fact there was not taken; %s",
+            self._link,
+            fact.offset,
+            "nobody has kept the reason"
+            if decision is None
+            else f"{decision.operator} at {decision.at}: {decision.reason}",
+            extra=self._about(fact, "skipped"),
+        )
+
+    def confirmed(self, offset: int, outcomes: Sequence[str] = ()) -> None:
+        """What became of each fact of a page."""
+        self._reached(offset)
+        for outcome, count in Counter(outcomes).items():
+            self.counts[outcome] += count
+            self._metrics.link_facts.labels(self._link, outcome).inc(count)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "link %s has all facts up to %d",
+                self._link,
+                offset,
+                extra={
+                    "link": self._link,
+                    "consumer": self._consumer,
+                    "offset": offset,
+                    "outcome": "confirmed",
+                },
+            )
+
+    def is_well(self) -> None:
+        self._up.set(1)
+        self._stopped.set(0)
+        self._stopped_at = None
+        if self._trouble is not None:
+            self._trouble = None
+            _log.info("link %s gets on", self._link, extra={"link": self._link, "outcome": "up"})
+
+    def failed(self, error: Exception) -> None:
+        if isinstance(error, LinkStopped):
+            self._is_stopped_by(error)
+            return
+        self._up.set(0)
+        self._measure_lag()
+        self._tell(error)
+
+    def _reached(self, offset: int) -> None:
+        self.frontier = max(self.frontier, offset)
+        self._frontier.set(self.frontier)
+
+    def _measure_lag(self) -> None:
+        """While the source cannot be asked: as old as a fact that waits there can be."""
+        lag = max(time.time() - self._waiting_since, 0.0)  # the clock of another zone may be ahead
+        self._highest_lag = max(self._highest_lag, lag)
+        self._lag.set(lag)
+        self._lag_high.set(self._highest_lag)
+
+    def _is_stopped_by(self, stop: LinkStopped) -> None:
+        self._up.set(0)  # the source answers, but the link does not get on
+        self._stopped.set(1)
+        self._stopped_at = stop.fact
+        _log.log(
+            logging.ERROR if self._is_news(f"offset {stop.fact.offset}") else logging.DEBUG,
+            "link %s is stopped: %s; decide with "
+            "`onceward boundary skip --from SOURCE --consumer %s --offset %d --reason WHY`",
+            self._link,
+            stop,
+            self._consumer,
+            stop.fact.offset,
+            extra=self._about(stop.fact, "stopped"),
+        )
+
+    def _tell(self, error: Exception) -> None:
+        is_news = self._is_news(type(error).__name__)  # its words may change with every try
+        expected = isinstance(error, OncewardError)
+        _log.log(
+            logging.DEBUG if not is_news else logging.WARNING if expected else logging.ERROR,
+            "link %s does not get on, and tries again: %s",
+            self._link,
+            error if expected else f"{type(error).__name__}: {error}",
+            exc_info=None if expected else error,
+            extra={"link": self._link, "consumer": self._consumer, "outcome": "down"},
+        )
+
+    def _is_news(self, trouble: str) -> bool:
+        before, self._trouble = self._trouble, trouble
+        return before != trouble
+
+    def _tell_gap(self, gap: Gap) -> None:
+        self._gap = gap
+        missed = gap.last_missing - gap.first_missing + 1
+        self.counts["missed"] += missed
+        self._missed.inc(missed)
+        _log.error(
+            "link %s missed facts %d to %d: they had expired at the source, and will not come",
+            self._link,
+            gap.first_missing,
+            gap.last_missing,
+            extra={
+                "link": self._link,
+                "consumer": self._consumer,
+                "offset": gap.first_missing,
+                "outcome": "gap",
+            },
+        )
+
+    def _about(self, fact: StoredFact, outcome: str) -> dict[str, str | int]:
+        return {
+            "link": self._link,
+            "consumer": self._consumer,
+            "offset": fact.offset,
+            "message_id": fact.message_id,
+            "zone": fact.envelope.from_zone,
+            "outcome": outcome,
+        }

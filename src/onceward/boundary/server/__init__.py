@@ -1,0 +1,1 @@
+"""A boundary as a server: one port for curl, Connect and gRPC."""

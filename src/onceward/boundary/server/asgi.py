@@ -1,0 +1,160 @@
+"""The ASGI application: the service, and beside it what operators ask for: /metrics, /stats, /livez and /readyz."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, cast
+
+import msgspec
+
+from onceward.boundary.boundary import Boundary
+from onceward.boundary.errors import BoundaryError
+from onceward.boundary.server.access import Guard
+from onceward.boundary.server.codecs import BinaryCodec, JsonCodec
+from onceward.boundary.server.rpc import LARGEST_UNARY, BoundaryRpc
+from onceward.boundary.store import Bounds, Cursor
+from onceward.boundary.v1.boundary_connect import BoundaryService, BoundaryServiceASGIApplication
+
+# What is said to a request that is no call: an unknown path, another method than POST, an unknown content type.
+#
+# The library answers these with a status alone. Here they get the body of every other error, and it says what there is.
+
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+CALLS = {f"/{BoundaryService.desc().type_name}/{each.name}": each for each in BoundaryService.desc().methods}
+CODES = {404: "unimplemented", 405: "unimplemented", 415: "invalid_argument"}
+"""Of the statuses, as a client would take them."""
+
+
+def telling(send: Send, scope: dict[str, Any], pages: Iterable[str]) -> Send:
+    """`send`, which gives an answer that has nothing but such a status its body. `pages` are the paths for GET."""
+    body = b""
+
+    async def told(message: dict[str, Any]) -> None:
+        nonlocal body
+        if message["type"] == "http.response.start" and message["status"] in CODES:
+            headers = list(message["headers"])
+            if not any(name.lower() == b"content-type" for name, _ in headers):
+                body = _body(message["status"], scope, pages)
+                message = {**message, "headers": [*headers, (b"content-type", b"application/json")]}
+        elif body and message["type"] == "http.response.body":
+            message = {**message, "body": body}
+        await send(message)
+
+    return told
+
+
+def _body(status: int, scope: dict[str, Any], pages: Iterable[str]) -> bytes:
+    path = scope["path"]
+    if status == 404:
+        *others, last = CALLS
+        words = (
+            f"there is no {path:.200}; the calls are POST {', '.join(others)} and {last}; the pages are GET "
+            f"{', '.join(pages)}"
+        )
+    elif status == 405:
+        words = f"{path} is called with POST, not with {scope['method']:.20}"
+    else:
+        given = dict(scope["headers"]).get(b"content-type", b"").decode("latin-1")
+        words = f"{path} takes the content types {_content_types(path)}, not {given!r:.100}"
+    return msgspec.json.encode({"code": CODES[status], "message": words})
+
+
+def _content_types(path: str) -> str:
+    connect = "application/" if CALLS[path].method_kind == "unary" else "application/connect+"
+    return f"{connect}json and {connect}proto, or application/grpc from a gRPC client"
+
+
+Page = tuple[int, bytes, bytes]
+"""Status, content type, body."""
+
+
+class Application:
+    """With a guard only peers that it knows are answered; /livez and /readyz are for all that have a connection."""
+
+    def __init__(self, boundary: Boundary, guard: Guard | None = None) -> None:
+        self._boundary = boundary
+        self._guard = guard
+        self._rpc = BoundaryServiceASGIApplication(
+            cast(BoundaryService, BoundaryRpc(boundary)),
+            interceptors=[] if guard is None else [guard],
+            codecs=[BinaryCodec(), JsonCodec()],
+            read_max_bytes=LARGEST_UNARY,
+        )
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope.get("path", "")
+        page = _PAGES.get(path)
+        if page is None:
+            await self._rpc(scope, receive, telling(send, scope, _PAGES))
+            return
+        status, kind, body = self._refusal(path) or await page(self._boundary)
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+        await send({"type": "http.response.body", "body": body})
+
+    def _refusal(self, path: str) -> Page | None:
+        if self._guard is None or path in _OPEN_PAGES:
+            return None
+        try:
+            self._guard.check(path)
+        except BoundaryError as error:
+            return 401, b"text/plain; charset=utf-8", f"{error}\n".encode()
+        return None
+
+
+async def _metrics(boundary: Boundary) -> Page:
+    metrics, bounds = boundary.metrics, await boundary.store.bounds()
+    metrics.frontier.set(bounds.last)
+    for cursor in await boundary.store.cursors():
+        metrics.backlog.labels(cursor.name).set(_backlog(cursor, bounds))
+        metrics.consumer_lag.labels(cursor.name).set(await _lag(boundary, cursor))
+    metrics.fill.set(await boundary.fill.percent())
+    return 200, b"text/plain; version=0.0.4; charset=utf-8", metrics.text()
+
+
+async def _stats(boundary: Boundary) -> Page:
+    bounds = await boundary.store.bounds()
+    consumers = [
+        {
+            "name": cursor.name,
+            "offset": cursor.offset,
+            "backlog": _backlog(cursor, bounds),
+            "confirmed_at_unix_ms": cursor.confirmed_at_unix_ms,
+        }
+        for cursor in await boundary.store.cursors()
+    ]
+    stats = {"first": bounds.first, "last": bounds.last, "consumers": consumers}
+    return 200, b"application/json", msgspec.json.encode(stats)
+
+
+async def _livez(boundary: Boundary) -> Page:
+    return 200, b"text/plain", b"alive\n"
+
+
+async def _readyz(boundary: Boundary) -> Page:
+    try:
+        await boundary.store.bounds()
+    except Exception as error:  # noqa: BLE001  whatever it is, that is the answer
+        return 503, b"text/plain", f"not ready: {error}\n".encode()
+    return 200, b"text/plain", b"ready\n"
+
+
+_PAGES: dict[str, Callable[[Boundary], Awaitable[Page]]] = {
+    "/metrics": _metrics,
+    "/stats": _stats,
+    "/livez": _livez,
+    "/readyz": _readyz,
+}
+_OPEN_PAGES = ("/livez", "/readyz")
+
+
+def _backlog(cursor: Cursor, bounds: Bounds) -> int:
+    return max(bounds.last - max(cursor.offset, bounds.first - 1), 0)
+
+
+async def _lag(boundary: Boundary, cursor: Cursor) -> float:
+    """Seconds since the first fact that is not confirmed was appended."""
+    oldest = await boundary.store.read(cursor.offset, 1)
+    return max(time.time() - oldest[0][2] / 1000, 0.0) if oldest else 0.0

@@ -1,0 +1,212 @@
+"""A server's configuration in TOML. What is wrong in it is said with the file, the table and the key."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from onceward.boundary.client.transport import checked_url
+from onceward.boundary.server.access import Peer, Peers
+from onceward.boundary.server.server import parse_address
+from onceward.boundary.settings import BoundarySettings
+from onceward.boundary.tls import Tls
+from onceward.errors import ConfigurationError
+
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+REFUSE, DROP_OLDEST = "refuse", "drop_oldest"
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+BYTES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Files(_Table, frozen=True, kw_only=True):
+    """[tls]"""
+
+    ca: Text
+    cert: Text
+    key: Text
+
+
+class LinkConfig(_Table, frozen=True, kw_only=True):
+    """[[links]]: where facts are pulled from. `onceward.boundary.links.link` says what it means."""
+
+    name: Text
+    url: Text
+    consumer: str = ""
+    from_zones: tuple[str, ...] = ()
+    to_zones: tuple[str, ...] = ()
+
+
+class RetentionConfig(_Table, frozen=True, kw_only=True):
+    """[retention]: how long facts of each class are kept, such as "7d" or "12h"."""
+
+    operational: Text | None = None
+    audit: Text | None = None
+    documents: Text | None = None
+
+
+class Buffer(_Table, frozen=True, kw_only=True):
+    """[buffer]"""
+
+    capacity: Text | None = None
+    threshold: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.8
+    when_full: str = REFUSE
+    safety: bool = False
+
+
+class Config(_Table, frozen=True, kw_only=True):
+    """The whole file."""
+
+    zone: Text | None = None
+    listen: Text | None = None
+    store: Text | None = None
+    consumers: tuple[Text, ...] = ()
+    """Names that are known from the start, whoever has fetched."""
+    strict_consumers: bool = False
+    require_artifacts: bool = False
+    tls: Files | None = None
+    peers: tuple[Peer, ...] = ()
+    links: tuple[LinkConfig, ...] = ()
+    retention: RetentionConfig = RetentionConfig()
+    buffer: Buffer = Buffer()
+
+    def files(self, beside: Path) -> Tls | None:
+        """Relative paths begin at the directory of the configuration, which is `beside` it."""
+        if self.tls is None:
+            return None
+        return Tls(ca=beside / self.tls.ca, cert=beside / self.tls.cert, key=beside / self.tls.key)
+
+    def settings(self) -> BoundarySettings:
+        kept = msgspec.structs.asdict(self.retention)
+        return BoundarySettings(
+            strict_consumers=self.strict_consumers,
+            require_artifacts=self.require_artifacts,
+            retention={name: _seconds(f"retention.{name}", text) for name, text in kept.items() if text},
+            capacity_bytes=None if self.buffer.capacity is None else _bytes(self.buffer.capacity),
+            backpressure_at=self.buffer.threshold,
+            drop_oldest=self.buffer.when_full == DROP_OLDEST,
+            safety=self.buffer.safety,
+        )
+
+
+def read_config(path: str | os.PathLike[str]) -> Config:
+    """Raises `ConfigurationError`, for everything that can be seen without starting the server."""
+    try:
+        with open(path, "rb") as file:
+            found = tomllib.load(file)
+        config = msgspec.convert(found, Config)
+        _check(config)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is not TOML: {error}") from error
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{path}: {_explained(str(error), found)}") from error
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    return config
+
+
+def _check(config: Config) -> None:
+    if config.listen is not None:
+        parse_address(config.listen, "listen")
+    if config.peers and config.tls is None:
+        raise ConfigurationError("[[peers]] are known by their certificates: there must be a [tls] too")
+    if config.links and config.zone is None:
+        raise ConfigurationError("zone is missing: with [[links]] a server must know whose it is")
+    if config.buffer.when_full not in (REFUSE, DROP_OLDEST):
+        raise ConfigurationError(
+            f"[buffer] when_full: must be {REFUSE} or {DROP_OLDEST}, not {config.buffer.when_full!r}"
+        )
+    if config.buffer.safety and config.buffer.when_full == DROP_OLDEST:
+        raise ConfigurationError("[buffer] when_full: drop_oldest loses facts, which safety = true forbids")
+    _check_unique("links", "name", (link.name for link in config.links))
+    for number, link in enumerate(config.links, 1):
+        try:
+            checked_url(link.url)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"[[links]] number {number} ({link.name!r}) url: {error}") from None
+    Peers(config.peers)
+    config.settings()
+
+
+def _check_unique(table: str, key: str, values: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for value in values:
+        if value in seen:
+            raise ConfigurationError(f"two [[{table}]] have the {key} {value!r}")
+        seen.add(value)
+
+
+def _seconds(key: str, text: str) -> float:
+    return _measured(key, text, SECONDS, "7d, 12h, 30m or 45s")
+
+
+def _bytes(text: str) -> int:
+    return int(_measured("buffer.capacity", text, BYTES, "10GB, 500MB or 2GiB"))
+
+
+def _measured(key: str, text: str, units: dict[str, int], such_as: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text)
+    if found is None or found[2] not in units or not float(found[1]):
+        table, _, name = key.partition(".")
+        raise ConfigurationError(
+            f"[{table}] {name}: must be a number with a unit, such as {such_as}, not {text!r}"
+        )
+    return float(found[1]) * units[found[2]]
+
+
+def _explained(words: str, found: dict[str, Any]) -> str:
+    """The library's words, with the table and the key in the place of its path, which ends them: - at `$.tls.ca`."""
+    problem, _, path = words.partition(" - at `$")
+    table, key = _place(path.rstrip("`"), found)
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem):
+        return f"{table or 'the file'} has no key {unknown[1]!r}; see that it is spelt right"
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
+        return f"{table} must have the key {missing[1]!r}"
+    return f"{table} {key}".strip() + f": {_plain(problem)}"
+
+
+def _place(path: str, found: dict[str, Any]) -> tuple[str, str]:
+    """`.peers[0].zone` is the key zone of the first peer, `.tls.ca` is ca of [tls], and `.zone` is in no table."""
+    name, number, key = re.fullmatch(r"(?:\.(\w+))?(?:\[(\d+)\])?(?:\.(.*))?", path).groups("")  # type: ignore[union-attr]
+    if number:
+        entry = found[name][int(number)]
+        called = entry.get("identity", entry.get("name")) if isinstance(entry, dict) else None
+        return f"[[{name}]] number {int(number) + 1}" + (f" ({called!r})" if called else ""), key
+    return (f"[{name}]", key) if key or isinstance(found.get(name), dict) else ("", name)
+
+
+def _plain(problem: str) -> str:
+    for theirs, ours in _WORDS.items():
+        problem = problem.replace(theirs, ours)
+    return problem
+
+
+_WORDS = {
+    "Expected": "must be",
+    "got": "not",
+    " | null": "",
+    "`str` of length >= 1": "a text that is not empty",
+    "`str`": "a text",
+    "`str": "`a text",
+    "`int`": "a whole number",
+    "`float` > 0.0": "a number above 0",
+    "`float` <= 1.0": "a number of at most 1",
+    "`float`": "a number",
+    "`bool`": "true or false",
+    "`array`": "a list",
+    "`object`": "a table",
+    "`": "",
+}

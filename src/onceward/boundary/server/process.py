@@ -1,0 +1,234 @@
+"""A server by its configuration, with all that runs beside it; what can change while it runs is read again.
+
+The configuration and the files of TLS are looked at every second. Peers and links change at once, certificates with the
+next handshake. What cannot be used changes nothing, and is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+from urllib.parse import urlsplit
+
+from onceward.boundary.boundary import Boundary
+from onceward.boundary.client.client import AsyncBoundaryClient
+from onceward.boundary.links.manager import Links, LinkSettings
+from onceward.boundary.model import check_consumer
+from onceward.boundary.retention import Retention
+from onceward.boundary.server.access import Peers
+from onceward.boundary.server.config import Config, read_config
+from onceward.boundary.server.server import serving
+from onceward.boundary.tls import ServerTls, Tls
+from onceward.errors import ConfigurationError
+from onceward.telemetry.lines import log_to
+
+_log = logging.getLogger("onceward.boundary")
+
+LOOK_EVERY = 1.0
+"""Seconds."""
+
+Stamp = tuple[int, ...] | None
+"""Another one for a file that has changed; None for one that is not there."""
+
+
+@asynccontextmanager
+async def running(
+    boundary: Boundary,
+    config: Config,
+    host: str,
+    port: int,
+    *,
+    path: Path | None = None,
+    look_every: float = LOOK_EVERY,
+    broken: Callable[[], object] = lambda: None,
+) -> AsyncIterator[str]:
+    """Serve while inside; yields the URL. `path` is where the configuration is from, if it is from a file.
+
+    `broken` is called if something that runs beside the server has ended by itself: it should not go on without.
+    """
+    async with AsyncExitStack() as stack:
+        retention = Retention(boundary)
+        _must_run(retention.start(), broken)
+        stack.push_async_callback(retention.close)
+        for name in config.consumers:
+            check_consumer(name)
+            await boundary.store.position(name, create=True)
+        live = _Live(boundary, config, path)
+        url = await stack.enter_async_context(
+            serving(boundary, host, port, tls=live.tls, peers=live.peers if live.tls else None)
+        )
+        live.links.start()
+        stack.push_async_callback(live.links.close)
+        if path is not None:
+            watch = asyncio.create_task(live.watch(look_every), name="onceward-boundary-configuration")
+            _must_run(watch, broken)
+            stack.push_async_callback(_ended, watch)
+        yield url
+
+
+class _Live:
+    """What can be changed while a server runs."""
+
+    def __init__(self, boundary: Boundary, config: Config, path: Path | None) -> None:
+        self._started = self._config = config
+        self._path = path
+        self._beside = path.parent if path is not None else Path()
+        self._stamps = self._look()
+        self._changing = self._stamps
+        self._problems: tuple[str, ...] = ()
+        files = config.files(self._beside)
+        self.tls = None if files is None else ServerTls(files, boundary.metrics)
+        self.peers = Peers(config.peers)
+        self.links = Links(boundary, config.zone or "", self._link_settings())
+        if files is not None and not config.peers:
+            _log.warning("%s has no [[peers]]: nobody may call this server", path)
+
+    async def watch(self, look_every: float) -> None:
+        while True:
+            await asyncio.sleep(look_every)
+            await self.look()
+
+    async def look(self) -> None:
+        """Read again what has changed, when it has not changed since the last look: somebody may be writing."""
+        stamps = self._look()
+        if stamps == self._stamps and not self._problems:
+            return
+        if stamps != self._changing:
+            self._changing = stamps
+            return
+        self._stamps = stamps
+        problems = tuple([each async for each in self._read_again()])
+        for each in problems:
+            if each not in self._problems:
+                _log.error("%s; what was read before stays in force", each, extra={"outcome": "not_read"})
+        if not problems:
+            _log.info("%s and its certificates have been read again", self._path, extra={"outcome": "read"})
+        self._problems = problems
+
+    async def _read_again(self) -> AsyncIterator[str]:
+        """Yields what is wrong. Each part for itself: that a certificate is broken keeps no peer in the table."""
+        assert self._path is not None
+        try:
+            config = read_config(self._path)
+            if (config.tls is None) != (self.tls is None):
+                raise ConfigurationError(f"{self._path}: [tls] comes and goes only with a restart")
+            self.peers.replace(config.peers)
+            self._tell_of_the_rest(config)
+            self._config = config
+        except ConfigurationError as error:
+            yield str(error)
+        try:
+            files = self._config.files(self._beside)
+            if self.tls is not None and files is not None:
+                self.tls.load(files)
+        except ConfigurationError as error:
+            yield str(error)
+        try:
+            await self.links.update(self._link_settings())
+        except ConfigurationError as error:
+            yield f"{self._path}: [[links]]: {error}"
+
+    def _tell_of_the_rest(self, config: Config) -> None:
+        for name in (
+            "zone",
+            "listen",
+            "store",
+            "consumers",
+            "strict_consumers",
+            "require_artifacts",
+            "retention",
+            "buffer",
+        ):
+            if getattr(config, name) != getattr(self._config, name):
+                _log.warning("%s: %s has changed, which takes effect with the next start", self._path, name)
+
+    def _link_settings(self) -> list[LinkSettings]:
+        files = self._config.files(self._beside)
+        return [
+            LinkSettings(
+                name=link.name,
+                url=link.url,
+                consumer=link.consumer,
+                from_zones=link.from_zones,
+                to_zones=link.to_zones,
+                client=_client(link.url, files),
+            )
+            for link in self._config.links
+        ]
+
+    def _look(self) -> tuple[Stamp, ...]:
+        return () if self._path is None else (_stamp(self._path), *_stamps(self._config.files(self._beside)))
+
+
+@dataclass(frozen=True)
+class _SecuredClient:
+    """Makes clients that show this server's own certificate. Not equal to that of other files, or of changed ones: the
+    link is started anew then."""
+
+    url: str
+    files: Tls
+    stamps: tuple[Stamp, ...]
+
+    def __call__(self) -> AsyncBoundaryClient:
+        return AsyncBoundaryClient(self.url, tls=self.files)
+
+
+def _client(url: str, files: Tls | None) -> _SecuredClient | None:
+    if files is None or urlsplit(url).scheme != "https":
+        return None
+    return _SecuredClient(url, files, _stamps(files))
+
+
+def _stamps(files: Tls | None) -> tuple[Stamp, ...]:
+    return () if files is None else (_stamp(files.ca), _stamp(files.cert), _stamp(files.key))
+
+
+def _stamp(path: str | os.PathLike[str]) -> Stamp:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _must_run(task: asyncio.Task[None], broken: Callable[[], object]) -> None:
+    """Until it is cancelled. Facts that never expire, or peers that are never shut out, would be noticed too late."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            _log.error("%s has ended by itself", task.get_name(), exc_info=task.exception())
+            broken()
+
+    task.add_done_callback(ended)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+# Log lines of a boundary. Records say what they are about in `extra`; whatever of it is there goes into the line.
+
+
+FIELDS = ("message_id", "offset", "consumer", "zone", "link", "outcome")
+
+
+def start_logging(form: str, level: str, stream: TextIO | None = None) -> None:
+    """Log to `stream`, stderr by default, as `json` or for the `console`.
+
+    `level` is for what is ours. Libraries are heard from warnings on: at a lower level they tell of every byte.
+    """
+    root = log_to(stream, form, fields)
+    root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
+    logging.getLogger("onceward").setLevel(level.upper())
+
+
+def fields(record: logging.LogRecord) -> dict[str, Any]:
+    found = {name: getattr(record, name, None) for name in FIELDS}
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,184 @@
+"""The boundary's calls: what comes over the wire is counted, told to the log, and handed to the service."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from typing import Any, TypeVar
+
+from connectrpc.errors import ConnectError
+
+from onceward.boundary import wire
+from onceward.boundary.boundary import Boundary
+from onceward.boundary.errors import BoundaryError, ConflictingDuplicate, InvalidArgument
+from onceward.boundary.server.codecs import ReadyPage, refusal
+from onceward.boundary.v1 import boundary_pb as pb
+
+_log = logging.getLogger("onceward.boundary")
+
+LARGEST_UNARY = 32 * 1024 * 1024
+"""Bytes of one message. Larger objects go in pieces."""
+NOTHING: Mapping[str, object] = {}
+OPERATIONS = ("append", "fetch", "confirm", "put", "get")
+
+
+T = TypeVar("T")
+
+
+class BoundaryRpc:
+    """The calls, each as the service wants it."""
+
+    def __init__(self, boundary: Boundary) -> None:
+        self._boundary = boundary
+        self._metrics = boundary.metrics
+        self._latency = {each: self._metrics.latency.labels(each).observe for each in OPERATIONS}
+
+    async def append_fact(self, request: pb.AppendFactRequest, ctx: Any) -> pb.AppendFactResponse:
+        envelope = request.envelope
+        about = {} if envelope is None else {"message_id": envelope.message_id, "zone": envelope.from_zone}
+        return await self._counted("append", self._append(request), about)
+
+    async def _append(self, request: pb.AppendFactRequest) -> pb.AppendFactResponse:
+        if not request.has_field("envelope"):
+            raise InvalidArgument("envelope", "is missing")
+        if not request.has_field("fact"):
+            raise InvalidArgument("fact", "is missing")
+        assert request.envelope is not None
+        assert request.fact is not None
+        began = time.perf_counter()
+        metrics = self._metrics
+        metrics.appends.inc()
+        envelope = wire.envelope_of(request.envelope)
+        fact = wire.fact_of(request.fact)
+        record = wire.record_of(request.envelope.to_binary(), request.fact.to_binary())
+        try:
+            appended = await self._boundary.append(envelope, fact, record)
+        except BoundaryError as error:
+            metrics.append_failures.labels(error.reason or error.code).inc()
+            if isinstance(error, ConflictingDuplicate):
+                metrics.conflicts.inc()
+            raise
+        metrics.append_latency.observe(time.perf_counter() - began)
+        if appended.duplicate:
+            metrics.duplicates.inc()
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "appended",
+                extra={
+                    "message_id": envelope.message_id,
+                    "offset": appended.offset,
+                    "zone": envelope.from_zone,
+                    "outcome": "duplicate" if appended.duplicate else "appended",
+                },
+            )
+        return pb.AppendFactResponse(offset=appended.offset, duplicate=appended.duplicate)
+
+    async def fetch_facts(self, request: pb.FetchFactsRequest, ctx: Any) -> Any:
+        return await self._counted("fetch", self._fetch(request), {"consumer": request.consumer_name})
+
+    async def _fetch(self, request: pb.FetchFactsRequest) -> ReadyPage:
+        self._metrics.fetches.inc()
+        records, gap = await self._boundary.fetch(request.consumer_name, request.limit)
+        self._metrics.fetched.inc(len(records))
+        if gap is not None:
+            _log.warning(
+                "consumer %s missed facts %d to %d: they have expired",
+                request.consumer_name,
+                gap.first_missing,
+                gap.last_missing,
+                extra={"consumer": request.consumer_name, "offset": gap.first_missing, "outcome": "gap"},
+            )
+        return ReadyPage(wire.page_bytes(records, gap))
+
+    async def confirm_receipt(self, request: pb.ConfirmReceiptRequest, ctx: Any) -> pb.ConfirmReceiptResponse:
+        about = {"consumer": request.consumer_name, "offset": request.offset}
+        return await self._counted("confirm", self._confirm(request), about)
+
+    async def _confirm(self, request: pb.ConfirmReceiptRequest) -> pb.ConfirmReceiptResponse:
+        self._metrics.confirms.inc()
+        position = await self._boundary.confirm(request.consumer_name, request.offset)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "confirmed",
+                extra={"consumer": request.consumer_name, "offset": position, "outcome": "confirmed"},
+            )
+        return pb.ConfirmReceiptResponse(cursor_advanced_to=position)
+
+    async def put_object(self, request: pb.PutObjectRequest, ctx: Any) -> pb.PutObjectResponse:
+        async def whole() -> AsyncIterator[bytes]:
+            yield request.blob
+
+        return await self._counted("put", self._put(request.bucket, request.key, whole(), request.media_type))
+
+    async def put_object_stream(
+        self, request: AsyncIterator[pb.PutObjectChunk], ctx: Any
+    ) -> pb.PutObjectResponse:
+        return await self._counted("put", self._put_stream(request))
+
+    async def _put_stream(self, chunks: AsyncIterator[pb.PutObjectChunk]) -> pb.PutObjectResponse:
+        first = await anext(aiter(chunks), None)
+        if first is None:
+            raise InvalidArgument("bucket", "is missing: the first piece of an object names bucket and key")
+
+        async def data() -> AsyncIterator[bytes]:
+            yield first.data
+            async for chunk in chunks:
+                yield chunk.data
+
+        try:
+            return await self._put(first.bucket, first.key, data(), first.media_type)
+        except BoundaryError:
+            async for _ in chunks:  # who is still sending does not listen before it is done
+                pass
+            raise
+
+    async def _put(
+        self, bucket: str, key: str, data: AsyncIterator[bytes], media_type: str
+    ) -> pb.PutObjectResponse:
+        self._metrics.objects.inc()
+        ref = await self._boundary.put(bucket, key, data, media_type)
+        return pb.PutObjectResponse(bucket=ref.bucket, key=ref.key, digest=ref.digest, size=ref.size)
+
+    async def get_object(self, request: pb.GetObjectRequest, ctx: Any) -> pb.GetObjectResponse:
+        return await self._counted("get", self._get(request))
+
+    async def _get(self, request: pb.GetObjectRequest) -> pb.GetObjectResponse:
+        ref, chunks = await self._boundary.get(request.bucket, request.key)
+        if ref.size > LARGEST_UNARY:
+            raise InvalidArgument(
+                "key", f"names an object of {ref.size} bytes, too large for one message; use GetObjectStream"
+            )
+        blob = b"".join([chunk async for chunk in chunks])
+        return pb.GetObjectResponse(blob=blob, digest=ref.digest, size=ref.size, media_type=ref.media_type)
+
+    async def get_object_stream(
+        self, request: pb.GetObjectRequest, ctx: Any
+    ) -> AsyncIterator[pb.GetObjectChunk]:
+        try:
+            ref, chunks = await self._boundary.get(request.bucket, request.key)
+            yield pb.GetObjectChunk(digest=ref.digest, size=ref.size, media_type=ref.media_type)
+            async for chunk in chunks:
+                yield pb.GetObjectChunk(data=chunk)
+        except BoundaryError as error:
+            raise self._refused("get", error, {}) from None
+
+    def _refused(self, operation: str, error: BoundaryError, about: Mapping[str, object]) -> ConnectError:
+        self._metrics.refused.labels(operation, error.code).inc()
+        _log.warning("%s refused: %s", operation, error, extra={**about, "outcome": error.code})
+        return refusal(error)
+
+    async def _counted(self, operation: str, call: Awaitable[T], about: Mapping[str, object] = NOTHING) -> T:
+        began = time.perf_counter()
+        try:
+            return await call
+        except BoundaryError as error:
+            raise self._refused(operation, error, about) from None
+        except Exception as error:  # noqa: BLE001  it is told to the caller and to the log
+            self._metrics.refused.labels(operation, BoundaryError.code).inc()
+            _log.exception("%s failed", operation, extra={"outcome": BoundaryError.code})
+            raise refusal(
+                BoundaryError(f"{operation} failed: {error!r}; the server's log says more")
+            ) from None
+        finally:
+            self._latency[operation](time.perf_counter() - began)

@@ -1,0 +1,1 @@
+"""A boundary on NATS JetStream."""

@@ -1,0 +1,437 @@
+"""A connection to NATS JetStream. Every call is answered, or raises `Unavailable` and may be made again.
+
+Three things are asked of a stream here: to take a message, or many as one, only if the last one of its subject is the
+one that the caller has seen; to give the last message of a subject; and to give a page of messages in their order. The
+first two are answered by the stream's leader; a page comes from any of its replicas, which may be a moment behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import time
+from base64 import urlsafe_b64encode
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime
+from itertools import count
+from typing import Any, TypeVar
+
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from onceward.boundary.errors import Unavailable
+from onceward.errors import ConfigurationError
+
+# What JetStream's API answers, as far as it is looked at here.
+
+
+NO_MESSAGE = 10037
+NOT_THERE = 10043
+NO_STREAM = 10059
+NO_JETSTREAM = (10039, 10076)
+"""For the account, and at all."""
+NO_CLUSTER = 10074
+"""For more than one replica."""
+ANOTHER_LAST = (10071, 10164)
+"""The subject has another last message; a message of that subject is on its way through the cluster."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    err_code: int = 0
+    description: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Of JetStream's API."""
+
+    error: Problem | None = None
+
+    @property
+    def problem(self) -> int:
+        return 0 if self.error is None else self.error.err_code
+
+
+class Taken(Answer, frozen=True):
+    seq: int = 0
+
+
+class KeptMessage(msgspec.Struct, frozen=True):
+    """A message in a stream."""
+
+    seq: int
+    data: bytes = b""
+    hdrs: bytes = b""
+    time: datetime | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        lines = (line.partition(":") for line in self.hdrs.decode().split("\r\n"))
+        return {name: value.strip() for name, colon, value in lines if colon}
+
+
+class FoundMessage(Answer, frozen=True):
+    message: KeptMessage | None = None
+
+
+class StreamConfig(msgspec.Struct, frozen=True):
+    """What of a stream's configuration this store depends on."""
+
+    subjects: list[str]
+    storage: str
+    num_replicas: int
+    allow_direct: bool = False
+    allow_atomic: bool = False
+
+
+class StreamState(msgspec.Struct, frozen=True):
+    messages: int
+    bytes: int
+    first_seq: int
+    last_seq: int
+    subjects: dict[str, int] = {}
+
+
+class Info(Answer, frozen=True):
+    config: StreamConfig | None = None
+    state: StreamState | None = None
+
+
+class Removed(Answer, frozen=True):
+    purged: int = 0
+
+
+def token(text: str) -> str:
+    """A part of a subject for any text: a subject cannot have blanks, dots and stars in it."""
+    return urlsafe_b64encode(hashlib.sha256(text.encode()).digest()[:24]).decode()
+
+
+CALL_WAIT = 5.0
+"""Seconds until a call that is not answered is given up."""
+NO_OTHER_WAIT: Any = None
+"""The client's own timer beside that would only cost time."""
+OLDEST_NATS = (2, 12)
+OPEN_WAIT = 30.0
+"""Seconds that a cluster which has just started may take to find its leaders."""
+RECONNECT_WAIT = 0.1
+ON_ITS_WAY = 0.002
+"""Seconds until a message that is being agreed upon is looked for again."""
+
+_log = logging.getLogger("onceward.boundary")
+
+T = TypeVar("T", bound="Answer")
+Message = tuple[str, bytes, Mapping[str, str]]
+"""Subject, data, headers."""
+
+
+class JetStreamConnection:
+    """One connection, which comes back by itself. What was under way when it broke has an unknown outcome."""
+
+    def __init__(self, url: str) -> None:
+        self._servers = url.split(",")
+        self._address = ", ".join(each.rpartition("@")[2] for each in self._servers)  # without a password
+        self._nats = Client()
+        self._opening = asyncio.timeout(CALL_WAIT)
+        self._renewing: asyncio.Task[None] | None = None
+        self._closed = self._ended = False
+        self._calls: set[asyncio.Timeout] = set()
+        self._inbox = self._nats.new_inbox()
+        self._pages: dict[str, JetStreamPage] = {}
+        self._numbers = count()
+
+    @classmethod
+    async def connect(cls, url: str) -> JetStreamConnection:
+        """`url` names one server of a cluster, or several with commas between them; the others are found out."""
+        link = cls(url)
+        try:
+            await link._connect()
+            link._check_version()
+        except BaseException:
+            await link.close()
+            raise
+        return link
+
+    @property
+    def largest_message(self) -> int:
+        """Bytes, headers and all."""
+        return self._nats.max_payload
+
+    async def stream(self, name: str, config: Mapping[str, Any]) -> int:
+        """Make the stream, or take it as it is. Returns how many replicas it has."""
+        deadline = time.monotonic() + OPEN_WAIT
+        while True:
+            try:
+                return await self._stream(name, config)
+            except Unavailable as error:  # a cluster that has just started has no leader yet
+                if time.monotonic() > deadline:
+                    raise Unavailable(
+                        f"the JetStream stream {name} cannot be opened: {error}; NATS must have JetStream on "
+                        "(nats-server --jetstream) and as many servers up as there are replicas"
+                    ) from error
+                await asyncio.sleep(RECONNECT_WAIT)
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        """Durable when this returns."""
+        await self._publish(subject, data, None)
+
+    async def put(
+        self, subject: str, data: bytes, *, last: int, headers: Mapping[str, str] | None = None
+    ) -> int | None:
+        """Its sequence; None if the last message of this subject is another than `last` (0 is none)."""
+        expected = {"Nats-Expected-Last-Subject-Sequence": str(last)}
+        taken = await self._publish(subject, data, expected if headers is None else {**headers, **expected})
+        return None if taken.problem else taken.seq
+
+    async def put_if_absent(
+        self, stream: str, subject: str, data: bytes, headers: Mapping[str, str] | None = None
+    ) -> int | KeptMessage:
+        """Its sequence, or the message that this subject has already."""
+        deadline = time.monotonic() + CALL_WAIT
+        while True:
+            taken = await self.put(subject, data, last=0, headers=headers)
+            if taken is not None:
+                return taken
+            known = await self.last(stream, subject)
+            if known is not None:
+                return known
+            if time.monotonic() > deadline:
+                raise Unavailable(f"the cluster has not agreed on the first message of {subject}; try again")
+            await asyncio.sleep(ON_ITS_WAY)  # somebody else's: it will be there, or will have come to nothing
+
+    async def put_all_if_absent(self, messages: Sequence[Message]) -> int | None:
+        """All or none, one right after the other. The sequence of the first; None if a subject has a message."""
+        batch = secrets.token_hex(8)
+        first = {"Nats-Batch-Id": batch, "Nats-Expected-Last-Subject-Sequence": "0"}
+        async with self._calling():
+            for number, (subject, data, headers) in enumerate(messages[:-1], 1):
+                more = {**headers, **first, "Nats-Batch-Sequence": str(number)}
+                await self._nats.publish(subject, data, headers=more)
+            subject, data, headers = messages[-1]
+            more = {**headers, **first, "Nats-Batch-Sequence": str(len(messages)), "Nats-Batch-Commit": "1"}
+            message = await self._nats.request(subject, data, timeout=NO_OTHER_WAIT, headers=more)
+        taken = _checked(msgspec.json.decode(message.data, type=Taken), ANOTHER_LAST)
+        return None if taken.problem else taken.seq - len(messages) + 1
+
+    async def last(self, stream: str, subject: str) -> KeptMessage | None:
+        return await self._get(stream, {"last_by_subj": subject})
+
+    async def next(self, stream: str, after: int) -> KeptMessage | None:
+        return await self._get(stream, {"seq": after + 1, "next_by_subj": ">"})
+
+    async def page(
+        self, stream: str, after: int, limit: int, *, largest: int, subject: str | None = None
+    ) -> list[Msg]:
+        """Messages above this sequence, ascending; a little more than `largest` bytes at most, but one at least."""
+        inbox = f"{self._inbox}.{next(self._numbers)}"
+        page = self._pages[inbox] = JetStreamPage()
+        request: dict[str, str | int] = {"seq": after + 1, "batch": limit, "max_bytes": largest}
+        if subject is not None:
+            request["next_by_subj"] = subject
+        try:
+            async with self._calling():
+                await self._nats.publish(
+                    f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(request), reply=inbox
+                )
+                return await page.whole
+        finally:
+            del self._pages[inbox]
+
+    async def info(self, stream: str) -> StreamState:
+        state = (await self.ask(f"STREAM.INFO.{stream}", {}, Info)).state
+        assert state is not None
+        return state
+
+    async def subjects(self, stream: str, pattern: str) -> list[str]:
+        """All that have a message."""
+        found: list[str] = []
+        while True:
+            request = {"subjects_filter": pattern, "offset": len(found)}
+            state = (await self.ask(f"STREAM.INFO.{stream}", request, Info)).state
+            if state is None or not state.subjects:
+                return found
+            found += state.subjects
+
+    async def purge(self, stream: str, **which: str | int) -> int:
+        return (await self.ask(f"STREAM.PURGE.{stream}", which, Removed)).purged
+
+    async def delete(self, stream: str, seq: int) -> int:
+        """How many: none, if it is not there any more."""
+        request = {"seq": seq, "no_erase": True}
+        answer = await self.ask(f"STREAM.MSG.DELETE.{stream}", request, Answer, NO_MESSAGE, NOT_THERE)
+        return 0 if answer.problem else 1
+
+    async def ask(self, what: str, request: Mapping[str, Any], answer: type[T], *problems: int) -> T:
+        """Of JetStream's API. These `problems` are the caller's; others are an `Unavailable`."""
+        async with self._calling():
+            message = await self._nats.request(
+                f"$JS.API.{what}", msgspec.json.encode(request), timeout=NO_OTHER_WAIT
+            )
+        return _checked(msgspec.json.decode(message.data, type=answer), problems)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._renewing is not None:
+            self._renewing.cancel()
+        while self._calls:  # each is answered, or given up in time
+            await asyncio.sleep(0.005)
+        await self._nats.close()
+        self._ended = True
+
+    # ── inside ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _connect(self) -> None:
+        self._opening = asyncio.timeout(CALL_WAIT)
+        try:
+            async with self._opening:
+                await self._nats.connect(
+                    self._servers,
+                    name="onceward boundary",
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=RECONNECT_WAIT,  # type: ignore[arg-type]  # fractions are fine
+                    ping_interval=10,
+                    error_cb=self._on_error,
+                    disconnected_cb=self._on_disconnect,
+                    reconnected_cb=self._on_reconnect,
+                    closed_cb=self._on_closed,
+                )
+                await self._nats.subscribe(f"{self._inbox}.*", cb=self._on_page, pending_bytes_limit=0)
+        except (NatsError, OSError, TimeoutError) as error:
+            reason = self._nats.last_error or error
+            raise Unavailable(
+                f"NATS at {self._address} cannot be reached: {reason or 'no answer'}"
+            ) from error
+
+    def _check_version(self) -> None:
+        version = self._nats.connected_server_version
+        if (version.major, version.minor) < OLDEST_NATS:
+            raise ConfigurationError(
+                f"NATS at {self._address} is {version.major}.{version.minor}; a boundary needs "
+                f"{'.'.join(map(str, OLDEST_NATS))} or newer, which takes many messages as one"
+            )
+
+    async def _stream(self, name: str, config: Mapping[str, Any]) -> int:
+        answer = await self.ask(f"STREAM.INFO.{name}", {}, Info, NO_STREAM, *NO_JETSTREAM)
+        if answer.problem in NO_JETSTREAM:
+            raise ConfigurationError(
+                f"NATS at {self._address} has no JetStream; start it with --jetstream, or allow it for this account"
+            )
+        if answer.problem == NO_STREAM:
+            # If another server makes it at the same moment, this one is told the same, or sees it the next time.
+            answer = await self.ask(f"STREAM.CREATE.{name}", {"name": name, **config}, Info, NO_CLUSTER)
+        if answer.problem == NO_CLUSTER:
+            raise ConfigurationError(
+                f"NATS at {self._address} is a single server, and {config['num_replicas']} replicas need a cluster"
+            )
+        found = answer.config
+        assert found is not None
+        asked = msgspec.convert(config, StreamConfig)
+        if msgspec.structs.replace(found, num_replicas=asked.num_replicas) != asked:
+            raise ConfigurationError(
+                f"the JetStream stream {name} is there, but was not made by onceward; choose another name"
+            )
+        if found.num_replicas < asked.num_replicas:
+            raise ConfigurationError(
+                f"the JetStream stream {name} has {found.num_replicas} replicas, and {asked.num_replicas} are asked "
+                f"for; change it with `nats stream edit {name} --replicas {asked.num_replicas}`, or ask for fewer"
+            )
+        return found.num_replicas
+
+    async def _publish(self, subject: str, data: bytes, headers: dict[str, str] | None) -> Taken:
+        async with self._calling():
+            message = await self._nats.request(subject, data, timeout=NO_OTHER_WAIT, headers=headers)
+        return _checked(msgspec.json.decode(message.data, type=Taken), ANOTHER_LAST)
+
+    async def _get(self, stream: str, which: Mapping[str, Any]) -> KeptMessage | None:
+        return (await self.ask(f"STREAM.MSG.GET.{stream}", which, FoundMessage, NO_MESSAGE)).message
+
+    @asynccontextmanager
+    async def _calling(self) -> AsyncIterator[None]:
+        if self._closed:
+            raise Unavailable("this boundary is closing")
+        if not self._nats.is_connected:
+            raise Unavailable(f"NATS at {self._address} cannot be reached; try again")
+        try:
+            async with asyncio.timeout(CALL_WAIT) as call:
+                self._calls.add(call)
+                try:
+                    yield
+                finally:
+                    self._calls.discard(call)
+        except TimeoutError as error:
+            raise Unavailable(
+                f"NATS at {self._address} has not answered; whether it was done is unknown; try again"
+            ) from error
+        except NatsError as error:
+            raise Unavailable(f"NATS at {self._address} cannot do it now: {error}; try again") from error
+
+    async def _on_page(self, message: Msg) -> None:
+        page = self._pages.get(message.subject)
+        if page is not None:  # otherwise nobody waits for it any more
+            page.take(message)
+
+    async def _on_disconnect(self) -> None:
+        if not self._closed:
+            _log.warning("the connection to NATS at %s is lost; it is looked for again", self._address)
+        # What they wait for was lost with the connection, and would only come to nothing later.
+        now = asyncio.get_running_loop().time()
+        for call in self._calls:
+            call.reschedule(now)
+
+    async def _on_reconnect(self) -> None:
+        _log.info("connected to NATS at %s again", self._address)
+
+    async def _on_closed(self) -> None:
+        if not self._closed:  # some errors make the client give up for good
+            self._renewing = asyncio.create_task(self._renew())
+
+    async def _renew(self) -> None:
+        while True:
+            self._nats = Client()
+            with suppress(Unavailable):
+                await self._connect()
+                return
+            await asyncio.sleep(RECONNECT_WAIT)
+
+    async def _on_error(self, error: Exception) -> None:
+        if self._ended or self._opening.expired():
+            # Its loop that looks for a server misses being cancelled if that comes together with a refusal.
+            raise asyncio.CancelledError
+        _log.debug("NATS at %s: %s", self._address, error)
+
+
+class JetStreamPage:
+    """Messages on their way. Each names the one before it, so that none can be lost unnoticed."""
+
+    __slots__ = ("_last", "_messages", "whole")
+
+    def __init__(self) -> None:
+        self.whole: asyncio.Future[list[Msg]] = asyncio.get_running_loop().create_future()
+        self._messages: list[Msg] = []
+        self._last = "0"
+
+    def take(self, message: Msg) -> None:
+        if self.whole.done():
+            return
+        headers = message.headers or {}
+        status = "" if message.data else headers.get("Status", "")
+        if status == "404":  # there is none
+            self.whole.set_result([])
+        elif status not in ("", "204"):
+            self.whole.set_exception(Unavailable(f"the page cannot be read now: {headers}; try again"))
+        elif headers.get("Nats-Last-Sequence") != self._last:
+            self.whole.set_exception(Unavailable("messages of the page were lost on their way; try again"))
+        elif status:
+            self.whole.set_result(self._messages)
+        else:
+            self._last = headers["Nats-Sequence"]
+            self._messages.append(message)
+
+
+def _checked(answer: T, problems: tuple[int, ...]) -> T:
+    if answer.error is not None and answer.error.err_code not in problems:
+        raise Unavailable(f"JetStream cannot do it now: {answer.error.description}; try again")
+    return answer

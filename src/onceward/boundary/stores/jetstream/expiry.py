@@ -1,0 +1,90 @@
+"""Removing what is too old from a stream of facts.
+
+JetStream can remove all that lies before a sequence in one step, and single messages. It cannot tell which facts of a
+class are old. So the log is gone through in blocks, and what is remembered of each lets the next time read only those
+in which something has come of age.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from itertools import takewhile
+
+import msgspec
+
+from onceward.boundary.store import Bounds
+from onceward.boundary.stores.jetstream.connection import JetStreamConnection
+
+CLASS, APPENDED_AT = "Onceward-Class", "Onceward-Appended-At"
+"""Headers of a fact."""
+
+BLOCK = 1000
+"""Offsets."""
+LARGEST_PAGE_BYTES = 8 * 1024 * 1024
+REMOVED_AT_ONCE = 100
+
+
+class Age(msgspec.Struct, frozen=True):
+    offset: int
+    stream: str
+    appended_at: int
+
+    def is_over(self, older_than: Mapping[str, int]) -> bool:
+        return self.appended_at < older_than.get(self.stream, 0)
+
+
+class Expiry:
+    def __init__(self, link: JetStreamConnection, stream: str) -> None:
+        self._link = link
+        self._stream = stream
+        self._oldest: dict[int, list[Age]] = {}
+        """Of each block that is full, the oldest fact of each class."""
+
+    async def run(self, older_than: Mapping[str, int], bounds: Bounds) -> int:
+        """Returns how many facts were removed."""
+        blocks = range((bounds.first - 1) // BLOCK, (bounds.last - 1) // BLOCK + 1)
+        self._oldest = {block: oldest for block, oldest in self._oldest.items() if block in blocks}
+        removed, any_left = 0, False
+        for block in blocks:
+            left = self._oldest.get(block)
+            if left is None or any(age.is_over(older_than) for age in left):
+                ages, full = await self._read(block)
+                left = [age for age in ages if not age.is_over(older_than)]
+                removed += await self._remove(ages, older_than, from_start=not any_left)
+                if full:
+                    self._oldest[block] = list(_oldest(left).values())
+            any_left = any_left or bool(left)
+        return removed
+
+    async def _read(self, block: int) -> tuple[list[Age], bool]:
+        """Its facts, and whether all were seen that it can ever have."""
+        ages: list[Age] = []
+        after, end = block * BLOCK, (block + 1) * BLOCK
+        while after < end:
+            page = await self._link.page(self._stream, after, BLOCK, largest=LARGEST_PAGE_BYTES)
+            if not page:
+                break
+            for headers in (message.headers or {} for message in page):
+                after = int(headers["Nats-Sequence"])
+                ages.append(Age(after, headers[CLASS], int(headers[APPENDED_AT])))
+        return [age for age in ages if age.offset <= end], after >= end
+
+    async def _remove(self, ages: list[Age], older_than: Mapping[str, int], *, from_start: bool) -> int:
+        """All up to the first that stays at once, if none before this block stays; the others one by one."""
+        prefix = list(takewhile(lambda age: age.is_over(older_than), ages)) if from_start else []
+        removed = await self._link.purge(self._stream, seq=prefix[-1].offset + 1) if prefix else 0
+        single = [age.offset for age in ages[len(prefix) :] if age.is_over(older_than)]
+        for at in range(0, len(single), REMOVED_AT_ONCE):
+            some = single[at : at + REMOVED_AT_ONCE]
+            removed += sum(await asyncio.gather(*(self._link.delete(self._stream, each) for each in some)))
+        return removed
+
+
+def _oldest(ages: list[Age]) -> dict[str, Age]:
+    oldest: dict[str, Age] = {}
+    for age in ages:
+        known = oldest.setdefault(age.stream, age)
+        if age.appended_at < known.appended_at:
+            oldest[age.stream] = age
+    return oldest

@@ -1,0 +1,217 @@
+"""Objects in a JetStream object store, in the layout that `nats object` and all clients know.
+
+    $O.<store>.C.<upload>         the bytes, in chunks, under a name of the upload's own
+    $O.<store>.M.<base64 name>    the entry: size, digest, and which upload has the bytes
+
+An object is there when its entry is, and an entry is published on the condition that its subject has none. So of two
+uploads at once one wins, and one that breaks off is never seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from onceward.boundary.errors import NotFound, ObjectConflict, Unavailable
+from onceward.boundary.model import ObjectRef
+from onceward.boundary.stores.jetstream.connection import CALL_WAIT, ON_ITS_WAY, JetStreamConnection
+
+CHUNK = 128 * 1024
+CHUNKS_AT_ONCE = 8
+ENTRIES_AT_ONCE = 1000
+LEFT_OVER_AFTER = timedelta(days=1)
+"""How long an upload without an entry may be idle until its bytes are removed."""
+
+_DIGEST = "SHA-256="
+_MEDIA_TYPE = "media-type"
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an object, as object stores have it. Other clients leave out what they do not know."""
+
+    name: str
+    """<bucket>/<key>; a bucket has no slash in it."""
+    bucket: str
+    """The whole store."""
+    nuid: str
+    """The upload."""
+    size: int = 0
+    chunks: int = 0
+    digest: str = ""
+    mtime: str = ""
+    metadata: dict[str, str] = {}
+    deleted: bool = False
+    """By an operator: nothing here does that."""
+
+    @property
+    def ref(self) -> ObjectRef:
+        bucket, _, key = self.name.partition("/")
+        digest = urlsafe_b64decode(self.digest.removeprefix(_DIGEST)).hex()
+        media_type = self.metadata.get(_MEDIA_TYPE, "")
+        return ObjectRef(
+            bucket=bucket, key=key, digest=f"sha256:{digest}", size=self.size, media_type=media_type
+        )
+
+
+class JetStreamObjects:
+    def __init__(self, link: JetStreamConnection, store: str) -> None:
+        self._link = link
+        self._store = store
+        self._stream = f"OBJ_{store}"
+        self._chunks = f"$O.{store}.C."
+        self._entries = f"$O.{store}.M."
+
+    async def prepare(self, replicas: int) -> None:
+        config = {
+            "subjects": [f"{self._chunks}>", f"{self._entries}>"],
+            "storage": "file",
+            "num_replicas": replicas,
+            "discard": "new",
+            "allow_rollup_hdrs": True,
+            "allow_direct": True,
+        }
+        await self._link.stream(self._stream, config)
+
+    async def put(self, bucket: str, key: str, chunks: AsyncIterator[bytes], media_type: str) -> ObjectRef:
+        known = await self._entry(bucket, key)
+        if known is not None:  # its bytes have to be looked at, but not to be kept
+            digest = hashlib.sha256()
+            async for chunk in chunks:
+                digest.update(chunk)
+            return _same(known, digest.digest())
+        upload = secrets.token_hex(11)
+        try:
+            digest, size, count = await self._send(upload, chunks)
+        except BaseException:
+            await self._forget(upload)
+            raise
+        entry = Entry(
+            name=f"{bucket}/{key}",
+            bucket=self._store,
+            nuid=upload,
+            size=size,
+            chunks=count,
+            digest=_DIGEST + urlsafe_b64encode(digest.digest()).decode(),
+            mtime=datetime.now(UTC).isoformat(),
+            metadata={_MEDIA_TYPE: media_type},
+        )
+        # If this breaks off, it is not known whether the entry is there: the bytes stay.
+        there = await self._link.put_if_absent(
+            self._stream, self._subject(bucket, key), msgspec.json.encode(entry)
+        )
+        if isinstance(there, int):
+            return entry.ref
+        await self._forget(upload)
+        return _same(msgspec.json.decode(there.data, type=Entry), digest.digest())
+
+    async def head(self, bucket: str, key: str) -> ObjectRef | None:
+        entry = await self._entry(bucket, key)
+        return None if entry is None or entry.deleted else entry.ref
+
+    async def get(self, bucket: str, key: str) -> tuple[ObjectRef, AsyncIterator[bytes]]:
+        entry = await self._entry(bucket, key)
+        if entry is None or entry.deleted:
+            raise NotFound(f"there is no object {bucket}/{key}")
+        return entry.ref, self._receive(entry)
+
+    async def refs(self) -> AsyncIterator[ObjectRef]:
+        async for entry in self._all_entries():
+            if not entry.deleted:
+                yield entry.ref
+
+    async def remove_left_overs(self) -> None:
+        """Bytes without an entry, of uploads whose server has died."""
+        uploads = await self._link.subjects(self._stream, f"{self._chunks}>")
+        left = {subject.removeprefix(self._chunks) for subject in uploads}
+        left -= {entry.nuid async for entry in self._all_entries()}
+        for upload in left:
+            newest = await self._link.last(self._stream, self._chunks + upload)
+            if newest and newest.time and newest.time < datetime.now(UTC) - LEFT_OVER_AFTER:
+                await self._forget(upload)
+
+    # ── inside ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _entry(self, bucket: str, key: str) -> Entry | None:
+        kept = await self._link.last(self._stream, self._subject(bucket, key))
+        return None if kept is None else msgspec.json.decode(kept.data, type=Entry)
+
+    async def _all_entries(self) -> AsyncIterator[Entry]:
+        after = 0
+        while True:
+            page = await self._link.page(
+                self._stream,
+                after,
+                ENTRIES_AT_ONCE,
+                largest=CHUNK * CHUNKS_AT_ONCE,
+                subject=f"{self._entries}>",
+            )
+            for message in page:
+                assert message.headers is not None
+                after = int(message.headers["Nats-Sequence"])
+                yield msgspec.json.decode(message.data, type=Entry)
+            if not page:
+                return
+
+    async def _send(self, upload: str, chunks: AsyncIterator[bytes]) -> tuple[hashlib._Hash, int, int]:
+        digest, size, count = hashlib.sha256(), 0, 0
+        waiting = bytearray()
+
+        async def send(length: int) -> None:
+            nonlocal count
+            await self._link.publish(self._chunks + upload, bytes(waiting[:length]))
+            del waiting[:length]
+            count += 1
+
+        async for chunk in chunks:
+            digest.update(chunk)
+            size += len(chunk)
+            waiting += chunk
+            while len(waiting) >= CHUNK:
+                await send(CHUNK)
+        if waiting:
+            await send(len(waiting))
+        return digest, size, count
+
+    async def _receive(self, entry: Entry) -> AsyncIterator[bytes]:
+        count, after = 0, 0
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + CALL_WAIT
+        while count < entry.chunks:
+            page = await self._link.page(
+                self._stream,
+                after,
+                min(CHUNKS_AT_ONCE, entry.chunks - count),
+                largest=CHUNK * CHUNKS_AT_ONCE,
+                subject=self._chunks + entry.nuid,
+            )
+            for message in page:
+                assert message.headers is not None
+                after = int(message.headers["Nats-Sequence"])
+                count += 1
+                yield message.data
+                deadline = loop.time() + CALL_WAIT
+            if not page:  # a replica that is behind
+                if loop.time() > deadline:
+                    raise Unavailable(f"not all bytes of {entry.name} are there; try again")
+                await asyncio.sleep(ON_ITS_WAY)
+
+    async def _forget(self, upload: str) -> None:
+        with suppress(Unavailable):  # then it is left over
+            await self._link.purge(self._stream, filter=self._chunks + upload)
+
+    def _subject(self, bucket: str, key: str) -> str:
+        return self._entries + urlsafe_b64encode(f"{bucket}/{key}".encode()).decode()
+
+
+def _same(known: Entry, digest: bytes) -> ObjectRef:
+    ref = known.ref
+    if known.deleted or ref.digest != f"sha256:{digest.hex()}":
+        raise ObjectConflict(ref.bucket, ref.key)
+    return ref

@@ -1,0 +1,212 @@
+"""The store on NATS JetStream: many servers, on many machines, on one stream.
+
+A fact's subject is made from its message_id, and it is published on the condition that its subject has no message.
+That is JetStream's own put-if-absent: its leader decides it, it holds as long as the fact is there, and what it refuses
+takes no sequence. So the sequence is the offset. The duplicate window, which forgets ids after two minutes, plays no
+part: no `Nats-Msg-Id` is sent.
+
+What durable means here. An answer means that JetStream has acknowledged: the fact is in the server's file, or, with
+replicas, in the files of most of them. A server process that dies (kill -9) loses nothing. A machine that crashes or
+loses power can lose what was acknowledged: a NATS server calls fsync every two minutes, unless its configuration says
+`jetstream { sync_interval: always }`. Say so, though it costs speed. Three replicas let work go on when one server is
+gone; without that setting they are no safeguard when machines crash (nats-server issue 7564).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+
+from onceward.boundary.errors import ConflictingDuplicate, InvalidArgument, Unavailable
+from onceward.boundary.model import Appended
+from onceward.boundary.store import Bounds, Cursor, NewFact
+from onceward.boundary.stores.jetstream.connection import JetStreamConnection, KeptMessage, Message, token
+from onceward.boundary.stores.jetstream.cursors import JetStreamCursors
+from onceward.boundary.stores.jetstream.expiry import APPENDED_AT, CLASS, LARGEST_PAGE_BYTES, Expiry
+from onceward.boundary.stores.jetstream.objects import JetStreamObjects
+from onceward.boundary.wire import Record
+from onceward.errors import ConfigurationError
+
+HEADERS_ROOM = 1024
+"""Bytes of a message that are not the fact."""
+MOST_AT_ONCE = 1000
+"""Messages in one batch: JetStream takes no more."""
+DIGEST = "Onceward-Digest"
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class JetStreamBoundaryStore:
+    """A `Store`. `name` is what its streams and subjects begin with: two boundaries on one NATS have two names."""
+
+    def __init__(self, link: JetStreamConnection, name: str) -> None:
+        self._link = link
+        self._stream = f"{name}-facts"
+        self._subject = f"{name}.facts."
+        self._replicas = 1
+        self._cursors = JetStreamCursors(link, f"{name}-cursors")
+        self.objects = JetStreamObjects(link, f"{name}-objects")
+        self._expiry = Expiry(link, self._stream)
+        self._tidying: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, url: str, *, name: str = "onceward", replicas: int = 1) -> JetStreamBoundaryStore:
+        """`url` is nats://host:port, or several with commas between them. What is not there is made, with so many
+        replicas; what is there stays as it is. Raises `Unavailable` if NATS does not answer."""
+        if not _NAME.fullmatch(name):
+            raise ConfigurationError(
+                f"name must be 1 to 64 of A-Z, a-z, 0-9, dash and underscore, not {name!r}"
+            )
+        if replicas not in (1, 3, 5):
+            raise ConfigurationError(f"replicas must be 1, 3 or 5, not {replicas}")
+        link = await JetStreamConnection.connect(url)
+        try:
+            store = cls(link, name)
+            await store._prepare(replicas)
+        except BaseException:
+            await link.close()
+            raise
+        store._tidying = asyncio.create_task(store._tidy())
+        return store
+
+    async def _prepare(self, replicas: int) -> None:
+        facts = {
+            "subjects": [f"{self._subject}*"],
+            "storage": "file",
+            "num_replicas": replicas,
+            "discard": "new",  # if an operator sets a limit: a full stream refuses, and forgets nothing
+            "allow_direct": True,
+            "allow_atomic": True,
+        }
+        self._replicas = await self._link.stream(self._stream, facts)
+        await self._cursors.prepare(replicas)
+        await self.objects.prepare(replicas)
+
+    async def _tidy(self) -> None:
+        with suppress(Unavailable):  # then when it is opened the next time
+            await self.objects.remove_left_overs()
+
+    # ── facts ───────────────────────────────────────────────────────────────────────────────────────────
+
+    async def append(self, fact: NewFact) -> Appended:
+        there = await self._link.put_if_absent(self._stream, *self._message(fact))
+        if isinstance(there, int):
+            return Appended(there)
+        known = _known(fact, there)
+        if isinstance(known, ConflictingDuplicate):
+            raise known
+        return known
+
+    async def append_all(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
+        """In batches that JetStream takes as one, or not at all."""
+        outcomes: list[Appended | ConflictingDuplicate] = []
+        for batch in _batches(facts):
+            outcomes += await self._append_batch(batch)
+        return outcomes
+
+    async def _append_batch(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
+        messages = [self._message(fact) for fact in facts]
+        first = await self._link.put_all_if_absent(messages)
+        if first is not None:
+            return [Appended(offset) for offset in range(first, first + len(facts))]
+        there = await asyncio.gather(*(self._link.last(self._stream, message[0]) for message in messages))
+        new = [message for message, known in zip(messages, there, strict=True) if known is None]
+        first = await self._link.put_all_if_absent(new) if new else 0
+        if first is None:  # others append the same facts at this moment
+            return [await self._append_or_conflict(fact) for fact in facts]
+        offsets = count(first)
+        return [
+            Appended(next(offsets)) if known is None else _known(fact, known)
+            for fact, known in zip(facts, there, strict=True)
+        ]
+
+    async def _append_or_conflict(self, fact: NewFact) -> Appended | ConflictingDuplicate:
+        try:
+            return await self.append(fact)
+        except ConflictingDuplicate as conflict:
+            return conflict
+
+    def _message(self, fact: NewFact) -> Message:
+        if len(fact.record) + HEADERS_ROOM > self._link.largest_message:
+            raise InvalidArgument(
+                "fact.object_json",
+                f"makes a message of {len(fact.record)} bytes, and this NATS takes {self._link.largest_message}; "
+                "raise max_payload in its configuration, or put it into an object and refer to that",
+            )
+        appended_at = time.time_ns() // 1_000_000 if fact.appended_at is None else fact.appended_at
+        headers = {DIGEST: fact.digest.hex(), CLASS: fact.stream, APPENDED_AT: str(appended_at)}
+        return self._subject + token(fact.message_id), fact.record, headers
+
+    async def read(self, after: int, limit: int) -> list[Record]:
+        records: list[Record] = []
+        size = 0
+        for message in await self._link.page(self._stream, after, limit, largest=LARGEST_PAGE_BYTES):
+            size += len(message.data)
+            if records and size > LARGEST_PAGE_BYTES:
+                break
+            headers = message.headers or {}
+            records.append((int(headers["Nats-Sequence"]), message.data, int(headers[APPENDED_AT])))
+        if not records and self._replicas > 1:
+            # That replica may be behind. That there is nothing more, which ends a copy, must be the leader's word.
+            found = await self._link.next(self._stream, after)
+            if found is not None:
+                records.append((found.seq, found.data, int(found.headers[APPENDED_AT])))
+        return records
+
+    async def bounds(self) -> Bounds:
+        state = await self._link.info(self._stream)
+        return Bounds(state.first_seq if state.messages else state.last_seq + 1, state.last_seq)
+
+    async def size(self) -> int:
+        return (await self._link.info(self._stream)).bytes
+
+    async def expire(self, older_than: Mapping[str, int]) -> int:
+        return await self._expiry.run(older_than, await self.bounds())
+
+    async def drop(self, through: int) -> int:
+        bounds = await self.bounds()
+        through = min(through, bounds.last)  # a purge beyond it would leave offsets out
+        if through < bounds.first:
+            return 0
+        return await self._link.purge(self._stream, seq=through + 1)
+
+    # ── cursors ─────────────────────────────────────────────────────────────────────────────────────────
+
+    async def position(self, name: str, *, create: bool) -> int | None:
+        return await self._cursors.position(name, create=create)
+
+    async def advance(self, name: str, offset: int, at: int | None = None) -> int:
+        return await self._cursors.advance(name, offset, at)
+
+    async def cursors(self) -> list[Cursor]:
+        return await self._cursors.all()
+
+    async def close(self) -> None:
+        if self._tidying is not None:
+            self._tidying.cancel()
+            await asyncio.wait({self._tidying})
+        await self._link.close()
+
+
+def _known(fact: NewFact, there: KeptMessage) -> Appended | ConflictingDuplicate:
+    if there.headers[DIGEST] == fact.digest.hex():
+        return Appended(there.seq, duplicate=True)
+    return ConflictingDuplicate(fact.message_id, there.seq)
+
+
+def _batches(facts: Sequence[NewFact]) -> Iterator[list[NewFact]]:
+    """In order; no id twice in one, and none larger than JetStream takes."""
+    batch: dict[str, NewFact] = {}
+    size = 0
+    for fact in facts:
+        size += len(fact.record)
+        if batch and (fact.message_id in batch or len(batch) == MOST_AT_ONCE or size > LARGEST_PAGE_BYTES):
+            yield list(batch.values())
+            batch, size = {}, len(fact.record)
+        batch[fact.message_id] = fact
+    if batch:
+        yield list(batch.values())

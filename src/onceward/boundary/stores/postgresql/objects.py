@@ -1,0 +1,173 @@
+"""Objects as rows: the bytes in pieces, first, each committed by itself; then, in one transaction, the name.
+
+Without its name an object is not there. So an upload needs no long transaction, which would keep PostgreSQL from
+cleaning up behind all others, and one that breaks off leaves nothing but pieces that are removed later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+from onceward.boundary.errors import BoundaryError, NotFound, ObjectConflict, Unavailable
+from onceward.boundary.model import ObjectRef
+from onceward.boundary.stores.postgresql.connections import PostgreSqlConnections
+
+CHUNK = 1024 * 1024
+"""Bytes in a row."""
+PAGE = 500
+"""Names that are read at once."""
+LONGEST_UPLOAD = "1 day"
+"""What has been under way for longer has been cut off."""
+TOO_LONG = f"the upload took longer than {LONGEST_UPLOAD} and was given up; try again"
+
+FIND = """
+    SELECT bucket, key, digest, size, media_type, content FROM onceward_boundary_objects WHERE bucket = %s AND key = %s
+"""
+NAMES = """
+    SELECT bucket, key, digest, size, media_type FROM onceward_boundary_objects
+    WHERE (bucket, key) > (%s, %s) ORDER BY bucket, key LIMIT %s
+"""
+READ = "SELECT data FROM onceward_boundary_chunks WHERE content = %s AND number = %s"
+BEGIN = "INSERT INTO onceward_boundary_uploads DEFAULT VALUES RETURNING content"
+WRITE = """
+    INSERT INTO onceward_boundary_chunks (content, number, data)
+    SELECT content, %s, %s FROM onceward_boundary_uploads WHERE content = %s FOR KEY SHARE
+"""  # which writes nothing for an upload that was given up
+END = "DELETE FROM onceward_boundary_uploads WHERE content = %s"
+NAME = """
+    INSERT INTO onceward_boundary_objects (bucket, key, digest, size, media_type, content)
+    VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING
+"""
+FORGET = "DELETE FROM onceward_boundary_chunks WHERE content = %s"
+CUT_OFF = f"""
+    SELECT content FROM onceward_boundary_uploads WHERE begun_at < now() - interval '{LONGEST_UPLOAD}'
+"""
+
+
+class PostgreSqlObjects:
+    def __init__(self, connections: PostgreSqlConnections) -> None:
+        self._connections = connections
+
+    async def put(self, bucket: str, key: str, chunks: AsyncIterator[bytes], media_type: str) -> ObjectRef:
+        known = await self.head(bucket, key)
+        if known is not None:
+            return _same(known, await _digest(chunks))
+        [(upload,)] = await self._query(BEGIN)
+        try:
+            digest, size = await self._receive(upload, chunks)
+            ref = ObjectRef(bucket=bucket, key=key, digest=digest, size=size, media_type=media_type)
+            if await self._name(ref, upload):
+                return ref
+        except BaseException:
+            with suppress(Unavailable):  # what is left then is removed another day
+                await self._give_up(upload)
+            raise
+        await self._give_up(upload)
+        known = await self.head(bucket, key)
+        assert known is not None, "another was first, and nobody removes objects"
+        return _same(known, digest)
+
+    async def head(self, bucket: str, key: str) -> ObjectRef | None:
+        row = await self._query(FIND, bucket, key)
+        return _ref(row[0]) if row else None
+
+    async def get(self, bucket: str, key: str) -> tuple[ObjectRef, AsyncIterator[bytes]]:
+        row = await self._query(FIND, bucket, key)
+        if not row:
+            raise NotFound(f"there is no object {bucket}/{key}")
+        return _ref(row[0]), self._send(_ref(row[0]), row[0][5])
+
+    async def refs(self) -> AsyncIterator[ObjectRef]:
+        after = ("", "")
+        while rows := await self._query(NAMES, *after, PAGE):
+            for row in rows:
+                yield _ref(row)
+            after = rows[-1][:2]
+
+    async def remove_cut_off(self) -> None:
+        """What uploads have left behind whose server is gone."""
+        for (upload,) in await self._query(CUT_OFF):
+            await self._give_up(upload)
+
+    async def _receive(self, upload: int, chunks: AsyncIterator[bytes]) -> tuple[str, int]:
+        digest, size, number = hashlib.sha256(), 0, 0
+        async for piece in _pieces(chunks):
+            digest.update(piece)
+            size += len(piece)
+            async with self._connections.one() as connection:
+                written = await connection.execute(WRITE, (number, piece, upload))
+            if written.rowcount == 0:
+                raise Unavailable(TOO_LONG)
+            number += 1
+        return f"sha256:{digest.hexdigest()}", size
+
+    async def _name(self, ref: ObjectRef, upload: int) -> bool:
+        """Now it is there, unless another was first."""
+        async with self._connections.one() as connection, connection.transaction():
+            named = await connection.execute(
+                NAME, (ref.bucket, ref.key, ref.digest, ref.size, ref.media_type, upload)
+            )
+            if named.rowcount == 0:
+                return False
+            if (await connection.execute(END, (upload,))).rowcount == 0:
+                raise Unavailable(TOO_LONG)
+            return True
+
+    async def _give_up(self, upload: int) -> None:
+        """Unless it has a name, which is not known where a connection broke at the commit."""
+        async with self._connections.one() as connection, connection.transaction():
+            if (await connection.execute(END, (upload,))).rowcount == 1:
+                await connection.execute(FORGET, (upload,))
+
+    async def _send(self, ref: ObjectRef, content: int) -> AsyncIterator[bytes]:
+        digest = hashlib.sha256()
+        for number in itertools.count():
+            rows = await self._query(READ, content, number)
+            if not rows:
+                break
+            digest.update(rows[0][0])
+            yield rows[0][0]
+        if ref.digest != f"sha256:{digest.hexdigest()}":
+            raise BoundaryError(
+                f"object {ref.bucket}/{ref.key} is damaged in the store: it is not what {ref.digest} stands for; "
+                "restore onceward_boundary_chunks from a backup"
+            )
+
+    async def _query(self, query: str, *values: Any) -> list[Any]:
+        async with self._connections.one() as connection:
+            cursor = await connection.execute(query, values, binary=True)
+            return await cursor.fetchall()
+
+
+def _ref(row: tuple[Any, ...]) -> ObjectRef:
+    bucket, key, digest, size, media_type = row[:5]
+    return ObjectRef(bucket=bucket, key=key, digest=digest, size=size, media_type=media_type)
+
+
+def _same(known: ObjectRef, digest: str) -> ObjectRef:
+    if known.digest != digest:
+        raise ObjectConflict(known.bucket, known.key)
+    return known
+
+
+async def _digest(chunks: AsyncIterator[bytes]) -> str:
+    digest = hashlib.sha256()
+    async for chunk in chunks:
+        digest.update(chunk)
+    return f"sha256:{digest.hexdigest()}"
+
+
+async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes, in pieces of one size, the last of which may be smaller."""
+    collected = bytearray()
+    async for chunk in chunks:
+        collected += chunk
+        while len(collected) >= CHUNK:
+            yield bytes(collected[:CHUNK])
+            del collected[:CHUNK]
+    if collected:
+        yield bytes(collected)

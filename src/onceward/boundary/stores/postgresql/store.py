@@ -1,0 +1,221 @@
+"""A store on PostgreSQL, for several servers on one database.
+
+Appends that wait at the same time go in one transaction. It locks the one row that holds the last offset, and keeps
+that lock until the commit is done. So offsets leave none out and become visible in their order, whichever server gives
+them out (D-18). A sequence would do neither: it does not go back with a transaction, and of two transactions the one
+with the later offset may commit first.
+
+What is answered is as durable as a commit of the server is. If that must outlive the loss of its machine, it needs a
+standby in `synchronous_standby_names`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from onceward.boundary.errors import ConflictingDuplicate, Unavailable
+from onceward.boundary.model import Appended
+from onceward.boundary.store import Bounds, Cursor, NewFact
+from onceward.boundary.stores.group_commit import Grouped
+from onceward.boundary.stores.postgresql.connections import PostgreSqlConnections
+from onceward.boundary.stores.postgresql.objects import PostgreSqlObjects
+from onceward.boundary.stores.postgresql.schema import ROW_BYTES, prepare
+from onceward.boundary.wire import Record
+from onceward.errors import ConfigurationError
+
+CONNECTIONS = 8
+"""For all but the two writers, which have their own."""
+MOST_REMOVED = 2000
+"""Facts in one step of expiry: appends must not wait for all of it."""
+LARGEST_PAGE_BYTES = 8 * 1024 * 1024
+
+APPEND = """
+    SELECT message_id, "offset", digest FROM onceward_boundary_append(%(ids)b::text[], %(digests)b::bytea[],
+        %(records)b::bytea[], %(streams)b::text[], %(times)b::bigint[])
+"""
+READ = f"""
+    SELECT "offset", record, appended_at FROM (
+        SELECT "offset", record, appended_at, octet_length(record) AS bytes,
+            sum(octet_length(record)) OVER (ORDER BY "offset" ROWS UNBOUNDED PRECEDING) AS bytes_so_far
+        FROM (
+            SELECT "offset", record, appended_at FROM onceward_boundary_facts
+            WHERE "offset" > %s ORDER BY "offset" LIMIT %s
+        ) AS page
+    ) AS counted WHERE bytes_so_far <= {LARGEST_PAGE_BYTES} OR bytes_so_far = bytes
+"""
+BOUNDS = 'SELECT (SELECT min("offset") FROM onceward_boundary_facts), last FROM onceward_boundary_log'
+SIZE = "SELECT bytes FROM onceward_boundary_log"
+REMOVE = f"""
+    WITH removed AS (
+        DELETE FROM onceward_boundary_facts WHERE "offset" = ANY(ARRAY({{which}} FOR UPDATE SKIP LOCKED))
+        RETURNING octet_length(record) + {ROW_BYTES} AS bytes
+    ), counted AS (
+        UPDATE onceward_boundary_log SET bytes = bytes - (SELECT coalesce(sum(bytes), 0) FROM removed)
+    )
+    SELECT count(*) FROM removed
+"""  # passing over what another server is removing, so that the two do not wait for each other
+EXPIRED = 'SELECT "offset" FROM onceward_boundary_facts WHERE stream = %s AND appended_at < %s LIMIT %s'
+UP_TO = 'SELECT "offset" FROM onceward_boundary_facts WHERE "offset" <= %s ORDER BY "offset" LIMIT %s'
+POSITION = "SELECT position FROM onceward_boundary_cursors WHERE name = %s"
+CREATE_CURSOR = "INSERT INTO onceward_boundary_cursors (name, position) VALUES (%s, 0) ON CONFLICT DO NOTHING"
+ADVANCE = """
+    INSERT INTO onceward_boundary_cursors AS known (name, position, confirmed_at)
+    SELECT name, position, at FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) AS given (name, position, at)
+    ORDER BY name
+    ON CONFLICT (name) DO UPDATE SET
+        position = greatest(known.position, excluded.position),
+        confirmed_at = CASE WHEN excluded.position > known.position
+            THEN excluded.confirmed_at ELSE known.confirmed_at END
+    RETURNING name, position
+"""  # by name, so that no two servers wait for each other
+CURSORS = "SELECT name, position, confirmed_at FROM onceward_boundary_cursors ORDER BY name"
+
+
+class Confirm(NamedTuple):
+    name: str
+    offset: int
+    at: int
+
+
+class PostgreSqlBoundaryStore:
+    """A `Store` in one database, on which as many may be open as there are servers."""
+
+    def __init__(self, url: str) -> None:
+        """Use `open`."""
+        self._writing = PostgreSqlConnections(url, 2)
+        self._connections = PostgreSqlConnections(url, CONNECTIONS)
+        self._appends = Grouped(self._append_all, bytes_of=lambda fact: len(fact.record))
+        self._confirms = Grouped(self._advance_all)
+        self.objects = PostgreSqlObjects(self._connections)
+
+    @classmethod
+    async def open(cls, url: str) -> PostgreSqlBoundaryStore:
+        """`postgresql://user@host/database`. Makes the tables if they are not there."""
+        store = cls(url)
+        try:
+            async with store._writing.one() as connection:
+                await prepare(connection)
+            await store.objects.remove_cut_off()
+        except Unavailable as error:
+            await store.close()
+            raise ConfigurationError(
+                f"the boundary's database cannot be opened: {str(error.__cause__).strip()}; check its URL, that it "
+                "runs, and that its user may make tables"
+            ) from error
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    # ── facts ───────────────────────────────────────────────────────────────────────────────────────────
+
+    async def append(self, fact: NewFact) -> Appended:
+        outcome = await self._appends.submit(fact)
+        if isinstance(outcome, ConflictingDuplicate):
+            raise outcome
+        return outcome
+
+    async def append_all(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
+        return await self._appends.submit_all(facts)
+
+    async def read(self, after: int, limit: int) -> list[Record]:
+        return await self._query(READ, after, limit)
+
+    async def bounds(self) -> Bounds:
+        [(first, last)] = await self._query(BOUNDS)
+        return Bounds(last + 1 if first is None else first, last)
+
+    async def size(self) -> int:
+        [(size,)] = await self._query(SIZE)
+        return int(size)
+
+    async def expire(self, older_than: Mapping[str, int]) -> int:
+        return sum([await self._remove(EXPIRED, stream, before) for stream, before in older_than.items()])
+
+    async def drop(self, through: int) -> int:
+        return await self._remove(UP_TO, through)
+
+    async def _remove(self, which: str, *values: str | int) -> int:
+        """In steps, between which appends come in."""
+        total = 0
+        while True:
+            [(removed,)] = await self._query(REMOVE.format(which=which), *values, MOST_REMOVED)
+            total += int(removed)
+            if removed < MOST_REMOVED:
+                return total
+
+    # ── cursors ─────────────────────────────────────────────────────────────────────────────────────────
+
+    async def position(self, name: str, *, create: bool) -> int | None:
+        rows = await self._query(POSITION, name)
+        if not rows and create:
+            await self._query(CREATE_CURSOR, name)
+            rows = await self._query(POSITION, name)  # another server may have made it, and advanced it
+        return int(rows[0][0]) if rows else None
+
+    async def advance(self, name: str, offset: int, at: int | None = None) -> int:
+        return await self._confirms.submit(Confirm(name, offset, at or _now()))
+
+    async def cursors(self) -> list[Cursor]:
+        return [Cursor(*row) for row in await self._query(CURSORS)]
+
+    async def close(self) -> None:
+        await self._appends.close()
+        await self._confirms.close()
+        await self._writing.close()
+        await self._connections.close()
+
+    async def _query(self, query: str, *values: Any) -> list[Any]:
+        async with self._connections.one() as connection:
+            cursor = await connection.execute(query, values, binary=True)
+            return await cursor.fetchall() if cursor.description else []
+
+    # ── writing in groups ───────────────────────────────────────────────────────────────────────────────
+
+    async def _append_all(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
+        first_of_each: dict[str, NewFact] = {}
+        for fact in facts:
+            first_of_each.setdefault(fact.message_id, fact)
+        async with self._writing.one() as connection:
+            appending = await connection.execute(APPEND, _columns(first_of_each.values()), binary=True)
+            found = {
+                message_id: (offset, digest) for message_id, offset, digest in await appending.fetchall()
+            }
+        return [_appended(fact, found) for fact in facts]
+
+    async def _advance_all(self, confirms: Sequence[Confirm]) -> list[int]:
+        highest: dict[str, Confirm] = {}
+        for each in confirms:
+            highest[each.name] = max(each, highest.get(each.name, each), key=lambda confirm: confirm.offset)
+        columns = [list(column) for column in zip(*highest.values(), strict=True)]
+        async with self._writing.one() as connection:
+            advancing = await connection.execute(ADVANCE, columns)
+            positions = dict(await advancing.fetchall())
+        return [positions[confirm.name] for confirm in confirms]
+
+
+def _columns(facts: Collection[NewFact]) -> dict[str, list[Any]]:
+    now = _now()
+    return {
+        "ids": [fact.message_id for fact in facts],
+        "digests": [fact.digest for fact in facts],
+        "records": [fact.record for fact in facts],
+        "streams": [fact.stream for fact in facts],
+        "times": [fact.appended_at or now for fact in facts],
+    }
+
+
+def _appended(fact: NewFact, found: dict[str, tuple[int, bytes | None]]) -> Appended | ConflictingDuplicate:
+    offset, digest = found[fact.message_id]
+    if digest is None:
+        found[fact.message_id] = offset, fact.digest  # the next with this id is not the first
+        return Appended(offset)
+    if digest == fact.digest:
+        return Appended(offset, duplicate=True)
+    return ConflictingDuplicate(fact.message_id, offset)
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

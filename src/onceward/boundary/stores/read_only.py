@@ -1,0 +1,82 @@
+"""A look into a store beside the server that has it open, for operators: it reads, and changes nothing.
+
+PostgreSQL and NATS are open to many. The embedded store is one server's own, but SQLite lets others read what is
+committed.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any, Protocol
+
+from onceward.boundary.errors import Unavailable
+from onceward.boundary.store import Bounds, Objects
+from onceward.boundary.stores import check_is_there, directory_of, open_store, sqlite
+from onceward.boundary.stores.files import FileObjects
+from onceward.boundary.wire import Record
+from onceward.errors import ConfigurationError
+
+ROWS = 100
+"""Read at once from SQLite: at most so many megabytes."""
+
+
+class Look(Protocol):
+    """What of a `Store` only reads."""
+
+    @property
+    def objects(self) -> Objects: ...
+    async def read(self, after: int, limit: int) -> list[Record]: ...
+    async def bounds(self) -> Bounds: ...
+    async def position(self, name: str, *, create: bool) -> int | None: ...
+
+
+@asynccontextmanager
+async def looking_into(url: str) -> AsyncIterator[Look]:
+    """A directory (or sqlite:///directory), postgresql://… or nats://…."""
+    check_is_there(url)
+    directory = directory_of(url)
+    if directory is None:
+        store = await open_store(url)
+        try:
+            yield store
+        finally:
+            await store.close()
+        return
+    with closing(_connected(directory / "boundary.db")) as connection:
+        yield SqliteLook(connection, FileObjects(directory / "objects", to_look=True))
+
+
+class SqliteLook:
+    def __init__(self, connection: sqlite3.Connection, objects: FileObjects) -> None:
+        self._connection = connection
+        self.objects = objects
+
+    async def read(self, after: int, limit: int) -> list[Record]:
+        return self._query(sqlite.READ, after, min(limit, ROWS))
+
+    async def bounds(self) -> Bounds:
+        [(first, last, removed)] = self._query(sqlite.BOUNDS)
+        last = max(last or 0, removed)
+        return Bounds(last + 1 if first is None else first, last)
+
+    async def position(self, name: str, *, create: bool) -> int | None:
+        rows = self._query(sqlite.POSITION, name)
+        return int(rows[0][0]) if rows else None
+
+    def _query(self, sql: str, *values: str | int) -> list[Any]:
+        try:
+            return self._connection.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise Unavailable(f"the log cannot be read: {error}; try again") from error
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    try:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=10.0)
+    except sqlite3.Error as error:
+        raise ConfigurationError(f"{path} cannot be opened: {error}") from error
+    connection.execute("PRAGMA query_only = ON")
+    return connection
