@@ -21,7 +21,7 @@ from opentelemetry.trace import Tracer
 from bench import work
 from bench.measure import Line, compare, ratio
 from onceward import Transaction
-from onceward.telemetry import providers
+from onceward.telemetry import metrics
 
 STEP: dict[str, Any] = {
     "task": "NoOp",
@@ -56,7 +56,7 @@ def lines() -> Iterator[Line]:
     tracers.add_span_processor(BatchSpanProcessor(NoSpans()))
     meters = MeterProvider([PeriodicExportingMetricReader(NoMetrics(), export_interval_millis=60_000)])
     by_hand = ByHand(tracers.get_tracer("by hand"), meters)
-    with providers.override(tracers, meters):
+    with metrics.override(tracers, meters):
         given = work.policy()
         yield ratio(
             "threads, SDK with batch processor",

@@ -12,7 +12,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from onceward.connectors.urls import Address
-from onceward.run.messages import Assignment
+from onceward.run.protocol import Assignment
 from onceward.run.supervisor import Supervisor
 from onceward.transaction import Transaction
 

@@ -18,14 +18,14 @@ from sqlalchemy import create_engine, text
 from typer.testing import CliRunner, Result
 
 from onceward import Onceward, Transaction
-from onceward.app import counting
-from onceward.app.building import built
+from onceward.app.build import built
 from onceward.boundary import BoundaryClient
 from onceward.cli.main import app as commands
 from onceward.connectors.sqlite import SqliteConnector, statements
 from onceward.connectors.urls import Address
 from onceward.deadletters import DeadLetters, Filter, Rca
 from onceward.inbox import Contract, InboxSession
+from onceward.inspection import counts
 from onceward.task.report import Report
 from tests.boundary_server import boundary_server
 from tests.inbox_databases import Schema, schema
@@ -502,7 +502,7 @@ def test_what_is_sent_and_done_while_it_is_counted_is_not_taken_for_lost(
     shop, _, _ = stream
     shop.send(order(1))
     shop.consume()
-    count = counting._KINDS["redis"]
+    count = counts._KINDS["redis"]
 
     def count_and_let_others_work(source: Address) -> Any:
         counted = count(source)
@@ -510,7 +510,7 @@ def test_what_is_sent_and_done_while_it_is_counted_is_not_taken_for_lost(
         shop.consume()
         return counted
 
-    monkeypatch.setitem(counting._KINDS, "redis", count_and_let_others_work)
+    monkeypatch.setitem(counts._KINDS, "redis", count_and_let_others_work)
     code, struck = shop.balanced()
     assert (code, struck["appended"], struck["applied"]) == (0, 1, 1)
     assert "applied" not in struck["untold"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from onceward.app.building import built
+from onceward.app.build import built
 from onceward.app.lookup import load_app
 from onceward.cli.main import app as commands
 from onceward.inbox import UnprovenConsumerError

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 from onceward import Onceward, Transaction
-from onceward.app.building import built, built_async
+from onceward.app.build import built, built_async
 from onceward.connectors.urls import Address
 from onceward.inbox import AsyncInboxSession, Contract, InboxSession, UnprovenConsumerError
 from onceward.task.report import Report

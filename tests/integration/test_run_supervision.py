@@ -15,7 +15,7 @@ import pytest
 
 from onceward.connectors import BurialReason
 from onceward.run import supervisor as supervising
-from onceward.run.messages import Assignment
+from onceward.run.protocol import Assignment
 from onceward.run.supervisor import Supervisor
 from tests.integration.run_world import SHOP, Site, wait_until
 

@@ -19,9 +19,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from typer.testing import CliRunner, Result
 
 from onceward.cli.main import app
-from onceward.telemetry import providers
-from onceward.telemetry.spanfile import SpanFileExporter
-from onceward.telemetry.spans import Span, read
+from onceward.telemetry import metrics
+from onceward.telemetry.span_exporter import SpanFileExporter
+from onceward.telemetry.span_file import Span, read
 from tests.integration.trace_worker import ID
 from tests.world import ListSource, World, business, consuming, results, retry, system, transactions
 
@@ -74,7 +74,7 @@ def test_retries_and_their_backoff_are_lines_of_their_own(world: World, path: Pa
     )
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(SpanFileExporter(path)))
-    with providers.override(provider):
+    with metrics.override(provider):
         world.consume(task, consuming(process=retry(5, backoff=0.02)))
     told = lines(run(path))
     assert told[0].startswith("t0  failed  ")

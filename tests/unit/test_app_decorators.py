@@ -14,7 +14,7 @@ import pytest
 
 from onceward import Onceward, Transaction
 from onceward.app.app import consumers_of
-from onceward.app.building import as_task, built, database_url, in_an_app, task_class
+from onceward.app.build import as_task, built, database_url, in_an_app, task_class
 from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
 from onceward.inbox import Contract

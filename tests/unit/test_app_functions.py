@@ -13,7 +13,7 @@ import pydantic
 import pytest
 
 from onceward import Transaction
-from onceward.app.functions import Signature
+from onceward.app.signature import Signature
 from onceward.errors import ConfigurationError
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 

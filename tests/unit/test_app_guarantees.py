@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from onceward.app.guarantees import RULES, Facts, Strength, judge
+from onceward.inspection.guarantees import RULES, Facts, Strength, judge
 
 GOOD: dict[str, Any] = {
     "source": "sqlite",

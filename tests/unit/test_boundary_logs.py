@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from onceward.boundary.server.process import fields, start_logging
-from onceward.telemetry.lines import ConsoleLines, JsonLines
+from onceward.telemetry.logs import ConsoleLines, JsonLines
 
 log = logging.getLogger("onceward.boundary")
 

@@ -99,7 +99,7 @@ def test_without_an_sdk_no_span_attribute_or_record_is_built() -> None:
         import logging
         import opentelemetry.trace as trace
         from onceward import ConsumerTask, Transaction
-        from onceward.telemetry import watch
+        from onceward.telemetry import engine_spans
 
         def refuse(*_, **__):
             raise AssertionError("somebody built something nobody listens to")
@@ -107,7 +107,7 @@ def test_without_an_sdk_no_span_attribute_or_record_is_built() -> None:
         trace.NonRecordingSpan.__init__ = refuse
         trace.NoOpTracer.start_span = refuse
         trace.ProxyTracer.start_span = refuse
-        watch.Watch.__init__ = refuse
+        engine_spans.EngineSpans.__init__ = refuse
         logging.setLogRecordFactory(refuse)
 
         class Source:

@@ -17,9 +17,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 
 from onceward import Transaction
 from onceward.task.settings import EngineSettings
-from onceward.telemetry import providers
-from onceward.telemetry.spanfile import SpanFileExporter
-from onceward.telemetry.spans import Retry, older, read
+from onceward.telemetry import metrics
+from onceward.telemetry.span_exporter import SpanFileExporter
+from onceward.telemetry.span_file import Retry, older, read
 from tests.world import ListSource, World, business, consuming, results, retry, system, transactions
 
 SECRET = "4111-1111-1111-1111"
@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 def written_to(path: Path, limit: int = 10_000_000) -> Iterator[trace.Tracer]:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(SpanFileExporter(path, limit)))
-    with providers.override(provider):
+    with metrics.override(provider):
         yield provider.get_tracer("test")
     provider.shutdown()
 
@@ -99,7 +99,7 @@ WRITER = """
     import sys
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    from onceward.telemetry.spanfile import SpanFileExporter
+    from onceward.telemetry.span_exporter import SpanFileExporter
 
     provider = TracerProvider()
     provider.add_span_processor(BatchSpanProcessor(SpanFileExporter(sys.argv[1], int(sys.argv[2])), 500, 1, 7))

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
-from onceward.app.functions import Signature
 from onceward.app.settings import AppSettings, Resolved, resolve
+from onceward.app.signature import Signature
 from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
@@ -116,7 +116,7 @@ class Onceward:
         """SQLAlchemy's, on the app's database: for tables and queries of your own. Yours to `dispose` of."""
         import sqlalchemy
 
-        from onceward.app.building import database_url
+        from onceward.app.build import database_url
 
         return sqlalchemy.create_engine(database_url(self._database(), asynchronous=False))
 
@@ -124,7 +124,7 @@ class Onceward:
         """`create_engine` for asyncio."""
         import sqlalchemy.ext.asyncio
 
-        from onceward.app.building import database_url
+        from onceward.app.build import database_url
 
         return sqlalchemy.ext.asyncio.create_async_engine(database_url(self._database(), asynchronous=True))
 
@@ -246,13 +246,13 @@ class Onceward:
 
         Returns when all of it is in the sink. Raises `NotSentException` if some of it is not, with the report.
         """
-        from onceward.app.producing import produce
+        from onceward.app.produce import produce
 
         return produce(self._producer(function, asynchronous=False), self.settings.engine, args, kwargs)
 
     async def produce_async(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
         """`produce` for `async def`."""
-        from onceward.app.producing import produce_async
+        from onceward.app.produce import produce_async
 
         producer = self._producer(function, asynchronous=True)
         return await produce_async(producer, self.settings.engine, args, kwargs)

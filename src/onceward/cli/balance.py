@@ -18,8 +18,8 @@ from onceward.cli.database import (
 from onceward.cli.printing import print_json, print_table
 
 if TYPE_CHECKING:
-    from onceward.app.books import Balance
-    from onceward.app.counting import Account
+    from onceward.inspection.balance import Balance
+    from onceward.inspection.counts import Account
 
 BALANCE_EXAMPLES = """
 Examples:
@@ -65,14 +65,14 @@ def balance(
     Exit code: 0 if it holds; 1 if messages are missing, or are there that nobody appended; 2 for wrong arguments, for
     something that cannot be reached, or for a --source or --database that is not there.
     """
-    from onceward.app.asking import Unreachable
-    from onceward.app.counting import balance_of
     from onceward.errors import ConfigurationError
+    from onceward.inspection.counts import balance_of
+    from onceward.inspection.probes import ServerUnreachable
 
     try:
         accounts = _accounts(app, source, consumer, database)
         struck = {name: balance_of(account) for name, account in accounts.items()}
-    except (ConfigurationError, Unreachable) as error:
+    except (ConfigurationError, ServerUnreachable) as error:
         fail(str(error), as_json, MISUSED)
     if as_json:
         print_json([{"consumer": name, "holds": each.holds, **_plain(each)} for name, each in struck.items()])
@@ -94,9 +94,9 @@ def _accounts(
 
 
 def _named(source: str, consumer: str | None, database: str | None) -> dict[str, Account]:
-    from onceward.app.counting import Account
     from onceward.connectors.urls import Address
     from onceward.errors import ConfigurationError
+    from onceward.inspection.counts import Account
 
     if consumer is None:
         if database is not None:
@@ -106,10 +106,10 @@ def _named(source: str, consumer: str | None, database: str | None) -> dict[str,
 
 
 def _of_app(app: str, consumer: str | None, database: str | None) -> dict[str, Account]:
-    from onceward.app.building import consumer_id
-    from onceward.app.counting import Account
+    from onceward.app.build import consumer_id
     from onceward.app.lookup import load_app
     from onceward.errors import ConfigurationError
+    from onceward.inspection.counts import Account
 
     loaded = load_app(app)
     loaded.check()

@@ -11,7 +11,7 @@ from onceward.cli.printing import WIDE, print_json
 
 if TYPE_CHECKING:
     from onceward.app import Onceward
-    from onceward.app.guarantees import Verdict
+    from onceward.inspection.guarantees import GuaranteeVerdict
 
 EXPLAIN_EXAMPLES = """
 Examples:
@@ -35,10 +35,10 @@ def explain(
 
     Exit code: 0, whatever it found; 2 for wrong arguments.
     """
-    from onceward.app.guarantees import judge
-    from onceward.app.looking import facts_of
     from onceward.app.lookup import load_app
     from onceward.errors import ConfigurationError
+    from onceward.inspection.guarantee_facts import facts_of
+    from onceward.inspection.guarantees import judge
 
     try:
         loaded = load_app(app)
@@ -55,7 +55,7 @@ def explain(
         _show(loaded, name, verdict)
 
 
-def _plain(app: Onceward, name: str, verdict: Verdict) -> dict[str, Any]:
+def _plain(app: Onceward, name: str, verdict: GuaranteeVerdict) -> dict[str, Any]:
     return {
         "consumer": name,
         "source": str(app.consumers[name].source),
@@ -69,7 +69,7 @@ def _plain(app: Onceward, name: str, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _show(app: Onceward, name: str, verdict: Verdict) -> None:
+def _show(app: Onceward, name: str, verdict: GuaranteeVerdict) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -90,9 +90,9 @@ def run(
     form = log_format or LogFormat.CONSOLE
     try:
         with _nothing_begun():
-            from onceward.run.logs import start_logging
-            from onceward.run.messages import Assignment
-            from onceward.run.running import check, run_app
+            from onceward.run.protocol import Assignment
+            from onceward.run.run import check, run_app
+            from onceward.telemetry.logs import start_logging
 
             app = _loaded(target)
             app.override("command line", concurrency=concurrency, **options)
@@ -149,7 +149,7 @@ def _refuse(text: str, form: LogFormat) -> NoReturn:
     """Where logs are JSON, the last line is too."""
     if form is LogFormat.CONSOLE:
         fail(text, as_json=False, code=MISUSED)
-    from onceward.run.logs import start_logging
+    from onceward.telemetry.logs import start_logging
 
     start_logging(form, "info")
     logging.getLogger("onceward.run").critical(text)

@@ -18,7 +18,7 @@ class Subject(NamedTuple):
 
 def subject_of(path: str, contract: str | None) -> Subject:
     """`contract` is the name of one, for what has none of its own."""
-    from onceward.app.building import in_an_app, task_class
+    from onceward.app.build import in_an_app, task_class
 
     named = _named(path)
     found = in_an_app(named)

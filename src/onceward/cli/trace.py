@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree
 
-    from onceward.telemetry.spans import Span, SpanFile
+    from onceward.telemetry.span_file import Span, SpanFile
 
 TRACE_EXAMPLES = """
 Examples:
@@ -62,7 +62,7 @@ def trace(
 
     Exit code: 0, or 2 if there is no such file or transaction.
     """
-    from onceward.telemetry.spans import read
+    from onceward.telemetry.span_file import read
 
     path = _path(file, as_json)
     try:
@@ -82,7 +82,7 @@ def trace(
 
 
 def _path(file: str, as_json: bool) -> Path:
-    from onceward.telemetry.spans import FILE_VARIABLE, FOLDER, newest
+    from onceward.telemetry.span_file import FILE_VARIABLE, FOLDER, newest
 
     if file != LAST:
         return Path(file)
@@ -98,7 +98,7 @@ def _path(file: str, as_json: bool) -> Path:
 
 
 def _unreadable(path: Path, file: str, error: OSError) -> str:
-    from onceward.telemetry.spans import FILE_VARIABLE
+    from onceward.telemetry.span_file import FILE_VARIABLE
 
     told = f"{path} cannot be read: {error.strerror}"
     if file != LAST:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from onceward.telemetry.spans import Span
+from onceward.telemetry.span_file import Span
 
 PROCESSING = "start_processing"
 PRODUCING = "start_producing"

@@ -20,7 +20,7 @@ from opentelemetry.metrics import MeterProvider
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters.letter import Burial
 from onceward.storage.sql import Sql
-from onceward.telemetry import providers
+from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import METRICS, SCOPE
 
 _log = logging.getLogger("onceward.deadletters")
@@ -186,7 +186,7 @@ _made: dict[int, tuple[MeterProvider, dict[str, Any]]] = {}
 
 
 def _metrics() -> dict[str, Any] | None:
-    provider = providers.meter_provider()
+    provider = metrics.meter_provider()
     if provider is None:
         return None
     made = _made.get(id(provider))

@@ -29,10 +29,10 @@ from onceward.inbox.errors import Busy, ContractError, Parked
 from onceward.inbox.event import Event
 from onceward.task.exceptions import Postponed
 from onceward.task.lifecycle import text_of
-from onceward.telemetry import providers
+from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import METRICS, SCOPE
+from onceward.telemetry.context import current_work
 from onceward.telemetry.metrics import SECONDS
-from onceward.telemetry.scope import current_work
 
 _log = logging.getLogger("onceward.inbox")
 
@@ -145,7 +145,7 @@ def hide_parameters(error: BaseException | None) -> None:
 
 def instruments() -> Instruments | None:
     """None when nobody listens. Asking takes a while: once for a call of the engine is enough."""
-    provider = providers.meter_provider()
+    provider = metrics.meter_provider()
     if provider is None:
         return None
     with _lock:

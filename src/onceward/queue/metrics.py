@@ -23,7 +23,7 @@ from typing import Any
 from opentelemetry.metrics import Meter, MeterProvider
 
 from onceward.queue.config import QueueConfig
-from onceward.telemetry import providers
+from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import SCOPE
 from onceward.telemetry.metrics import SECONDS
 
@@ -88,7 +88,7 @@ class QueueMetrics:
 
     def begin(self) -> Count | None:
         """None when nobody listens."""
-        provider = providers.meter_provider()
+        provider = metrics.meter_provider()
         return None if provider is None else Count(_instruments(provider), self._where)
 
 

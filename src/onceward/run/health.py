@@ -3,11 +3,173 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import Any, NamedTuple
 
 from onceward.errors import ConfigurationError
-from onceward.run.pages import Page, Pages
+from onceward.run.protocol import ConsumerStatus, WorkerState
+from onceward.run.supervisor import Supervisor, WorkerSlot
+
+# What is told about a run: alive, ready, how far, in numbers. Each page is a status and a text.
+
+
+JSON = "application/json"
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+SILENCE = 3.0
+"""Seconds. Workers speak once a second: less than this says nothing."""
+
+
+class HealthPage(NamedTuple):
+    status: int
+    kind: str
+    body: str
+
+
+class Pages:
+    """Made anew for each request, from what the workers said last."""
+
+    def __init__(self, supervisor: Supervisor, stalled_after: float) -> None:
+        self._supervisor = supervisor
+        self._stalled_after = stalled_after
+        self.by_path: dict[str, Callable[[], HealthPage]] = {
+            "/livez": self.livez,
+            "/readyz": self.readyz,
+            "/progress": self.progress,
+            "/metrics": self.metrics,
+        }
+
+    def livez(self) -> HealthPage:
+        """503 when a worker has work, or asks its source, and nothing moves. Idle is alive, and so is an outage."""
+        return _verdict([problem for place in self._supervisor.places for problem in self.stalls(place)])
+
+    def readyz(self) -> HealthPage:
+        """200 when every consumer of every worker has got an answer from its source, and is not stopping."""
+        return _verdict([problem for place in self._supervisor.places for problem in self._unready(place)])
+
+    def progress(self) -> HealthPage:
+        workers = [self._worker(place) for place in self._supervisor.places]
+        return HealthPage(
+            200, JSON, json.dumps({"stage": self._supervisor.stage.name.lower(), "workers": workers})
+        )
+
+    def metrics(self) -> HealthPage:
+        return HealthPage(200, PROMETHEUS, "".join(self._series()))
+
+    # ── one worker ──────────────────────────────────────────────────────────────────────────────────────
+
+    def stalls(self, place: WorkerSlot) -> list[str]:
+        process, now = place.process, time.monotonic()
+        if process is None:
+            return []
+        if now - process.heard_at >= max(self._stalled_after, SILENCE):
+            return [
+                f"worker {place.number} (pid {process.pid}) has said nothing for {now - process.heard_at:.0f} s"
+            ]
+        stalled = []
+        for consumer in _consumers(place):
+            since = consumer.standing_still_since()
+            if since is not None and now - since >= self._stalled_after:
+                holds = f"has {consumer.in_flight} in flight" if consumer.in_flight else "asks its source"
+                stalled.append(
+                    f"worker {place.number} (pid {process.pid}): {consumer.name} {holds}, and nothing has moved for "
+                    f"{now - since:.0f} s"
+                )
+        return stalled
+
+    def _unready(self, place: WorkerSlot) -> list[str]:
+        if place.process is None:
+            return [
+                f"worker {place.number} does not run" + (f": it {place.problem}" if place.problem else "")
+            ]
+        if place.process.status is None:
+            return [f"worker {place.number} is starting"]
+        return [
+            f"worker {place.number}: {consumer.name} is {consumer.state}"
+            + (f": {consumer.problem}" if consumer.problem else "")
+            for consumer in _consumers(place)
+            if consumer.state is not WorkerState.CONSUMING
+        ]
+
+    def _worker(self, place: WorkerSlot) -> dict[str, Any]:
+        now, process = time.monotonic(), place.process
+        return {
+            "worker": place.number,
+            "pid": None if process is None else process.pid,
+            "running_seconds": None if process is None else round(now - process.started_at, 3),
+            "restarts": place.restarts,
+            "last_end": place.problem,
+            "live": not self.stalls(place),
+            "ready": not self._unready(place),
+            "consumers": [_described(consumer, now) for consumer in _consumers(place)],
+        }
+
+    # ── numbers ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _series(self) -> Iterator[str]:
+        places, now = self._supervisor.places, time.monotonic()
+        of_workers: list[tuple[str, str, Callable[[WorkerSlot], float]]] = [
+            ("onceward_worker_up", "gauge", lambda place: place.process is not None),
+            ("onceward_worker_live", "gauge", lambda place: not self.stalls(place)),
+            ("onceward_worker_ready", "gauge", lambda place: not self._unready(place)),
+            ("onceward_worker_restarts_total", "counter", lambda place: place.restarts),
+        ]
+        for name, kind, value in of_workers:
+            yield f"# TYPE {name} {kind}\n"
+            for place in places:
+                yield f'{name}{{worker="{place.number}"}} {float(value(place)):.15g}\n'
+        of_consumers: list[tuple[str, str, Callable[[ConsumerStatus], float]]] = [
+            ("succeeded_total", "counter", lambda each: each.succeeded),
+            ("failed_total", "counter", lambda each: each.failed),
+            ("returned_total", "counter", lambda each: each.returned),
+            ("in_flight", "gauge", lambda each: each.in_flight),
+            ("oldest_in_flight_seconds", "gauge", lambda each: _age(each.oldest_since, now) or 0.0),
+            ("idle_seconds", "gauge", lambda each: now - each.progress_at),
+            ("stuck", "gauge", lambda each: each.stuck),
+        ]
+        for short, kind, number in of_consumers:
+            name = f"onceward_consumer_{short}"
+            yield f"# TYPE {name} {kind}\n"
+            for place in places:
+                for each in _consumers(place):
+                    labels = f'worker="{place.number}",consumer="{_escaped(each.name)}"'
+                    yield f"{name}{{{labels}}} {float(number(each)):.15g}\n"
+
+
+def _consumers(place: WorkerSlot) -> Sequence[ConsumerStatus]:
+    process = place.process
+    return () if process is None or process.status is None else process.status.consumers
+
+
+def _described(consumer: ConsumerStatus, now: float) -> dict[str, Any]:
+    return {
+        "consumer": consumer.name,
+        "state": consumer.state,
+        "processed": consumer.succeeded + consumer.failed,
+        "succeeded": consumer.succeeded,
+        "failed": consumer.failed,
+        "returned": consumer.returned,
+        "in_flight": consumer.in_flight,
+        "oldest_in_flight_seconds": _age(consumer.oldest_since, now),
+        "last_progress_seconds": _age(consumer.progress_at, now),
+        "stuck": consumer.stuck,
+        "problem": consumer.problem,
+    }
+
+
+def _age(since: float | None, now: float) -> float | None:
+    return None if since is None else round(max(now - since, 0.0), 3)
+
+
+def _verdict(problems: list[str]) -> HealthPage:
+    return HealthPage(503 if problems else 200, JSON, json.dumps({"ok": not problems, "problems": problems}))
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
 
 REASONS = {
     200: "OK",
@@ -55,19 +217,19 @@ async def health_served(pages: Pages, host: str, port: int) -> AsyncIterator[str
         server.close()
 
 
-def _page(pages: Pages, head: bytes) -> Page:
+def _page(pages: Pages, head: bytes) -> HealthPage:
     method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
     path = rest.partition(" ")[0].partition("?")[0]
     if method not in ("GET", "HEAD"):
-        return Page(405, "text/plain", "only GET\n")
+        return HealthPage(405, "text/plain", "only GET\n")
     found = pages.by_path.get(path)
     if found is None:
-        return Page(404, "text/plain", f"there are {', '.join(pages.by_path)}\n")
+        return HealthPage(404, "text/plain", f"there are {', '.join(pages.by_path)}\n")
     page = found()
     return page._replace(body="") if method == "HEAD" else page
 
 
-def _response(page: Page) -> bytes:
+def _response(page: HealthPage) -> bytes:
     body = page.body.encode()
     head = (
         f"HTTP/1.1 {page.status} {REASONS[page.status]}\r\nContent-Type: {page.kind}\r\n"

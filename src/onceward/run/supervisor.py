@@ -11,12 +11,13 @@ import asyncio
 import logging
 import signal
 import time
+from collections import Counter
 from enum import IntEnum
 from typing import Protocol
 
 import msgspec
 
-from onceward.run.messages import (
+from onceward.run.protocol import (
     CUT_OFF,
     DRAIN,
     ENDED,
@@ -25,10 +26,36 @@ from onceward.run.messages import (
     RECYCLED,
     UNREACHABLE,
     Assignment,
+    WorkerStatus,
 )
-from onceward.run.processes import WorkerProcess, ending
-from onceward.run.totals import Totals
+from onceward.run.worker_process import WorkerProcess, ending
 from onceward.task.lifecycle import compute_backoff
+
+# What a run has come to, summed up at its end.
+
+
+class Totals:
+    """What each consumer has done, in all workers that have ended, as far as they could still say it."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Counter[str]] = {}
+
+    def add(self, last: WorkerStatus | None) -> None:
+        for each in last.consumers if last is not None else ():
+            counts = {"succeeded": each.succeeded, "failed": each.failed, "given back": each.returned}
+            self._of.setdefault(each.name, Counter()).update(counts)
+
+    @property
+    def failed(self) -> int:
+        return sum(counts["failed"] for counts in self._of.values())
+
+    def __str__(self) -> str:
+        return "; ".join(f"{name}: {_listed(counts)}" for name, counts in self._of.items()) or "nothing done"
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count or what == "succeeded")
+
 
 _log = logging.getLogger("onceward.run")
 
@@ -58,7 +85,7 @@ class Changes(Protocol):
     async def next(self) -> str: ...
 
 
-class Place:
+class WorkerSlot:
     """Where one worker after the other works."""
 
     def __init__(self, number: int) -> None:
@@ -78,7 +105,7 @@ class Supervisor:
     """`await run()` in an event loop; `heard` is told of signals."""
 
     def __init__(self, assignment: Assignment, processes: int, changes: Changes | None = None) -> None:
-        self.places = [Place(number) for number in range(1, processes + 1)]
+        self.places = [WorkerSlot(number) for number in range(1, processes + 1)]
         self.stage = Stage.RUNNING
         self._assignment = assignment
         self._changes = changes
@@ -152,7 +179,7 @@ class Supervisor:
 
     # ── one worker after the other ──────────────────────────────────────────────────────────────────────
 
-    async def _keep(self, place: Place) -> None:
+    async def _keep(self, place: WorkerSlot) -> None:
         while self.stage is Stage.RUNNING:
             process = await WorkerProcess.start(
                 msgspec.structs.replace(self._assignment, number=place.number)
@@ -167,7 +194,7 @@ class Supervisor:
                 return
             place.restarts += 1
 
-    async def _goes_on(self, place: Place, process: WorkerProcess, code: int) -> bool:
+    async def _goes_on(self, place: WorkerSlot, process: WorkerProcess, code: int) -> bool:
         """Whether another shall take its place; returns when it is time for that."""
         replacing, place.replacing = place.replacing, False
         if self.stage is not Stage.RUNNING:
@@ -190,7 +217,7 @@ class Supervisor:
             _log.warning("worker %d was stopped from outside, and is started anew", place.number)
         return await self._after_a_crash(place, process)
 
-    def _take_leave(self, place: Place, process: WorkerProcess, code: int) -> None:
+    def _take_leave(self, place: WorkerSlot, process: WorkerProcess, code: int) -> None:
         if code in (ENDED, RECYCLED) or (code == -signal.SIGTERM and process.status is None):
             _log.info("worker %d has ended", place.number)  # the last: before it could begin
             return
@@ -200,7 +227,7 @@ class Supervisor:
         how = "left work to its lease" if code == CUT_OFF else ending(code)
         _log.warning("worker %d %s", place.number, how)
 
-    async def _after_a_crash(self, place: Place, process: WorkerProcess) -> bool:
+    async def _after_a_crash(self, place: WorkerSlot, process: WorkerProcess) -> bool:
         if time.monotonic() - process.started_at >= STEADY:
             place.crashes = 0
         wait = compute_backoff(FIRST_WAIT, 2.0, LONGEST_WAIT, place.crashes)
@@ -216,7 +243,7 @@ class Supervisor:
         await self._pause(wait)
         return self.stage is Stage.RUNNING
 
-    async def _refused(self, place: Place, process: WorkerProcess) -> bool:
+    async def _refused(self, place: WorkerSlot, process: WorkerProcess) -> bool:
         """It cannot work as it is configured, and neither could the next one."""
         place.problem = (process.status and process.status.refused) or ending(MISUSED)
         if self._code != MISUSED:  # once, for all of them
@@ -245,7 +272,7 @@ class Supervisor:
                 *(self._replace(place, place.process) for place in self.places if place.process is not None)
             )
 
-    async def _replace(self, place: Place, process: WorkerProcess) -> None:
+    async def _replace(self, place: WorkerSlot, process: WorkerProcess) -> None:
         place.replacing = True
         for what in (DRAIN, HURRY):
             process.ask(what)

@@ -27,9 +27,8 @@ import msgspec
 from onceward.app.app import Onceward
 from onceward.app.lookup import load_app
 from onceward.errors import ConfigurationError
-from onceward.run.keeping import AsyncKeeper, ThreadKeeper, Unreachable, keeper_of
-from onceward.run.logs import start_logging
-from onceward.run.messages import (
+from onceward.run.outages import AsyncKeeper, BlockingKeeper, SourceUnreachable, keeper_of
+from onceward.run.protocol import (
     CUT_OFF,
     DRAIN,
     ENDED,
@@ -40,6 +39,7 @@ from onceward.run.messages import (
     Assignment,
     WorkerStatus,
 )
+from onceward.telemetry.logs import start_logging
 
 _log = logging.getLogger("onceward.run")
 
@@ -56,7 +56,7 @@ GONE = b"gone"
 
 
 class KeeperEnded(NamedTuple):
-    keeper: ThreadKeeper | AsyncKeeper
+    keeper: BlockingKeeper | AsyncKeeper
     error: BaseException | None
 
 
@@ -68,8 +68,8 @@ class Worker:
         self._reports = reports
         # A SimpleQueue, because signal handlers put into it.
         self.events: queue.SimpleQueue[bytes | KeeperEnded] = queue.SimpleQueue()
-        self._keepers: list[ThreadKeeper | AsyncKeeper] = []
-        self._running: set[ThreadKeeper | AsyncKeeper] = set()
+        self._keepers: list[BlockingKeeper | AsyncKeeper] = []
+        self._running: set[BlockingKeeper | AsyncKeeper] = set()
         self._telemetry: Any = None
         self._refused: str | None = None
         self._code = ENDED
@@ -124,7 +124,7 @@ class Worker:
         if in_loop:
             _daemon(lambda: asyncio.run(self._keep_in_loop(in_loop)))
 
-    def _keep_in_thread(self, keeper: ThreadKeeper) -> None:
+    def _keep_in_thread(self, keeper: BlockingKeeper) -> None:
         try:
             keeper.keep()
         except BaseException as error:  # noqa: BLE001  the main thread decides
@@ -166,11 +166,11 @@ class Worker:
         elif event == DRAIN:
             self._stop()
 
-    def _lost(self, keeper: ThreadKeeper | AsyncKeeper, error: BaseException) -> None:
+    def _lost(self, keeper: BlockingKeeper | AsyncKeeper, error: BaseException) -> None:
         """A consumer that cannot go on takes its worker with it: half a worker would look like a whole one."""
         if isinstance(error, (ConfigurationError, ImportError)):
             self._refuse(error)
-        elif isinstance(error, Unreachable):
+        elif isinstance(error, SourceUnreachable):
             _log.critical("%s", error)
             self._code = self._code or UNREACHABLE
         else:

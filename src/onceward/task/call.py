@@ -30,8 +30,8 @@ from onceward.task.slots import Slots
 from onceward.task.source import Loop, LoopPorts, Source
 from onceward.task.work import Outcome, Plan, Work
 from onceward.telemetry import logs
-from onceward.telemetry.scope import current_attempt, working_on
-from onceward.telemetry.watch import Names, Watch
+from onceward.telemetry.context import current_attempt, working_on
+from onceward.telemetry.engine_spans import EngineSpans, Names
 
 logger = logging.getLogger("onceward.engine")
 
@@ -74,7 +74,7 @@ class Call:
         self.now = task.clock.now
         self.began = self.now()
         self.deadline = inf if wiring.policy.loop.timeout is None else self.began + wiring.policy.loop.timeout
-        self.watch = Watch.when_somebody_listens(
+        self.watch = EngineSpans.when_somebody_listens(
             Names(
                 task.name, wiring.span, wiring.life_span, shown(wiring.policy), task.settings.telemetry_fields
             )

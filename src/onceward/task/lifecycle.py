@@ -36,7 +36,7 @@ from onceward.task.exceptions import ExceptionCategory, IOGuardError, Postponed,
 from onceward.task.mixins.policies import RetryPolicy
 from onceward.task.script import ENDING, Exited, Failed, Limit, Script
 from onceward.task.work import ABANDONED, DUPLICATE, FAILED, LOOP, POSTPONED, SUCCEEDED, Life, Outcome, Work
-from onceward.telemetry.scope import current_work
+from onceward.telemetry.context import current_work
 
 # What one step is, and what follows when an attempt at it fails. Plain values and functions.
 

@@ -21,7 +21,7 @@ from onceward.task.report import StopReason
 from onceward.task.script import Failed, Limit, Script
 from onceward.task.slots import Slots
 from onceward.task.source import Loop, chores, fail, fetch, patience, rest, settle
-from onceward.telemetry.scope import current_work
+from onceward.telemetry.context import current_work
 from onceward.transaction import Settlement, Transaction, Verdict
 
 # The caller's iterable, a batch at a time.

@@ -19,7 +19,7 @@ from onceward.task.lifecycle import closed, live, opening
 from onceward.task.script import DISOWNED, Exited, Failed, Limit, Script, caught, caught_in_task, drive_async
 from onceward.task.slots import WAIT, Item
 from onceward.task.work import Life, Work
-from onceward.telemetry.scope import current_attempt
+from onceward.telemetry.context import current_attempt
 from onceward.transaction import Transaction
 
 _outliving: set[asyncio.Task[Any]] = set()

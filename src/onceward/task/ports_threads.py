@@ -20,7 +20,7 @@ from onceward.task.lifecycle import closed, live, opening
 from onceward.task.script import DISOWNED, Exited, Failed, Limit, Script, caught, drive
 from onceward.task.slots import Item
 from onceward.task.work import Life, Work
-from onceward.telemetry.scope import current_attempt
+from onceward.telemetry.context import current_attempt
 from onceward.transaction import Transaction
 
 # Ask a thread to stop what it is doing, by an exception raised inside it.

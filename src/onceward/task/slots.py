@@ -19,7 +19,7 @@ from onceward.task.lifecycle import LifePorts, live
 from onceward.task.report import Report
 from onceward.task.script import Exited, Failed, Script
 from onceward.task.work import ABANDONED, FAILED, POSTPONED, SUCCEEDED, Life, Outcome, Plan, Work
-from onceward.telemetry.scope import current_attempt, working_on
+from onceward.telemetry.context import current_attempt, working_on
 from onceward.transaction import Settlement, Transaction, Verdict
 
 # Ids in flight: two transactions with one id never run at once in one task instance.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
 
 from onceward.telemetry.catalogue import METRICS, SCOPE
@@ -14,11 +16,11 @@ from onceward.telemetry.catalogue import METRICS, SCOPE
 SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 """Bucket boundaries for durations; the SDK's own are made for milliseconds."""
 
-_made: weakref.WeakKeyDictionary[MeterProvider, Instruments] = weakref.WeakKeyDictionary()
+_made: weakref.WeakKeyDictionary[MeterProvider, EngineInstruments] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-class Instruments:
+class EngineInstruments:
     """One set per meter provider."""
 
     def __init__(self, meter: Meter) -> None:
@@ -52,9 +54,48 @@ class Instruments:
         return [Observation(count, {"task": task}) for task, count in by_task.items()]
 
 
-def instruments(provider: MeterProvider) -> Instruments:
+def instruments(provider: MeterProvider) -> EngineInstruments:
     with _lock:
         made = _made.get(provider)
         if made is None:
-            made = _made[provider] = Instruments(provider.get_meter(SCOPE))
+            made = _made[provider] = EngineInstruments(provider.get_meter(SCOPE))
         return made
+
+
+# Who listens: the tracer and meter providers in force, or None where there is only the OpenTelemetry API.
+
+
+_overridden: tuple[trace.TracerProvider | None, metrics.MeterProvider | None] | None = None
+
+
+def tracer_provider() -> trace.TracerProvider | None:
+    if _overridden is not None:
+        return _overridden[0]
+    provider = trace.get_tracer_provider()
+    return None if _is_api_only(provider, "opentelemetry.trace") else provider
+
+
+def meter_provider() -> metrics.MeterProvider | None:
+    if _overridden is not None:
+        return _overridden[1]
+    provider = metrics.get_meter_provider()
+    return None if _is_api_only(provider, "opentelemetry.metrics") else provider
+
+
+def _is_api_only(provider: object, api: str) -> bool:
+    # The API's own providers are proxies and no-ops; an SDK's class lives elsewhere.
+    module = type(provider).__module__
+    return module == api or module.startswith(api + ".")
+
+
+@contextmanager
+def override(
+    tracer: trace.TracerProvider | None = None, meter: metrics.MeterProvider | None = None
+) -> Iterator[None]:
+    """Use these instead of the global providers, which can be set only once in a process. For tests."""
+    global _overridden
+    before, _overridden = _overridden, (tracer, meter)
+    try:
+        yield
+    finally:
+        _overridden = before

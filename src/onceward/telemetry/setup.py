@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from onceward.telemetry import logs
-from onceward.telemetry.spans import FILE_VARIABLE
+from onceward.telemetry.span_file import FILE_VARIABLE
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
@@ -58,7 +58,7 @@ def setup() -> Telemetry:
     if span_exporter is not None:
         processors.append(BatchSpanProcessor(span_exporter))
     if trace_file := os.environ.get(FILE_VARIABLE):
-        from onceward.telemetry.spanfile import SpanFileExporter
+        from onceward.telemetry.span_exporter import SpanFileExporter
 
         exporter = SpanFileExporter(trace_file)
         processors.append(BatchSpanProcessor(exporter, schedule_delay_millis=FILE_DELAY_MS))

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from onceward.telemetry import providers
+from onceward.telemetry import metrics
 
 
 class Recording:
@@ -57,7 +57,7 @@ class Recording:
 def record() -> Iterator[Recording]:
     """`with record() as recording: task.consume_transactions()`, then look at `recording`."""
     recording = Recording()
-    with providers.override(recording.tracer_provider, recording.meter_provider):
+    with metrics.override(recording.tracer_provider, recording.meter_provider):
         yield recording
     recording.tracer_provider.shutdown()
     recording.meter_provider.shutdown()

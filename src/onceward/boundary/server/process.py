@@ -26,7 +26,7 @@ from onceward.boundary.server.config import Config, read_config
 from onceward.boundary.server.server import serving
 from onceward.boundary.tls import ServerTls, Tls
 from onceward.errors import ConfigurationError
-from onceward.telemetry.lines import log_to
+from onceward.telemetry.logs import log_to
 
 _log = logging.getLogger("onceward.boundary")
 

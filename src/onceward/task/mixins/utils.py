@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from onceward.task.lifecycle import compute_backoff
 from onceward.task.ports_threads import interrupt
-from onceward.telemetry.scope import attempt_expired as cancel_requested
+from onceward.telemetry.context import attempt_expired as cancel_requested
 
 __all__ = [
     "cancel_requested",

@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Engine
 
 from onceward import AsyncConsumerTask, ConsumerTask
-from onceward.app.building import as_task
+from onceward.app.build import as_task
 from onceward.errors import ConfigurationError
 from onceward.inbox import Contract
 from onceward.task.base import BaseTask

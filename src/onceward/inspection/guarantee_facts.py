@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from onceward.app.app import Consumer, Onceward
-from onceward.app.asking import Unreachable, ask_boundary, asking_database, asking_redis
-from onceward.app.building import database_url, task_class
-from onceward.app.guarantees import Facts
+from onceward.app.build import database_url, task_class
 from onceward.connectors.urls import Address, stream_of
 from onceward.inbox.evidence.evidence import is_production
+from onceward.inspection.guarantees import Facts
+from onceward.inspection.probes import ServerUnreachable, ask_boundary, asking_database, asking_redis
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -23,7 +23,7 @@ def facts_of(app: Onceward, consumer: Consumer) -> Facts:
     for look in (_look_at_source, _look_at_database):
         try:
             found |= look(app, consumer)
-        except Unreachable as error:
+        except ServerUnreachable as error:
             unreachable.append(str(error))
     contract = consumer.contract
     return Facts(

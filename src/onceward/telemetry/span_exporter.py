@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
 from onceward.telemetry.catalogue import RETRY_EVENT, SPAN_ATTRIBUTES
-from onceward.telemetry.spans import Retry, Span, older
+from onceward.telemetry.span_file import Retry, Span, older
 
 LIMIT = 32 * 1024 * 1024
 """Bytes after which another file is begun."""

@@ -38,7 +38,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """These two, if given, win over what the app says."""
 
 
-class State(StrEnum):
+class WorkerState(StrEnum):
     STARTING = "starting"
     CONSUMING = "consuming"
     """Its source has answered."""
@@ -52,7 +52,7 @@ class ConsumerStatus(msgspec.Struct, kw_only=True):
     """What one consumer of one worker does."""
 
     name: str
-    state: State
+    state: WorkerState
     succeeded: int
     failed: int
     returned: int

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from onceward.app.asking import asking_redis
-from onceward.app.books import Source
 from onceward.connectors.urls import Address, stream_of
+from onceward.inspection.balance import SourceCounts
+from onceward.inspection.probes import asking_redis
 
 PAGE = 1000
 """Entries that are asked for at once."""
@@ -30,7 +30,7 @@ class Messages(NamedTuple):
     """Waiting, in somebody's hands, or dead."""
 
 
-def count_stream(source: Address) -> tuple[Source, Messages]:
+def count_stream(source: Address) -> tuple[SourceCounts, Messages]:
     """Reads the whole stream."""
     from onceward.connectors.lease_rules import LeaseRules
     from onceward.connectors.redis_streams.protocol import StreamQueue
@@ -40,7 +40,7 @@ def count_stream(source: Address) -> tuple[Source, Messages]:
     queue = StreamQueue(server, stream, group, LeaseRules(), None, lambda: 0.0)
     with asking_redis(server) as redis:
         if not redis.exists(stream):
-            return Source(
+            return SourceCounts(
                 appended=0,
                 done=0,
                 pending=0,
@@ -81,7 +81,7 @@ def count_stream(source: Address) -> tuple[Source, Messages]:
         untold["pending"] = (
             f"{len(held - here):,} of them were trimmed from the stream, and will be dead letters"
         )
-    return Source(
+    return SourceCounts(
         appended=known if added is None else added,
         done=len(seen.done),
         pending=unread + len(held - buried),

@@ -6,8 +6,8 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from onceward.app.books import Letters, Records
-from onceward.app.counting_streams import Messages, Seen
+from onceward.inspection.balance import LetterCounts, RecordCounts
+from onceward.inspection.counts_redis import Messages, Seen
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -50,15 +50,15 @@ class Kept:
         """How many records the inbox has of it, whatever became of the messages."""
         return self._by_outcome().total()
 
-    def records(self) -> Records | None:
+    def records(self) -> RecordCounts | None:
         if not self._has_contract:
             return None
         found = self._by_outcome()
-        return Records(
+        return RecordCounts(
             applied=found["done"], superseded=found["superseded"], purged_before=self._purged_before()
         )
 
-    def letters(self, origin: str) -> Letters:
+    def letters(self, origin: str) -> LetterCounts:
         rows = self._rows(
             "SELECT origin, status, count(*), sum(deaths) FROM onceward_dead_letters WHERE consumer = :consumer "
             "GROUP BY origin, status"
@@ -70,14 +70,16 @@ class Kept:
         )
         here = sum(deaths for place, _, _, deaths in rows if place == origin)
         elsewhere = sum(deaths for place, _, _, deaths in rows if place != origin)
-        return Letters(
+        return LetterCounts(
             **counted,
             deaths=max(int(here) - again, 0),
             elsewhere=int(elsewhere),
             purged=self._has_purged_letters(),
         )
 
-    def among(self, messages: Messages, origin: str, recorded: int) -> tuple[Letters, Records | None]:
+    def among(
+        self, messages: Messages, origin: str, recorded: int
+    ) -> tuple[LetterCounts, RecordCounts | None]:
         """What became of these messages. `recorded` is how many records there were before the source was looked at:
         what was sent and done since is not taken for lost."""
         rows = self._rows(
@@ -98,7 +100,7 @@ class Kept:
             else:
                 buried.add(each.digest)
                 dead[status_of[each.digest]] += 1
-        letters = Letters(
+        letters = LetterCounts(
             open=dead["open"],
             redriven=dead["redriven"],
             resolved=dead["resolved"],
@@ -122,7 +124,7 @@ class Kept:
             else:
                 unknown.append(each.tracking_id)
             before.add(each.tracking_id)
-        return letters, Records(
+        return letters, RecordCounts(
             applied=found["done"] + dead["resolved"],
             superseded=found["superseded"],
             duplicate=copies,

@@ -12,7 +12,7 @@ from typing import Self
 
 import msgspec
 
-from onceward.run.messages import Assignment, WorkerStatus
+from onceward.run.protocol import Assignment, WorkerStatus
 
 PROGRAM = (sys.executable, "-m", "onceward.run.worker")
 LONGEST_LINE = 1 << 20

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True):
+class SourceCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What a source can count of one consumer. Before anybody looks into a database, all that ended is `done`."""
 
     appended: int | None = None
@@ -39,7 +39,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """What there is not, and what to check: nobody has used it yet, or its URL is mistyped."""
 
 
-class Letters(msgspec.Struct, frozen=True, kw_only=True):
+class LetterCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Dead letters of this consumer from this source, in the database."""
 
     open: int = 0
@@ -62,7 +62,7 @@ class Letters(msgspec.Struct, frozen=True, kw_only=True):
         return self.open + self.redriven + self.resolved + self.discarded
 
 
-class Records(msgspec.Struct, frozen=True, kw_only=True):
+class RecordCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Of the inbox, about this consumer."""
 
     applied: int = 0
@@ -99,7 +99,7 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
         return not self.problems
 
 
-def strike(source: Source, letters: Letters | None, records: Records | None) -> Balance:
+def strike(source: SourceCounts, letters: LetterCounts | None, records: RecordCounts | None) -> Balance:
     """`letters` is None without a database, `records` without a contract."""
     problems = list(_missing_in(source))
     source = _doubted(source, letters, records)
@@ -144,7 +144,9 @@ def strike(source: Source, letters: Letters | None, records: Records | None) -> 
     return _balance(source, applied, duplicate, pending, dead, dropped, problems, untold)
 
 
-def _doubted(source: Source, letters: Letters | None, records: Records | None) -> Source:
+def _doubted(
+    source: SourceCounts, letters: LetterCounts | None, records: RecordCounts | None
+) -> SourceCounts:
     """A source that is empty, while the database knows of messages, may have lost them; or it never had them, as after
     a move from one kind of source to another. Nobody can tell, so that it is no problem, and no peace either."""
     dead = 0 if letters is None else letters.count + letters.beyond
@@ -168,8 +170,8 @@ def _said_of_beyond(count: int, gone: int) -> str:
 
 
 def _split(
-    source: Source,
-    records: Records,
+    source: SourceCounts,
+    records: RecordCounts,
     handled: int | None,
     pending: int | None,
     problems: list[str],
@@ -212,7 +214,7 @@ def _split(
     return handled - records.superseded, 0, pending
 
 
-def _missing_in(source: Source) -> list[str]:
+def _missing_in(source: SourceCounts) -> list[str]:
     """The source's own books."""
     parts = (source.done, source.pending, source.dead)
     if source.appended is None or None in parts:
@@ -233,7 +235,7 @@ def _missing_in(source: Source) -> list[str]:
     return []
 
 
-def _missing_letters(source: Source, letters: Letters, untold: dict[str, str]) -> list[str]:
+def _missing_letters(source: SourceCounts, letters: LetterCounts, untold: dict[str, str]) -> list[str]:
     missing = (source.moved or 0) - letters.deaths
     if missing <= 0:
         return []
@@ -249,7 +251,7 @@ def _missing_letters(source: Source, letters: Letters, untold: dict[str, str]) -
 
 
 def _balance(
-    source: Source,
+    source: SourceCounts,
     applied: int | None,
     duplicate: int | None,
     pending: int | None,

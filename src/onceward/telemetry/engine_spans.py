@@ -7,7 +7,7 @@ life that changes threads could not give back the tokens of another thread's con
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -16,11 +16,49 @@ from opentelemetry import trace
 from opentelemetry.trace import Link, Span, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from onceward.telemetry import providers
+from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import RETRY_EVENT, SCOPE
-from onceward.telemetry.fields import Fields
-from onceward.telemetry.metrics import Instruments, instruments
-from onceward.telemetry.scope import attempt_expired, attempt_hurried, current_work
+from onceward.telemetry.context import attempt_expired, attempt_hurried, current_work
+from onceward.telemetry.metrics import EngineInstruments, instruments
+
+# The fields of the work that spans may show, because they were named.
+
+
+LONGEST = 256
+_MISSING = object()
+
+
+class Fields:
+    """Paths such as `payload.order_id`, `metadata.tenant` or `result.total`; the name is the attribute's key."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._paths = [(name, name.split(".")) for name in names]
+
+    def __bool__(self) -> bool:
+        return bool(self._paths)
+
+    def of_transaction(self, transaction: Any) -> dict[str, Any]:
+        return self._read({"payload": transaction.payload, "metadata": transaction.metadata})
+
+    def of_result(self, result: Any) -> dict[str, Any]:
+        return self._read({"result": result})
+
+    def _read(self, roots: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, (root, *path) in self._paths:
+            value = roots.get(root, _MISSING)
+            for key in path:
+                value = _step(value, key)
+            if value is not _MISSING and value is not None:
+                found[name] = value if isinstance(value, (bool, int, float)) else str(value)[:LONGEST]
+        return found
+
+
+def _step(value: Any, key: str) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(key, _MISSING)
+    return getattr(value, key, _MISSING) if value is not _MISSING else _MISSING
+
 
 _propagator = TraceContextTextMapPropagator()
 
@@ -47,19 +85,21 @@ class LifeSpans:
         self.inside_step = inside
 
 
-class Watch:
+class EngineSpans:
     """One call, watched."""
 
     @classmethod
-    def when_somebody_listens(cls, names: Names) -> Watch | None:
-        tracers, meters = providers.tracer_provider(), providers.meter_provider()
+    def when_somebody_listens(cls, names: Names) -> EngineSpans | None:
+        tracers, meters = metrics.tracer_provider(), metrics.meter_provider()
         if tracers is None and meters is None:
             return None
         return cls(
             names, tracers or trace.NoOpTracerProvider(), None if meters is None else instruments(meters)
         )
 
-    def __init__(self, names: Names, tracers: trace.TracerProvider, metrics: Instruments | None) -> None:
+    def __init__(
+        self, names: Names, tracers: trace.TracerProvider, metrics: EngineInstruments | None
+    ) -> None:
         self._names = names
         self._tracer = tracers.get_tracer(SCOPE)
         self._metrics = metrics

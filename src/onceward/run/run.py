@@ -10,10 +10,9 @@ from pathlib import Path
 
 from onceward.app.app import Onceward
 from onceward.errors import ConfigurationError
-from onceward.run.health import health_served, parse_address
-from onceward.run.messages import Assignment
-from onceward.run.pages import Pages
-from onceward.run.reloading import PythonFiles
+from onceward.run.health import Pages, health_served, parse_address
+from onceward.run.protocol import Assignment
+from onceward.run.reload import PythonFiles
 from onceward.run.supervisor import Stage, Supervisor
 
 _log = logging.getLogger("onceward.run")

@@ -15,10 +15,10 @@ from typing import Any
 
 from onceward._sync import run_blocking
 from onceward.app.app import Consumer, Onceward
-from onceward.app.building import built, built_async
+from onceward.app.build import built, built_async
 from onceward.errors import ConfigurationError, OncewardError
-from onceward.run.counting import AsyncCounted, Counted, Counts
-from onceward.run.messages import ConsumerStatus, State
+from onceward.run.progress import AsyncCounted, Counted, Counts
+from onceward.run.protocol import ConsumerStatus, WorkerState
 from onceward.task.exceptions import LoopError
 from onceward.task.lifecycle import compute_backoff, text_of
 from onceward.task.mixins.policies import ConsumerPolicy
@@ -36,7 +36,7 @@ PATIENCE = 60.0
 TEN_YEARS = 10 * 365 * 86400.0
 
 
-class Unreachable(Exception):
+class SourceUnreachable(Exception):
     """The source or database did not answer for so long that nobody waits any more."""
 
 
@@ -48,7 +48,7 @@ class Keeper:
     ) -> None:
         self.app = app
         self.consumer = consumer
-        self.state = State.STARTING
+        self.state = WorkerState.STARTING
         self.left = 0
         """Deliveries that the source was not told the end of when the last call ended."""
         self._drain = drain
@@ -72,7 +72,7 @@ class Keeper:
 
     async def _keep(self) -> None:
         await self._through_outages(self._with_task)
-        self._change(State.ENDED)
+        self._change(WorkerState.ENDED)
 
     async def _consume(self, task: Any, call: Callable[[], Awaitable[Report]]) -> None:
         """With one task, whose inbox may know of ends that the database did not take."""
@@ -108,7 +108,7 @@ class Keeper:
         if self._tries == 0:
             self._away_since = time.monotonic()
         elif self._drain and time.monotonic() - self._away_since >= PATIENCE:
-            raise Unreachable(
+            raise SourceUnreachable(
                 f"{self.consumer.name} has waited {PATIENCE:.3g} s for its source or database: {self._problem}"
             )
         wait = compute_backoff(FIRST_WAIT, 2.0, LONGEST_WAIT, self._tries)
@@ -118,27 +118,27 @@ class Keeper:
             "%s waits for its source or database, next try in %.3g s: %s",
             self.consumer.name, wait, self._problem,
         )  # fmt: skip
-        self._change(State.WAITING)
+        self._change(WorkerState.WAITING)
         await self._pause(wait)
 
     def _answered(self) -> None:
         if time.monotonic() - self._failed_at >= CALM:
             self._tries = 0
-        if self.state in (State.STARTING, State.WAITING):
+        if self.state in (WorkerState.STARTING, WorkerState.WAITING):
             if self._problem is not None:
                 _log.info("%s consumes again", self.consumer.name)
             self._problem = None
-            self._change(State.CONSUMING)
+            self._change(WorkerState.CONSUMING)
 
-    def _change(self, state: State) -> None:
+    def _change(self, state: WorkerState) -> None:
         self.state = state
         self._on_change()
 
     def stop(self) -> None:
         """No new fetch; what is in flight ends, and the source is told."""
         self._stopping = True
-        if self.state is not State.ENDED:
-            self.state = State.STOPPING
+        if self.state is not WorkerState.ENDED:
+            self.state = WorkerState.STOPPING
         if self._task is not None:
             self._task.stop()
 
@@ -168,7 +168,7 @@ class Keeper:
         )
 
 
-class ThreadKeeper(Keeper):
+class BlockingKeeper(Keeper):
     """For `def`. It runs in a thread of its own."""
 
     def __init__(self, *args: Any) -> None:
@@ -222,8 +222,8 @@ class AsyncKeeper(Keeper):
             wake()
 
 
-def keeper_of(app: Onceward, consumer: Consumer, *more: Any) -> ThreadKeeper | AsyncKeeper:
-    return (AsyncKeeper if consumer.asynchronous else ThreadKeeper)(app, consumer, *more)
+def keeper_of(app: Onceward, consumer: Consumer, *more: Any) -> BlockingKeeper | AsyncKeeper:
+    return (AsyncKeeper if consumer.asynchronous else BlockingKeeper)(app, consumer, *more)
 
 
 def policy_of_run(policy: ConsumerPolicy, *, streaming: bool) -> ConsumerPolicy:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceward.app.building import database_url
+from onceward.app.build import database_url
 from onceward.connectors.urls import Address, boundary_of, shown_url
 from onceward.errors import ConfigurationError, OncewardError
 
@@ -21,7 +21,7 @@ SECONDS = 5.0
 WHAT_TO_DO = "see that it runs, and that its URL is right"
 
 
-class Unreachable(OncewardError):
+class ServerUnreachable(OncewardError):
     """A server does not answer, or refuses what it is asked."""
 
 
@@ -39,7 +39,7 @@ def asking_redis(server: str) -> Iterator[Any]:
         yield client
     except (RedisError, OSError) as error:
         place = server.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
-        raise Unreachable(
+        raise ServerUnreachable(
             f"Redis at {place} cannot be asked: {str(error).rstrip('.')}; {WHAT_TO_DO}"
         ) from None
     finally:
@@ -58,9 +58,11 @@ def ask_boundary(source: Address) -> dict[str, Any]:
             stats["first"], stats["last"], stats["consumers"]
             return stats
     except (OSError, HTTPException) as error:
-        raise Unreachable(f"{page} cannot be read: {getattr(error, 'reason', error)}; {WHAT_TO_DO}") from None
+        raise ServerUnreachable(
+            f"{page} cannot be read: {getattr(error, 'reason', error)}; {WHAT_TO_DO}"
+        ) from None
     except (ValueError, LookupError, TypeError):
-        raise Unreachable(f"{page} does not answer as a boundary does; mend its URL") from None
+        raise ServerUnreachable(f"{page} does not answer as a boundary does; mend its URL") from None
 
 
 def _trust(source: Address) -> ssl.SSLContext | None:
@@ -96,7 +98,7 @@ def asking_database(database: str) -> Iterator[Connection | None]:
         with engine.connect() as connection:
             yield connection
     except SQLAlchemyError as error:
-        raise Unreachable(
+        raise ServerUnreachable(
             f"the database {shown_url(database)} cannot be asked: {driver_message(error)}; {WHAT_TO_DO}"
         ) from None
     finally:

@@ -60,7 +60,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What could not be asked, and why."""
 
 
-class Link(msgspec.Struct, frozen=True):
+class WeakLink(msgspec.Struct, frozen=True):
     """One thing that the guarantee rests on."""
 
     strength: Strength
@@ -69,14 +69,14 @@ class Link(msgspec.Struct, frozen=True):
     """The change that would make it stronger."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class GuaranteeVerdict(msgspec.Struct, frozen=True):
     guarantee: Strength
-    links: tuple[Link, ...]
+    links: tuple[WeakLink, ...]
     """All of them, the weakest first."""
     not_checked: tuple[str, ...]
 
     @property
-    def weakest(self) -> Link:
+    def weakest(self) -> WeakLink:
         return self.links[0]
 
 
@@ -88,12 +88,14 @@ class Rule(NamedTuple):
     advice: str = ""
 
 
-def judge(facts: Facts) -> Verdict:
+def judge(facts: Facts) -> GuaranteeVerdict:
     applied = [rule for rule in RULES if rule.applies(facts)]
     known = msgspec.structs.asdict(facts)
-    links = [Link(rule.strength, rule.why.format(**known), rule.advice.format(**known)) for rule in applied]
+    links = [
+        WeakLink(rule.strength, rule.why.format(**known), rule.advice.format(**known)) for rule in applied
+    ]
     links.sort(key=lambda link: link.strength)
-    return Verdict(links[0].strength, tuple(links), facts.unreachable)
+    return GuaranteeVerdict(links[0].strength, tuple(links), facts.unreachable)
 
 
 LOSE, AT_LEAST, ONCE, HOLDS = Strength

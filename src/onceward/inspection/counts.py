@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from onceward.app.asking import Unreachable, ask_boundary, asking_database
-from onceward.app.books import Balance, Source, strike
-from onceward.app.counting_database import Kept, has_tables
-from onceward.app.counting_streams import count_stream
 from onceward.connectors.urls import Address, file_of, shown_url
 from onceward.errors import ConfigurationError
+from onceward.inspection.balance import Balance, SourceCounts, strike
+from onceward.inspection.counts_database import Kept, has_tables
+from onceward.inspection.counts_redis import count_stream
+from onceward.inspection.probes import ServerUnreachable, ask_boundary, asking_database
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -87,12 +87,12 @@ def _unknown(consumer: str, others: list[str]) -> str:
 # ── sources ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _sqlite(source: Address) -> tuple[Source, None]:
+def _sqlite(source: Address) -> tuple[SourceCounts, None]:
     from onceward.connectors.sqlite import statements as sql
 
     path = Path(file_of(source)).absolute()
     if not path.is_file():
-        return Source(
+        return SourceCounts(
             appended=0,
             done=0,
             pending=0,
@@ -111,10 +111,10 @@ def _sqlite(source: Address) -> tuple[Source, None]:
             why = {
                 "appended": "an older onceward did not count; it is counted from the next opening of the file on"
             }
-            return Source(pending=pending, dead=dead, untold=why), None
+            return SourceCounts(pending=pending, dead=dead, untold=why), None
         connection.row_factory = sqlite3.Row
         counts = dict(connection.execute(sql.BALANCE).fetchone())
-    return Source(**counts), None
+    return SourceCounts(**counts), None
 
 
 @contextmanager
@@ -123,17 +123,17 @@ def _asking_file(path: Path) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=10.0)) as connection:
             yield connection
     except sqlite3.Error as error:
-        raise Unreachable(f"the queue {path} cannot be read: {error}") from None
+        raise ServerUnreachable(f"the queue {path} cannot be read: {error}") from None
 
 
-def _boundary(source: Address) -> tuple[Source, None]:
+def _boundary(source: Address) -> tuple[SourceCounts, None]:
     stats = ask_boundary(source)
     name = source.settings["consumer"]
     offsets = {each["name"]: each["offset"] for each in stats["consumers"]}
     offset = offsets.get(name)
     confirmed = offset or 0
     expired = max(stats["first"] - 1 - confirmed, 0)
-    return Source(
+    return SourceCounts(
         appended=stats["last"],
         done=confirmed,
         pending=stats["last"] - confirmed - expired,
@@ -152,8 +152,8 @@ def _no_cursor(source: Address, name: str, others: list[str]) -> str:
     )
 
 
-def _memory(source: Address) -> tuple[Source, None]:
-    return Source(
+def _memory(source: Address) -> tuple[SourceCounts, None]:
+    return SourceCounts(
         untold={"appended": "it is in the memory of the process that runs the consumer, and nowhere else"}
     ), None
 
