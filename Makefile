@@ -29,7 +29,7 @@ lint: $(VENV)/.test ## Check style, types, import directions and generated docs
 bench: $(VENV)/.test ## Measure, beside bare loops in the same run, and print ratios
 	@$(BIN)/python -m bench
 
-conformance: $(VENV)/.test ## Write docs/conformance.md anew
+conformance: $(VENV)/.test ## Regenerate docs/reference/conformance.md
 	@$(BIN)/python spec/conformance.py
 
 proto: $(VENV)/.test ## Write src/onceward/boundary/v1 anew from boundary.proto

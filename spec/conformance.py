@@ -1,4 +1,4 @@
-"""Writes docs/conformance.md: every requirement line, whether it is proven or pending, and where."""
+"""Writes docs/reference/conformance.md: every requirement, whether it is proven or pending, and where."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "conformance.md"
+PAGE = ROOT / "docs" / "reference" / "conformance.md"
 TITLES = {
     "CE": "Consumer engine (RFC-004)",
     "PE": "Producer engine (RFC-005)",
@@ -68,6 +68,6 @@ def page() -> str:
 if __name__ == "__main__":
     if "--check" in sys.argv:
         if not PAGE.exists() or PAGE.read_text("utf-8") != page():
-            sys.exit("docs/conformance.md is out of date; run `make conformance` and commit it")
+            sys.exit("docs/reference/conformance.md is out of date; run `make conformance` and commit it")
     else:
         PAGE.write_text(page(), "utf-8")
