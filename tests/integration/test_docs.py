@@ -16,6 +16,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from onceward.testing.servers import redis_server
+from spec import cli_reference
 from tests.boundary_server import boundary_server
 from tests.integration.docs_page import COMMANDS_RUN, REPLACED, blocks
 from tests.unit.test_public_api import NAMES
@@ -127,6 +128,26 @@ def test_the_reference_has_every_public_name(module: str) -> None:
     assert found is not None, f"docs/reference has no page for {module}"
     only = re.search(r"members: \[(.*)\]", found[1])
     assert only is None or set(NAMES[module]) <= set(only[1].split(", "))
+
+
+def test_every_command_states_its_exit_codes() -> None:
+    found = [command for command in cli_reference.commands() if not command.is_group]
+    assert len(found) > 40
+    assert [command.path for command in found if "0" not in dict(command.exit_codes)] == []
+    assert set(cli_reference.EXIT_CODES) <= {command.path for command in found}
+
+
+def test_the_command_reference_is_up_to_date_in_every_environment(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "COLUMNS": "40",
+        "FORCE_COLOR": "1",
+        "ONCEWARD_DATABASE": "sqlite:///other.db",
+        "ONCEWARD_BOUNDARY_URL": "http://other:1",
+    }
+    for extra in ({}, environment):
+        command = [sys.executable, str(ROOT / "spec" / "cli_reference.py"), "--check"]
+        subprocess.run(command, cwd=tmp_path, env={**os.environ, **extra}, check=True)
 
 
 def test_llms_txt_names_pages_that_there_are() -> None:
