@@ -19,7 +19,7 @@ from onceward.cli.main import app
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "cli.md"
 NAME = "onceward"
-MARK = "Exit code: "
+MARK = re.compile("Exit codes?: ")
 
 EXIT_CODES = {"onceward completion": "0; 2 for wrong arguments."}
 """For commands whose help has no `Exit code:` paragraph."""
@@ -54,7 +54,7 @@ class Command(NamedTuple):
     @property
     def exit_codes(self) -> list[tuple[str, str]]:
         """Pairs of code and meaning, from the help or from `EXIT_CODES`; empty if there are none."""
-        stated = [each.removeprefix(MARK) for each in self.paragraphs if each.startswith(MARK)]
+        stated = [MARK.sub("", each, count=1) for each in self.paragraphs if MARK.match(each)]
         sentence = stated[0] if stated else EXIT_CODES.get(self.path, "")
         clauses = re.split(r"[;,] (?:or )?(?=\d)", sentence.removesuffix("."))
         found = [re.match(r"(\d+(?: or \d+)*)[, ]*(.*)", clause) for clause in clauses]
@@ -90,7 +90,7 @@ def _help(command: Command) -> Iterator[str]:
     pieces = [each.strip("{}") for each in command.click.collect_usage_pieces(command.context)]
     yield f"```text\n{' '.join([command.path, *pieces])}\n```\n"
     for each in command.paragraphs:
-        if not each.startswith(MARK):
+        if not MARK.match(each):
             yield f"{_escape(each)}\n"
     examples = re.findall(r"^- +(.*(?:\n  .*)*)", command.click.epilog or "", re.MULTILINE)
     if examples:
@@ -142,7 +142,7 @@ def _exit_codes(command: Command) -> Iterator[str]:
         return
     rows = [f"| {code} | {_escape(meaning)} |" for code, meaning in command.exit_codes]
     if not rows:
-        sys.exit(f"{command.path}: exit codes unknown; state them in its help, after `{MARK.strip()}`")
+        sys.exit(f"{command.path}: exit codes unknown; state them in its help, after `Exit code:`")
     yield "\n".join(["| exit code | |", "|---|---|", *rows]) + "\n"
 
 
