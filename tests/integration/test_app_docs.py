@@ -1,4 +1,4 @@
-"""The examples of docs/apps.md run as they stand, and what it promises of commands holds."""
+"""The examples of docs/concepts/apps.md run as they stand, and what it promises of commands holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onceward.app.settings import AppSettings, resolve
 from onceward.connectors.urls import Address
 from onceward.testing.contract import examine_consumer
 
-PAGE = Path(__file__).parents[2] / "docs" / "apps.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "apps.md"
 TEXT = PAGE.read_text()
 
 

@@ -258,7 +258,7 @@ def test_a_server_by_its_configuration_serves_its_peers_and_our_commands_know_ce
 def test_the_two_zones_of_the_security_page_work_with_their_own_producers_and_consumers(
     tmp_path: Path,
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "boundary-security.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "boundary-security.md").read_text()
     [making] = re.findall(r"^onceward boundary certs (.*)$", page, re.MULTILINE)
     assert certs(tmp_path / "certs", *making.split()[1:]).exit_code == 0
     plant, hq = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)

@@ -83,7 +83,7 @@ def test_values_are_offered_and_no_database_is_asked_for(
     ],
 )
 def test_the_command_of_the_page_makes_the_folder(tmp_path: Path, shell: str, file: str) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "completion.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "completion.md").read_text()
     (line,) = re.findall(rf"^\| {shell} \| `([^`]+)`", page, re.MULTILINE)
     home = {"HOME": str(tmp_path), "PATH": f"{COMMAND.parent}:{os.environ['PATH']}"}
     subprocess.run(["bash", "-c", line], env={**os.environ, **home}, timeout=60, check=True)

@@ -16,6 +16,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from onceward.testing.servers import redis_server
+from spec import cli_reference
 from tests.boundary_server import boundary_server
 from tests.integration.docs_page import COMMANDS_RUN, REPLACED, blocks
 from tests.unit.test_public_api import NAMES
@@ -93,7 +94,7 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
     made.close()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_the_blocks_of_the_page_run_as_they_stand(page: Path, site: Site) -> None:
     site.run(page)
 
@@ -127,6 +128,21 @@ def test_the_reference_has_every_public_name(module: str) -> None:
     assert found is not None, f"docs/reference has no page for {module}"
     only = re.search(r"members: \[(.*)\]", found[1])
     assert only is None or set(NAMES[module]) <= set(only[1].split(", "))
+
+
+def test_every_command_states_its_exit_codes() -> None:
+    found = [command for command in cli_reference.commands() if not command.is_group]
+    assert len(found) > 40
+    assert [command.path for command in found if "0" not in dict(command.exit_codes)] == []
+    assert set(cli_reference.EXIT_CODES) <= {command.path for command in found}
+
+
+def test_the_command_reference_is_up_to_date_in_every_environment(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "spec" / "cli_reference.py"), "--check"]
+    terminal = {"COLUMNS": "40", "FORCE_COLOR": "1"}
+    settings = {"ONCEWARD_DATABASE": "sqlite:///other.db", "ONCEWARD_BOUNDARY_URL": "http://other:1"}
+    for changed in ({}, terminal, settings):
+        subprocess.run(command, cwd=tmp_path, env={**os.environ, **changed}, check=True)
 
 
 def test_llms_txt_names_pages_that_there_are() -> None:

@@ -150,7 +150,7 @@ def test_a_file_that_cannot_be_written_is_told_and_stops_nothing(
 SETUP = """
     from opentelemetry import metrics, trace
     from onceward import telemetry
-    from onceward.telemetry import providers
+    from onceward.telemetry import metrics as providers
 
     handle = telemetry.setup()
     trace.get_tracer("test").start_span("hello").end()

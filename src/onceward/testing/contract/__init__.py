@@ -5,7 +5,7 @@
 
 It runs the user's own handler on a real database through duplicates, replay, every order, other forms of the events,
 exceptions and kill -9 at every boundary, and compares the rows with those of a single, clean delivery. See
-docs/verification.md.
+docs/concepts/verification.md.
 """
 
 from __future__ import annotations
