@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from onceward.cli.demo import worker
-from onceward.cli.demo.tasks import ShipOrder
+from onceward.demo import worker
+from onceward.demo.tasks import ShipOrder
 from onceward.transaction import Transaction
 
 LOST, DOUBLED = "order-000007", "order-000011"

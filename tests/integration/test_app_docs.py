@@ -11,7 +11,7 @@ import pytest
 
 from onceward.app.settings import AppSettings, resolve
 from onceward.connectors.urls import Address
-from onceward.testing.contract import examine_consumer
+from onceward.verify import examine_consumer
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "apps.md"
 TEXT = PAGE.read_text()

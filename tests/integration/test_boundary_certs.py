@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 from onceward.boundary import BoundaryClient, envelope_for, fact_of
 from onceward.boundary.certs import Authority
 from onceward.boundary.tls import Tls
-from onceward.cli.boundary_serving import without_password
+from onceward.cli.boundary.serve import without_password
 from onceward.cli.main import app
 from tests.integration.test_boundary_serve import refused
 

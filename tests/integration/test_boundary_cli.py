@@ -23,7 +23,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from onceward.boundary import BoundaryClient, message_id_for
-from onceward.cli.boundary_lines import parsed
+from onceward.cli.boundary.append import parsed
 from onceward.cli.main import app
 from tests.boundary_server import boundary_server
 

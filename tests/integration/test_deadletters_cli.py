@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from typer.testing import CliRunner, Result
 
-from onceward.cli.letters import seconds
+from onceward.cli.dlq.options import seconds
 from onceward.cli.main import app
 from onceward.deadletters import Category, DeadLetters, Filter, Status
 from onceward.deadletters.burial import burial_of
@@ -270,13 +270,13 @@ def test_a_redrive_is_refused_in_one_line(desk: Desk, arguments: list[str], code
 
 
 def test_on_a_terminal_it_asks(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onceward.cli.letters.typer.confirm", lambda _: False)
+    monkeypatch.setattr("onceward.cli.dlq.options.typer.confirm", lambda _: False)
     monkeypatch.setattr(
-        "onceward.cli.letters.sys", type("Sys", (), {"stdin": type("In", (), {"isatty": lambda: True})})
+        "onceward.cli.dlq.options.sys", type("Sys", (), {"stdin": type("In", (), {"isatty": lambda: True})})
     )
     refused = desk.run("dlq", "discard", "--id", "1", "--reason", "by hand")
     assert (refused.exit_code, "Nothing was done" in refused.stderr) == (1, True)
-    monkeypatch.setattr("onceward.cli.letters.typer.confirm", lambda _: True)
+    monkeypatch.setattr("onceward.cli.dlq.options.typer.confirm", lambda _: True)
     assert desk.run("dlq", "discard", "--id", "1", "--reason", "by hand").exit_code == 0
     assert desk.letters.count(Filter(status=Status.DISCARDED)) == 1
 

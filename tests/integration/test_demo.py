@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-from onceward.cli.demo import acts, crew
 from onceward.cli.main import app
+from onceward.demo import crew, story
 from tests.integration.bad_workers import DOUBLED, LOST
 
 DEMO = [sys.executable, "-c", "from onceward.cli.main import main; main()", "demo"]
@@ -84,7 +84,7 @@ def test_every_copy_is_known_to_the_shops_boundary(figures: dict[str, Any]) -> N
 
 def test_the_link_is_cut_and_both_zones_go_on(figures: dict[str, Any]) -> None:
     cut = figures["cut"]
-    assert cut["seconds"] >= acts.CUT_SECONDS
+    assert cut["seconds"] >= story.CUT_SECONDS
     assert cut["appended"] > 0
     assert cut["applied"] > 0
     assert cut["waiting"] > 0
@@ -131,7 +131,7 @@ def test_an_effect_that_is_lost_and_one_that_is_doubled_are_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(crew, "PROGRAM", [sys.executable, str(BAD_WORKERS), "careless"])
-    monkeypatch.setattr(acts, "CUT_SECONDS", 0.3)
+    monkeypatch.setattr(story, "CUT_SECONDS", 0.3)
     ran = CliRunner().invoke(app, ["demo", *FEW, "--json"])
     assert ran.exit_code == 1
     found = json.loads(ran.stdout)

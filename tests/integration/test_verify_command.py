@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from onceward.cli.main import app
 from onceward.connectors import MemoryConnector
 from onceward.inbox import Inbox, UnprovenConsumerError
-from onceward.testing.contract import NAMES
+from onceward.verify import NAMES
 from tests.verification import consumers
 from tests.verification.consumers import EVENTS
 

@@ -20,8 +20,8 @@ from onceward.inbox.evidence import evidence
 from onceward.inbox.evidence.code_digest import Code, code_of
 from onceward.inbox.evidence.evidence import Checked, Evidence
 from onceward.inbox.stores import store_of
-from onceward.testing.contract.children import in_child
 from onceward.transaction import Transaction
+from onceward.verify.children import in_child
 from tests.databases import Database, database  # noqa: F401  a fixture
 from tests.verification import consumers
 

@@ -17,7 +17,7 @@ from onceward import ConsumerTask, Transaction
 from onceward.errors import ConfigurationError
 from onceward.inbox import Event
 from onceward.inbox.evidence.code_digest import code_of
-from onceward.testing.contract import (
+from onceward.verify import (
     NAMES,
     Report,
     Result,

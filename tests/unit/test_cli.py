@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from onceward._text import quantity
-from onceward.cli.demo.summary import READ_NEXT
 from onceward.cli.main import app
+from onceward.demo.screen import READ_NEXT
 
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
 

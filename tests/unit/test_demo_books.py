@@ -10,11 +10,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from onceward.cli.demo.balance import Balance, Evidence, strike_balance
-from onceward.cli.demo.orders import ARTICLES, Fate, Order, make_messages, make_orders
-from onceward.cli.demo.result import Crash, Cut, Progress, Redriven, Result
-from onceward.cli.demo.screen import BarScreen, LineScreen
-from onceward.cli.demo.summary import show
+from onceward.demo.balance import Balance, Evidence, strike_balance
+from onceward.demo.orders import ARTICLES, Fate, Order, make_messages, make_orders
+from onceward.demo.screen import BarScreen, Crash, Cut, LineScreen, Progress, Redriven, Result, show
 
 # ── orders ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from onceward._text import quantity
-from onceward.cli.database import FAILED, AsJson, Database
-from onceward.cli.letters import letters_in, shortened
-from onceward.cli.printing import for_people, print_json, print_table
+from onceward.cli.database import Database
+from onceward.cli.dlq.options import letters_in, shortened
+from onceward.cli.exit import FAILED, AsJson
+from onceward.cli.output import for_people, print_json, print_table
 
 audit = typer.Typer(
     no_args_is_help=True, help="What operators did: append-only, and each row sealed by the next."

@@ -6,16 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onceward.cli.database import (
-    ELSEWHERE,
-    FAILED,
-    MISUSED,
-    AsJson,
-    database_option,
-    default_database,
-    fail,
-)
-from onceward.cli.printing import print_json, print_table
+from onceward.cli.database import ELSEWHERE, database_option, default_database
+from onceward.cli.exit import FAILED, MISUSED, AsJson, fail
+from onceward.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from onceward.inspection.balance import Balance

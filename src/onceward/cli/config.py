@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onceward.cli.database import MISUSED, AsJson, fail
-from onceward.cli.printing import print_json, print_table
+from onceward.cli.exit import MISUSED, AsJson, fail
+from onceward.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from onceward.app import Onceward

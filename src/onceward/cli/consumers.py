@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from onceward.cli.database import MISUSED, AsJson, Database, fail, opened
-from onceward.cli.printing import for_people, iso_time, print_json, print_table
+from onceward.cli.database import Database, opened
+from onceward.cli.exit import MISUSED, AsJson, fail
+from onceward.cli.output import for_people, iso_time, print_json, print_table
 
 consumers = typer.Typer(no_args_is_help=True, help="Who consumes, and under which contract.")
 

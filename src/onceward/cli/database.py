@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from onceward.cli.completion import is_completing
+from onceward.cli.exit import MISUSED, fail
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.engine import URL
 
     from onceward.inbox import Inbox
-
-FAILED = 1
-MISUSED = 2
-"""Wrong arguments, or a database that is not set up."""
 
 CONNECT_SECONDS = 10
 LOCK_SECONDS = 5.0
@@ -75,7 +71,6 @@ Database = Annotated[
         default_factory=_needed_database,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
 
 @contextmanager
@@ -110,16 +105,6 @@ def opened(url: str, as_json: bool, *, is_new: bool = False) -> Iterator[Inbox]:
         fail(f"the database {shown(url)} refused: {reason}", as_json)
     except (SQLAlchemyError, sqlite3.Error) as error:
         fail(f"the database {shown(url)} cannot be used: {error}", as_json)
-
-
-def fail(text: str, as_json: bool, code: int = FAILED) -> NoReturn:
-    """Say what went wrong, and leave."""
-    from rich.console import Console
-
-    Console(stderr=True).print(text, style="red", markup=False, highlight=False, soft_wrap=True)
-    if as_json:
-        typer.echo(json.dumps({"error": text}))
-    raise typer.Exit(code)
 
 
 def shown(url: str) -> str:

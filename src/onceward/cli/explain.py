@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onceward.cli.database import MISUSED, AsJson, fail
-from onceward.cli.printing import WIDE, print_json
+from onceward.cli.exit import MISUSED, AsJson, fail
+from onceward.cli.output import WIDE, print_json
 
 if TYPE_CHECKING:
     from onceward.app import Onceward

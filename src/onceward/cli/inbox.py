@@ -10,8 +10,9 @@ import typer
 
 from onceward._text import quantity
 from onceward.cli.consumers import unknown
-from onceward.cli.database import FAILED, MISUSED, AsJson, Database, dialect_of, fail, opened
-from onceward.cli.printing import for_people, iso_day, iso_time, print_json, print_table
+from onceward.cli.database import Database, dialect_of, opened
+from onceward.cli.exit import FAILED, MISUSED, AsJson, fail
+from onceward.cli.output import for_people, iso_day, iso_time, print_json, print_table
 
 if TYPE_CHECKING:
     from onceward.inbox import Inbox, PurgeReport

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from onceward.cli.database import MISUSED, fail
+from onceward.cli.exit import MISUSED, fail
 
 NEW_EXAMPLES = """
 Examples:

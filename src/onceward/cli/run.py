@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from onceward.cli.completion import envs
-from onceward.cli.database import FAILED, MISUSED, fail
+from onceward.cli.exit import FAILED, MISUSED, fail
 
 if TYPE_CHECKING:
     from onceward.app import Onceward

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onceward._text import quantity
-from onceward.cli.database import MISUSED, AsJson, fail
-from onceward.cli.letters import shortened
-from onceward.cli.printing import iso_time, print_json
+from onceward.cli.dlq.options import shortened
+from onceward.cli.exit import MISUSED, AsJson, fail
+from onceward.cli.output import iso_time, print_json
 from onceward.cli.trace_tree import LIVES, Branch, Story, Wait, outcomes, story
 
 if TYPE_CHECKING:

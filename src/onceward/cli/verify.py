@@ -13,24 +13,16 @@ import typer
 from onceward._importing import import_name
 from onceward._text import quantity
 from onceward.cli.completion import envs
-from onceward.cli.database import (
-    ELSEWHERE,
-    FAILED,
-    MISUSED,
-    AsJson,
-    database_option,
-    default_database,
-    fail,
-    opened,
-)
-from onceward.cli.printing import WIDE, print_json
-from onceward.cli.subjects import Subject, subject_of
+from onceward.cli.database import ELSEWHERE, database_option, default_database, opened
+from onceward.cli.exit import FAILED, MISUSED, AsJson, fail
+from onceward.cli.output import WIDE, print_json
+from onceward.cli.verify_subject import Subject, subject_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from onceward.inbox import Inbox
-    from onceward.testing.contract import Report, ScenarioResult
+    from onceward.verify import Report, ScenarioResult
 
 VERIFY_EXAMPLES = """
 Examples:
@@ -48,7 +40,7 @@ Examples:
 
 
 def _scenarios() -> list[str]:
-    from onceward.testing.contract.names import NAMES
+    from onceward.verify.report import NAMES
 
     return list(NAMES)
 
@@ -167,7 +159,7 @@ def _refusing(as_json: bool) -> Iterator[None]:
     from sqlalchemy.exc import SQLAlchemyError
 
     from onceward.errors import ConfigurationError
-    from onceward.testing.contract.children import Broken, Died, Hung
+    from onceward.verify.children import Broken, Died, Hung
 
     try:
         yield
@@ -235,7 +227,7 @@ def _event(line: str, place: str) -> Any:
 def _examined(subject: Any, events: Any, given: dict[str, Any]) -> Report:
     from rich.console import Console
 
-    from onceward.testing.contract import examine_consumer
+    from onceward.verify import examine_consumer
 
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -246,7 +238,7 @@ def _examined(subject: Any, events: Any, given: dict[str, Any]) -> Report:
 def _examined_in_sight(subject: Any, events: Any, given: dict[str, Any], console: Console) -> Report:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from onceward.testing.contract import NAMES, examine_consumer
+    from onceward.verify import NAMES, examine_consumer
 
     columns = (TextColumn("{task.description:24}"), BarColumn(40), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bars:
@@ -263,7 +255,7 @@ def _show(report: Report, kept: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from onceward.testing.contract import Result
+    from onceward.verify import Result
 
     styles = {Result.PASSED: "green", Result.FAILED: "bold red", Result.SKIPPED: "dim"}
     table = Table("scenario", "result", "seconds", "tried", box=None, pad_edge=False)
@@ -293,7 +285,7 @@ def _plain(report: Report, kept: bool) -> dict[str, Any]:
 
 
 def _write_junit(report: Report, path: Path) -> None:
-    from onceward.testing.contract.junit import as_junit
+    from onceward.verify.report import as_junit
 
     path.write_text(as_junit(report))
 

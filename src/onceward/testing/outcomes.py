@@ -18,8 +18,8 @@ from onceward.boundary.strategies import CLAIM
 from onceward.db import DbSession
 from onceward.errors import ConfigurationError
 from onceward.inbox import Inbox
-from onceward.testing.contract import tables
-from onceward.testing.contract.databases import Databases, async_engine_at, databases_of, engine_at
+from onceward.verify import tables
+from onceward.verify.databases import Databases, async_engine_at, databases_of, engine_at
 
 
 def check_idempotent_outcome(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from onceward.testing.contract import Report
+    from onceward.verify import Report
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,9 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def verify_consumer(
     request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> Callable[..., Report]:
-    """`onceward.testing.contract.verify_consumer`, with the seed of `--onceward-seed`."""
-    from onceward.testing.contract import VerificationError
-    from onceward.testing.contract import verify_consumer as verify
+    """`onceward.verify.verify_consumer`, with the seed of `--onceward-seed`."""
+    from onceward.verify import VerificationError
+    from onceward.verify import verify_consumer as verify
 
     def verified(consumer: Any, events: Any = None, **given: Any) -> Report:
         __tracebackhide__ = True

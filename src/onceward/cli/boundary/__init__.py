@@ -1,0 +1,67 @@
+"""`onceward boundary`: serve one, and talk to one."""
+
+from __future__ import annotations
+
+import typer
+
+from onceward.cli.boundary.append import append
+from onceward.cli.boundary.bundle import export, import_
+from onceward.cli.boundary.certs import certs
+from onceward.cli.boundary.copy import copy
+from onceward.cli.boundary.facts import confirm, fetch, tail
+from onceward.cli.boundary.forward import forward
+from onceward.cli.boundary.objects import get, put
+from onceward.cli.boundary.serve import serve
+from onceward.cli.boundary.skip import skip
+from onceward.cli.boundary.stats import consumers, stats
+
+SERVE_EXAMPLES = """
+Examples:
+
+- `onceward boundary serve` for this machine
+
+- `onceward boundary serve --listen 0.0.0.0:7700 --data /var/lib/boundary --log-format json` as a service
+
+- `onceward boundary serve --listen 127.0.0.1:0 --data "$(mktemp -d)"` on a free port, which the first line names
+
+- `onceward boundary serve --config boundary.toml` with TLS, peers and links
+"""
+CERTS_EXAMPLES = """
+Examples:
+
+- `onceward boundary certs ./certs --zone plant-a --zone hq` to try two zones on this machine
+
+- `onceward boundary certs ./certs --zone lab --peer billing` to add a zone and an application later
+"""
+APPEND_EXAMPLES = """
+Examples:
+
+- `onceward boundary append --subject batch:B1042 --predicate completed --object '{"litres": 480}'
+  --from-zone plant-a --to-zone hq --id-part batch --id-part B1042 --id-part completed`
+
+- `onceward boundary put batch-files B1042.pdf report.pdf --json |
+  onceward boundary append --object - --subject batch:B1042 --predicate report_filed ...` with an artifact
+
+- `onceward boundary append --lines facts.jsonl` many, each line as
+  `{"envelope": {"message_id": "m1", "from_zone": "plant-a", "to_zone": "hq"},
+  "fact": {"subject": "batch:B1042", "predicate": "completed", "object": {"litres": 480}}}`
+"""
+
+boundary = typer.Typer(
+    no_args_is_help=True, help="A durable log of facts with named cursors: serve it, append, fetch, confirm."
+)
+boundary.command("serve", epilog=SERVE_EXAMPLES)(serve)
+boundary.command("append", epilog=APPEND_EXAMPLES)(append)
+boundary.command("fetch")(fetch)
+boundary.command("confirm")(confirm)
+boundary.command("tail")(tail)
+boundary.command("put")(put)
+boundary.command("get")(get)
+boundary.command("consumers")(consumers)
+boundary.command("stats")(stats)
+boundary.command("copy")(copy)
+boundary.command("forward")(forward)
+boundary.command("skip")(skip)
+boundary.command("export")(export)
+boundary.command("import")(import_)
+boundary.command("certs", epilog=CERTS_EXAMPLES)(certs)

@@ -1,0 +1,189 @@
+"""`onceward boundary forward`: pull facts of another zone into this one, by hand or as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onceward.cli.boundary.options import client_for, installed
+from onceward.cli.exit import MISUSED, AsJson, fail
+from onceward.cli.output import print_json
+
+if TYPE_CHECKING:
+    from onceward.boundary import AsyncBoundaryClient
+    from onceward.boundary.boundary import Boundary
+    from onceward.boundary.links.link import ZoneLink
+
+WORDS = {
+    "appended": "appended",
+    "duplicate": "there already",
+    "own": "of this zone itself",
+    "not_for_us": "for other zones",
+    "missed": "expired before",
+}
+LOOK_SECONDS = 0.1
+
+Source = Annotated[str, typer.Option("--from", metavar="URL", help="The boundary that has the facts.")]
+Zone = Annotated[str, typer.Option("--zone", metavar="NAME", help="The zone that receives.")]
+Origins = Annotated[
+    list[str] | None,
+    typer.Option("--from-zone", metavar="ZONE", help="Origins that the source may speak for; repeatable."),
+]
+Addressees = Annotated[
+    list[str] | None,
+    typer.Option("--to-zone", metavar="ZONE", help="Take only facts for these zones; repeatable."),
+]
+
+
+def forward(
+    source: Source,
+    target: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="URL|STORE", help="The boundary that gets them, or its store, which is faster."
+        ),
+    ],
+    zone: Zone,
+    consumer: Annotated[
+        str,
+        typer.Option(metavar="NAME", show_default="zone:<the zone>", help="The durable name at the source."),
+    ] = "",
+    from_zone: Origins = None,
+    to_zone: Addressees = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Stop where the source ends, or at a failure.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Pull facts and their artifacts from one boundary into another. Each is confirmed once it is durable there.
+
+    A link that is cut is tried again until it heals; a fact that cannot be taken stops it until you decide with `skip`.
+    The first SIGTERM or Ctrl-C lets the page in hand end, a second one cuts it off; it is safe to repeat either way.
+
+    Into a URL facts go one by one, to keep their order. Into a store (a directory, postgresql://…, nats://…) they go by
+    the hundred; a directory must not have a server then. `serve` with links in its configuration has both.
+
+    Exit code: 0 when it was told to stop, or with --once at the end; 1 with --once at a failure or a fact that cannot
+    be taken; 130 or 143 if a second signal cut it off; 2 for wrong arguments.
+    """
+    with installed(as_json):
+        from onceward.boundary.links.link import ZoneLink
+        from onceward.boundary.server.process import start_logging
+    from onceward.errors import ConfigurationError, OncewardError
+
+    async def run() -> None:
+        await client_for(source, "--from").close()  # refuses what is no URL, before anything is opened
+        connect = partial(client_for, source, "--from")
+        async with receiving_side(target, "--to") as side:
+            link = ZoneLink(
+                source,
+                connect,
+                side,
+                zone,
+                consumer=consumer,
+                from_zones=from_zone or (),
+                to_zones=to_zone or (),
+            )
+            with _shown(link, as_json):
+                if not once:
+                    start_logging("console" if sys.stderr.isatty() else "json", "info")
+                try:
+                    await _until_told(link, once)
+                finally:
+                    counts.update(link.report.counts)
+
+    counts: dict[str, int] = {}
+    try:
+        with installed(as_json):
+            asyncio.run(run())
+    except ConfigurationError as error:
+        fail(str(error), as_json, MISUSED)
+    except OncewardError as error:
+        fail(f"{error} ({_summary(counts)}; it is safe to repeat)", as_json)
+    except _CutOff as error:
+        raise typer.Exit(128 + error.signal) from None
+    if as_json:
+        print_json(dict.fromkeys(WORDS, 0) | counts)
+    else:
+        typer.echo(f"{_summary(counts)}.")
+
+
+@asynccontextmanager
+async def receiving_side(target: str, option: str) -> AsyncIterator[Boundary | AsyncBoundaryClient]:
+    """A client for a URL; for a store a boundary in this process."""
+    from onceward.boundary.boundary import Boundary
+    from onceward.boundary.stores import open_store
+
+    if target.startswith(("http://", "https://")):
+        async with client_for(target, option) as client:
+            yield client
+        return
+    store = await open_store(target)
+    try:
+        yield Boundary(store)
+    finally:
+        await store.close()
+
+
+class _CutOff(Exception):
+    def __init__(self, number: int) -> None:
+        super().__init__(f"cut off by signal {number}")
+        self.signal = number
+
+
+async def _until_told(link: ZoneLink, once: bool) -> None:
+    loop, heard = asyncio.get_running_loop(), list[int]()
+    work = asyncio.create_task(link.drain() if once else link.run())
+
+    def hear(number: int) -> None:
+        heard.append(number)
+        link.end()
+        if len(heard) > 1:
+            work.cancel()
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(each, hear, int(each))
+    try:
+        await work
+    except asyncio.CancelledError:
+        raise _CutOff(heard[-1]) from None
+    finally:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(each)
+
+
+@contextmanager
+def _shown(link: ZoneLink, as_json: bool) -> Iterator[None]:
+    """How far it is, on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn
+
+    console = Console(stderr=True)
+    if as_json or not console.is_terminal:
+        yield
+        return
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as bars:
+        bar = bars.add_task("connecting", total=None)
+        watching = asyncio.create_task(_watch(link, partial(bars.update, bar)))
+        try:
+            yield
+        finally:
+            watching.cancel()
+
+
+async def _watch(link: ZoneLink, update: Callable[..., None]) -> None:
+    while True:
+        update(description=f"up to offset {link.report.frontier:,}: {_summary(link.report.counts)}")
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _summary(counts: dict[str, int]) -> str:
+    found = [f"{counts[key]:,} {word}" for key, word in WORDS.items() if counts.get(key)]
+    return ", ".join(found) or "nothing new"

@@ -1,0 +1,142 @@
+"""`onceward boundary put|get`: objects of any size, in pieces, with a bar on a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import mimetypes
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from onceward.cli.boundary.options import HERE, Url, client_for, explained
+from onceward.cli.boundary.transfers import pieces_of, progress_of, size_of
+from onceward.cli.exit import MISUSED, AsJson, fail
+from onceward.cli.output import print_json
+
+if TYPE_CHECKING:
+    from onceward.boundary import ObjectRef
+
+Bucket = Annotated[str, typer.Argument(metavar="BUCKET", help="Such as batch-files.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="Its name in the bucket.")]
+
+
+def put(
+    bucket: Bucket,
+    key: Key,
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="What to keep; - reads standard input.")],
+    media_type: Annotated[
+        str | None,
+        typer.Option(metavar="TYPE", show_default="guessed from the name", help="Such as application/pdf."),
+    ] = None,
+    url: Url = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Keep a file as an object, for a fact to refer to. Put it first, append the fact afterwards.
+
+    An object is never changed: the same bytes again are fine, others need another key. `--json` prints what the fact's
+    object has to say.
+
+    Exit code: 0; 1 if the boundary refuses or cannot be reached; 2 for wrong arguments or a file that cannot be read.
+    """
+    given = media_type or mimetypes.guess_type(file)[0] or "application/octet-stream"
+    try:
+        source = open(0 if file == "-" else file, "rb", buffering=0, closefd=file != "-")  # noqa: SIM115
+    except OSError as error:
+        fail(f"{file} cannot be read: {error.strerror}", as_json, MISUSED)
+    with source, explained(as_json):
+        ref = asyncio.run(_send(source, bucket, key, given, url, as_json))
+    if as_json:
+        print_json(msgspec.to_builtins(ref))
+    else:
+        typer.echo(f"{bucket}/{key} has {ref.size:,} bytes of {given}, {ref.digest}")
+
+
+async def _send(
+    source: IO[bytes], bucket: str, key: str, media_type: str, url: str, as_json: bool
+) -> ObjectRef:
+    async with client_for(url) as client:
+        with progress_of(f"{bucket}/{key}", size_of(source), as_json) as progress:
+
+            async def pieces() -> AsyncIterator[bytes]:
+                async for piece in pieces_of(source):
+                    yield piece
+                    progress.advance(len(piece))
+
+            return await client.put_stream(bucket, key, pieces(), media_type)
+
+
+def get(
+    bucket: Bucket,
+    key: Key,
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE|-]",
+            show_default="the key's last part, here",
+            help="Where to; - is standard output.",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    url: Url = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch an object and verify its digest. The file has its name only when it is whole and right.
+
+    Exit code: 0; 1 if there is no such object, what came is not what was put, the file cannot be written or the
+    boundary cannot be reached; 2 for wrong arguments or a file that exists.
+    """
+    if file == "-":
+        with explained(as_json):
+            asyncio.run(_receive(typer.get_binary_stream("stdout"), bucket, key, url, as_json))
+        return
+    place = Path(file or PurePosixPath(key).name)
+    _check_place(place, force, as_json)
+    part = place.with_name(f"{place.name}.{os.getpid()}.part")
+    try:
+        with part.open("xb") as target, explained(as_json):
+            ref = asyncio.run(_receive(target, bucket, key, url, as_json))
+        part.replace(place)
+    except OSError as error:
+        fail(f"{place} cannot be written: {error.strerror or error}", as_json)
+    finally:
+        part.unlink(missing_ok=True)
+    if as_json:
+        print_json(msgspec.to_builtins(ref))
+    else:
+        typer.echo(f"{place} has {ref.size:,} bytes, verified: {ref.digest}")
+
+
+def _check_place(place: Path, force: bool, as_json: bool) -> None:
+    if place.name in ("", "..") or place.is_dir():
+        fail(f"{place} is a directory; name a file", as_json, MISUSED)
+    if place.exists() and not place.is_file():
+        fail(f"{place} is no ordinary file; use - and redirect", as_json, MISUSED)
+    if place.exists() and not force:
+        fail(f"{place} exists already; name another file, or overwrite it with --force", as_json, MISUSED)
+
+
+async def _receive(target: IO[bytes], bucket: str, key: str, url: str, as_json: bool) -> ObjectRef:
+    from onceward.boundary.artifacts import IntegrityError
+
+    digest = hashlib.sha256()
+    async with client_for(url) as client:
+        with progress_of(f"{bucket}/{key}", None, as_json) as progress:
+
+            def write(piece: bytes) -> None:
+                digest.update(piece)
+                target.write(piece)
+                progress.advance(len(piece))
+
+            ref = await client.get_stream(bucket, key, write, lambda ref: progress.whole(ref.size))
+    target.flush()
+    if ref.digest != f"sha256:{digest.hexdigest()}":
+        raise IntegrityError(
+            f"what came as object {bucket}/{key} is not what was put: it does not have the digest {ref.digest}; do not "
+            "use it"
+        )
+    return ref

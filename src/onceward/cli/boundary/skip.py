@@ -1,0 +1,154 @@
+"""`onceward boundary skip`: an operator looks at the fact that holds a link, and decides to go on without it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onceward.cli.boundary.forward import Source
+from onceward.cli.boundary.options import Consumer, connected, installed
+from onceward.cli.dlq.options import Operator, who
+from onceward.cli.exit import MISUSED, AsJson, fail
+from onceward.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from onceward.boundary import AsyncBoundaryClient, StoredFact
+
+
+def skip(
+    source: Source,
+    consumer: Consumer,
+    offset: Annotated[
+        int | None, typer.Option(metavar="N", help="At the source; it must be the link's very next fact.")
+    ] = None,
+    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why it may be left out.")] = None,
+    here: Annotated[
+        str | None,
+        typer.Option(
+            "--to", metavar="STORE", help="The receiving side's store, to show what it has instead."
+        ),
+    ] = None,
+    operator: Operator = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the fact that a link is stopped at; with an offset and a reason, go on without it.
+
+    Facts are never changed: theirs is left out here for good, or the link stays where it is. The link notices by
+    itself. Who decided what, and why, is kept at the source, as an object whose name is printed, and goes into the log
+    of the link. `--to` only reads, also beside a server.
+
+    Exit code: 0; 1 if nothing waits, another fact is the next one, or the boundary refuses or cannot be reached; 2 for
+    wrong arguments.
+    """
+    if (offset is None) != (reason is None):
+        fail("--offset and --reason go together; without both the fact is only shown", as_json, MISUSED)
+    if reason is not None and not reason.strip():
+        fail("--reason is empty; say why this fact may be left out", as_json, MISUSED)
+    with connected(source, as_json, "--from") as (client, runner):
+        theirs = runner.run(_next(client, consumer, as_json))
+        ours = None if here is None else _found(here, theirs.message_id, as_json)
+        if offset is not None and offset != theirs.offset:
+            fail(
+                f"the next fact of {consumer} is at offset {theirs.offset}, not {offset}; only that can be skipped",
+                as_json,
+            )
+        kept = None
+        if reason is not None:
+            from onceward.boundary.links import skips
+
+            runner.run(skips.skip(client, consumer, theirs, reason=reason.strip(), operator=who(operator)))
+            kept = f"{skips.BUCKET} {skips.key_of(consumer, theirs.offset)}"
+    decision = {
+        "consumer": consumer,
+        "offset": theirs.offset,
+        "skipped": kept is not None,
+        "reason": reason,
+        "kept_as": kept,
+    }
+    sides = {"source": _fields(theirs), "here": None if ours is None else _fields(ours)}
+    if as_json:
+        print_json({**decision, **sides})
+        return
+    _print_sides(sides["source"] or {}, sides["here"], here)
+    if kept is not None:
+        typer.echo(f"Skipped: {consumer} goes on behind offset {offset}. Reason: {reason}")
+        typer.echo(f"Read it again: `onceward boundary get {kept} - --url {source}`")
+    else:
+        typer.echo(
+            f"Nothing is changed. To leave it out, repeat this with --offset {theirs.offset} --reason TEXT."
+        )
+
+
+async def _next(client: AsyncBoundaryClient, consumer: str, as_json: bool) -> StoredFact:
+    await client.confirm(
+        consumer, 0
+    )  # moves nothing, and refuses a name that is misspelt; a fetch would make it
+    page = await client.fetch(consumer, 1)
+    if not page.facts:
+        fail(f"nothing waits for {consumer}: there is nothing to skip", as_json)
+    return page.facts[0]
+
+
+def _found(store: str, message_id: str, as_json: bool) -> StoredFact | None:
+    """The fact with this id on the receiving side. By reading through: it is a matter of seconds, and done rarely."""
+    with installed(as_json):
+        from onceward.boundary.stores.read_only import looking_into
+        from onceward.boundary.wire import stored
+    from onceward.errors import ConfigurationError
+
+    async def find() -> StoredFact | None:
+        at, wanted = 0, message_id.encode()
+        async with looking_into(store) as look:
+            while records := await look.read(at, 1000):
+                for record in records:
+                    if wanted in record[1] and (fact := stored(record)).message_id == message_id:
+                        return fact
+                at = records[-1][0]
+        return None
+
+    try:
+        return asyncio.run(find())
+    except ConfigurationError as error:
+        fail(f"--to: {error}", as_json, MISUSED)
+
+
+def _fields(fact: StoredFact) -> dict[str, Any]:
+    """What makes two facts the same, and where it is."""
+    from onceward.boundary.canonical import content_digest
+
+    return {
+        "offset": fact.offset,
+        "message_id": fact.message_id,
+        "subject": fact.fact.subject,
+        "predicate": fact.fact.predicate,
+        "object_json": fact.fact.object_json,
+        "object_media_type": fact.envelope.object_media_type,
+        "object_schema": fact.envelope.object_schema,
+        "from_zone": fact.envelope.from_zone,
+        "to_zone": fact.envelope.to_zone,
+        "digest": content_digest(fact.envelope, fact.fact).hex(),
+    }
+
+
+def _print_sides(theirs: dict[str, Any], ours: dict[str, Any] | None, here: str | None) -> None:
+    if ours is None:
+        if here is not None:
+            typer.echo(f"{here} has no fact with this id.")
+        print_table(
+            [{"field": key, "source": str(value)} for key, value in theirs.items()],
+            {"field": "", "source": "source"},
+            "",
+        )
+        return
+    rows = [
+        {
+            "field": key,
+            "source": str(value),
+            "here": str(ours[key]),
+            "differs": "≠" if key != "offset" and value != ours[key] else "",
+        }
+        for key, value in theirs.items()
+    ]
+    print_table(rows, {"field": "", "source": "source", "differs": "", "here": "here"}, "")

@@ -1,0 +1,91 @@
+"""`onceward boundary consumers|stats`: how far everybody has come."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from onceward.cli.boundary.options import HERE, Url, checked, explained, tls_for
+from onceward.cli.exit import AsJson, fail
+from onceward.cli.output import iso_time, print_json, print_table
+
+SECONDS = 30.0
+
+
+def consumers(url: Url = HERE, as_json: AsJson = False) -> None:
+    """List the consumers, how far each has confirmed, and how many facts wait for it.
+
+    Exit code: 0, also if there are none; 1 if the boundary cannot be reached; 2 for wrong arguments.
+    """
+    found = [
+        {
+            "name": each["name"],
+            "offset": each["offset"],
+            "backlog": each["backlog"],
+            "confirmed_at": _moment(each["confirmed_at_unix_ms"]),
+        }
+        for each in _asked(url, as_json)["consumers"]
+    ]
+    if as_json:
+        print_json(found)
+        return
+    columns = {"name": "consumer", "offset": "confirmed", "backlog": "backlog", "confirmed_at": "at"}
+    print_table(found, columns, "No consumer has fetched yet.")
+
+
+def stats(url: Url = HERE, as_json: AsJson = False) -> None:
+    """Show what the log holds, and who is furthest behind.
+
+    Exit code: 0; 1 if the boundary cannot be reached; 2 for wrong arguments.
+    """
+    found = _asked(url, as_json)
+    if as_json:
+        print_json(found)
+        return
+    slowest = max(found["consumers"], key=lambda each: int(each["backlog"]), default=None)
+    behind = None if slowest is None else f"{slowest['name']}, by {slowest['backlog']:,} facts"
+    rows = [
+        {"what": "first offset retained", "value": found["first"]},
+        {"what": "last offset", "value": found["last"]},
+        {"what": "facts", "value": found["last"] - found["first"] + 1},
+        {"what": "consumers", "value": len(found["consumers"])},
+        {"what": "furthest behind", "value": behind},
+    ]
+    print_table(rows, {"what": "what", "value": "value"}, "")
+
+
+def _asked(url: str, as_json: bool) -> dict[str, Any]:
+    from http.client import HTTPException
+    from urllib.error import HTTPError, URLError
+    from urllib.request import urlopen
+
+    with explained(as_json):
+        from onceward.boundary.client.errors import unreached
+        from onceward.boundary.tls import client_context
+
+        page, tls = f"{checked(url)}/stats", tls_for(url)
+        context = None if tls is None else client_context(tls)
+        try:
+            with urlopen(page, timeout=SECONDS, context=context) as answer:
+                found: dict[str, Any] = json.load(answer)
+                found["last"], found["consumers"]
+                return found
+        except HTTPError as error:
+            error.close()
+            if error.code == 401:
+                fail(
+                    f"{page} answers 401: the certificate is that of no peer of this boundary; see its [[peers]]",
+                    as_json,
+                )
+            fail(f"{page} answers {error.code} {error.reason}; is that a boundary? See --url", as_json)
+        except URLError as error:
+            reason = error.reason
+            fail(unreached(url, reason if isinstance(reason, Exception) else error), as_json)
+        except (OSError, HTTPException) as error:
+            fail(unreached(url, error), as_json)
+        except (ValueError, LookupError, TypeError):
+            fail(f"{page} does not answer as a boundary does; see --url", as_json)
+
+
+def _moment(milliseconds: int | None) -> str | None:
+    return None if milliseconds is None else iso_time(milliseconds / 1000)

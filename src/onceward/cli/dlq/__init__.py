@@ -1,0 +1,265 @@
+"""`onceward dlq`: dead letters, looked at, kept, sent again or set aside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onceward._text import quantity
+from onceward.cli.database import Database
+from onceward.cli.dlq.export import export
+from onceward.cli.dlq.options import (
+    Limit,
+    Operator,
+    Reason,
+    Wanted,
+    Yes,
+    age,
+    confirm,
+    described,
+    filtered,
+    letters_in,
+    shortened,
+    told,
+    who,
+)
+from onceward.cli.dlq.redrive import redrive, redrives
+from onceward.cli.exit import FAILED, AsJson, fail
+from onceward.cli.output import for_people, print_json, print_table
+
+if TYPE_CHECKING:
+    from onceward.deadletters import DeadLetter, DeadLetters
+
+dlq = typer.Typer(
+    no_args_is_help=True, help="Dead letters: what failed for good. See it, mend it, send it again."
+)
+
+
+@dlq.command("list")
+@filtered()
+def list_(
+    database: Database,
+    wanted: Wanted,
+    limit: Limit = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters, the longest dead first.
+
+    Exit code: 0, also if there are none; 1 if the database fails; 2 for wrong arguments or missing tables.
+    """
+    from onceward.deadletters import Filter
+
+    with letters_in(database, as_json) as letters:
+        chosen = wanted()
+        found = letters.find(chosen, limit=limit)
+        total = len(found) if len(found) < limit else letters.count(chosen)
+        others = "" if found else _others(letters, chosen.consumer)
+    if as_json:
+        print_json([described(letter) for letter in found])
+        return
+    columns = {
+        "id": "id",
+        "consumer": "consumer",
+        "what": "type, category",
+        "status": "status",
+        "attempts": "deliveries",
+        "deaths": "deaths",
+        "age": "dead for",
+        "error": "error",
+    }
+    empty = "No dead letters." if chosen == Filter() else f"No dead letter fits{others}."
+    usual = {"status": "open", "deaths": 1}
+    print_table([_row(letter) for letter in found], columns, empty, usual=usual)
+    if total > len(found):
+        typer.echo(f"{total - len(found):,} more; see --limit")
+
+
+def _others(letters: DeadLetters, consumer: str | None) -> str:
+    """Whose letters there are, for somebody who asked for those of nobody: the name may be mistyped."""
+    known = {row["consumer"] for row in letters.stats()}
+    if consumer is None or consumer in known or not known:
+        return ""
+    return f": there is none of {consumer!r}, but of {', '.join(sorted(known))}"
+
+
+def _row(letter: DeadLetter) -> dict[str, Any]:
+    """Narrow enough for a terminal. That it is not on hold goes without saying."""
+    held = None if letter.hold is None else f"held: {letter.hold}"
+    return {
+        "id": letter.id,
+        "consumer": letter.consumer,
+        "what": "\n".join(filter(None, (letter.event_type, letter.category, held))),
+        "status": letter.status,
+        "attempts": letter.attempts,
+        "deaths": letter.deaths,
+        "age": age(letter.died_at),
+        "error": shortened(told(letter.error, letter.message_id), 100),
+    }
+
+
+@dlq.command()
+def show(
+    letter_id: Annotated[int, typer.Argument(metavar="ID", help="Its number in `onceward dlq list`.")],
+    database: Database,
+    raw: Annotated[bool, typer.Option("--raw", help="Write the body as it came to standard output.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show all that is known of one letter: its history, and what was delivered.
+
+    JSON has the body in base64, and besides as `payload` if it can be read.
+
+    Exit code: 0; 1 if there is no such letter or the database fails; 2 for wrong arguments or missing tables.
+    """
+    import base64
+
+    from onceward.deadletters import Filter
+
+    with letters_in(database, as_json) as letters:
+        found = letters.find(Filter(ids=(letter_id,)))
+        if not found:
+            fail(f"there is no dead letter {letter_id}; see `onceward dlq list`", as_json)
+        body = letters.body(letter_id)
+    if raw:
+        typer.get_binary_stream("stdout").write(body)
+        return
+    plain = described(found[0])
+    if as_json:
+        print_json({**plain, **_readable(body), "body": base64.b64encode(body).decode()})
+        return
+    history = [
+        {**each, "at": for_people(each["at"]), "error": told(each["error"], plain["message_id"])}
+        for each in plain.pop("history")
+    ]
+    called = {"attempts": "deliveries"}
+    rows = [{"field": called.get(name, name), "value": value} for name, value in plain.items()]
+    print_table([*rows, {"field": "body", "value": _shown(body)}], {"field": "field", "value": "value"}, "")
+    print_table(
+        history, {"attempt": "delivery", "at": "at (UTC)", "category": "category", "error": "error"}, ""
+    )
+
+
+dlq.command()(redrive)
+
+
+@dlq.command()
+@filtered(status=False)
+def discard(
+    database: Database,
+    reason: Reason,
+    wanted: Wanted,
+    operator: Operator = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Close open letters without sending them again. They are kept for 90 days, like all others.
+
+    Letters on hold are passed over.
+
+    Exit code: 0; 1 if none was open or the database fails; 2 for wrong arguments or missing tables.
+    """
+    with letters_in(database, as_json) as letters:
+        chosen = wanted(status="open")
+        if open_ := letters.count(chosen):
+            confirm(f"Discard {quantity(open_, 'letter')}?", yes, as_json)
+        number = letters.discard(chosen, reason=reason, operator=who(operator))
+    _done("discarded", number, as_json)
+
+
+@dlq.command()
+@filtered()
+def hold(
+    database: Database,
+    reason: Reason,
+    wanted: Wanted,
+    operator: Operator = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep letters from every purge, until they are released.
+
+    Exit code: 0; 1 if there was none or the database fails; 2 for wrong arguments or missing tables.
+    """
+    with letters_in(database, as_json) as letters:
+        chosen = wanted()
+        number = letters.hold(chosen, reason=reason, operator=who(operator))
+    _done("held", number, as_json)
+
+
+@dlq.command()
+@filtered()
+def release(
+    database: Database,
+    reason: Reason,
+    wanted: Wanted,
+    operator: Operator = None,
+    as_json: AsJson = False,
+) -> None:
+    """End the hold on letters.
+
+    Exit code: 0; 1 if there was none or the database fails; 2 for wrong arguments or missing tables.
+    """
+    with letters_in(database, as_json) as letters:
+        chosen = wanted()
+        number = letters.release(chosen, reason=reason, operator=who(operator))
+    _done("released", number, as_json)
+
+
+dlq.command()(redrives)
+
+
+@dlq.command()
+def purge(database: Database, operator: Operator = None, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Remove letters that are resolved or discarded, dead for more than 90 days, and not on hold.
+
+    Exit code: 0; 1 if the database fails; 2 for wrong arguments or missing tables.
+    """
+    with letters_in(database, as_json) as letters:
+        confirm("Remove for good what is settled and old enough?", yes, as_json)
+        number = letters.purge(operator=who(operator))
+    if as_json:
+        print_json({"removed": number})
+    else:
+        typer.echo(f"{quantity(number, 'letter')} removed.")
+
+
+def _done(what: str, number: int, as_json: bool) -> None:
+    if as_json:
+        print_json({what: number})
+    else:
+        typer.echo(f"{quantity(number, 'letter')} {what}." if number else "No letter fits.", err=not number)
+    raise typer.Exit(0 if number else FAILED)
+
+
+def _readable(body: bytes) -> dict[str, Any]:
+    """For machines: the payload, if it is that of a transaction, or JSON."""
+    import json
+
+    import msgspec
+
+    from onceward.connectors.codec import DecodeError, decode
+
+    try:
+        payload = decode(body).payload
+    except DecodeError:
+        try:
+            payload = json.loads(body)
+        except (ValueError, RecursionError):
+            return {}
+    return {"payload": msgspec.to_builtins(payload, str_keys=True)}
+
+
+def _shown(body: bytes) -> Any:
+    """For people: JSON or a transaction's payload as text, anything else as its first bytes."""
+    from onceward.connectors.codec import DecodeError, decode
+
+    try:
+        return shortened(repr(decode(body).payload), 2000)
+    except DecodeError:
+        pass
+    try:
+        return shortened(body.decode(), 2000)
+    except UnicodeDecodeError:
+        return body[:100].hex(" ") + (" …" if len(body) > 100 else "")
+
+
+dlq.command()(export)

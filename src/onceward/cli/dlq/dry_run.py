@@ -1,0 +1,169 @@
+"""`onceward dlq redrive --dry-run`: from letters and the name of a task to what would happen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import typer
+
+from onceward.cli.dlq.options import shortened
+from onceward.cli.exit import FAILED
+from onceward.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from onceward.deadletters import DeadLetters, Filter
+    from onceward.deadletters.dry_run import Prediction
+    from onceward.transaction import Transaction
+
+
+def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, as_json: bool) -> int:
+    """Show it. Returns the exit code: whether any letter would die again."""
+    from onceward._sync import run_blocking
+    from onceward.connectors.codec import DecodeError
+    from onceward.deadletters.dry_run import Outcome, Prediction
+    from onceward.deadletters.redrive import RATE, check
+    from onceward.deadletters.root_causes import RedriveRefusedError
+
+    check(wanted, 0, RATE)
+    engine: Any = letters._core._ports.engine  # type: ignore[attr-defined]
+    task = _made(task_path, engine)
+    _check_consumer(task, task_path, wanted)
+    found = letters.find(msgspec.structs.replace(wanted, status="open"), limit=limit)
+    found.sort(key=lambda letter: (-1 if letter.sequence is None else letter.sequence, letter.id))
+    if not found:
+        raise RedriveRefusedError(run_blocking(letters._core.nothing_fits(wanted)))
+    readable: dict[int, Transaction] = {}
+    predicted: dict[int, Prediction] = {}
+    for letter in found:
+        try:
+            readable[letter.id] = _transaction(letters, letter)
+        except DecodeError as error:
+            predicted[letter.id] = Prediction(
+                transaction_id=letter.message_id, outcome=Outcome.BREACH, detail=str(error)
+            )
+        if letter.category == "poison":
+            readable.pop(letter.id, None)
+            predicted[letter.id] = Prediction(
+                transaction_id=letter.message_id, outcome=Outcome.BREACH, detail="poison is never sent again"
+            )
+    predictions = _predicted(task, list(readable.values()), engine)
+    predicted |= dict(zip(readable, predictions, strict=True))
+    ordered = {letter.id: predicted[letter.id] for letter in found}
+    _show(ordered, as_json)
+    return 0 if all(each.is_good for each in ordered.values()) else FAILED
+
+
+def _transaction(letters: DeadLetters, letter: Any) -> Transaction:
+    from onceward._sync import run_blocking
+    from onceward.deadletters.source import transaction_of
+
+    return transaction_of(
+        letters.body(letter.id),
+        message_id=letter.message_id,
+        event_at=run_blocking(letters._core.event_at(letter.id)),
+        first_failed_at=letter.first_failed_at.timestamp(),
+    )
+
+
+def _made(path: str, engine: Engine) -> Any:
+    """A task: one that is there, one that a function makes, or one of a class or a function of an app."""
+    from onceward._importing import import_name
+    from onceward.app.build import as_task
+    from onceward.connectors import AsyncMemoryConnector, MemoryConnector
+    from onceward.errors import ConfigurationError
+    from onceward.inbox import Inbox
+    from onceward.task.base import BaseTask
+
+    named = made = as_task(import_name(path))
+    if isinstance(named, type) and issubclass(named, BaseTask):
+        source: Any = AsyncMemoryConnector() if named._asynchronous else MemoryConnector()
+        made = named({"source": source}, {"inbox": Inbox(engine)})
+    elif callable(named) and _takes_nothing(named):
+        made = named()
+    if not isinstance(made, BaseTask):
+        raise ConfigurationError(
+            f"--task {path} must name a consumer: a function of an app, as in shop:charge, a class, an instance, or a "
+            f"function without parameters that makes one; it is {type(made).__name__}"
+        )
+    return made
+
+
+def _check_consumer(task: Any, path: str, wanted: Filter) -> None:
+    """What another consumer would make of the letters is of no use."""
+    from onceward.errors import ConfigurationError
+
+    contract = getattr(task, "contract", None)
+    if contract is not None and contract.consumer_id != wanted.consumer:
+        raise ConfigurationError(
+            f"--task {path} is consumer {contract.consumer_id!r}, and the letters are those of "
+            f"{wanted.consumer!r}; name the task of this one"
+        )
+
+
+def _takes_nothing(function: Any) -> bool:
+    import inspect
+
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    return all(each.default is not each.empty or each.kind in optional for each in parameters)
+
+
+def _predicted(task: Any, transactions: list[Transaction], engine: Engine) -> list[Prediction]:
+    from onceward.deadletters.dry_run import dry_run
+
+    if not task._asynchronous:
+        return dry_run(task, transactions, engine)
+    import asyncio
+
+    return asyncio.run(_predicted_async(task, transactions, engine))
+
+
+async def _predicted_async(task: Any, transactions: list[Transaction], engine: Engine) -> list[Prediction]:
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    from onceward.deadletters.dry_run import dry_run_async
+
+    driver = "sqlite+aiosqlite" if engine.dialect.name == "sqlite" else "postgresql+psycopg"
+    made = create_async_engine(engine.url.set(drivername=driver))
+    try:
+        return await dry_run_async(task, transactions, made)
+    finally:
+        await made.dispose()
+
+
+def _show(predicted: dict[int, Prediction], as_json: bool) -> None:
+    if as_json:
+        print_json([{"id": id_, **msgspec.to_builtins(each)} for id_, each in predicted.items()])
+        return
+    rows = [
+        {
+            "id": id_,
+            "outcome": WORDS[each.outcome],
+            "detail": shortened(each.detail, 120),
+            "writes": ", ".join(f"{one.verb} {one.table}: {one.rows}" for one in each.statements),
+        }
+        for id_, each in predicted.items()
+    ]
+    columns = {name: name for name in ("id", "outcome", "detail", "writes")}
+    print_table(rows, columns, "", usual={"detail": "", "writes": ""})
+    for id_, each in predicted.items():
+        for diff in each.tables:
+            for sign, changed in (("-", diff.removed), ("+", diff.added)):
+                for row in changed:
+                    values = ", ".join(f"{name}={value!r}" for name, value in row.items())
+                    typer.echo(f"{id_:>8}  {sign} {diff.table}: {values}")
+    typer.echo("Nothing was sent, and nothing was changed.")
+
+
+WORDS = {
+    "succeed": "would succeed",
+    "duplicate": "is a duplicate: no second effect",
+    "superseded": "is superseded: no effect",
+    "wait": "would wait",
+    "effect": "would come to an effect",
+    "breach": "would die again: contract",
+    "raise": "would die again: raises",
+}

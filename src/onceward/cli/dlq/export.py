@@ -1,0 +1,96 @@
+"""`onceward dlq export`: letters with their bodies, a line of JSON each."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onceward._text import quantity
+from onceward.cli.database import Database
+from onceward.cli.dlq.options import Operator, Wanted, described, filtered, letters_in, who
+from onceward.cli.exit import MISUSED, AsJson, fail
+from onceward.cli.output import print_json
+
+if TYPE_CHECKING:
+    from onceward.deadletters import DeadLetters, Filter
+
+PAGE = 100
+
+
+@filtered()
+def export(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", dir_okay=False, help="Where to; it must not exist.")
+    ],
+    database: Database,
+    wanted: Wanted,
+    operator: Operator = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write letters to a file, a line of JSON each: all that is known, the body in base64, and its SHA-256.
+
+    The file has its name only when it is whole. That somebody has exported goes to the audit.
+
+    Exit code: 0; 1 if no letter fits, the file cannot be written or the database fails; 2 for wrong arguments, a file
+    that exists or missing tables.
+    """
+    if file.exists():
+        fail(f"{file} exists already; name another file", as_json, MISUSED)
+    from onceward._sync import run_blocking
+
+    with letters_in(database, as_json) as letters:
+        chosen = wanted()
+        total = letters.count(chosen)
+        if not total:
+            fail("no letter fits; nothing was written", as_json)
+        details = {"filter": chosen.as_dict(), "letters": total, "file": str(file)}
+        run_blocking(letters._core.note(who(operator), "export", details))
+        part = file.with_name(f"{file.name}.part")
+        try:
+            with part.open("w", encoding="utf-8") as lines, _progress(total, as_json) as progress:
+                number = 0
+                for line in _lines(letters, chosen):
+                    lines.write(line + "\n")
+                    number += 1
+                    progress(number)
+            part.rename(file)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            fail(f"{file} cannot be written: {error.strerror or error}", as_json)
+    if as_json:
+        print_json({"letters": number, "file": str(file)})
+    else:
+        typer.echo(f"{quantity(number, 'letter')} written to {file}")
+
+
+def _lines(letters: DeadLetters, wanted: Filter) -> Iterator[str]:
+    from onceward._sync import run_blocking
+
+    after = 0
+    while page := run_blocking(letters._core.find(wanted, PAGE, after)):
+        for letter in page:
+            body = base64.b64encode(letters.body(letter.id)).decode()
+            yield json.dumps({**described(letter), "body": body}, ensure_ascii=False)
+        after = page[-1].id
+
+
+@contextmanager
+def _progress(total: int, as_json: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, nothing anywhere else."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if as_json or not console.is_terminal:
+        yield lambda number: None
+        return
+    columns = (TextColumn("exporting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task("", total=total)
+        yield lambda number: bars.update(task, completed=number)

@@ -1,0 +1,199 @@
+"""What the commands about dead letters share: the filter's options, opening the store, asking before doing."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onceward.cli.completion import one_of
+from onceward.cli.database import opened
+from onceward.cli.exit import MISUSED, fail
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from onceward.deadletters import DeadLetter, DeadLetters, Filter
+
+UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+FILTER = "Which letters"
+"""The heading of these options in the help."""
+
+
+def seconds(text: str) -> float:
+    """`90s`, `15m`, `2h`, `3d`."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no span of time; write 90s, 15m, 2h or 3d")
+    return float(found[1]) * UNITS[found[2]]
+
+
+def _option(*names: str, metavar: str, **more: Any) -> Any:
+    return typer.Option(*names, metavar=metavar, rich_help_panel=FILTER, **more)
+
+
+Consumer = Annotated[str | None, _option("--consumer", metavar="NAME", help="Of this consumer.")]
+EventType = Annotated[str | None, _option("--type", metavar="TYPE", help="Of this event type.")]
+Category = Annotated[
+    str | None,
+    _option("--category", metavar="NAME", **one_of("infrastructure", "contract", "business", "poison")),
+]
+Status = Annotated[
+    str | None,
+    _option("--status", metavar="NAME", **one_of("open", "redriven", "resolved", "discarded")),
+]
+OlderThan = Annotated[
+    float | None,
+    _option("--older-than", metavar="SPAN", parser=seconds, help="Dead for at least 90s, 15m, 2h, 3d."),
+]
+YoungerThan = Annotated[
+    float | None, _option("--younger-than", metavar="SPAN", parser=seconds, help="Dead for at most so long.")
+]
+Text = Annotated[str | None, _option("--text", metavar="TEXT", help="With this somewhere in the error.")]
+Ids = Annotated[list[int] | None, _option("--id", metavar="ID", help="With this number; may be repeated.")]
+MessageId = Annotated[str | None, _option("--message-id", metavar="ID", help="Of the message with this id.")]
+Aggregate = Annotated[str | None, _option("--aggregate", metavar="ID", help="Of this aggregate.")]
+
+Operator = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", show_default="your user name", help="Who does it, for the audit."),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+Limit = Annotated[int, typer.Option(min=1, metavar="N", help="How many at most.")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why: a case, a ticket. It goes to the audit.")]
+
+
+FILTERS = {
+    "consumer": Consumer,
+    "event_type": EventType,
+    "category": Category,
+    "status": Status,
+    "older_than": OlderThan,
+    "younger_than": YoungerThan,
+    "text": Text,
+    "ids": Ids,
+    "message_id": MessageId,
+    "aggregate": Aggregate,
+}
+"""The options of a filter, as the parameters of `wanted_of`."""
+
+Wanted = Callable[..., Any]
+"""The filter that the options make. Call it inside `letters_in`: what is wrong with it is then told in one line."""
+
+
+def filtered(*, status: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the options of a filter in the place of its parameter `wanted`."""
+    options = {name: option for name, option in FILTERS.items() if status or name != "status"}
+
+    def give(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            chosen = dict.fromkeys(FILTERS) | {name: given.pop(name) for name in options}
+            command(wanted=lambda **more: wanted_of(**(chosen | more)), **given)
+
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            if parameter.name == "wanted":
+                parameters += [
+                    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+                    for name, option in options.items()
+                ]
+            else:
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        return run
+
+    return give
+
+
+def wanted_of(
+    consumer: str | None,
+    event_type: str | None,
+    category: str | None,
+    status: str | None,
+    older_than: float | None,
+    younger_than: float | None,
+    text: str | None,
+    ids: list[int] | None,
+    message_id: str | None,
+    aggregate: str | None,
+) -> Filter:
+    from onceward.deadletters import Filter
+
+    return Filter(
+        consumer=consumer,
+        event_type=event_type,
+        category=category,  # type: ignore[arg-type]
+        status=status,  # type: ignore[arg-type]
+        older_than=older_than,
+        younger_than=younger_than,
+        text=text,
+        ids=tuple(ids or ()),
+        message_id=message_id,
+        aggregate_id=aggregate,
+    )
+
+
+@contextmanager
+def letters_in(url: str, as_json: bool) -> Iterator[DeadLetters]:
+    """The dead letters of a database. Whatever is wrong ends the command with one line that says what to do."""
+    from onceward.deadletters import DeadLetters
+
+    with opened(url, as_json) as inbox:
+        yield DeadLetters(engine_of(inbox))
+
+
+def engine_of(inbox: Any) -> Engine:
+    engine: Engine = inbox._ports.engine
+    return engine
+
+
+def who(operator: str | None) -> str:
+    import getpass
+
+    return getpass.getuser() if operator is None else operator
+
+
+def confirm(question: str, yes: bool, as_json: bool) -> None:
+    """Ask, unless told not to. Where nobody can be asked, nothing is done."""
+    if yes:
+        return
+    if as_json or not sys.stdin.isatty():
+        fail(f"{question} Nobody can be asked here: say so with --yes", as_json, MISUSED)
+    if not typer.confirm(question):
+        fail("Nothing was done.", as_json)
+
+
+def described(letter: DeadLetter) -> dict[str, Any]:
+    """A letter as JSON has it."""
+    import msgspec
+
+    plain: dict[str, Any] = msgspec.to_builtins(letter)
+    return plain
+
+
+def age(moment: datetime) -> str:
+    passed = max((datetime.now(UTC) - moment).total_seconds(), 0.0)
+    for unit in ("d", "h", "m"):
+        if passed >= UNITS[unit]:
+            return f"{passed / UNITS[unit]:.0f}{unit}"
+    return f"{passed:.0f}s"
+
+
+def shortened(text: str, length: int = 70) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= length else f"{line[: length - 1]}…"
+
+
+def told(error: str, message_id: str) -> str:
+    """The exception and its text, without the category and id that the engine puts before them: these are known."""
+    before, is_there, rest = error.partition(f" [{message_id}]: ")
+    return rest if is_there and before.isupper() else error

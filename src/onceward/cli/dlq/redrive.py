@@ -1,0 +1,176 @@
+"""`onceward dlq redrive` and `redrives`: dead letters sent again, and what became of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onceward._text import quantity
+from onceward.cli.completion import one_of
+from onceward.cli.database import Database
+from onceward.cli.dlq.options import Limit, Operator, Wanted, Yes, confirm, filtered, letters_in, who
+from onceward.cli.exit import MISUSED, AsJson, fail
+from onceward.cli.output import for_people, iso_time, print_json, print_table
+
+if TYPE_CHECKING:
+    from onceward.deadletters import DeadLetters, Filter, Rca
+
+
+@filtered(status=False)
+def redrive(
+    database: Database,
+    wanted: Wanted,
+    rca: Annotated[int | None, typer.Option(metavar="N", help="The number of an open root cause.")] = None,
+    cause_category: Annotated[
+        str | None, typer.Option(metavar="NAME", **one_of("infrastructure", "contract", "business"))
+    ] = None,
+    root_cause: Annotated[str | None, typer.Option(metavar="TEXT", help="Why the letters died.")] = None,
+    fix_ref: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The fix that has been deployed: a version, a change.")
+    ] = None,
+    rate: Annotated[int, typer.Option(metavar="N", help="Letters a minute, 1000 at most.")] = 100,
+    redrive_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="An id of yours: made again, it does nothing.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Run them in a transaction that is rolled back; needs --task.")
+    ] = False,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="The consumer: a function of an app, a class, or a function that makes one.",
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Of a dry run: how many at most.")] = 100,
+    operator: Operator = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Have open letters of one consumer delivered again, so many a minute.
+
+    It needs a filter beside the consumer, and a root cause: `--rca` names an open one, or `--cause-category`,
+    `--root-cause` and `--fix-ref` make one. Poison is never sent again. What was applied before is a duplicate then,
+    and has no second effect. With `--dry-run` nothing is sent and nothing stays in the database: it shows what would
+    come of each letter, and which rows would change.
+
+    Exit code: 0; 1 if it is refused, the database fails, or in a dry run a letter would die again; 2 for wrong
+    arguments or missing tables.
+    """
+    with letters_in(database, as_json) as letters:
+        chosen = wanted()
+        if dry_run:
+            from onceward.cli.dlq.dry_run import rehearse
+
+            if task is None:
+                fail("a dry run needs the consumer: --task MODULE:NAME", as_json, MISUSED)
+            raise typer.Exit(rehearse(letters, chosen, task, limit, as_json))
+        cause = _cause(rca, cause_category, root_cause, fix_ref, as_json)
+        _check_redrive(letters, chosen, cause, rate, yes, as_json)
+        made = letters.redrive(chosen, rca=cause, operator=who(operator), rate=rate, redrive_id=redrive_id)
+    if as_json:
+        import msgspec
+
+        print_json(msgspec.to_builtins(made))
+    elif made.repeated:
+        typer.echo(
+            f"Redrive {made.id} was made before, of {quantity(made.letters, 'letter')}. Nothing was done."
+        )
+    else:
+        typer.echo(
+            f"Redrive {made.id}: {quantity(made.letters, 'letter')} at {rate} a minute, the last one due at "
+            f"{iso_time(made.last_at)}. Root cause {made.rca_id}."
+        )
+        if made.left:
+            typer.echo(f"{made.left:,} more fit, and need another redrive.")
+        typer.echo(
+            f"They come to {chosen.consumer} while it runs: `onceward run MODULE:APP`. What became of them: "
+            "`onceward dlq redrives`"
+        )
+
+
+def _cause(
+    rca: int | None, category: str | None, root_cause: str | None, fix_ref: str | None, as_json: bool
+) -> Rca | int:
+    from onceward.deadletters import Rca
+
+    described = (category, root_cause, fix_ref)
+    if rca is not None:
+        if any(each is not None for each in described):
+            fail("name an open root cause with --rca, or describe a new one, not both", as_json, MISUSED)
+        return rca
+    if category is None:
+        fail(
+            "a redrive needs a root cause: --rca N, or --cause-category, --root-cause and --fix-ref", as_json
+        )
+    return Rca(category=category, root_cause=root_cause or "", fix_ref=fix_ref or "")  # type: ignore[arg-type]
+
+
+def _check_redrive(
+    letters: DeadLetters, wanted: Filter, cause: Rca | int, rate: int, yes: bool, as_json: bool
+) -> None:
+    """What is refused is refused before anybody is asked."""
+    import msgspec
+
+    from onceward.deadletters.redrive import check
+
+    check(wanted, cause, rate)
+    if not yes:
+        number = letters.count(msgspec.structs.replace(wanted, status="open"))
+        if number:  # else there is nothing to ask, and the redrive says why
+            what = f"{quantity(number, 'letter')} of {wanted.consumer}"
+            confirm(f"Send {what} again, {rate} a minute?", yes, as_json)
+
+
+def redrives(database: Database, limit: Limit = 20, as_json: AsJson = False) -> None:
+    """List the last redrives and what became of them, and the root causes they were made for.
+
+    Exit code: 0, also if there are none; 1 if the database fails; 2 for wrong arguments or missing tables.
+    """
+    import json
+
+    with letters_in(database, as_json) as letters:
+        made, causes = letters.redrives(limit=limit), letters.rcas(limit=limit)
+    rows = [{**row, "made_at": iso_time(row["made_at"]), "last_at": iso_time(row["last_at"])} for row in made]
+    rcas = [
+        {**row, "opened_at": iso_time(row["opened_at"]), "closed_at": iso_time(row["closed_at"])}
+        for row in causes
+    ]
+    if as_json:
+        print_json({"redrives": [{**row, "filter": json.loads(row["filter"])} for row in rows], "rcas": rcas})
+        return
+    columns = {
+        "what": "redrive",
+        "letters": "letters",
+        "waiting": "waiting",
+        "succeeded": "succeeded",
+        "died_again": "died again",
+        "rca_id": "cause",
+    }
+    print_table([{**row, "what": _redrive(row)} for row in rows], columns, "Nothing was redriven yet.")
+    if rcas:
+        _show_causes(rcas)
+
+
+def _redrive(row: dict[str, Any]) -> str:
+    last = for_people(row["last_at"])
+    return f"{row['id']}\n{row['consumer']}, {row['rate']} a minute, by {row['operator']}, the last at {last} UTC"
+
+
+def _show_causes(rcas: list[dict[str, Any]]) -> None:
+    columns = {
+        "id": "cause",
+        "category": "category",
+        "root_cause": "why they died",
+        "fix_ref": "fix",
+        "operator": "by",
+        "opened_at": "opened (UTC)",
+        "closed_at": "closed (UTC)",
+        "reopened": "reopened",
+    }
+    rows = [
+        {**row, "opened_at": for_people(row["opened_at"]), "closed_at": for_people(row["closed_at"])}
+        for row in rcas
+    ]
+    print_table(rows, columns, "", usual={"closed_at": None, "reopened": 0})

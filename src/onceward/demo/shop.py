@@ -1,0 +1,73 @@
+"""The shop's side: orders go to its boundary through the producer engine, in a thread of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Lock
+from types import TracebackType
+from typing import Self
+
+from onceward.boundary import BoundaryClient
+from onceward.connectors.boundary import BoundaryConnector
+from onceward.demo.setup import SHOP, WAREHOUSE, Setup
+from onceward.demo.tasks import SendOrder, producing
+from onceward.transaction import Transaction
+
+
+class Tally:
+    """Counts from any thread."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = Lock()
+
+    def add(self) -> None:
+        with self._lock:
+            self.count += 1
+
+
+class Sending:
+    """Sends all messages; at the `pause_at`-th it waits for `go_on`. Has ended after the `with` block."""
+
+    def __init__(self, setup: Setup, messages: Sequence[Transaction], url: str, pause_at: int) -> None:
+        self._policy = producing(setup)
+        self._messages = messages
+        self._pause_at = pause_at
+        self._go_on = Event()
+        self._tally = Tally()
+        self._client = BoundaryClient(url)
+        shop = BoundaryConnector(self._client, from_zone=SHOP, to_zone=WAREHOUSE)
+        self._task = SendOrder(connectors={"shop": shop}, services={"tally": self._tally})
+        self._thread = ThreadPoolExecutor(1, "sending")
+
+    def __enter__(self) -> Self:
+        self._sent = self._thread.submit(self._task.produce_transactions, self._paced(), self._policy)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._task.stop()
+        self.go_on()
+        self._thread.shutdown()
+        self._client.close()
+
+    @property
+    def produced(self) -> int:
+        """Messages that were sent and acknowledged."""
+        return self._tally.count
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+    def check(self) -> None:
+        """Raises what has ended it, if anything has."""
+        if self._sent.done():
+            self._sent.result()
+
+    def _paced(self) -> Iterator[Transaction]:
+        for number, message in enumerate(self._messages):
+            if number == self._pause_at:
+                self._go_on.wait()
+            yield message

@@ -1,0 +1,221 @@
+"""The two boundaries, each a real `onceward boundary serve` with its own store; the warehouse pulls from the shop."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Coroutine
+from functools import cached_property
+from pathlib import Path
+from select import select
+from threading import Thread
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, build_opener
+
+import msgspec
+
+from onceward.boundary import BoundaryClient
+from onceward.demo.crew import Child, ChildDied, see_off_all
+from onceward.demo.setup import SHOP, WAREHOUSE, Setup
+
+SERVE = [sys.executable, "-m", "onceward.demo.attached", "boundary", "serve", "--listen", "127.0.0.1:0"]
+LINKED = """\
+zone = "{zone}"
+store = "{zone}"
+
+[[links]]
+name = "{source}"
+url = "{url}"
+from_zones = ["{source}"]
+"""
+AUDITOR = "auditor"
+"""The name under which the demo itself reads the logs, at the end."""
+PAGE = 1000
+START_PATIENCE = 60.0
+ANSWER_PATIENCE = 10.0
+
+_open = build_opener(ProxyHandler({})).open  # it is this machine; no proxy knows the way
+
+
+class Cursor(msgspec.Struct):
+    name: str
+    offset: int
+
+
+class Stats(msgspec.Struct):
+    """What a boundary says of itself."""
+
+    last: int
+    """The offset of the last fact; offsets leave none out."""
+    consumers: list[Cursor]
+
+    def confirmed(self, consumer: str) -> int:
+        return next((each.offset for each in self.consumers if each.name == consumer), 0)
+
+
+class Zone(Child):
+    def __init__(self, setup: Setup, name: str, *arguments: str) -> None:
+        super().__init__(name, [*SERVE, *arguments], setup.log(name))
+
+    @cached_property
+    def url(self) -> str:
+        """Known as soon as it serves."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        if not select([stdout], [], [], START_PATIENCE)[0]:
+            raise ChildDied(f"{self.name} did not serve within {START_PATIENCE:g} s")
+        line = stdout.readline().decode().strip()
+        if not line:
+            self._process.wait()
+            raise self.died()
+        return line
+
+    def stats(self) -> Stats:
+        return msgspec.json.decode(self._page("/stats"), type=Stats)
+
+    def duplicates(self) -> int:
+        """Appends that were known already, as the server counts them."""
+        found = re.search(rb"^bsfg_append_duplicates_total (\S+)$", self._page("/metrics"), re.MULTILINE)
+        return 0 if found is None else int(float(found[1]))
+
+    def ids(self) -> list[str]:
+        """Of all facts, in the order of the log."""
+        ids: list[str] = []
+        with BoundaryClient(self.url) as client:
+            while facts := client.fetch(AUDITOR, PAGE).facts:
+                ids += [fact.message_id for fact in facts]
+                client.confirm(AUDITOR, facts[-1].offset)
+        return ids
+
+    def _page(self, path: str) -> bytes:
+        with _open(f"{self.url}{path}", timeout=ANSWER_PATIENCE) as answer:
+            page: bytes = answer.read()
+            return page
+
+
+class Zones:
+    """Both. Neither outlives the `with` block."""
+
+    def __init__(self, setup: Setup, way_to_the_shop: str) -> None:
+        config = Path(setup.folder) / f"{WAREHOUSE}.toml"
+        config.write_text(LINKED.format(zone=WAREHOUSE, source=SHOP, url=way_to_the_shop), "utf-8")
+        self._zones: list[Zone] = []
+        try:
+            self.shop = self._started(Zone(setup, SHOP, "--data", str(Path(setup.folder) / SHOP)))
+            self.warehouse = self._started(Zone(setup, WAREHOUSE, "--config", str(config)))
+        except BaseException:
+            see_off_all(self._zones)
+            raise
+
+    def _started(self, zone: Zone) -> Zone:
+        self._zones.append(zone)
+        return zone
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        see_off_all(self._zones)
+
+    def check(self) -> None:
+        for zone in self._zones:
+            zone.check()
+
+
+# The network between the zones: carries bytes from the warehouse to the shop and back, until it is cut.
+
+
+HOST = "127.0.0.1"
+CHUNK = 1 << 16
+
+T = TypeVar("T")
+
+
+class Wire:
+    """A TCP proxy in a thread of its own. Carries nothing before `lead_to`."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        """Its near end: what the warehouse takes for the shop."""
+        self.is_up = True
+        self._port: int | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name="wire", daemon=True)
+        self._ends: set[asyncio.StreamWriter] = set()
+        self._carrying: set[asyncio.Task[Any]] = set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._server = self._run(asyncio.start_server(self._connect, HOST, 0))
+        self.url = f"http://{HOST}:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def lead_to(self, url: str) -> None:
+        """Its far end."""
+        self._port = urlsplit(url).port
+
+    def cut(self) -> None:
+        """Hang up, and on all who come."""
+        self.is_up = False
+        self._run(self._hang_up())
+
+    def heal(self) -> None:
+        self.is_up = True
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _hang_up(self) -> None:
+        for end in self._ends:
+            end.transport.abort()
+
+    async def _close(self) -> None:
+        self.is_up = False
+        self._server.close()
+        await self._hang_up()
+        for task in self._carrying:
+            task.cancel()
+        await asyncio.gather(*self._carrying, return_exceptions=True)
+
+    async def _connect(self, near_in: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._carrying.add(task)
+        self._ends.add(near_out)
+        far_out: asyncio.StreamWriter | None = None
+        try:
+            if self.is_up and self._port is not None:
+                far_in, far_out = await asyncio.open_connection(HOST, self._port)
+                self._ends.add(far_out)
+                if self.is_up:
+                    await asyncio.gather(_carry(near_in, far_out), _carry(far_in, near_out))
+        except (OSError, asyncio.CancelledError):
+            pass  # the end of a connection, one way or another
+        finally:
+            for end in (near_out, far_out):
+                if end is not None:
+                    self._ends.discard(end)
+                    end.transport.abort()
+            self._carrying.discard(task)
+
+
+async def _carry(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    try:
+        while data := await source.read(CHUNK):
+            target.write(data)
+            await target.drain()
+    finally:
+        target.transport.abort()

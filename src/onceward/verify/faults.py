@@ -1,0 +1,255 @@
+"""The boundaries of a delivery, and what may happen at one of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any, Literal
+
+import msgspec
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.sql import Select
+
+from onceward.db import operations
+from onceward.verify import intrusions
+from onceward.verify.children import Watchdog
+from onceward.verify.intrusions import Phase, during
+
+
+class Boundary(StrEnum):
+    BEFORE_DEDUP = "before the dedup decision"
+    BEFORE_HANDLER = "before the handler"
+    STATEMENT_FAILS = "instead of write"
+    AFTER_WRITE = "after write"
+    EFFECT_FAILS = "instead of effect"
+    AFTER_EFFECT = "after effect"
+    BEFORE_COMMIT = "before the commit"
+    AFTER_COMMIT = "after the commit, before the acknowledgement"
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """Something that happens once, at a boundary; to writes and effects by number, from 1."""
+
+    boundary: Boundary
+    number: int = 0
+    action: Literal["raise", "kill"] = "raise"
+
+    def __str__(self) -> str:
+        return f"{self.boundary} {self.number}" if self.number else str(self.boundary)
+
+
+class Injected(Exception):
+    """What the kit raises at a boundary. No handler expects it, and none may pass over it."""
+
+
+def inner_boundaries(writes: int, effects: int, action: Literal["raise", "kill"]) -> list[Fault]:
+    """Those in and around a handler that writes and has effects so often."""
+    found = [Fault(Boundary.BEFORE_HANDLER, 0, action)] if action == "raise" else []
+    for number in range(1, effects + 1):
+        if action == "raise":
+            found.append(Fault(Boundary.EFFECT_FAILS, number, action))
+        found.append(Fault(Boundary.AFTER_EFFECT, number, action))
+    for number in range(1, writes + 1):
+        if action == "raise":
+            found.append(Fault(Boundary.STATEMENT_FAILS, number, action))
+        found.append(Fault(Boundary.AFTER_WRITE, number, action))
+    return [*found, Fault(Boundary.BEFORE_COMMIT, 0, action), Fault(Boundary.AFTER_COMMIT, 0, action)]
+
+
+# Around the handler: counts its writes and effects, and lets a fault happen where it was ordered.
+#
+# Hung onto one instance of the consumer, and during a call onto its session. The code of both is the user's and the
+# inbox's own.
+
+
+_ALWAYS_WRITES = (operations.insert_idempotent, operations.occ_update)
+_MAY_WRITE = (operations.execute, operations.execute_scalar, operations.fetch_one, operations.fetch_all)
+_READS = re.compile(r"\s*(select|values|show|pragma)\b", re.IGNORECASE)
+
+
+class Probe:
+    """What one delivery at a time is watched by."""
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self._watchdog = watchdog
+        self.begin(None)
+
+    def begin(self, fault: Fault | None) -> None:
+        """A new delivery."""
+        self.fault = fault
+        self.writes = 0
+        self.effects = 0
+        self.called = False
+        """Whether the handler was."""
+        self.fired_inside = False
+        """Whether the fault came out of something that the handler called."""
+        self.swallowed = False
+        """Whether the handler returned all the same."""
+        self.result: Any = None
+
+    def reached(self, boundary: Boundary, number: int = 0, *, inside: bool = False) -> None:
+        fault = self.fault
+        if fault is None or fault.boundary is not boundary or fault.number != number:
+            return
+        self.fault = None
+        if fault.action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.fired_inside = inside
+        error = Injected(f"raised by the verification, {fault}")
+        if boundary is Boundary.STATEMENT_FAILS:
+            raise OperationalError("a statement of the handler", None, error)
+        raise error
+
+    # ── the consumer ────────────────────────────────────────────────────────────────────────────────────
+
+    def attach(self, task: Any) -> None:
+        process, succeed = task.process_transaction, task.handle_transaction_success
+        if task._asynchronous:
+            task.process_transaction = self._around_async(process)
+            task.handle_transaction_success = self._succeeding_async(succeed)
+        else:
+            task.process_transaction = self._around(process)
+            task.handle_transaction_success = self._succeeding(succeed)
+
+    def _around(self, process: Callable[..., Any]) -> Callable[..., Any]:
+        def process_transaction(transaction: Any, session: Any) -> Any:
+            self.called = True
+            self.reached(Boundary.BEFORE_HANDLER)
+            with self._observing(session), during(Phase.HANDLER):
+                result = process(transaction, session)
+            self._returned(result)
+            return result
+
+        return process_transaction
+
+    def _around_async(self, process: Callable[..., Any]) -> Callable[..., Any]:
+        async def process_transaction(transaction: Any, session: Any) -> Any:
+            self.called = True
+            self.reached(Boundary.BEFORE_HANDLER)
+            coroutine = process(transaction, session)
+            self._watchdog.coroutine = intrusions.coroutine = coroutine
+            try:
+                with self._observing_async(session), during(Phase.HANDLER):
+                    result = await coroutine
+            finally:
+                self._watchdog.coroutine = intrusions.coroutine = None
+            self._returned(result)
+            return result
+
+        return process_transaction
+
+    def _returned(self, result: Any) -> None:
+        self.result = result
+        self.swallowed = self.fired_inside
+        self.reached(Boundary.BEFORE_COMMIT)
+
+    def _succeeding(self, succeed: Callable[..., Any]) -> Callable[..., Any]:
+        def handle_transaction_success(transaction: Any, result: Any) -> None:
+            self.reached(Boundary.AFTER_COMMIT)
+            with during(Phase.OFF):
+                succeed(transaction, result)
+
+        return handle_transaction_success
+
+    def _succeeding_async(self, succeed: Callable[..., Any]) -> Callable[..., Any]:
+        async def handle_transaction_success(transaction: Any, result: Any) -> None:
+            self.reached(Boundary.AFTER_COMMIT)
+            with during(Phase.OFF):
+                await succeed(transaction, result)
+
+        return handle_transaction_success
+
+    # ── its session ─────────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def _observing(self, session: Any) -> Iterator[None]:
+        run, effect = session._run, session.effect
+
+        def observed(operation: Any, *args: Any, **more: Any) -> Any:
+            number = self._before(operation, args)
+            with during(Phase.OFF):
+                result = run(operation, *args, **more)
+            if number:
+                self.reached(Boundary.AFTER_WRITE, number, inside=True)
+            return result
+
+        def effecting(name: str, call: Callable[[str], Any], **more: Any) -> Any:
+            number = self._next_effect()
+
+            def called(key: str) -> Any:
+                self.reached(Boundary.EFFECT_FAILS, number, inside=True)
+                result = call(key)
+                self.reached(Boundary.AFTER_EFFECT, number, inside=True)
+                return result
+
+            with during(Phase.OFF):
+                return effect(name, called, **more)
+
+        with _replaced(session, observed, effecting):
+            yield
+
+    @contextmanager
+    def _observing_async(self, session: Any) -> Iterator[None]:
+        run, effect = session._run, session.effect
+
+        async def observed(operation: Any, *args: Any, **more: Any) -> Any:
+            number = self._before(operation, args)
+            with during(Phase.OFF):
+                result = await run(operation, *args, **more)
+            if number:
+                self.reached(Boundary.AFTER_WRITE, number, inside=True)
+            return result
+
+        async def effecting(name: str, call: Callable[[str], Any], **more: Any) -> Any:
+            number = self._next_effect()
+
+            async def called(key: str) -> Any:
+                self.reached(Boundary.EFFECT_FAILS, number, inside=True)
+                result = await call(key)
+                self.reached(Boundary.AFTER_EFFECT, number, inside=True)
+                return result
+
+            with during(Phase.OFF):
+                return await effect(name, called, **more)
+
+        with _replaced(session, observed, effecting):
+            yield
+
+    def _before(self, operation: Any, args: tuple[Any, ...]) -> int:
+        """The number of the write that is about to happen; 0 for one that only reads."""
+        if not _writes(operation, args):
+            return 0
+        self.writes += 1
+        self.reached(Boundary.STATEMENT_FAILS, self.writes, inside=True)
+        return self.writes
+
+    def _next_effect(self) -> int:
+        self.effects += 1
+        return self.effects
+
+
+def _writes(operation: Any, args: tuple[Any, ...]) -> bool:
+    if operation in _ALWAYS_WRITES:
+        return True
+    if operation not in _MAY_WRITE:
+        return False
+    sql = args[0]
+    return not (isinstance(sql, Select) or _READS.match(str(sql)))
+
+
+@contextmanager
+def _replaced(session: Any, run: Any, effect: Any) -> Iterator[None]:
+    before = {name: vars(session)[name] for name in ("_run", "effect") if name in vars(session)}
+    session._run, session.effect = run, effect
+    try:
+        yield
+    finally:
+        for name in ("_run", "effect"):
+            if name in before:
+                setattr(session, name, before[name])
+            else:
+                delattr(session, name)
