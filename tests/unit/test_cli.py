@@ -12,7 +12,8 @@ from onceward._text import quantity
 from onceward.cli.main import app
 from onceward.demo.screen import READ_NEXT
 
-WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
+# Wide enough for any path: a box around an error would break its lines at the width of the terminal.
+WIDE = {"COLUMNS": "1000", "NO_COLOR": "1"}
 
 
 def run(*arguments: str) -> Result:

@@ -41,7 +41,7 @@ NOT_THE_TASKS_DOING = (
     "zoneinfo",
 )
 """Modules that open files on behalf of the interpreter or of the log: an import, a log line, a traceback."""
-SESSIONS = ("onceward.db.", "onceward.inbox.")
+SESSIONS = ("onceward.db.", "onceward.inbox.", "onceward.storage.")
 """Modules whose I/O is that of the session a task was given."""
 
 
