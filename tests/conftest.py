@@ -13,7 +13,7 @@ import pytest
 
 from onceward.testing import servers
 from spec import conformance
-from tests.world import World
+from tests.support.world import World
 
 CLAIMED = pytest.StashKey[set[str]]()
 REQUIREMENT = "requirement"

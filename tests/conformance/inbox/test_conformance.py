@@ -1,0 +1,271 @@
+"""The inbox's stores under their conformance suite, and what only one of them, or one of the modes, can do."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from threading import Barrier, BrokenBarrierError
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from onceward.inbox import Breach, Busy, ContractError, Event, Handling, InboxSession
+from onceward.testing.clock import FakeClock
+from onceward.testing.inbox import InboxConformance, InboxDriver, InboxSuite
+from onceward.testing.inbox.effects import Provider, charging, effectful
+from onceward.testing.inbox.samples import contract, event, never, raising, together, write
+from tests.support.inbox import databases
+from tests.support.inbox.databases import OnAsyncPostgreSql, OnAsyncSqlite, OnPostgreSql, OnSqlite
+
+schema = databases.schema
+
+
+class OneWriter(OnSqlite):
+    """A database that one connection has to itself."""
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            yield
+
+    @pytest.mark.req("CC-012")
+    @pytest.mark.parametrize("mode", ["transactional", "effectful"])
+    def test_a_locked_database_is_busy_and_no_attempt_is_spent(self, mode: str) -> None:
+        promised = contract(mode=mode, poison_after=1)
+        with self.inbox(promised) as inbox, self.another(inbox, patience=0.02) as hasty:
+            inbox.process(promised, event("before"), write)
+            for warm in (False, True):
+                with self.locked():
+                    for _ in range(3):
+                        with pytest.raises(Busy, match="locked"):
+                            hasty.process(promised, event("e1"), never)
+                if not warm:
+                    hasty.process(promised, event("e0"), write)
+            tokens: list[str | None] = []
+            hasty.process(promised, event("e1"), lambda each, _: tokens.append(each.lock_token))
+            assert tokens == ["1"], "the first start"
+
+    @pytest.mark.req("CC-003")
+    def test_a_database_that_is_locked_when_a_handler_with_effects_ends_is_busy_and_the_result_is_kept(
+        self,
+    ) -> None:
+        provider = Provider()
+        with (
+            self.inbox(effectful()) as inbox,
+            self.another(inbox, patience=0.02) as hasty,
+            closing(sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)) as other,
+        ):
+            lock = charging(provider, then=lambda *_: other.execute("BEGIN IMMEDIATE"))
+            with pytest.raises(Busy):
+                hasty.process(effectful(), event("e1"), lock)
+            other.execute("ROLLBACK")
+            assert hasty.process(effectful(), event("e1"), charging(provider)).value == {"receipt": 1}
+            assert len(provider.keys) == 1
+
+    @pytest.mark.req("CC-051")
+    def test_an_end_that_a_locked_database_did_not_take_is_written_with_the_next_start(self) -> None:
+        promised = effectful(poison_after=1)
+        with (
+            self.inbox(promised) as inbox,
+            self.another(inbox, patience=0.02) as hasty,
+            closing(sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)) as other,
+        ):
+
+            def fail(*_: Any) -> None:
+                other.execute("BEGIN IMMEDIATE")
+                raise ValueError("handler")
+
+            for _ in range(3):
+                with pytest.raises(ValueError, match="handler"):
+                    hasty.process(promised, event("e1"), fail)
+                other.execute("ROLLBACK")
+            assert hasty.process(promised, event("e1"), write).handling is Handling.DONE
+
+
+class Server(OnPostgreSql):
+    """A database that runs transactions side by side."""
+
+    @contextmanager
+    def serializable(self, inbox: InboxDriver) -> Iterator[InboxDriver]:
+        with InboxDriver(self.engine(isolation_level="SERIALIZABLE"), inbox.clock) as driver:
+            yield driver
+
+    @pytest.mark.req("CC-012")
+    def test_a_constraint_that_fails_at_the_commit_takes_row_and_writes_back(self) -> None:
+        paid = event("e1")
+        with self.inbox() as inbox:
+            self.schema.execute(
+                f"CREATE TABLE IF NOT EXISTS {self.schema.name}.late "
+                "(id text PRIMARY KEY, parent text REFERENCES "
+                f"{self.schema.name}.late DEFERRABLE INITIALLY DEFERRED)"
+            )
+
+            def break_the_promise(event: Event, session: Any) -> None:
+                write(event, session)
+                session.execute("INSERT INTO late VALUES ('child', 'nobody')")
+
+            with pytest.raises(IntegrityError):
+                inbox.process(contract(), paid, break_the_promise)
+            assert self.written(inbox) == []
+            assert inbox.rows("SELECT * FROM onceward_dedup") == []
+            assert inbox.process(contract(), paid, write).handling is Handling.DONE
+
+    @pytest.mark.req("CC-012")
+    @pytest.mark.parametrize("mode", ["transactional", "effectful"])
+    def test_serialization_failures_are_tried_again_without_spending_an_attempt(self, mode: str) -> None:
+        promised = contract(mode=mode)
+        with self.inbox(promised) as inbox, self.serializable(inbox) as strict:
+            runs: list[str] = []
+            tokens: list[str | None] = []
+            meeting = Barrier(2)
+
+            def count_then_write(event: Event, session: Any) -> None:
+                runs.append(event.tracking_id)
+                tokens.append(event.lock_token)
+                session.execute_scalar("SELECT count(*) FROM written")
+                meet(meeting)
+                write(event, session)
+
+            def deliver(worker: int) -> list[str]:
+                names = [f"e{worker}-{number}" for number in range(4)]
+                return [
+                    str(strict.process(promised, event(name), count_then_write).handling) for name in names
+                ]
+
+            assert together(5, deliver) == [["done"] * 4] * 5
+            assert len(self.written(inbox)) == 20
+            assert set(tokens) == {"1"}, "no second start"
+            assert len(runs) > 20, "this test provokes nothing"
+
+    @pytest.mark.req("CC-012")
+    def test_copies_of_one_event_at_once_under_serializable_are_done_once(self) -> None:
+        with self.inbox() as inbox, self.serializable(inbox) as strict:
+            handlings = together(8, lambda _: str(strict.settled(contract(), event("e1"), write).handling))
+            assert sorted(handlings) == ["done"] + ["duplicate"] * 7
+            assert self.written(inbox) == ["e1"]
+
+    @pytest.mark.req("CC-012")
+    def test_a_deadlock_of_two_handlers_is_tried_again_without_spending_an_attempt(self) -> None:
+        with self.inbox() as inbox:
+            for name in ("x", "y"):
+                inbox.process(contract(), event(name), write)
+            meeting = Barrier(2)
+            tokens: list[str | None] = []
+
+            def update_both(first: str, second: str) -> Any:
+                def handle(event: Event, session: Any) -> None:
+                    tokens.append(event.lock_token)
+                    update = "UPDATE written SET note = :note WHERE tracking_id = :id"
+                    session.execute(update, {"id": first, "note": event.tracking_id})
+                    meet(meeting)
+                    session.execute(update, {"id": second, "note": event.tracking_id})
+
+                return handle
+
+            handlers = update_both("x", "y"), update_both("y", "x")
+            results = together(2, lambda n: inbox.process(contract(), event(f"e{n}"), handlers[n]).handling)
+            assert results == [Handling.DONE] * 2
+            assert tokens == ["1"] * 3, "one of them ran twice, as one attempt"
+            assert len({row["note"] for row in inbox.rows("SELECT note FROM written")}) == 1
+
+    @pytest.mark.req("CC-022")
+    def test_a_start_whose_row_a_frozen_process_keeps_is_busy_and_not_counted(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("onceward.inbox.stores.postgresql.ROW_WAIT_MS", "50")
+        with self.inbox() as inbox, self.another(inbox) as other:
+            with pytest.raises(ValueError, match="once"):
+                inbox.process(contract(), event("e1"), raising(ValueError("once")))
+            with other.session() as frozen:
+                frozen.execute("SELECT * FROM onceward_attempts FOR UPDATE")
+                with pytest.raises(Busy, match="keeps its row"):
+                    inbox.process(contract(), event("e1"), never)
+            tokens: list[str | None] = []
+            inbox.process(contract(), event("e1"), lambda each, _: tokens.append(each.lock_token))
+            assert tokens == ["2"]
+
+    @pytest.mark.req("CC-010")
+    def test_rows_lie_in_the_partition_of_the_events_own_day(self) -> None:
+        with self.inbox() as inbox:
+            for day in (28, 29):
+                inbox.process(contract(), event(created_at=datetime(2020, 2, day, tzinfo=UTC)), write)
+            rows = inbox.rows(
+                "SELECT tableoid::regclass::text AS name FROM onceward_dedup ORDER BY event_day"
+            )
+            assert [row["name"] for row in rows] == ["onceward_dedup_20200228", "onceward_dedup_20200229"]
+
+    @pytest.mark.req("CC-010")
+    def test_the_first_events_of_a_day_at_once_are_all_done(self) -> None:
+        with self.inbox() as inbox, self.another(inbox) as other:
+            days = [datetime(2019, 1, 1, tzinfo=UTC) + timedelta(days=n) for n in range(3)]
+
+            def deliver(worker: int) -> list[str]:
+                driver = (inbox, other)[worker % 2]
+                events = [event(f"{worker}-{day:%d}", created_at=day) for day in days]
+                return [str(driver.settled(contract(), each, write).handling) for each in events]
+
+            assert together(6, deliver) == [["done"] * 3] * 6
+
+    def test_an_event_from_the_future_is_refused(self) -> None:
+        with self.inbox() as inbox:
+            with pytest.raises(ContractError, match="future") as refused:
+                inbox.process(contract(), event(created_at=datetime(2999, 1, 1, tzinfo=UTC)), never)
+            assert refused.value.kind is Breach.ENVELOPE
+
+
+def meet(meeting: Barrier) -> None:
+    """Go on when two are here, this once."""
+    with suppress(BrokenBarrierError):
+        meeting.wait(5)
+    meeting.abort()
+
+
+class Threads(InboxSuite):
+    """What only a plain function can do."""
+
+    @pytest.mark.req("CC-032")
+    @pytest.mark.parametrize("mode", ["transactional", "effectful"])
+    def test_a_stop_iteration_of_the_handler_arrives_as_itself(self, mode: str) -> None:
+        promised = contract(mode=mode)
+        with self.inbox(promised) as inbox:
+            with pytest.raises(StopIteration, match="mine"):
+                inbox.process(promised, event("e1"), raising(StopIteration("mine")))
+            assert inbox.process(promised, event("e1"), write).handling is Handling.DONE
+
+    @pytest.mark.req("CC-032")
+    def test_a_stop_iteration_of_an_effect_arrives_in_the_handler_as_itself(self) -> None:
+        with self.inbox(effectful()) as inbox:
+
+            def handle(event: Event, session: InboxSession) -> str:
+                with pytest.raises(StopIteration, match="mine"):
+                    session.effect("odd", raising(StopIteration("mine")))
+                return "caught"
+
+            assert inbox.process(effectful(), event("e1"), handle).value == "caught"
+
+
+class TestSqlite(InboxConformance, Threads, OneWriter): ...
+
+
+class TestAsyncSqlite(InboxConformance, OneWriter, OnAsyncSqlite): ...
+
+
+class TestPostgreSql(InboxConformance, Threads, Server): ...
+
+
+class TestAsyncPostgreSql(InboxConformance, Server, OnAsyncPostgreSql): ...
+
+
+def test_the_clock_of_a_worker_changes_nothing_where_the_server_has_one(schema: Any) -> None:
+    """Two workers whose clocks are a day apart."""
+    suite = OnPostgreSql()
+    suite.schema = schema
+    with suite.inbox() as inbox, InboxDriver(suite.engine(), FakeClock(inbox.clock() + 86_400)) as ahead:
+        suite.abandon(inbox, contract(), event("e1"))
+        assert ahead.is_busy(contract(), event("e1"), never), "the lease has not run out"
+        suite.advance(inbox, 61)
+        assert ahead.process(contract(), event("e1"), write).handling is Handling.DONE

@@ -1,0 +1,123 @@
+"""What comes of an app's producers: all is sent or the caller hears of it, and telemetry knows them by their names."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onceward import Onceward, Transaction
+from onceward.connectors.urls import Address
+from onceward.task.exceptions import LoopError, NotSentException
+from onceward.task.report import Report, StopReason
+from onceward.testing import record
+from tests.support.world import World
+
+AWAY = "redis://:hunter2@127.0.0.1:1/orders"
+"""Where nobody listens."""
+
+
+def producing(world: World, sink: Any, app: Onceward | None = None, **more: Any) -> Callable[..., Report]:
+    """A producer `place`, which sends what it is given; to be called as the mode has it."""
+    app = app or Onceward("shop")
+    if world.asynchronous:
+
+        async def place(*payloads: Any) -> Any:
+            for payload in payloads:
+                yield payload
+
+    else:
+
+        def place(*payloads: Any) -> Any:
+            yield from payloads
+
+    app.producer(sink, **more)(place)
+    if world.asynchronous:
+        return lambda *payloads: asyncio.run(app.produce_async(place, *payloads))
+    return lambda *payloads: app.produce(place, *payloads)
+
+
+def sent(url: str) -> list[Any]:
+    with Address(url).open(asynchronous=False) as connector:
+        return [each.payload for each in connector.fetch_transactions(100)]
+
+
+def test_a_message_that_cannot_be_sent_is_an_error_of_the_caller(world: World) -> None:
+    place = producing(world, AWAY, policy={"steps": {"produce": {"retry": {"max_attempts": 2}}}})
+    with pytest.raises(NotSentException) as raised:
+        place("a", "b")
+    text, report = str(raised.value), raised.value.report
+    assert text.startswith(
+        "place: 2 of 2 messages did not get to redis://:***@127.0.0.1:1/orders; the first: "
+    )
+    assert "ConnectionError" in text
+    assert "hunter2" not in text
+    assert report is not None
+    assert (report.succeeded, report.failed, report.retries) == (0, 2, 2)
+    assert report.stop_reason is StopReason.DONE, "all of it was tried"
+
+
+def test_what_could_be_sent_is_sent_beside_what_could_not(world: World, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/orders.db"
+    place = producing(world, url)
+    with pytest.raises(LoopError, match="place: 1 of 3 messages did not get to sqlite:") as raised:
+        place("a", Transaction(payload=object()), "c")
+    assert raised.value.report is not None
+    assert (raised.value.report.succeeded, raised.value.report.failed) == (2, 1)
+    assert sent(url) == ["a", "c"]
+    copied = pickle.loads(pickle.dumps(raised.value))
+    assert copied.report == raised.value.report
+
+
+def test_a_limit_of_the_policy_is_no_failure(world: World) -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    report = producing(world, url, policy={"loop": {"limit": 1}})("a", "b")
+    assert (report.succeeded, report.stop_reason) == (1, StopReason.LIMIT)
+
+
+def test_telemetry_knows_a_producer_by_its_name(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    with record() as recording:
+        producing(world, f"memory://{uuid.uuid4().hex}")("a")
+    tasks = {dict(span.attributes or {}).get("task") for span in recording.spans()}
+    assert tasks == {"place"}
+    with pytest.raises(NotSentException):
+        producing(world, AWAY)("a")
+    assert {vars(line)["task"] for line in caplog.records if line.name == "onceward.engine"} == {"place"}
+
+
+@pytest.mark.parametrize("kind", ["redis", "sqlite"])
+def test_one_setting_moves_a_consumer_and_the_producer_that_names_it(
+    kind: str,
+    world: World,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = request.getfixturevalue("redis_url") if kind == "redis" else f"sqlite:///{tmp_path}"
+    elsewhere = f"{server}/{uuid.uuid4().hex}"
+    monkeypatch.setenv("ONCEWARD_CONSUMERS__CHARGE__SOURCE", elsewhere)
+    app = Onceward("shop")
+
+    @app.consumer("memory://in-the-code")
+    def charge(order: str) -> None: ...
+
+    producing(world, charge, app)("a")
+    assert sent(elsewhere) == ["a"]
+
+
+def test_a_setting_of_its_own_moves_a_producer_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = f"memory://{uuid.uuid4().hex}"
+    monkeypatch.setenv("ONCEWARD_PRODUCERS__PLACE__SINK", elsewhere)
+    app = Onceward("shop")
+
+    @app.consumer("memory://in-the-code")
+    def charge(order: str) -> None: ...
+
+    producing(world, charge, app)("a")
+    assert sent(elsewhere) == ["a"]
+    assert app.consumers.charge.source.url == "memory://in-the-code"

@@ -1,0 +1,255 @@
+"""Mistakes of who calls a boundary: each is named in one line, with what to do; and Ctrl-C ends a call that waits."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from onceward.boundary import BoundaryClient
+from onceward.boundary.errors import BoundaryError, Unavailable
+from onceward.boundary.tls import Tls
+from onceward.cli.main import app
+from tests.support.boundary.secured import CLIENTS, EitherClient, Site
+from tests.support.boundary.server import boundary_server
+
+ASK = (("fetch", "--consumer", "c"), ("stats",))
+"""One command of each of the two ways by which commands ask."""
+SOON = 20.0
+"""Seconds: well below the 30 that a call may take."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("mistakes")
+
+
+@pytest.fixture(scope="module")
+def site(home: Path) -> Iterator[Site]:
+    site = Site(home / "site")
+    site.write()
+    with site.serving():
+        yield site
+
+
+@pytest.fixture(scope="module")
+def hq(site: Site) -> Tls:
+    return site.issue("hq-bsfg")
+
+
+@pytest.fixture(scope="module")
+def stranger(home: Path) -> Tls:
+    """Of another CA."""
+    return Site(home / "elsewhere").issue("hq-bsfg")
+
+
+@pytest.fixture(scope="module")
+def plain(home: Path) -> Iterator[str]:
+    with boundary_server(home / "plain") as url:
+        yield url
+
+
+def variables(tls: Tls | None, **others: str) -> dict[str, str]:
+    files = {} if tls is None else {"CA": str(tls.ca), "CERT": str(tls.cert), "KEY": str(tls.key)}
+    return {f"ONCEWARD_BOUNDARY_{name}": path for name, path in (files | others).items()}
+
+
+def run(*arguments: str, env: dict[str, str]) -> Result:
+    return CliRunner().invoke(app, ["boundary", *arguments], env={"NO_COLOR": "1", **env})
+
+
+def told(kind: Any, url: str, tls: Tls | None) -> str:
+    """What a client says; and every command says the same, in one line."""
+    with EitherClient(kind, url, tls) as client, pytest.raises(Unavailable) as caught:
+        client.fetch("c")
+    assert caught.value.retryable
+    words = str(caught.value)
+    for arguments in ASK:
+        result = run(*arguments, env=variables(tls, URL=url))
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr == f"{words}\n"
+    return words
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_server_of_another_ca_is_not_trusted_and_the_files_to_give_are_named(
+    site: Site, hq: Tls, stranger: Tls, kind: Any
+) -> None:
+    for files in (None, Tls(ca=stranger.ca, cert=hq.cert, key=hq.key)):
+        words = told(kind, site.url, files)
+        assert "its certificate is not of a CA that is trusted here; name its CA in `tls`" in words
+        assert "ONCEWARD_BOUNDARY_CA, _CERT and _KEY" in words
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_server_that_does_not_trust_the_caller_hangs_up_and_its_log_is_named(
+    site: Site, hq: Tls, stranger: Tls, kind: Any
+) -> None:
+    words = told(kind, site.url, Tls(ca=hq.ca, cert=stranger.cert, key=stranger.key))
+    assert "does not accept the certificate that it was shown, if any; see its log" in words
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_certificate_for_another_name_is_said(home: Path, site: Site, hq: Tls, kind: Any) -> None:
+    name = f"elsewhere-{kind.__name__}"
+    elsewhere = Site(home / name, name, site.authority)
+    elsewhere.write(tls=site.issue(name, hosts=("elsewhere.example",)))
+    with elsewhere.serving() as url:
+        assert "its certificate is not for '127.0.0.1'; call it by a name that stands in its" in told(
+            kind, url, hq
+        )
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_the_wrong_scheme_is_said(site: Site, hq: Tls, plain: str, kind: Any) -> None:
+    assert "it does not speak TLS; its URL begins with http://" in told(
+        kind, plain.replace("http://", "https://"), hq
+    )
+    assert "it hung up; see that it runs" in (
+        words := told(kind, site.url.replace("https://", "http://"), None)
+    )
+    assert words.endswith("if it speaks TLS, that begins with https://")
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_host_that_nobody_knows_is_one_plain_line(kind: Any) -> None:
+    assert told(kind, "http://nosuch.invalid:7700", None) == (
+        "the boundary at http://nosuch.invalid:7700 cannot be reached: no host 'nosuch.invalid' is known here; mend "
+        "its URL"
+    )
+
+
+def test_a_url_that_leads_past_the_boundary_is_answered_with_what_there_is(plain: str) -> None:
+    with BoundaryClient(f"{plain}/foo") as client, pytest.raises(BoundaryError) as caught:
+        client.fetch("c")
+    assert (
+        "there is no /foo/onceward.boundary.v1.BoundaryService/FetchFacts; the calls are POST /onceward"
+        in str(caught.value)
+    )
+
+
+# ── variables and options ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("missing", ["CA", "CERT", "KEY"])
+@pytest.mark.parametrize("arguments", ASK)
+def test_a_variable_of_tls_that_lacks_is_named(
+    site: Site, hq: Tls, missing: str, arguments: tuple[str, ...]
+) -> None:
+    result = run(*arguments, env=variables(hq, URL=site.url, **{missing: ""}))
+    assert result.exit_code == 2
+    assert f"belong together: ONCEWARD_BOUNDARY_{missing} is not set" in result.stderr
+    assert "--url" not in result.stderr
+
+
+@pytest.mark.parametrize("arguments", ASK)
+def test_a_file_of_tls_that_cannot_be_read_is_named_with_its_variables(
+    site: Site, hq: Tls, arguments: tuple[str, ...]
+) -> None:
+    result = run(*arguments, env=variables(hq, URL=site.url, CERT="/no/such/file"))
+    assert result.exit_code == 2
+    assert "ONCEWARD_BOUNDARY_CERT" in result.stderr
+    assert "cert: /no/such/file cannot be read: No such file" in result.stderr
+    assert "--url" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("fetch", "--consumer", "c", "--url", "/foo"), "--url"),
+        (("get", "b", "k", "-", "--url", "/foo"), "--url"),
+        (("stats", "--url", "/foo"), "--url"),
+        (("skip", "--consumer", "c", "--from", "/foo"), "--from"),
+        (("forward", "--from", "/foo", "--to", "http://127.0.0.1:1", "--zone", "hq"), "--from"),
+        (("import", __file__, "--zone", "hq", "--url", "/foo"), "--url"),
+    ],
+)
+def test_what_is_no_url_is_named_with_its_option(arguments: tuple[str, ...], option: str) -> None:
+    result = run(*arguments, env={})
+    assert result.exit_code == 2
+    assert result.stderr.startswith(
+        f"{option}: the URL of a boundary is http://HOST:PORT or https://HOST:PORT"
+    )
+    assert "not '/foo'" in result.stderr
+    assert not Path("/foo").exists()
+
+
+# ── Ctrl-C ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+FACT = ("--subject", "a:b", "--predicate", "done", "--from-zone", "a", "--to-zone", "b", "--message-id", "m")
+WAITING = [
+    ("append", *FACT, "--object", "1"),
+    ("append", "--lines", "facts.jsonl"),
+    ("tail", "--consumer", "c"),
+    ("skip", "--consumer", "c", "--from"),
+    ("stats",),
+]
+LINE = """{"envelope": {"message_id": "m", "from_zone": "a", "to_zone": "b"},
+    "fact": {"subject": "a:b", "predicate": "done", "object": 1}}"""
+
+
+def test_ctrl_c_ends_a_call_at_once_though_the_boundary_is_silent(tmp_path: Path) -> None:
+    (tmp_path / "facts.jsonl").write_text(re.sub(r"\n *", " ", LINE))
+    with socket.create_server(("127.0.0.1", 0), backlog=len(WAITING)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        processes = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "onceward",
+                    "boundary",
+                    *each,
+                    *([url] if each[-1] == "--from" else []),
+                ],
+                env=os.environ | {"ONCEWARD_BOUNDARY_URL": url},
+                cwd=tmp_path,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for each in WAITING
+        ]
+        silent.settimeout(60)
+        connections = [silent.accept()[0] for _ in processes]
+        for connection in connections:
+            connection.settimeout(60)
+            assert connection.recv(1)  # it has called, and waits
+        began = time.monotonic()
+        for process in processes:
+            process.send_signal(signal.SIGINT)
+        ended = [(process.communicate(timeout=60)[1], process.returncode) for process in processes]
+        for connection in connections:
+            connection.close()
+    assert [code for _, code in ended] == [130] * len(WAITING), ended
+    assert time.monotonic() - began < SOON
+
+
+def test_ctrl_c_ends_the_reading_of_lines_from_a_pipe_that_is_silent(plain: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "onceward", "boundary", "append", "--lines", "-", "--url", plain],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(re.sub(r"\n *", " ", LINE) + "\n")
+    process.stdin.flush()
+    with BoundaryClient(plain) as client:
+        end = time.monotonic() + 60
+        while not client.fetch("c").facts:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130  # while the pipe is open
+    assert "it is safe to repeat" in process.communicate()[1]

@@ -1,0 +1,306 @@
+"""The table of peers: who is known by its certificate, what each may say, and what is told of who may not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onceward.boundary import BoundaryClient, envelope_for, fact_of
+from onceward.boundary.boundary import Boundary
+from onceward.boundary.errors import BoundaryError, PermissionDenied, Unauthenticated
+from onceward.boundary.server.access import Certificate, Peer, Peers
+from onceward.boundary.server.server import serving
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
+from onceward.boundary.tls import Tls
+from onceward.errors import ConfigurationError
+from tests.support.boundary.secured import (
+    CLIENTS,
+    HQ,
+    Connection,
+    EitherClient,
+    Site,
+    append_message,
+    context_for,
+    wait_until,
+)
+
+FACT = fact_of("batch:B1", "done", {})
+LAB = '[[peers]]\nidentity = "lab-bsfg"\nzone = "lab"\nfrom_zones = ["lab", "plant-b"]\nto_zones = ["hq", "plant-a"]\n'
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    made = Site(tmp_path / "plant-a")
+    made.write(HQ + LAB)
+    return made
+
+
+@pytest.fixture
+def hq(site: Site) -> Tls:
+    return site.issue("hq-bsfg")
+
+
+@pytest.fixture
+def lab(site: Site) -> Tls:
+    return site.issue("lab-bsfg")
+
+
+@pytest.fixture
+def url(site: Site) -> Iterator[str]:
+    with site.serving() as found:
+        yield found
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each for each in caplog.messages if " refused: " in each]
+
+
+# ── who is known ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def calls(client: Any) -> list[Any]:
+    envelope = envelope_for("m1", from_zone="hq", to_zone="plant-a")
+    return [
+        lambda: client.append(envelope, FACT),
+        lambda: client.fetch("c"),
+        lambda: client.confirm("c", 1),
+        lambda: client.put("batch-files", "k", b"small"),
+        lambda: client.put_stream("batch-files", "k", [b"x" * 300_000] * 10),
+        lambda: client.get("batch-files", "k"),
+    ]
+
+
+@pytest.mark.req("BC-23")
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_an_identity_that_is_not_in_the_table_is_refused_with_every_call(
+    site: Site, url: str, hq: Tls, kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    stranger = site.issue("stranger")
+    with EitherClient(kind, url, stranger) as client:
+        for call in calls(client):
+            with pytest.raises(
+                Unauthenticated, match="the certificate of 'stranger', 'localhost' is that of no peer"
+            ):
+                call()
+    with Connection(url, context_for(hq.ca, stranger)) as connection:
+        message = {"bucket": "batch-files", "key": "k"}
+        assert connection.call("GetObject", message)[1]["code"] == "unauthenticated"
+        assert [connection.get(path)[0] for path in ("/metrics", "/stats")] == [401, 401]
+        assert [connection.get(path)[0] for path in ("/livez", "/readyz")] == [200, 200]
+    assert len(told(caplog)) == 9
+    assert all("'stranger'" in each and "127.0.0.1:" in each for each in told(caplog))
+    with Connection(url, context_for(hq.ca, hq)) as connection:
+        assert connection.get("/stats")[0] == 200
+        assert connection.metric('bsfg_auth_failures_total{reason="unknown_identity"}') == 9
+        assert connection.call("FetchFacts", {"consumerName": "c", "limit": 1}) == (200, {})
+
+
+@pytest.mark.parametrize("identity", ["HQ-bsfg", "hq-bsfg.", "hq-bsfg ", "hq", "hq_bsfg"])
+def test_identities_are_compared_letter_by_letter(site: Site, url: str, identity: str) -> None:
+    almost = site.authority.issue(identity, "almost", ("localhost", "127.0.0.1"))
+    with BoundaryClient(url, tls=almost) as client, pytest.raises(Unauthenticated):
+        client.fetch("c")
+
+
+@pytest.mark.req("BC-23")
+def test_who_is_taken_out_of_the_table_is_refused_on_the_connection_that_stands(
+    site: Site, url: str, hq: Tls, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Connection(url, context_for(hq.ca, hq)) as connection:
+        assert connection.call("AppendFact", append_message())[0] == 200
+        site.write(LAB)
+        wait_until(lambda: connection.call("AppendFact", append_message())[0] == 401)
+        code = connection.call("FetchFacts", {"consumerName": "c", "limit": 1})[1]["code"]
+        assert code == "unauthenticated"
+        assert (
+            "the certificate of 'hq-bsfg', 'localhost' is that of no peer of this boundary" in told(caplog)[0]
+        )
+        site.write(HQ)
+        wait_until(lambda: connection.call("AppendFact", append_message())[0] == 200)
+
+
+def test_a_broken_configuration_leaves_the_table_as_it_is(
+    site: Site, url: str, hq: Tls, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.write(LAB.replace("zone =", "zune =", 1))
+    wait_until(lambda: any("has no key 'zune'" in each for each in caplog.messages))
+    with BoundaryClient(url, tls=hq) as client:
+        client.fetch("c")
+
+
+def test_a_broken_certificate_does_not_keep_a_peer_in_the_table(
+    site: Site, url: str, hq: Tls, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Connection(url, context_for(hq.ca, hq)) as connection:
+        Path(site.server.cert).write_text("broken")
+        wait_until(lambda: any("stays in force" in each for each in caplog.messages))
+        site.write(LAB)
+        wait_until(lambda: connection.call("AppendFact", append_message())[0] == 401)
+
+
+def test_what_cannot_change_while_the_server_runs_is_told(
+    site: Site, url: str, hq: Tls, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.write(HQ, more='listen = "127.0.0.1:1"\nstrict_consumers = true')
+    wait_until(lambda: any("strict_consumers has changed" in each for each in caplog.messages))
+    assert any(
+        "listen has changed, which takes effect with the next start" in each for each in caplog.messages
+    )
+    site.config.write_text('zone = "plant-a"\n')
+    wait_until(lambda: any("[tls] comes and goes only with a restart" in each for each in caplog.messages))
+    with BoundaryClient(url, tls=hq) as client:
+        client.fetch("c")
+
+
+# ── what each may say ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("BC-23")
+@pytest.mark.parametrize("kind", CLIENTS)
+@pytest.mark.parametrize(
+    ("from_zone", "to_zone", "field", "words"),
+    [
+        ("plant-a", "plant-a", "envelope.from_zone", "'hq-bsfg' may not append facts from zone 'plant-a'"),
+        ("HQ", "plant-a", "envelope.from_zone", "'hq-bsfg' may not append facts from zone 'HQ'"),
+        ("hq", "plant-b", "envelope.to_zone", "'hq-bsfg' may not append facts for zone 'plant-b'"),
+        ("hq", "hq", "envelope.to_zone", "'hq-bsfg' may not append facts for zone 'hq'"),
+    ],
+)
+def test_a_zone_that_the_peer_may_not_speak_of_or_to_is_refused(
+    url: str,
+    hq: Tls,
+    caplog: pytest.LogCaptureFixture,
+    kind: Any,
+    from_zone: str,
+    to_zone: str,
+    field: str,
+    words: str,
+) -> None:
+    with EitherClient(kind, url, hq) as client:
+        with pytest.raises(PermissionDenied, match=words) as refused:
+            client.append(envelope_for("m1", from_zone=from_zone, to_zone=to_zone), FACT)
+        assert refused.value.field == field
+        assert not client.fetch("c").facts
+    [line] = told(caplog)
+    assert line.startswith("AppendFact by 127.0.0.1:")
+    assert line.endswith(words)
+    with Connection(url, context_for(hq.ca, hq)) as connection:
+        reason = field.removeprefix("envelope.")
+        assert connection.metric(f'bsfg_auth_failures_total{{reason="{reason}"}}') == 1
+
+
+def test_a_relay_may_speak_for_several_zones(url: str, lab: Tls) -> None:
+    with BoundaryClient(url, tls=lab) as client:
+        for number, (origin, target) in enumerate(
+            [("lab", "hq"), ("plant-b", "hq"), ("plant-b", "plant-a")], 1
+        ):
+            envelope = envelope_for(f"m{number}", from_zone=origin, to_zone=target)
+            assert client.append(envelope, FACT).offset == number
+
+
+@pytest.mark.req("BC-23")
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_name_that_is_bound_to_one_peer_is_not_anothers(
+    url: str, hq: Tls, lab: Tls, caplog: pytest.LogCaptureFixture, kind: Any
+) -> None:
+    with EitherClient(kind, url, hq) as owner, EitherClient(kind, url, lab) as other:
+        owner.append(envelope_for("m1", from_zone="hq", to_zone="plant-a"), FACT)
+        for call in (lambda: other.fetch("hq-receiver"), lambda: other.confirm("hq-receiver", 1)):
+            with pytest.raises(PermissionDenied, match="which is another peer's name") as refused:
+                call()
+            assert refused.value.field == "consumer_name"
+        assert [each.offset for each in owner.fetch("hq-receiver").facts] == [1]
+        assert owner.confirm("hq-receiver", 1) == 1
+        assert [each.offset for each in other.fetch("nobodys").facts] == [1]
+        assert [each.offset for each in owner.fetch("nobodys").facts] == [1]
+    assert len(told(caplog)) == 2
+    assert "'lab-bsfg' may not fetch or confirm as 'hq-receiver'" in told(caplog)[0]
+    with Connection(url, context_for(hq.ca, hq)) as connection:
+        assert connection.metric('bsfg_auth_failures_total{reason="consumer"}') == 2
+
+
+def test_a_request_without_an_envelope_is_malformed_not_denied(url: str, hq: Tls) -> None:
+    with Connection(url, context_for(hq.ca, hq)) as connection:
+        assert (
+            connection.call("AppendFact", {"fact": append_message()["fact"]})[1]["code"] == "invalid_argument"
+        )
+
+
+# ── the table by itself ─────────────────────────────────────────────────────────────────────────────────
+
+
+def certificate(name: str = "", *others: tuple[str, str], days: float = 1) -> Certificate:
+    ends = time.strftime("%b %d %H:%M:%S %Y GMT", time.gmtime(time.time() + days * 86400))
+    subject = ((("commonName", name),),) if name else ()
+    return Certificate({"subject": subject, "subjectAltName": others, "notAfter": ends}, "1.2.3.4:5")
+
+
+def test_an_identity_is_the_common_name_or_a_dns_name_or_a_uri_and_no_address() -> None:
+    peers = Peers(
+        [Peer(identity=each, zone=each) for each in ("cn", "dns.example", "spiffe://x/y", "10.0.0.1")]
+    )
+    assert peers.known(certificate("cn", ("DNS", "localhost"))).zone == "cn"
+    assert peers.known(certificate("other", ("DNS", "dns.example"))).zone == "dns.example"
+    assert peers.known(certificate("", ("URI", "spiffe://x/y"))).zone == "spiffe://x/y"
+    assert peers.known(certificate("cn", ("DNS", "cn"))).zone == "cn"
+    for unknown in (certificate("x", ("IP Address", "10.0.0.1")), certificate(), certificate("*")):
+        with pytest.raises(Unauthenticated, match="is that of no peer"):
+            peers.known(unknown)
+
+
+def test_a_certificate_of_several_peers_is_nobodys() -> None:
+    peers = Peers([Peer(identity="a", zone="a"), Peer(identity="b", zone="b")])
+    with pytest.raises(Unauthenticated, match="of 'a', 'b' is that of several peers") as refused:
+        peers.known(certificate("a", ("DNS", "b")))
+    assert refused.value.reason == "ambiguous_identity"
+
+
+def test_a_certificate_that_ends_while_its_connection_stands_is_refused() -> None:
+    with pytest.raises(Unauthenticated, match="has expired meanwhile"):
+        Peers([Peer(identity="a", zone="a")]).known(certificate("a", days=-0.01))
+
+
+def test_without_zones_a_peer_speaks_for_its_own_and_to_none() -> None:
+    reader = Peer(identity="a", zone="a")
+    peers = Peers([reader])
+    for origin, target in (("a", "b"), ("b", "a"), ("a", "a")):
+        with pytest.raises(PermissionDenied):
+            peers.check_zones(reader, origin, target)
+    peers.check_zones(Peer(identity="a", zone="a", to_zones=("b",)), "a", "b")
+    with pytest.raises(BoundaryError):
+        peers.check_zones(Peer(identity="a", zone="a", from_zones=(), to_zones=("b",)), "a", "b")
+
+
+def test_several_peers_can_share_a_name() -> None:
+    one, two, three = (Peer(identity=each, zone="z", consumers=("c",)) for each in "abc")
+    peers = Peers([one, two])
+    peers.check_consumer(one, "c")
+    peers.check_consumer(two, "c")
+    with pytest.raises(PermissionDenied):
+        peers.check_consumer(three, "c")
+
+
+def test_two_peers_of_one_identity_are_refused_and_change_nothing() -> None:
+    peers = Peers([Peer(identity="a", zone="a")])
+    with pytest.raises(ConfigurationError, match="two peers have the identity 'b'"):
+        peers.replace([Peer(identity="b", zone="x"), Peer(identity="b", zone="y")])
+    assert peers.known(certificate("a")).zone == "a"
+
+
+async def _serve_with_peers_alone(directory: Path) -> None:
+    store = SqliteBoundaryStore(directory)
+    try:
+        async with serving(Boundary(store), peers=Peers()):
+            pass
+    finally:
+        await store.close()
+
+
+def test_peers_without_tls_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="they need tls"):
+        asyncio.run(_serve_with_peers_alone(tmp_path))

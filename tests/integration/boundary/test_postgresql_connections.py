@@ -1,0 +1,263 @@
+"""PostgreSQL's connections break, and what it takes to open a store there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from onceward.boundary.errors import Unavailable
+from onceward.boundary.model import Appended
+from onceward.boundary.store import Bounds
+from onceward.boundary.stores.postgresql.connections import PostgreSqlConnections
+from onceward.boundary.stores.postgresql.schema import VERSION
+from onceward.boundary.stores.postgresql.store import PostgreSqlBoundaryStore
+from onceward.errors import ConfigurationError
+from onceward.testing.boundary import fact
+from tests.support.boundary.databases import StorePlace, place
+
+__all__ = ["place"]
+
+# ── they break ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("BC-16")
+def test_whoever_waits_when_a_connection_breaks_is_refused_and_the_next_is_not(place: StorePlace) -> None:
+    async def main() -> None:
+        async with place.opened() as store:
+            await store.append(fact("before"))
+            with closing(psycopg.connect(place.url, application_name="other")) as other:
+                other.execute("SELECT FROM onceward_boundary_log FOR UPDATE")
+                waiting = [asyncio.create_task(store.append(fact(f"m{number}"))) for number in range(5)]
+                while not place.waiting_for_a_lock():
+                    await asyncio.sleep(0.01)
+                place.kill_connections()
+                outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [type(each) for each in outcomes] == [Unavailable] * 5
+            assert await store.bounds() == Bounds(1, 1)
+            assert await store.append(fact("m0")) == Appended(2)
+
+    asyncio.run(main())
+
+
+def test_connections_that_broke_while_nobody_used_them_cost_nobody_anything(place: StorePlace) -> None:
+    async def main() -> None:
+        async with place.opened() as store:
+            for number in range(1, 4):
+                await asyncio.gather(store.append(fact(f"m{number}")), store.read(0, 10), store.bounds())
+                await store.advance("c", number)
+                assert place.kill_connections() >= 3
+            assert await store.bounds() == Bounds(1, 3)
+            assert await store.position("c", create=False) == 3
+
+    asyncio.run(main())
+
+
+def test_a_reader_who_goes_away_in_the_middle_does_not_harm_the_others(place: StorePlace) -> None:
+    async def main() -> None:
+        async with place.opened() as store:
+            await asyncio.gather(*(store.append(fact(f"m{number}", "x" * 1000)) for number in range(500)))
+            readers = [asyncio.create_task(store.read(0, 500)) for _ in range(30)]
+            await asyncio.sleep(0.002)
+            for reader in readers[::2]:
+                reader.cancel()
+            pages = await asyncio.gather(*readers, return_exceptions=True)
+            assert all(len(page) == 500 for page in pages[1::2] if not isinstance(page, BaseException))
+            assert not any(isinstance(page, Exception) for page in pages)
+            assert len(await store.read(0, 1000)) == 500
+
+    asyncio.run(main())
+
+
+@pytest.mark.req("BC-15", "BC-16")
+def test_an_append_whose_answer_is_lost_can_be_repeated(place: StorePlace) -> None:
+    async def main() -> None:
+        async with lossy(place) as line, place.opened(**line.address) as store:
+            await store.append(fact("first"))
+            line.lose_the_answer_to = b"onceward_boundary_append"
+            with pytest.raises(Unavailable, match="try again"):
+                await store.append(fact("second"))
+            assert line.lost == 1
+            assert await store.append(fact("second")) == Appended(2, duplicate=True)
+            line.lose_the_answer_to = b"onceward_boundary_cursors"
+            with pytest.raises(Unavailable, match="try again"):
+                await store.advance("c", 2)
+            assert await store.advance("c", 1) == 2
+
+    asyncio.run(main())
+
+
+def test_an_object_whose_last_answer_is_lost_is_whole(place: StorePlace) -> None:
+    async def content() -> AsyncIterator[bytes]:
+        yield b"x" * 100_000
+
+    async def main() -> None:
+        async with lossy(place) as line, place.opened(**line.address) as store:
+            line.lose_the_answer_to = b"COMMIT"
+            with pytest.raises(Unavailable):
+                await store.objects.put("b", "k", content(), "")
+            assert line.lost == 1
+            ref, chunks = await store.objects.get("b", "k")
+            assert b"".join([chunk async for chunk in chunks]) == b"x" * 100_000
+            assert await store.objects.put("b", "k", content(), "") == ref
+
+    asyncio.run(main())
+
+
+class Line:
+    """Between a store and PostgreSQL."""
+
+    def __init__(self) -> None:
+        self.address: dict[str, Any] = {}
+        self.lose_the_answer_to: bytes | None = None
+        """What a request has in it. Is None again when that has happened: the server has done it, and nobody knows."""
+        self.lost = 0
+
+
+@asynccontextmanager
+async def lossy(place: StorePlace) -> AsyncIterator[Line]:
+    line = Line()
+    to = conninfo_to_dict(place.url)
+    open_lines: set[asyncio.Task[None]] = set()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        current = asyncio.current_task()
+        assert current is not None
+        open_lines.add(current)
+        if str(to["host"]).startswith("/"):
+            server = await asyncio.open_unix_connection(f"{to['host']}/.s.PGSQL.{to.get('port') or 5432}")
+        else:
+            server = await asyncio.open_connection(str(to["host"]), int(to.get("port") or 5432))
+        losing = asyncio.Event()
+
+        async def requests() -> None:
+            while data := await reader.read(1 << 20):
+                if line.lose_the_answer_to is not None and line.lose_the_answer_to in data:
+                    line.lose_the_answer_to = None
+                    losing.set()
+                server[1].write(data)
+
+        async def answers() -> None:
+            while data := await server[0].read(1 << 20):
+                if losing.is_set():
+                    line.lost += 1
+                    return
+                writer.write(data)
+
+        both = [asyncio.create_task(requests()), asyncio.create_task(answers())]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in both:
+                each.cancel()
+            writer.close()
+            server[1].close()
+            open_lines.discard(current)
+
+    listening = await asyncio.start_server(carry, "127.0.0.1", 0)
+    line.address = {"host": "127.0.0.1", "port": listening.sockets[0].getsockname()[1]}
+    try:
+        yield line
+    finally:
+        listening.close()
+        await asyncio.gather(*open_lines, return_exceptions=True)
+
+
+# ── opening ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_servers_that_start_at_once_on_an_empty_database_all_start(place: StorePlace) -> None:
+    async def main() -> None:
+        stores = await asyncio.gather(*(PostgreSqlBoundaryStore.open(place.url) for _ in range(5)))
+        appended = await asyncio.gather(*(store.append(fact("m")) for store in stores))
+        assert {each.offset for each in appended} == {1}
+        await asyncio.gather(*(store.close() for store in stores))
+
+    asyncio.run(main())
+
+
+def refusal(url: str) -> str:
+    with pytest.raises(ConfigurationError) as raised:
+        asyncio.run(PostgreSqlBoundaryStore.open(url))
+    return str(raised.value)
+
+
+def test_tables_of_a_newer_onceward_are_not_touched(place: StorePlace) -> None:
+    place.admin.execute("CREATE TABLE onceward_boundary_schema AS SELECT 99 AS version")
+    assert f"newer onceward (schema 99, this one knows {VERSION})" in refusal(place.url)
+    assert place.ask(f"SELECT tablename FROM pg_tables WHERE schemaname = '{place.name}'") == [
+        ("onceward_boundary_schema",)
+    ]
+
+
+def test_a_database_that_cannot_hold_every_text_is_refused(place: StorePlace) -> None:
+    place.admin.execute(
+        f"CREATE DATABASE {place.name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0 STRATEGY file_copy"
+    )
+    try:
+        assert "encoding LATIN1" in refusal(make_conninfo(place.url, dbname=place.name))
+    finally:
+        place.admin.execute(f"DROP DATABASE {place.name} WITH (FORCE)")
+
+
+def test_a_user_who_may_not_make_tables_is_told_so(place: StorePlace) -> None:
+    place.admin.execute(f"CREATE ROLE {place.name} LOGIN; GRANT USAGE ON SCHEMA {place.name} TO {place.name}")
+    try:
+        told = refusal(make_conninfo(place.url, user=place.name))
+        assert "permission denied" in told
+        assert "its user may make tables" in told
+    finally:
+        place.admin.execute(f"DROP OWNED BY {place.name}; DROP ROLE {place.name}")
+
+
+def test_a_user_who_may_not_make_tables_is_enough_where_they_are(place: StorePlace) -> None:
+    async def main() -> None:
+        async with place.opened():
+            pass
+        place.admin.execute(f"""
+            CREATE ROLE {place.name} LOGIN; GRANT USAGE ON SCHEMA {place.name} TO {place.name};
+            GRANT ALL ON ALL TABLES IN SCHEMA {place.name} TO {place.name};
+            GRANT ALL ON ALL SEQUENCES IN SCHEMA {place.name} TO {place.name}
+        """)
+        try:
+            async with place.opened(user=place.name) as store:
+                assert await store.append(fact("m")) == Appended(1)
+        finally:
+            place.admin.execute(f"DROP OWNED BY {place.name}; DROP ROLE {place.name}")
+
+    asyncio.run(main())
+
+
+def test_a_server_that_does_not_answer_is_named_without_its_password() -> None:
+    told = refusal("postgresql://someone:secret@127.0.0.1:1/facts")
+    assert "127.0.0.1" in told
+    assert "check its URL" in told
+    assert "secret" not in told
+
+
+def test_a_url_that_is_none_is_refused() -> None:
+    assert "such as postgresql://user@host/database" in refusal("postgresql://host/database?no_such=option")
+
+
+@pytest.mark.req("BC-16")
+@pytest.mark.parametrize(
+    ("given", "used"), [("off", "on"), ("local", "on"), ("on", "on"), ("remote_apply", "remote_apply")]
+)
+def test_what_is_answered_is_durable_whatever_the_url_asks_for(
+    place: StorePlace, given: str, used: str
+) -> None:
+    async def main() -> None:
+        connections = PostgreSqlConnections(
+            make_conninfo(place.url, options=f"-csynchronous_commit={given}"), 1
+        )
+        async with connections.one() as connection:
+            shown = await (await connection.execute("SHOW synchronous_commit")).fetchone()
+        await connections.close()
+        assert shown == (used,)
+
+    asyncio.run(main())

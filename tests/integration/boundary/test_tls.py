@@ -1,0 +1,367 @@
+"""TLS 1.3 with certificates on both sides: who gets a connection, what is said about who does not, and certificates
+that change while the server runs."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import logging
+import re
+import ssl
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from onceward.boundary import AsyncBoundaryClient, BoundaryClient, BoundaryError, envelope_for, fact_of
+from onceward.boundary.boundary import Boundary
+from onceward.boundary.certs import HOSTS
+from onceward.boundary.errors import Unauthenticated
+from onceward.boundary.metrics import BoundaryMetrics
+from onceward.boundary.server.server import GRACE, serving
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
+from onceward.boundary.tls import ServerTls, Tls
+from onceward.boundary.v1 import boundary_pb as pb
+from onceward.errors import ConfigurationError
+from tests.support.boundary.secured import (
+    CLIENTS,
+    DEADLINE,
+    HQ,
+    SERVICE,
+    Connection,
+    EitherClient,
+    Site,
+    append_message,
+    authority_in,
+    context_for,
+    wait_until,
+)
+
+ENVELOPE = envelope_for("m1", from_zone="hq", to_zone="plant-a")
+FACT = fact_of("batch:B1", "done", {})
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    made = Site(tmp_path / "plant-a")
+    made.write()
+    return made
+
+
+@pytest.fixture
+def hq(site: Site) -> Tls:
+    return site.issue("hq-bsfg")
+
+
+@pytest.fixture
+def url(site: Site) -> Iterator[str]:
+    with site.serving() as found:
+        yield found
+
+
+def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each for each in caplog.messages if "TLS handshake" in each]
+
+
+# ── who gets a connection ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("BC-23")
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_an_allowed_peer_works_with_our_clients(url: str, hq: Tls, kind: Any) -> None:
+    assert url.startswith("https://127.0.0.1:")
+    with EitherClient(kind, url, hq) as client:
+        assert client.append(ENVELOPE, FACT).offset == 1
+        assert client.fetch("hq-receiver").facts[0].message_id == "m1"
+        assert client.confirm("hq-receiver", 1) == 1
+        assert client.put_stream("batch-files", "k", [b"x" * 300_000] * 10).size == 3_000_000
+        assert len(client.get("batch-files", "k")[0]) == 3_000_000
+
+
+@pytest.mark.req("BC-23")
+def test_an_allowed_peer_works_with_grpc(url: str, hq: Tls) -> None:
+    ca, cert, key = hq.read()
+    credentials = grpc.ssl_channel_credentials(ca, key, cert)
+    with grpc.secure_channel(url.removeprefix("https://"), credentials) as channel:
+        append = channel.unary_unary(
+            f"/{SERVICE}/AppendFact", lambda message: message.to_binary(), pb.AppendFactResponse.from_binary
+        )
+        envelope = pb.Envelope(message_id="m1", from_zone="hq", to_zone="plant-a", produced_at_unix_ms=1)
+        fact = pb.Fact(subject="batch:B1", predicate="done", object_json="{}")
+        assert append(pb.AppendFactRequest(envelope=envelope, fact=fact), timeout=30).offset == 1
+        envelope.from_zone = "plant-a"
+        with pytest.raises(grpc.RpcError) as refused:
+            append(pb.AppendFactRequest(envelope=envelope, fact=fact), timeout=30)
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        upload = channel.stream_unary(
+            f"/{SERVICE}/PutObjectStream",
+            lambda message: message.to_binary(),
+            pb.PutObjectResponse.from_binary,
+        )
+        pieces = [pb.PutObjectChunk(bucket="b", key="k"), *(pb.PutObjectChunk(data=b"x" * 1000),) * 3]
+        assert upload(iter(pieces), timeout=30).size == 3000
+
+
+@pytest.mark.req("BC-23")
+def test_an_allowed_peer_works_with_json_over_https(url: str, hq: Tls) -> None:
+    with Connection(url, context_for(hq.ca, hq)) as connection:
+        assert connection.call("AppendFact", append_message()) == (200, {"offset": "1"})
+        assert connection.get("/livez") == (200, "alive\n")
+
+
+def test_one_http2_connection_takes_more_than_a_thousand_calls_at_once(url: str, hq: Tls) -> None:
+    ca, cert, key = hq.read()
+    with grpc.secure_channel(
+        url.removeprefix("https://"), grpc.ssl_channel_credentials(ca, key, cert)
+    ) as channel:
+        fetch = channel.unary_unary(
+            f"/{SERVICE}/FetchFacts", lambda message: message.to_binary(), pb.FetchFactsResponse.from_binary
+        )
+        request = pb.FetchFactsRequest(consumer_name="hq-receiver", limit=1)
+        running = [fetch.future(request, timeout=DEADLINE) for _ in range(1100)]
+        assert all(not each.result().facts for each in running)
+
+
+def no_certificate(site: Site) -> ssl.SSLContext:
+    return context_for(site.server.ca)
+
+
+def wrong_ca(site: Site) -> ssl.SSLContext:
+    stranger = authority_in(site.directory / "others").issue("hq-bsfg", "hq", HOSTS)
+    return context_for(site.server.ca, stranger)
+
+
+def expired(site: Site) -> ssl.SSLContext:
+    return context_for(site.server.ca, site.issue("hq-bsfg", days=-0.01))
+
+
+def only_tls_1_2(site: Site) -> ssl.SSLContext:
+    context = context_for(site.server.ca, site.issue("hq-bsfg"))
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def distrusting(site: Site) -> ssl.SSLContext:
+    return context_for(authority_in(site.directory / "others").issue("x", "x", HOSTS).ca)
+
+
+REFUSED = {
+    no_certificate: "the peer showed no certificate",
+    wrong_ca: "the peer's certificate is not good here: unable to get local issuer certificate",
+    expired: "the peer's certificate is not good here: certificate has expired",
+    only_tls_1_2: "the peer does not speak TLS 1.3",
+    distrusting: "the peer ended it, perhaps because it does not trust this server: tlsv1 alert unknown ca",
+}
+
+
+@pytest.mark.req("BC-23")
+@pytest.mark.parametrize("made", REFUSED)
+def test_who_may_not_connect_is_refused_with_one_line_that_says_why_and_a_count(
+    site: Site, caplog: pytest.LogCaptureFixture, made: Callable[[Site], ssl.SSLContext]
+) -> None:
+    context = made(site)
+    with site.serving() as url:
+        with pytest.raises((OSError, http.client.HTTPException)), Connection(url, context) as connection:
+            connection.call("AppendFact", append_message())
+        wait_until(lambda: bool(refusals(caplog)))
+        [line] = refusals(caplog)
+        words = re.escape(REFUSED[made])
+        assert re.fullmatch(rf"TLS handshake with 127\.0\.0\.1:\d+ failed: {words}", line)
+        peer = site.authority.issue("hq-bsfg", "after", HOSTS)
+        with Connection(url, context_for(peer.ca, peer)) as connection:
+            assert connection.metric("bsfg_tls_handshake_errors_total") == 1
+            assert connection.call("FetchFacts", {"consumerName": "c", "limit": 1}) == (200, {})
+
+
+def test_plain_http_and_a_connection_that_is_closed_at_once_are_told_too(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises((OSError, http.client.HTTPException)):
+        urllib.request.urlopen(f"{url.replace('https', 'http')}/livez", timeout=30)
+    wait_until(lambda: len(refusals(caplog)) == 1)
+    hasty = http.client.HTTPConnection(url.removeprefix("https://"), timeout=30)
+    hasty.connect()
+    hasty.close()
+    wait_until(lambda: len(refusals(caplog)) == 2)
+    assert "its URL must begin with https://" in refusals(caplog)[0]
+    assert "closed the connection before the handshake was done" in refusals(caplog)[1]
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_our_clients_refuse_a_server_of_another_name_or_ca(site: Site, hq: Tls, kind: Any) -> None:
+    site.write(tls=site.issue("plant-a-bsfg", hosts=("elsewhere.example",)))
+    stranger = authority_in(site.directory / "others").issue("hq-bsfg", "hq", HOSTS)
+    with site.serving() as url:
+        for tls in (hq, Tls(ca=stranger.ca, cert=hq.cert, key=hq.key)):
+            with (
+                EitherClient(kind, url, tls) as client,
+                pytest.raises(BoundaryError, match="cannot be reached"),
+            ):
+                client.fetch("c")
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_tls_is_for_https_and_its_files_must_be_usable(site: Site, hq: Tls, kind: Any) -> None:
+    broken = site.directory / "broken.pem"
+    broken.write_text("nothing")
+    with pytest.raises(ConfigurationError, match="with tls the URL of a boundary is https://HOST:PORT"):
+        kind("http://127.0.0.1:7700", tls=hq)
+    for files, words in (
+        (Tls(ca=broken, cert=hq.cert, key=hq.key), "broken.pem has no certificates in PEM"),
+        (Tls(ca=hq.ca, cert=broken, key=hq.key), "broken.pem and .* are no certificate and its key"),
+        (Tls(ca=hq.ca, cert=hq.cert, key=site.server.key), "are no certificate and its key.*mismatch"),
+        (Tls(ca=hq.ca, cert=hq.cert, key="nowhere"), "key: nowhere cannot be read: No such file"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            kind("https://127.0.0.1:7700", tls=files)
+        with pytest.raises(ConfigurationError, match=words):
+            ServerTls(files, BoundaryMetrics())
+
+
+def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(site: Site) -> None:
+    locked = site.directory / "locked.key"
+    subprocess.run(
+        ["openssl", "ec", "-in", site.server.key, "-aes256", "-passout", "pass:x", "-out", locked],
+        check=True,
+        capture_output=True,
+    )
+    with pytest.raises(ConfigurationError, match=r"locked\.key is encrypted"):
+        ServerTls(Tls(ca=site.server.ca, cert=site.server.cert, key=locked), BoundaryMetrics())
+
+
+def test_with_tls_and_no_table_nobody_may_call(site: Site, hq: Tls) -> None:
+    async def main() -> None:
+        store = SqliteBoundaryStore(site.directory / "data")
+        boundary = Boundary(store)
+        async with (
+            serving(boundary, tls=ServerTls(site.server, boundary.metrics)) as url,
+            AsyncBoundaryClient(url, tls=hq) as client,
+        ):
+            with pytest.raises(Unauthenticated):
+                await client.append(ENVELOPE, FACT)
+        await store.close()
+
+    asyncio.run(main())
+
+
+# ── certificates that change, and that end ──────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("BC-23")
+def test_new_certificates_are_used_without_a_restart_and_what_stands_goes_on(
+    site: Site, hq: Tls, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = authority_in(site.directory / "others")
+    theirs, hq_there = others.issue("plant-a-bsfg", "server", HOSTS), others.issue("hq-bsfg", "hq", HOSTS)
+    with site.serving() as url, Connection(url, context_for(hq.ca, hq)) as standing:
+        for name in ("ca", "cert", "key"):
+            replace(Path(getattr(site.server, name)), Path(getattr(theirs, name)).read_text())
+        wait_until(lambda: _connects(url, context_for(hq_there.ca, hq_there)))
+        with Connection(url, context_for(hq_there.ca, hq_there)) as renewed:
+            assert renewed.serial != standing.serial
+            assert renewed.call("AppendFact", append_message())[0] == 200
+        assert standing.call("AppendFact", append_message("m2"))[0] == 200
+        with (
+            pytest.raises((OSError, http.client.HTTPException)),
+            Connection(url, context_for(hq_there.ca, hq)) as refused,
+        ):
+            refused.get("/livez")
+        wait_until(
+            lambda: any("the peer's certificate is not good here" in each for each in refusals(caplog))
+        )
+
+
+def replace(path: Path, text: str) -> None:
+    """At one moment: nobody reads a half of it."""
+    other = path.with_suffix(".new")
+    other.write_text(text)
+    other.replace(path)
+
+
+def _connects(url: str, context: ssl.SSLContext) -> bool:
+    try:
+        with Connection(url, context):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("broken", ["cert", "key", "ca"])
+def test_a_broken_file_changes_nothing_is_told_once_and_can_be_mended(
+    site: Site, hq: Tls, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    caplog.set_level(logging.INFO, "onceward")
+    path = Path(getattr(site.server, broken))
+    good, context = path.read_text(), context_for(hq.ca, hq)
+
+    def errors() -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+
+    with site.serving() as url:
+        replace(path, "-----BEGIN NOTHING-----")
+        wait_until(lambda: bool(errors()))
+        assert re.search(rf"{re.escape(str(path))}.*what was read before stays in force", errors()[0])
+        with Connection(url, context) as connection:
+            assert connection.call("AppendFact", append_message())[0] == 200
+        replace(path, good)
+        wait_until(lambda: any("have been read again" in each for each in caplog.messages))
+        assert len(errors()) == 1
+
+
+def test_a_certificate_that_ends_soon_is_warned_about_and_is_a_metric(
+    site: Site, hq: Tls, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.write(tls=site.issue("plant-a-bsfg", days=29.5))
+    with site.serving() as url, Connection(url, context_for(hq.ca, hq)) as connection:
+        [line] = [each for each in caplog.messages if "expires" in each]
+        assert re.search(r"plant-a-bsfg\.pem expires in \d+ days: replace it", line)
+        left = connection.metric('bsfg_certificate_expiry_seconds{certificate="own"}')
+        assert 29 * 86400 < left < 30 * 86400
+        assert connection.metric('bsfg_certificate_expiry_seconds{certificate="ca"}') > 300 * 86400
+
+
+def test_a_certificate_that_has_ended_is_an_error_in_the_log(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    ServerTls(site.issue("plant-a-bsfg", days=-1), BoundaryMetrics())
+    assert [each for each in caplog.messages if "plant-a-bsfg.pem has expired" in each]
+
+
+# ── zones ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("BC-23")
+def test_a_link_between_two_servers_shows_its_own_certificate(site: Site, hq: Tls, tmp_path: Path) -> None:
+    receiver = Site(tmp_path / "hq", "hq", site.authority)
+    with site.serving() as source:
+        link = f'[[links]]\nname = "from-plant-a"\nurl = "{source}"\nconsumer = "hq-receiver"\n'
+        receiver.write(HQ.replace('"plant-a"', '"hq"') + link)
+        with receiver.serving() as target, BoundaryClient(target, tls=hq) as reader:
+            producer = site.issue("producer")
+            site.write(HQ + '[[peers]]\nidentity = "producer"\nzone = "plant-a"\nto_zones = ["hq"]\n')
+            with BoundaryClient(source, tls=producer) as client:
+                envelope = envelope_for("m1", from_zone="plant-a", to_zone="hq")
+                wait_until(lambda: _is_appended(client, envelope))
+            wait_until(lambda: [each.message_id for each in reader.fetch("c").facts] == ["m1"])
+
+
+def _is_appended(client: BoundaryClient, envelope: Any) -> bool:
+    """Not before the server has read that there is such a peer."""
+    try:
+        return client.append(envelope, FACT).offset == 1
+    except Unauthenticated:
+        return False
+
+
+def test_a_server_with_tls_stops_though_a_client_keeps_its_connection(site: Site, hq: Tls) -> None:
+    with site.serving() as url:
+        standing = BoundaryClient(url, tls=hq)
+        standing.append(ENVELOPE, FACT)
+        stopping = time.monotonic()
+    assert time.monotonic() - stopping < GRACE
+    standing.close()

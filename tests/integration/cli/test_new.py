@@ -1,0 +1,312 @@
+"""`onceward new`: a project that works as it is, and on Redis and PostgreSQL after a change of URLs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.request import urlopen
+from uuid import uuid4
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+from sqlalchemy import create_engine, text
+from typer.testing import CliRunner, Result
+
+from onceward.boundary.metrics import BoundaryMetrics
+from onceward.cli.main import app
+from onceward.cli.new import TEMPLATE
+from onceward.telemetry.catalogue import METRICS
+from tests.support import ROOT
+
+SOURCE = 'source = "sqlite:///orders.db"'
+DATABASE = 'database = "sqlite:///shop.db"'
+
+
+def new(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["new", *map(str, arguments)], env={"COLUMNS": "200", "NO_COLOR": "1"})
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project as it is written. Not to be changed."""
+    place = tmp_path_factory.mktemp("new") / "shop"
+    result = new("shop", "--dir", place)
+    assert result.exit_code == 0, result.output
+    return place
+
+
+@pytest.fixture
+def project(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "shop"))
+
+
+def clean() -> dict[str, str]:
+    """An environment in which nobody has set anything up."""
+    foreign = ("ONCEWARD_", "OTEL_", "PYTEST_", "MAKE", "MFLAGS")  # a make above says more
+    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+
+
+def do(project: Path, *command: object, **environment: str) -> str:
+    """What a user would type there."""
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=project,
+        env=clean() | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def make(project: Path, *targets: str) -> str:
+    return do(project, "make", *targets, f"PYTHON={sys.executable}")
+
+
+def onceward(project: Path, *arguments: object, **environment: str) -> str:
+    return do(project, sys.executable, "-m", "onceward", *arguments, **environment)
+
+
+def charged(url: str) -> list[Any]:
+    engine = create_engine(url)
+    try:
+        with engine.connect() as connection:
+            return list(connection.scalars(text("SELECT cents FROM charges ORDER BY cents")))
+    finally:
+        engine.dispose()
+
+
+ONCE = [number * 100 for number in range(1, 11)]
+
+# ── it works ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_its_own_make_test_passes(project: Path) -> None:
+    assert "3 passed" in make(project, "test")
+
+
+def test_make_test_sets_up_an_environment_of_its_own(made: Path) -> None:
+    commands = do(made, "make", "-n", "test").splitlines()
+    assert commands[0] == "python3 -m venv .venv"
+    assert re.fullmatch(
+        r"\.venv/bin/python -m pip install .*--editable '\.\[test\]' 'onceward.*'", commands[1]
+    )
+    assert commands[-1] == ".venv/bin/python -m pytest"
+
+
+def test_it_is_clean_code(project: Path) -> None:
+    do(project, sys.executable, "-m", "ruff", "check", ".")
+    do(project, sys.executable, "-m", "ruff", "format", "--check", ".")
+
+
+def test_as_it_is_orders_are_placed_and_charged_once_and_traced(project: Path) -> None:
+    assert "10 orders placed" in make(project, "orders")
+    trace_file = {"ONCEWARD_TRACE_FILE": ".onceward/spans.jsonl"}
+    onceward(project, "run", "shop.app:app", "--drain", **trace_file)
+    assert charged(f"sqlite:///{project}/shop.db") == ONCE
+    told = make(project, "trace")
+    assert " succeeded " in told.splitlines()[1]
+    for name in ("start_producing", "in the source", "start_processing", "consumer shop-charge"):
+        assert name in told
+
+
+def test_orders_that_cannot_be_placed_are_no_success(project: Path) -> None:
+    settings = (project / "onceward.toml").read_text()
+    (project / "onceward.toml").write_text(settings.replace(SOURCE, 'source = "redis://127.0.0.1:1/orders"'))
+    command = ["make", "orders", f"PYTHON={sys.executable}"]
+    done = subprocess.run(
+        command, cwd=project, env=clean(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2, "make's own, for a command that failed"
+    assert "placed" not in done.stdout
+    assert "place_orders: 10 of 10 messages did not get to redis://127.0.0.1:1/orders" in done.stderr
+
+
+@pytest.fixture
+def own_postgres(postgres_url: str) -> str:
+    name = f"shop_{uuid4().hex[:8]}"
+    engine = create_engine(postgres_url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    return engine.url.set(drivername="postgresql", database=name).render_as_string(hide_password=False)
+
+
+def test_one_line_puts_producer_and_consumer_on_redis_and_one_the_rest_on_postgresql(
+    project: Path, redis_url: str, own_postgres: str
+) -> None:
+    settings = (project / "onceward.toml").read_text()
+    assert settings.count(SOURCE) == settings.count(DATABASE) == 1
+    stream = f"{redis_url}/orders-{uuid4().hex}?group=charge"
+    settings = settings.replace(SOURCE, f'source = "{stream}"')
+    (project / "onceward.toml").write_text(settings.replace(DATABASE, f'database = "{own_postgres}"'))
+    make(project, "orders")
+    onceward(project, "run", "shop.app:app", "--drain")
+    assert charged(own_postgres.replace("postgresql:", "postgresql+psycopg:")) == ONCE
+    assert list(project.glob("*.db")) == []
+
+
+def test_it_runs_in_production_once_it_is_proven(project: Path) -> None:
+    database = ("--database", "sqlite:///shop.db")
+    onceward(project, "inbox", "migrate", *database)
+    needed = ("--only", "duplicates", "--only", "replay")  # all of them are in its own tests
+    assert "3 scenarios passed" in onceward(
+        project, "verify", "shop.app:charge", "--record", *needed, *database
+    )
+    onceward(project, "run", "shop.app:app", "--drain", "--env", "production")  # or it would exit with 2
+
+
+# ── what is written ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_file_of_the_template_is_written_and_no_placeholder_is_left(made: Path) -> None:
+    files = [file for file in made.rglob("*") if file.is_file()]
+    assert {file.relative_to(made).as_posix() for file in files} >= {
+        ".gitignore", "Makefile", "README.md", "compose.yaml", "onceward.toml", "ops/prometheus.yml",
+        "ops/grafana/dashboards/onceward.json", "pyproject.toml", "shop/__init__.py", "shop/app.py",
+        "tests/test_charge.py",
+    }  # fmt: skip
+    assert len(files) == len([file for file in TEMPLATE.rglob("*") if file.is_file()])
+    assert [file for file in files if re.search("@(name|onceward)@", file.read_text())] == []
+
+
+def test_the_template_is_in_the_wheel() -> None:
+    packed = {Path(file.distribution_path) for file in WheelBuilder(str(ROOT)).recurse_included_files()}
+    template = {
+        Path("onceward/cli/template") / file.relative_to(TEMPLATE)
+        for file in TEMPLATE.rglob("*")
+        if file.is_file()
+    }
+    assert template <= packed
+
+
+def test_the_dashboard_shows_metrics_that_there_are(project: Path) -> None:
+    board = json.loads((project / "ops/grafana/dashboards/onceward.json").read_text())
+    shown = {
+        name.removesuffix("_bucket")
+        for panel in board["panels"]
+        for target in panel.get("targets", ())
+        for name in re.findall(r"\b(?:onceward|bsfg)_\w+", target["expr"])
+    }
+    assert len(shown) > 20
+    assert shown - of_the_engine() - of_a_run(project) - of_the_boundary() == set()
+
+
+def of_the_engine() -> set[str]:
+    """As Prometheus names them."""
+    seconds = {"s": "_seconds"}
+    return {
+        name.replace(".", "_") + seconds.get(metric.unit, "") + ("_total" if metric.kind == "counter" else "")
+        for name, metric in METRICS.items()
+    }
+
+
+def of_a_run(project: Path) -> set[str]:
+    command = [sys.executable, "-m", "onceward", "run", "shop.app:app", "--health", "127.0.0.1:0"]
+    running = subprocess.Popen(command, cwd=project, env=clean(), stderr=subprocess.PIPE, text=True)
+    try:
+        assert running.stderr is not None
+        url = next(
+            found[1] for line in running.stderr if (found := re.search(r"health at (\S+)/livez", line))
+        )
+        deadline = time.monotonic() + 60
+        while "onceward_consumer_in_flight{" not in (page := urlopen(f"{url}/metrics").read().decode()):
+            assert time.monotonic() < deadline, page
+            time.sleep(0.1)
+        running.terminate()
+        running.communicate(timeout=60)
+    finally:
+        running.kill()
+    return types_in(page)
+
+
+def of_the_boundary() -> set[str]:
+    return types_in(BoundaryMetrics().text().decode())
+
+
+def types_in(page: str) -> set[str]:
+    return set(re.findall(r"^# TYPE (\w+)", page, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("told", "requirement"),
+    [
+        (None, "onceward"),
+        ({"url": "file:///src/onceward", "dir_info": {}}, "onceward @ file:///src/onceward"),
+        (
+            {"url": "https://example.org/onceward.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "onceward @ git+https://example.org/onceward.git@abc",
+        ),
+    ],
+)
+def test_its_environment_gets_onceward_from_where_this_one_came(
+    told: Any, requirement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = SimpleNamespace(read_text=lambda _: None if told is None else json.dumps(told))
+    monkeypatch.setattr(metadata, "distribution", lambda _: origin)
+    assert new("shop", "--dir", tmp_path / "shop").exit_code == 0
+    assert f"\nONCEWARD ?= {requirement}\n" in (tmp_path / "shop" / "Makefile").read_text()
+
+
+# ── names and places ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [
+        ("my-shop", "try my_shop"),
+        ("Shop", "try shop"),
+        ("2shops", "try app_2shops"),
+        ("größe", "try gr_e"),
+        ("...", "try app"),
+        ("class", "try class_app"),
+        ("json", "try json_app"),
+        ("onceward", "try onceward_app"),
+        ("../shop", "try shop"),
+    ],
+)
+def test_a_name_that_cannot_be_a_package_is_refused_with_a_better_one(
+    name: str, better: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = new(name)
+    assert result.exit_code == 2
+    assert result.stderr.rstrip().endswith(better)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_place_is_named_after_the_project_and_may_be_there_if_it_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop").mkdir()
+    result = new("shop")
+    assert result.exit_code == 0
+    assert "cd shop\n  make test" in result.stdout
+    assert (tmp_path / "shop" / "shop" / "app.py").is_file()
+
+
+def test_a_place_that_is_not_empty_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("keep me")
+    result = new("shop", "--dir", tmp_path)
+    assert result.exit_code == 2
+    assert "is not empty, and nothing in it was touched; choose another place with --dir" in result.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_place_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "shop").touch()
+    result = new("shop", "--dir", tmp_path / "shop")
+    assert result.exit_code == 2
+    assert "cannot be used: " in result.stderr

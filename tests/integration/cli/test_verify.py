@@ -1,0 +1,173 @@
+"""`onceward verify`, and the pytest plugin."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from sqlalchemy import create_engine, text
+from typer.testing import CliRunner, Result
+
+from onceward.cli.main import app
+from onceward.connectors import MemoryConnector
+from onceward.inbox import Inbox, UnprovenConsumerError
+from onceward.verify import NAMES
+from tests.support import ROOT
+from tests.verification import consumers
+from tests.verification.consumers import EVENTS
+
+RIGHT = "tests.verification.proven:Proven"
+WRONG = "tests.verification.proven:Unproven"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["verify", *arguments], env={"COLUMNS": "200", "NO_COLOR": "1"})
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """The consumer's own database."""
+    url = f"sqlite:///{tmp_path}/shop.db"
+    inbox = Inbox(create_engine(url))
+    inbox.migrate()
+    inbox.register(consumers.Right.contract)
+    return url
+
+
+def recorded(url: str) -> int:
+    with create_engine(url).connect() as connection:
+        return int(connection.scalar(text("SELECT count(*) FROM onceward_evidence")) or 0)
+
+
+@pytest.mark.req("CC-001", "CC-030")
+def test_verified_and_recorded_a_consumer_may_run_in_production(url: str, tmp_path: Path) -> None:
+    asked = ("--env", "production", "--database", url)
+    refused = run(RIGHT, *asked)
+    assert refused.exit_code == 1
+    assert f"onceward verify {RIGHT} --record" in refused.stdout
+
+    result = run(RIGHT, "--record", "--database", url, "--seed", "3", "--skip", "kills")
+    assert result.exit_code == 0, result.output
+    assert "11 scenarios passed, 4 skipped" in result.stdout
+    assert "seed 3" in result.stdout
+    assert "Recorded, for code" in result.stdout
+
+    assert run(RIGHT, *asked).exit_code == 0
+    from tests.verification.proven import Proven
+
+    source = MemoryConnector()
+    engine = create_engine(url)
+    consumers.setup(engine)
+    task = Proven({"source": source}, {"inbox": Inbox(engine, env="production")})
+    assert task.consume_transactions().processed == 0
+    unproven = consumers.Right({"source": source}, {"inbox": Inbox(engine, env="production")})
+    with pytest.raises(UnprovenConsumerError, match="has changed"):
+        unproven.consume_transactions()
+
+
+def test_a_failed_scenario_ends_with_1_and_is_told_in_words_json_and_junit(url: str, tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text("\n".join(map(json.dumps, EVENTS[:2])))
+    junit = tmp_path / "junit.xml"
+    result = run(
+        WRONG, "--events", str(tmp_path / "events.jsonl"), "--only", "exceptions", "--junit", str(junit),
+        "--json", "--record", "--database", url,
+    )  # fmt: skip
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)
+    assert (told["passed"], told["recorded"]) == (False, True)
+    assert [each["name"] for each in told["scenarios"] if each["result"] == "failed"] == ["exceptions"]
+    suite = ElementTree.fromstring(junit.read_text())
+    assert (suite.get("tests"), suite.get("failures")) == (str(len(NAMES)), "1")
+    (failure,) = suite.iter("failure")
+    assert "bills: 2 rows missing" in str(failure.text)
+    assert recorded(url) == 1
+    asked = run(WRONG, "--env", "production", "--database", url)
+    assert asked.exit_code == 1
+    assert "its verification failed: exceptions" in asked.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nonsense",), "write MODULE:NAME"),
+        (("no_such_module:X",), "cannot be imported"),
+        (("tests.verification.proven:Nobody",), "has no Nobody"),
+        ((RIGHT, "--record"), "--record needs --database"),
+        ((RIGHT, "--env", "production"), "--env needs --database"),
+        ((RIGHT, "--record", "--database", "sqlite:////nowhere/shop.db"), "there is no directory /nowhere"),
+        ((RIGHT, "--env", "prodction"), "--env must be one of development"),
+        ((RIGHT, "--junit", "/nowhere/at/all.xml"), "there is no directory /nowhere/at"),
+        ((RIGHT, "--events", "/nowhere.jsonl"), "--events /nowhere.jsonl cannot be read"),
+        ((RIGHT, "--events", "README.md"), "README.md:1 is no JSON"),
+        ((RIGHT, "--contract", RIGHT), "is no Contract"),
+        (("tests.verification.consumers:EVENTS",), "is list, and not a function of an app"),
+        (("tests.verification.consumers:bill",), "needs --contract"),
+        ((RIGHT, "--only", "nonsense"), "no scenario 'nonsense'"),
+        (("tests.verification.consumers:Right",), "needs events"),
+        (
+            ("tests.verification.consumers:Right", "--events", "tests.verification.consumers:EVENTS"),
+            "no such table",
+        ),
+    ],
+)
+def test_wrong_arguments_end_with_2(
+    arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    result = run(*arguments)
+    expected = 1 if words == "no such table" else 2  # the handler fails, which is a finding
+    assert result.exit_code == expected, result.output
+    assert words in result.output
+
+
+def test_the_database_of_a_class_may_be_named_by_a_file(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ONCEWARD_DATABASE", raising=False)
+    Path("onceward.toml").write_text(f'database = "{url}"')
+    asked = run(RIGHT, "--env", "production")
+    assert asked.exit_code == 1
+    assert "does not run in production" in asked.stdout
+
+
+def test_a_set_up_that_fails_is_told(url: str) -> None:
+    result = run("tests.verification.proven:BadSetup", "--database", url)
+    assert result.exit_code == 2
+    assert "the set-up of this consumer is broken" in result.stderr
+
+
+# ── the plugin ──────────────────────────────────────────────────────────────────────────────────────────
+
+TEST = """
+from tests.verification.consumers import EVENTS, Right, Swallows, setup
+
+def test_right(verify_consumer):
+    assert verify_consumer(Right, events=EVENTS, setup=setup, only=["duplicates"]).passed
+
+def test_swallows(verify_consumer):
+    verify_consumer(Swallows, events=EVENTS, setup=setup, only=["exceptions"])
+"""
+
+
+def test_the_fixture_makes_a_test_of_one_line(tmp_path: Path) -> None:
+    (tmp_path / "test_shop.py").write_text(TEST)
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\nfilterwarnings = error\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider",
+         "--onceward-seed", "11", str(tmp_path)],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "exceptions: an exception instead of write 1 of event 'order-1' was swallowed" in done.stdout
+    assert "The same again: seed=11" in done.stdout
+
+
+def test_the_plugin_is_an_entry_point_of_pytest() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["pytest11"] == {"onceward": "onceward.testing.plugin"}

@@ -1,0 +1,238 @@
+"""A dry run says what would happen, and leaves no trace."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from onceward import AsyncConsumerTask, ConsumerTask, Transaction
+from onceward.deadletters.dry_run import Outcome, Prediction, dry_run, dry_run_async
+from onceward.errors import ConfigurationError
+from onceward.inbox import Contract
+from onceward.task.exceptions import ExceptionCategory, TransactionException
+from tests.support.deadletters.world import Letters, contract, order
+
+pytest_plugins = ("tests.support.databases", "tests.support.deadletters.site")
+
+INSERT = "INSERT INTO bills VALUES (:id, :amount)"
+
+
+@pytest.fixture(autouse=True)
+def bills(letters: Letters) -> None:
+    letters.database.do(
+        "CREATE TABLE bills (id text PRIMARY KEY, amount integer)", "INSERT INTO bills VALUES ('there', 1)"
+    )
+
+
+class Trial:
+    def __init__(
+        self, letters: Letters, handle: Callable[..., Any], promised: Contract | None = None
+    ) -> None:
+        self.letters = letters
+        self.promised = promised or contract()
+        self.inbox = letters.inbox(self.promised)
+        base: Any = AsyncConsumerTask if letters.database.asynchronous else ConsumerTask
+
+        async def process_async(task: Any, transaction: Transaction, session: Any) -> Any:
+            result = handle(transaction, session)
+            return await result if inspect.isawaitable(result) else result
+
+        def process(task: Any, transaction: Transaction, session: Any) -> Any:
+            return handle(transaction, session)
+
+        method = process_async if letters.database.asynchronous else process
+        kind = type("Billing", (base,), {"process_transaction": method, "contract": self.promised})
+        self.task = kind({"source": letters.queue()}, {"inbox": self.inbox})
+
+    def run(self, *transactions: Transaction) -> list[Prediction]:
+        engine = self.letters.database.default
+        before = snapshot(self.letters)
+        if self.letters.database.asynchronous:
+            predictions = self.letters.run(dry_run_async(self.task, transactions, engine))
+        else:
+            predictions = dry_run(self.task, transactions, engine)
+        assert snapshot(self.letters) == before, "it left a trace"
+        return predictions
+
+    def one(self, transaction: Transaction | None = None) -> Prediction:
+        (prediction,) = self.run(transaction or order("o1"))
+        return prediction
+
+    def apply(self, transaction: Transaction, handle: Callable[..., Any]) -> None:
+        async def handle_async(event: Any, session: Any) -> None:
+            result = handle(event, session)
+            if inspect.isawaitable(result):
+                await result
+
+        used = handle_async if self.letters.database.asynchronous else handle
+        self.letters.run(self.inbox.process(self.promised, transaction, used))
+
+
+def snapshot(letters: Letters) -> dict[str, Any]:
+    """Everything there is, and which tables there are."""
+    if letters.database.is_sqlite:
+        names = letters.rows("SELECT name FROM sqlite_master WHERE type = 'table'")
+    else:
+        names = letters.rows(
+            "SELECT table_name AS name FROM information_schema.tables WHERE table_schema = current_schema()"
+        )
+    return {row["name"]: sorted(map(repr, letters.rows(f'SELECT * FROM "{row["name"]}"'))) for row in names}
+
+
+def insert(transaction: Transaction, session: Any) -> Any:
+    return session.execute(INSERT, {"id": transaction.id, "amount": transaction.payload["amount"]})
+
+
+@pytest.mark.req("CC-052")
+def test_what_would_succeed_shows_the_rows_that_would_change(letters: Letters) -> None:
+    prediction = Trial(letters, insert).one()
+    assert prediction.outcome is Outcome.SUCCEED
+    (change,) = prediction.statements
+    assert (change.table, change.verb, change.statements, change.rows) == ("bills", "insert", 1, 1)
+    (diff,) = prediction.tables
+    assert (diff.table, diff.added, diff.removed) == ("bills", ({"id": "o1", "amount": 7},), ())
+
+
+def test_a_changed_row_goes_and_comes(letters: Letters) -> None:
+    trial = Trial(letters, lambda _, session: session.execute("UPDATE bills SET amount = amount + 1"))
+    (diff,) = trial.one().tables
+    assert diff.added == ({"id": "there", "amount": 2},)
+    assert diff.removed == ({"id": "there", "amount": 1},)
+
+
+def test_of_a_large_table_only_the_statements_are_shown(
+    letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onceward.deadletters.dry_run.SMALL", 1)
+    prediction = Trial(letters, insert).one()
+    assert (prediction.statements[0].rows, prediction.tables) == (1, ())
+
+
+@pytest.mark.req("CC-052")
+def test_duplicates_conflicts_and_what_fails_are_told(letters: Letters) -> None:
+    def handle(transaction: Transaction, session: Any) -> Any:
+        if transaction.id == "bug":
+            raise KeyError("total")
+        if transaction.id == "refused":
+            raise TransactionException("no such account", ExceptionCategory.BUSINESS)
+        if transaction.id == "clash":
+            return session.execute(INSERT, {"id": "there", "amount": 1})
+        return insert(transaction, session)
+
+    trial = Trial(letters, handle)
+    applied = order("applied")
+    trial.apply(applied, lambda *_: None)
+    predictions = trial.run(
+        applied,
+        Transaction(
+            id="applied", payload={"amount": 8}, metadata=applied.metadata, created_at=applied.created_at
+        ),
+        order("bug"),
+        order("refused"),
+        order("clash"),
+        order("strange", event_type="order.unknown"),
+        order("newer", payload={"amount": 1, "schema_version": 9}),
+        order("fine"),
+    )
+    told = [(each.outcome, each.detail) for each in predictions]
+    assert told[0] == (Outcome.DUPLICATE, "")
+    assert told[1][0] is Outcome.BREACH
+    assert "conflict" in told[1][1]
+    assert told[2] == (Outcome.RAISE, "KeyError: 'total'")
+    assert "no such account" in told[3][1]
+    assert (told[4][0], "IntegrityError" in told[4][1] or "UniqueViolation" in told[4][1]) == (
+        Outcome.RAISE,
+        True,
+    )
+    assert (told[5][0], told[6][0]) == (Outcome.BREACH, Outcome.BREACH)
+    assert told[6][1].startswith("schema: ")
+    assert told[7][0] is Outcome.SUCCEED
+    assert [each.is_good for each in predictions] == [True, False, False, False, False, False, False, True]
+
+
+@pytest.mark.req("CC-052")
+def test_todays_upcasters_are_used(letters: Letters) -> None:
+    today = contract(schema_version=2, upcasters={1: lambda old: {"amount": old["amount"] * 100}})
+    (diff,) = Trial(letters, insert, today).one().tables
+    assert diff.added == ({"id": "o1", "amount": 700},)
+
+
+@pytest.mark.req("CC-052")
+def test_an_effect_is_not_called_but_named_with_its_key(letters: Letters) -> None:
+    called: list[str] = []
+
+    def charge(key: str) -> Any:
+        called.append(key)
+        return {"charge": 1}
+
+    async def charge_async(key: str) -> Any:
+        return charge(key)
+
+    def handle(transaction: Transaction, session: Any) -> Any:
+        return session.effect("charge-card", charge_async if letters.database.asynchronous else charge)
+
+    trial = Trial(letters, handle, contract(mode="effectful"))
+    prediction = trial.one()
+    assert prediction.outcome is Outcome.EFFECT
+    assert "'charge-card' with key o1-1-" in prediction.detail
+    assert called == []
+
+    # The real run uses the key that was told. It fails afterwards, and the next dry run knows the outcome.
+    def fail(event: Any, session: Any) -> Any:
+        if letters.database.asynchronous:
+
+            async def failing() -> None:
+                await session.effect("charge-card", charge_async)
+                raise RuntimeError("after the effect")
+
+            return failing()
+        session.effect("charge-card", charge)
+        raise RuntimeError("after the effect")
+
+    sent = order("o1")
+    with pytest.raises(RuntimeError, match="after the effect"):
+        trial.apply(sent, fail)
+    assert prediction.detail.endswith(called[0])
+    assert trial.one(sent).outcome is Outcome.SUCCEED
+    assert len(called) == 1
+
+
+@pytest.mark.without("asyncio")
+def test_a_handler_that_reaches_around_the_session_is_stopped(letters: Letters, tmp_path: Any) -> None:
+    path = tmp_path / "outside"
+
+    class Sneaky(ConsumerTask):
+        contract = contract()
+
+        def process_transaction(self, transaction: Transaction, session: Any) -> None:
+            path.write_text("an effect")
+
+    letters.inbox(Sneaky.contract)
+    task = Sneaky({"source": letters.queue()})
+    (prediction,) = dry_run(task, [order("o1")], letters.database.default)
+    assert prediction.outcome is Outcome.RAISE
+    assert "did I/O of its own" in prediction.detail
+    assert not path.exists()
+    assert task.settings.io_guard == "off"
+
+
+def test_one_that_is_out_of_turn_would_wait(letters: Letters) -> None:
+    trial = Trial(letters, insert, contract(sequencing="strict"))
+    first, second = trial.run(
+        order("o1", aggregate_id="a", sequence=1), order("o2", aggregate_id="a", sequence=2)
+    )
+    assert first.outcome is Outcome.SUCCEED
+    assert (second.outcome, second.detail) == (Outcome.WAIT, "number 1 of its aggregate has not come yet")
+
+
+def test_what_cannot_be_tried_is_said_early(letters: Letters) -> None:
+    trial = Trial(letters, insert)
+    letters.run(trial.inbox.unregister("billing"))
+    with pytest.raises(ConfigurationError, match="not registered"):
+        trial.one()
+    trial.task.contract = None
+    with pytest.raises(ConfigurationError, match="has no contract"):
+        trial.one()

@@ -1,0 +1,581 @@
+"""`onceward balance`: conservation of messages on real sources, and what it says when somebody takes one away."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from redis import Redis
+from sqlalchemy import create_engine, text
+from typer.testing import CliRunner, Result
+
+from onceward import Onceward, Transaction
+from onceward.app.build import built
+from onceward.boundary import BoundaryClient
+from onceward.cli.main import app as commands
+from onceward.connectors.sqlite import SqliteConnector, statements
+from onceward.connectors.urls import Address
+from onceward.deadletters import DeadLetters, Filter, Rca
+from onceward.inbox import Contract, InboxSession
+from onceward.inspection import counts
+from onceward.task.report import Report
+from tests.support.boundary.server import boundary_server
+from tests.support.inbox.databases import Schema, schema
+
+__all__ = ["schema"]
+
+
+class Order(msgspec.Struct):
+    total: int
+
+
+class Shop:
+    """An app with one consumer, and a hand in its source and its database."""
+
+    def __init__(self, source: str, database: str, *, with_contract: bool = True) -> None:
+        self.source, self.database = source, database
+        self.app = Onceward("shop", database=database)
+        contract = Contract(
+            consumer_id="billing",
+            event_types=["*"],
+            owner_team="shop",
+            idempotency_mechanism="one transaction",
+        )
+        if with_contract:
+
+            @self.app.consumer(source, contract=contract)
+            def charge(order: Any, session: InboxSession) -> None:
+                self.fail_if_bad(order)
+
+        else:
+
+            @self.app.consumer(source, name="billing")
+            def charge_without(order: Any) -> None:
+                self.fail_if_bad(order)
+
+    def fail_if_bad(self, payload: Any) -> None:
+        msgspec.convert(payload.get("object", payload), Order)
+
+    def send(self, *transactions: Transaction) -> None:
+        with Address(self.source).open(asynchronous=False) as connector:
+            connector.dispatch_transactions(transactions)
+
+    def consume(self, limit: int | None = None) -> Report:
+        [consumer] = self.app.consumers.values()
+        policy = consumer.policy.model_validate({"loop": {"limit": limit, "batch": {"size": limit or 10}}})
+        with built(self.app, consumer) as task:
+            return task.consume_transactions(policy)
+
+    def execute(self, statement: str) -> None:
+        engine = create_engine(self.database)
+        with engine.begin() as connection:
+            connection.execute(text(statement))
+        engine.dispose()
+
+    def balanced(self) -> tuple[int, dict[str, Any]]:
+        result = balance(
+            "--source", self.source, "--database", self.database, "--consumer", "billing", "--json"
+        )
+        [struck] = json.loads(result.stdout)
+        return result.exit_code, struck
+
+    def of_app(self, *options: str) -> Result:
+        """As one asks who has the app's code, also before its first run."""
+        sys.modules["shop_of_this_test"] = self  # type: ignore[assignment]  # a module is what has an `app`
+        try:
+            return balance("shop_of_this_test:app", *options)
+        finally:
+            del sys.modules["shop_of_this_test"]
+
+
+def balance(*arguments: str) -> Result:
+    return CliRunner().invoke(commands, ["balance", *arguments], env={"COLUMNS": "250", "NO_COLOR": "1"})
+
+
+def order(total: Any, **more: Any) -> Transaction:
+    return Transaction(payload={"total": total}, **more)
+
+
+def numbers(struck: dict[str, Any]) -> dict[str, Any]:
+    return {name: struck[name] for name in ("appended", "applied", "duplicate", "pending", "dead")}
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/shop.db"
+
+
+# ── a queue in a file ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def shop(tmp_path: Path, database: str) -> Shop:
+    return Shop(f"sqlite:///{tmp_path}/orders.db?on_failure=dead_letter", database)
+
+
+def execute(path: Path, *statements_: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in statements_:
+            connection.execute(statement)
+        connection.commit()
+
+
+def test_a_queue_balances_before_between_and_after(shop: Shop) -> None:
+    assert shop.of_app().exit_code == 0
+    copy = order(1)
+    shop.send(copy, order(2), order("x"), copy, order(4), order(5))
+    result = shop.of_app("--json")
+    assert (result.exit_code, json.loads(result.stdout)[0]["pending"]) == (0, 6)
+    shop.consume(limit=4)
+    code, struck = shop.balanced()
+    assert code == 0
+    assert numbers(struck) == {"appended": 6, "applied": 2, "duplicate": 1, "pending": 2, "dead": 1}
+    shop.consume()
+    code, struck = shop.balanced()
+    assert code == 0
+    assert numbers(struck) == {"appended": 6, "applied": 4, "duplicate": 1, "pending": 0, "dead": 1}
+
+
+def test_a_row_that_somebody_deleted_is_missed(shop: Shop, tmp_path: Path) -> None:
+    shop.send(order(1), order(2), order(3))
+    shop.consume(limit=1)
+    execute(tmp_path / "orders.db", "DELETE FROM messages WHERE seq = (SELECT max(seq) FROM messages)")
+    code, struck = shop.balanced()
+    assert code == 1
+    assert struck["problems"][0].startswith("1 message is missing: 3 were appended, and 2 are accounted for")
+    result = balance("--source", shop.source)
+    assert result.exit_code == 1
+    assert "It does not hold: 1 message is missing" in result.stderr
+
+
+def test_a_row_that_somebody_smuggled_in_is_found(shop: Shop, tmp_path: Path) -> None:
+    shop.send(order(1))
+    execute(tmp_path / "orders.db", "INSERT INTO messages (enqueued_at, body) VALUES (0, '')")
+    result = balance("--source", shop.source)
+    assert result.exit_code == 1
+    assert "1 message is there that nobody appended" in result.stderr
+
+
+def test_a_dead_letter_is_followed_through_redrive_discarding_and_loss(shop: Shop) -> None:
+    shop.send(order(1), order("x"), order("y"), order("z"))
+    shop.consume()
+    shop.consume()
+    engine = create_engine(shop.database)
+    letters = DeadLetters(engine)
+    first, second, third = letters.find(Filter(), limit=10)
+    rca = Rca(category="infrastructure", root_cause="no number", fix_ref="#1")
+    letters.redrive(Filter(consumer="billing", ids=(first.id,)), rca=rca, operator="me")
+    letters.discard(Filter(ids=(second.id,)), reason="a test order", operator="me")
+    code, struck = shop.balanced()
+    assert (code, struck["pending"], struck["dead"]) == (0, 1, 1)
+    assert struck["dropped"] == {"discarded by an operator": 1}
+    shop.consume()
+    code, struck = shop.balanced()
+    assert (code, struck["pending"], struck["dead"]) == (0, 0, 2), "it has died again"
+    shop.execute(f"DELETE FROM onceward_dead_letters WHERE id = {third.id}")
+    code, struck = shop.balanced()
+    assert code == 1
+    assert "1 dead letter is missing: 3 were moved to the database, which has 2" in struck["problems"][0]
+    engine.dispose()
+
+
+def test_without_a_contract_applied_and_duplicate_are_one(tmp_path: Path, database: str) -> None:
+    plain = Shop(f"sqlite:///{tmp_path}/orders.db", database, with_contract=False)
+    copy = order(1)
+    plain.send(copy, copy, order(3))
+    plain.consume()
+    code, struck = plain.balanced()
+    assert code == 0
+    assert numbers(struck) == {"appended": 3, "applied": 3, "duplicate": None, "pending": 0, "dead": 0}
+    assert "applied or duplicate" in balance("--source", plain.source).stdout
+
+
+def test_a_file_from_before_the_counting_says_so_and_counts_from_its_next_opening_on(tmp_path: Path) -> None:
+    path = tmp_path / "orders.db"
+    with SqliteConnector(path) as queue:
+        queue.dispatch_transactions([order(1), order(2)])
+    execute(path, "DROP TABLE tallies", "PRAGMA user_version = 2")
+    result = balance("--source", f"sqlite:///{path}", "--json")
+    [struck] = json.loads(result.stdout)
+    assert (result.exit_code, struck["appended"], struck["pending"]) == (0, None, 2)
+    assert "an older onceward did not count" in struck["untold"]["appended"]
+    with SqliteConnector(path) as queue:
+        queue.dispatch_transactions([order(3)])
+    [struck] = json.loads(balance("--source", f"sqlite:///{path}", "--json").stdout)
+    assert (struck["appended"], struck["pending"]) == (3, 3)
+    assert statements.SCHEMA_VERSION == statements.TALLIED_SINCE
+
+
+# ── before the first message, and with mistyped names ───────────────────────────────────────────────────
+
+
+def test_an_app_before_its_first_message_says_that_nothing_was_sent(shop: Shop, tmp_path: Path) -> None:
+    result = shop.of_app()
+    assert result.exit_code == 0
+    assert "nothing has been sent yet: there is no file orders.db" in result.stdout
+    assert "It holds: nothing was appended." in result.stdout
+    assert list(tmp_path.iterdir()) == [], "it has only looked"
+
+
+def test_an_app_before_its_first_run_says_that_nothing_was_consumed_and_is_checked(
+    shop: Shop, tmp_path: Path
+) -> None:
+    shop.send(order(1), order(2))
+    result = shop.of_app()
+    assert result.exit_code == 0
+    assert "nothing has been consumed yet" in result.stdout
+    assert "without a contract" not in result.stdout
+    assert "It holds: 2 appended = 2 pending." in result.stdout
+    execute(tmp_path / "orders.db", "DELETE FROM messages WHERE seq = 1")
+    assert shop.of_app().exit_code == 1
+
+
+def test_messages_that_are_done_without_a_trace_in_the_database_are_missed(
+    shop: Shop, tmp_path: Path
+) -> None:
+    shop.send(order(1), order(2))
+    shop.consume()
+    assert shop.of_app().exit_code == 0
+    (tmp_path / "shop.db").unlink()
+    result = shop.of_app()
+    assert result.exit_code == 1
+    assert "2 messages are acknowledged, but neither applied nor dead" in result.stderr
+
+
+def test_a_queue_that_nobody_has_used_holds(tmp_path: Path) -> None:
+    SqliteConnector(tmp_path / "orders.db").close()
+    result = balance("--source", f"sqlite:///{tmp_path}/orders.db")
+    assert (result.exit_code, "It holds: nothing was appended." in result.stdout) == (0, True)
+
+
+@pytest.mark.parametrize("made_again", [False, True], ids=["removed", "made-again"])
+def test_a_queue_whose_file_was_removed_is_not_said_to_have_had_nothing(
+    shop: Shop, tmp_path: Path, made_again: bool
+) -> None:
+    shop.send(order(1), order(2), order("x"))
+    shop.consume()
+    for left in tmp_path.glob("orders.db*"):
+        left.unlink()
+    if made_again:
+        shop.consume()
+    result = shop.of_app()
+    assert cannot_be_told(result)
+    assert "the inbox has 2 records more than this source had messages" in result.stdout
+
+
+def test_a_file_that_is_not_there_or_no_database_ends_with_2(tmp_path: Path) -> None:
+    (tmp_path / "letter.db").write_text("Dear database, " * 100)
+    for name, problem in (("nowhere.db", "there is no file"), ("letter.db", "cannot be read")):
+        result = balance("--source", f"sqlite:///{tmp_path}/{name}")
+        assert result.exit_code == 2
+        assert problem in result.stderr
+        assert str(tmp_path / name) in result.stderr
+        assert result.stdout == ""
+
+
+def test_a_database_that_is_not_there_or_has_no_inbox_ends_with_2(shop: Shop, tmp_path: Path) -> None:
+    shop.send(order(1))
+    execute(tmp_path / "other.db", "CREATE TABLE bills (id)")
+    for name, problem in (("nowhere.db", "is not there"), ("other.db", "has no tables of an inbox")):
+        database = f"sqlite:///{tmp_path}/{name}"
+        result = balance("--source", shop.source, "--consumer", "billing", "--database", database)
+        assert result.exit_code == 2
+        assert f"the database {database} {problem}; mend its URL" in result.stderr
+
+
+def test_a_consumer_that_the_database_does_not_know_is_named(shop: Shop) -> None:
+    shop.send(order(1))
+    shop.consume()
+    result = balance("--source", shop.source, "--consumer", "biling", "--database", shop.database)
+    assert result.exit_code == 0
+    assert "the database knows no consumer 'biling', but billing" in result.stdout
+
+
+def test_a_stream_or_group_that_is_not_there_ends_with_2(redis_url: str, database: str) -> None:
+    name = uuid.uuid4().hex
+    result = balance("--source", f"{redis_url}/{name}?group=billing")
+    assert (result.exit_code, f"there is no stream '{name}'" in result.stderr) == (2, True)
+    shop = Shop(f"{redis_url}/{name}?group=billing", database)
+    shop.send(order(1))
+    assert balance("--source", shop.source).exit_code == 0, "nobody has consumed yet, under any name"
+    shop.consume()
+    result = balance("--source", f"{redis_url}/{name}?group=biling")
+    assert (result.exit_code, "has no group 'biling', but billing" in result.stderr) == (2, True)
+    other = Shop(f"{redis_url}/{name}?group=mailing", database)
+    assert "nothing has been consumed yet" in other.of_app().stdout
+
+
+def test_an_app_counts_in_the_database_that_its_code_names(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.send(order(1))
+    shop.consume()
+    monkeypatch.setenv("ONCEWARD_DATABASE", "sqlite:///elsewhere.db")
+    result = shop.of_app()
+    assert (result.exit_code, "It holds: 1 appended = 1 applied." in result.stdout) == (0, True)
+
+
+def test_without_the_app_the_database_may_be_named_by_a_file(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.send(order(1))
+    shop.consume()
+    monkeypatch.chdir(tmp_path)
+    Path("onceward.toml").write_text(f'database = "{shop.database}"')
+    result = balance("--source", shop.source, "--consumer", "billing")
+    assert "It holds: 1 appended = 1 applied." in result.stdout
+
+
+# ── an inbox in PostgreSQL ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_inbox_in_postgresql_is_counted_alike(schema: Schema, tmp_path: Path) -> None:
+    separator = "&" if "?" in schema.url else "?"
+    database = f"{schema.url}{separator}options=-csearch_path%3D{schema.name}"
+    shop = Shop(f"sqlite:///{tmp_path}/orders.db?on_failure=dead_letter", database)
+    copy = order(1)
+    shop.send(copy, copy, order("x"), order(4))
+    shop.consume()
+    code, struck = shop.balanced()
+    assert code == 0
+    assert numbers(struck) == {"appended": 4, "applied": 2, "duplicate": 1, "pending": 0, "dead": 1}
+
+
+# ── a stream ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def stream(redis_url: str, database: str) -> Iterator[tuple[Shop, Redis, str]]:
+    name = uuid.uuid4().hex
+    with Redis.from_url(redis_url) as redis:
+        yield Shop(f"{redis_url}/{name}?group=g&on_failure=dead_letter", database), redis, name
+
+
+def test_a_stream_balances_before_between_and_after(stream: tuple[Shop, Redis, str]) -> None:
+    shop, _, _ = stream
+    assert shop.of_app().exit_code == 0
+    copy = order(1)
+    shop.send(copy, order(2), order("x"), copy, order(4), order(5))
+    assert json.loads(shop.of_app("--json").stdout)[0]["pending"] == 6
+    shop.consume(limit=4)
+    code, struck = shop.balanced()
+    assert code == 0
+    assert numbers(struck) == {"appended": 6, "applied": 2, "duplicate": 1, "pending": 2, "dead": 1}
+    shop.consume()
+    code, struck = shop.balanced()
+    assert numbers(struck) == {"appended": 6, "applied": 4, "duplicate": 1, "pending": 0, "dead": 1}
+
+
+def test_an_entry_that_somebody_acknowledged_by_hand_is_missed_by_name(
+    stream: tuple[Shop, Redis, str],
+) -> None:
+    shop, redis, name = stream
+    shop.send(order(1))
+    shop.consume()
+    lost = order(2, id="lost-1")
+    shop.send(lost, order(3))
+    [[_, [(entry, _)]]] = redis.xreadgroup("g", "somebody", {name: ">"}, count=1)
+    assert shop.balanced()[0] == 0, "it is pending"
+    redis.xack(name, "g", entry)
+    code, struck = shop.balanced()
+    assert code == 1
+    assert struck["problems"] == ["1 message is acknowledged, but neither applied nor dead: lost-1"]
+
+
+def test_a_record_that_somebody_removed_from_the_inbox_is_missed(stream: tuple[Shop, Redis, str]) -> None:
+    shop, _, _ = stream
+    shop.send(order(1, id="first"), order(2))
+    shop.consume()
+    shop.execute("DELETE FROM onceward_dedup WHERE tracking_id = 'first'")
+    code, struck = shop.balanced()
+    assert (code, struck["problems"]) == (
+        1,
+        ["1 message is acknowledged, but neither applied nor dead: first"],
+    )
+
+
+def test_bytes_that_are_no_message_are_dead_and_accounted_for(stream: tuple[Shop, Redis, str]) -> None:
+    shop, redis, name = stream
+    redis.xadd(name, {"nonsense": "1"})
+    shop.send(order(1))
+    shop.consume()
+    shop.consume()
+    code, struck = shop.balanced()
+    assert code == 0
+    assert numbers(struck) == {"appended": 2, "applied": 1, "duplicate": 0, "pending": 0, "dead": 1}
+
+
+def cannot_be_told(result: Result) -> bool:
+    assert result.exit_code == 0, "nobody knows whether it was lost, or never there"
+    assert "It holds" not in result.stdout
+    assert "the source is empty, and this consumer has had messages" in result.stdout
+    return "It cannot be told whether it holds" in result.stdout
+
+
+def test_a_stream_that_was_lost_is_not_said_to_have_had_nothing(stream: tuple[Shop, Redis, str]) -> None:
+    shop, redis, name = stream
+    shop.send(order(1), order(2), order("x"))
+    shop.consume()
+    redis.delete(name)
+    lost = shop.of_app()
+    assert cannot_be_told(lost)
+    assert (
+        "the inbox has 2 records more of this consumer, of messages that this source does not" in lost.stdout
+    )
+    assert "the database has 1 more, of messages that are no longer in this source" in lost.stdout
+    shop.consume()
+    assert redis.exists(name), "a consumer makes it again"
+    assert cannot_be_told(shop.of_app())
+    assert cannot_be_told(
+        balance("--source", shop.source, "--database", shop.database, "--consumer", "billing")
+    )
+    shop.send(order(3))
+    shop.consume()
+    code, struck = shop.balanced()
+    assert code == 0
+    assert numbers(struck) == {"appended": 1, "applied": 1, "duplicate": 0, "pending": 0, "dead": 0}
+    assert "2 records more" in struck["untold"]["applied"]
+
+
+def test_dead_letters_of_a_stream_that_was_lost_are_told_of_without_a_contract(
+    redis_url: str, database: str
+) -> None:
+    name = uuid.uuid4().hex
+    plain = Shop(f"{redis_url}/{name}?on_failure=dead_letter", database, with_contract=False)
+    plain.send(order("x"))
+    plain.consume()
+    plain.consume()
+    with Redis.from_url(redis_url) as redis:
+        redis.delete(name)
+    assert cannot_be_told(plain.of_app())
+
+
+def test_records_of_what_waits_in_the_stream_are_not_taken_for_those_of_a_lost_one(
+    stream: tuple[Shop, Redis, str],
+) -> None:
+    """A copy that waits, one that is in hand, and a letter that was redriven: all have records."""
+    shop, redis, name = stream
+    first, second, bad = order(1), order(2), order("x")
+    shop.send(first, second, bad)
+    shop.consume()
+    shop.consume()
+    shop.send(first, second)
+    assert redis.xreadgroup("g", "somebody", {name: ">"}, count=1)
+    shop.execute(f"UPDATE onceward_dead_letters SET status = 'resolved' WHERE message_id = '{bad.id}'")
+    shop.execute(
+        "INSERT INTO onceward_dedup SELECT event_day, consumer_id, "
+        f"'{bad.id}', payload_sha256, processed_at, outcome FROM onceward_dedup LIMIT 1"
+    )
+    code, struck = shop.balanced()
+    assert code == 0
+    assert numbers(struck) == {"appended": 5, "applied": 3, "duplicate": 0, "pending": 2, "dead": 0}
+    assert "applied" not in struck["untold"]
+
+
+def test_a_stream_that_was_trimmed_to_nothing_is_not_said_to_have_had_nothing(
+    stream: tuple[Shop, Redis, str],
+) -> None:
+    """Redis 7 knows how many they were."""
+    shop, redis, name = stream
+    shop.send(*(order(number) for number in range(5)))
+    shop.consume()
+    redis.xtrim(name, maxlen=0, approximate=False)
+    result = shop.of_app()
+    assert "the inbox has 5 records more of this consumer" in result.stdout
+    if "entries-added" in redis.xinfo_stream(name):
+        assert "It holds: 5 appended = 5 gone." in result.stdout
+    else:
+        assert cannot_be_told(result)
+
+
+def test_what_is_sent_and_done_while_it_is_counted_is_not_taken_for_lost(
+    stream: tuple[Shop, Redis, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop, _, _ = stream
+    shop.send(order(1))
+    shop.consume()
+    count = counts._KINDS["redis"]
+
+    def count_and_let_others_work(source: Address) -> Any:
+        counted = count(source)
+        shop.send(order(2), order(3))
+        shop.consume()
+        return counted
+
+    monkeypatch.setitem(counts._KINDS, "redis", count_and_let_others_work)
+    code, struck = shop.balanced()
+    assert (code, struck["appended"], struck["applied"]) == (0, 1, 1)
+    assert "applied" not in struck["untold"]
+
+
+# ── a boundary ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fact(total: Any) -> Transaction:
+    return Transaction(
+        payload={"subject": f"order:{total}", "predicate": "placed", "object": {"total": total}}
+    )
+
+
+def test_a_boundary_balances_until_somebody_confirms_what_was_not_applied(
+    tmp_path: Path, database: str
+) -> None:
+    with boundary_server(tmp_path / "boundary") as url:
+        shop = Shop(f"boundary+{url}?consumer=billing&from_zone=a&to_zone=b&on_failure=dead_letter", database)
+        shop.send(fact(1), fact("x"), fact(3))
+        assert json.loads(shop.of_app("--json").stdout)[0]["pending"] == 3
+        shop.consume()
+        shop.consume()
+        code, struck = shop.balanced()
+        assert code == 0
+        assert numbers(struck) == {"appended": 3, "applied": 2, "duplicate": 0, "pending": 0, "dead": 1}
+        mistyped = balance("--source", f"boundary+{url}?consumer=biling")
+        assert (mistyped.exit_code, "knows no consumer 'biling', but billing" in mistyped.stderr) == (2, True)
+        shop.send(fact(4), fact(5))
+        with BoundaryClient(url) as client:
+            client.confirm("billing", 4)
+        code, struck = shop.balanced()
+    assert code == 1
+    assert "1 message is confirmed, but neither applied nor dead" in struck["problems"][0]
+
+
+# ── what cannot be told, or asked ───────────────────────────────────────────────────────────────────────
+
+
+def test_memory_cannot_be_told() -> None:
+    result = balance("--source", "memory://orders")
+    assert result.exit_code == 0
+    assert "cannot be told" in result.stdout
+    assert "It cannot be told whether it holds" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "name an app"),
+        (("shop:app", "--source", "memory://x"), "not both"),
+        (("--source", "memory://x", "--database", "sqlite:///x.db"), "--consumer NAME"),
+        (("--source", "redis://:hunter2@127.0.0.1:1/orders"), "Redis at 127.0.0.1:1/0 cannot be asked"),
+        (("--source", "boundary+http://127.0.0.1:1?consumer=c"), "/stats cannot be read"),
+    ],
+)
+def test_what_cannot_be_asked_ends_with_2(arguments: tuple[str, ...], problem: str) -> None:
+    result = balance(*arguments)
+    assert result.exit_code == 2
+    assert problem in result.stderr
+    assert "hunter2" not in result.output
+
+
+def test_a_database_of_another_program_is_no_queue(tmp_path: Path) -> None:
+    execute(tmp_path / "other.db", "CREATE TABLE messages (a)")
+    result = balance("--source", f"sqlite:///{tmp_path}/other.db")
+    assert result.exit_code == 2
+    assert "is no queue of onceward" in result.stderr

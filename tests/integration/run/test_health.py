@@ -1,0 +1,154 @@
+"""What a run says of itself: alive means that work moves, ready means that sources answer."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from onceward.connectors.redis_streams import RedisStreamsConnector
+from onceward.testing.servers import redis_server
+from onceward.transaction import Transaction
+from tests.support.run.world import Run, Site, wait_until
+
+PORT = ("--health", "127.0.0.1:0")
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
+    return Site(tmp_path, request.param)
+
+
+def verdict(run: Run, path: str) -> tuple[int, str]:
+    status, body = run.get(path)
+    told = json.loads(body)
+    assert told["ok"] == (status == 200)
+    return status, "; ".join(told["problems"])
+
+
+# ── progress ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_work_that_does_not_move_is_unhealthy_and_an_idle_worker_is_not(site: Site) -> None:
+    with site.run(*PORT, ONCEWARD_STALLED_AFTER="1") as run:
+        wait_until(run.is_ready)
+        wait_until(lambda: run.consumer()["last_progress_seconds"] > 2.0)
+        assert verdict(run, "/livez") == (200, "")
+        site.send({"id": "long", "seconds": 60})
+        wait_until(lambda: verdict(run, "/livez")[0] == 503)
+        assert re.fullmatch(
+            r"worker 1 \(pid \d+\): charge has 1 in flight, and nothing has moved for \d+ s",
+            verdict(run, "/livez")[1],
+        )
+        consumer = run.consumer()
+        assert consumer["in_flight"] == 1
+        assert consumer["oldest_in_flight_seconds"] >= 1
+
+
+def test_a_worker_that_says_nothing_at_all_is_unhealthy(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    with site.run(*PORT, ONCEWARD_STALLED_AFTER="1") as run:
+        wait_until(run.is_ready)
+        run.signal_worker(signal.SIGSTOP)
+        wait_until(lambda: verdict(run, "/livez")[0] == 503)
+        assert "has said nothing for" in verdict(run, "/livez")[1]
+        run.signal_worker(signal.SIGCONT)
+        wait_until(lambda: verdict(run, "/livez")[0] == 200)
+
+
+def test_progress_and_metrics_tell_what_each_consumer_of_each_worker_did(site: Site) -> None:
+    site.send({"id": "good"}, {"id": "bad", "fail": True}, {"id": "slow", "seconds": 60})
+    with site.run(*PORT, RUN_SOURCE="sqlite:///orders.db?on_failure=dead_letter") as run:
+        wait_until(lambda: run.consumer().get("processed") == 2)
+        told = json.loads(run.get("/progress")[1])
+        assert told["stage"] == "running"
+        [worker] = told["workers"]
+        assert (worker["worker"], worker["restarts"], worker["live"], worker["ready"]) == (1, 0, True, True)
+        assert worker["pid"] == run.workers()[0]
+        [consumer] = worker["consumers"]
+        assert consumer == consumer | {
+            "consumer": "charge", "state": "consuming", "succeeded": 1, "failed": 1, "returned": 0,
+            "in_flight": 1, "stuck": 0, "problem": None,
+        }  # fmt: skip
+        status, metrics = run.get("/metrics")
+        assert status == 200
+        for line in (
+            'onceward_worker_up{worker="1"} 1',
+            'onceward_worker_ready{worker="1"} 1',
+            'onceward_worker_restarts_total{worker="1"} 0',
+            'onceward_consumer_succeeded_total{worker="1",consumer="charge"} 1',
+            'onceward_consumer_failed_total{worker="1",consumer="charge"} 1',
+            'onceward_consumer_in_flight{worker="1",consumer="charge"} 1',
+        ):
+            assert line in metrics.splitlines()
+
+
+def test_a_run_that_stops_is_not_ready_any_more(site: Site) -> None:
+    site.send({"id": "slow", "seconds": 60})
+    with site.run(*PORT) as run:
+        wait_until(run.is_ready)
+        run.signal(signal.SIGTERM)
+        wait_until(lambda: verdict(run, "/readyz") == (503, "worker 1: charge is stopping"))
+        assert json.loads(run.get("/progress")[1])["stage"] == "draining"
+
+
+# ── the port ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_port_answers_get_for_four_pages_and_nothing_else(tmp_path: Path) -> None:
+    with Site(tmp_path).run(*PORT) as run:
+        assert run.get("/other") == (404, "there are /livez, /readyz, /progress, /metrics\n")
+        host, _, port = run.url.removeprefix("http://").partition(":")
+        connection = HTTPConnection(host, int(port), timeout=10)
+        connection.request("POST", "/livez")
+        assert connection.getresponse().status == 405
+        connection.close()
+        with socket.create_connection((host, int(port)), timeout=10) as other:
+            other.sendall(b"not http\r\n\r\n")
+            assert b"405" in other.recv(100)
+        assert run.get("/livez?verbose=1")[0] == 200
+
+
+# ── outages ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_outage_of_redis_is_waited_out_from_the_start_and_in_the_midst(site: Site) -> None:
+    with redis_server(durable=True) as server:
+        with RedisStreamsConnector(server.url, "orders", "shop") as orders:
+            orders.dispatch_transactions([Transaction(payload={"id": "o1"})])
+        server.kill()
+        source = f"{server.url}/orders?group=shop&lease=1"
+        with site.run(*PORT, RUN_SOURCE=source, ONCEWARD_STALLED_AFTER="60") as run:
+            wait_until(lambda: run.consumer().get("state") == "waiting")
+            status, problem = verdict(run, "/readyz")
+            assert status == 503
+            assert "charge is waiting: ConnectionError" in problem
+            assert verdict(run, "/livez")[0] == 200
+            server.start()
+            wait_until(lambda: site.done == ["o1"] and run.is_ready())
+            server.kill()
+            wait_until(lambda: not run.is_ready())
+            server.start()
+            with RedisStreamsConnector(server.url, "orders", "shop") as orders:
+                orders.dispatch_transactions([Transaction(payload={"id": "o2"})])
+            wait_until(lambda: "o2" in site.done and run.is_ready())
+            assert len(run.workers()) == 1, "it was the same process all the time"
+            run.signal(signal.SIGTERM)
+            assert run.ended() == 0
+
+
+def test_a_database_that_is_away_is_waited_for_and_no_reason_to_crash(site: Site) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        away = f"postgresql://127.0.0.1:{taken.getsockname()[1]}/shop"
+    with site.run(*PORT, ONCEWARD_DATABASE=away) as run:
+        wait_until(lambda: run.consumer().get("state") == "waiting")
+        assert "charge is waiting: OperationalError" in verdict(run, "/readyz")[1]
+        assert verdict(run, "/livez")[0] == 200
+        run.signal(signal.SIGTERM)
+        assert run.ended() == 0
+        assert len(run.workers()) == 1

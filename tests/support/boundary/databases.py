@@ -1,0 +1,82 @@
+"""A place for a boundary's store on a real PostgreSQL: a schema of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from onceward.boundary.stores.postgresql.store import PostgreSqlBoundaryStore
+from tests.support.inbox.databases import Schema
+
+
+class StorePlace:
+    def __init__(self, schema: Schema) -> None:
+        self.name = schema.name
+        plain = schema.url.replace("postgresql+psycopg://", "postgresql://", 1)
+        more = "&" if "?" in plain else "?"
+        self.url = f"{plain}{more}options=-csearch_path%3D{schema.name}&application_name={schema.name}"
+        self.admin = psycopg.connect(self.url, autocommit=True, application_name="admin")
+        self.admin.execute("SET synchronous_commit = off")  # what is done here need not last
+
+    @asynccontextmanager
+    async def opened(self, **options: Any) -> AsyncIterator[PostgreSqlBoundaryStore]:
+        store = await PostgreSqlBoundaryStore.open(make_conninfo(self.url, **options))
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    def ask(self, query: str) -> list[Any]:
+        return self.admin.execute(query).fetchall()
+
+    def empty(self) -> None:
+        """As if nothing had ever been written."""
+        for table in ("facts", "cursors", "objects", "uploads", "chunks"):
+            self.admin.execute(f"DELETE FROM onceward_boundary_{table}")
+        self.admin.execute("UPDATE onceward_boundary_log SET last = 0, bytes = 0")
+
+    def waiting_for_a_lock(self) -> int:
+        """How many connections of stores here."""
+        query = (
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = '{}' AND wait_event_type = 'Lock'"
+        )
+        [(count,)] = self.ask(query.format(self.name))
+        return int(count)
+
+    def wait_until_left(self) -> None:
+        """Until no connection of a store is here any more."""
+        while self.ask(f"SELECT FROM pg_stat_activity WHERE application_name = '{self.name}'"):
+            time.sleep(0.01)
+
+    def kill_connections(self) -> int:
+        """Those of stores that are open here. They are gone when this returns."""
+        query = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = '{}'"
+        return sum(killed for (killed,) in self.ask(query.format(self.name)))
+
+
+@contextmanager
+def new_place(postgres_url: str) -> Iterator[StorePlace]:
+    schema = Schema(postgres_url)
+    made = StorePlace(schema)
+    yield made
+    made.admin.close()
+    schema.drop()
+
+
+@pytest.fixture(scope="class")
+def shared_place(postgres_url: str) -> Iterator[StorePlace]:
+    """For all tests of a class: making the tables takes longer than most of them."""
+    with new_place(postgres_url) as made:
+        yield made
+
+
+@pytest.fixture
+def place(postgres_url: str) -> Iterator[StorePlace]:
+    with new_place(postgres_url) as made:
+        yield made

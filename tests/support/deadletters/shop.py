@@ -1,0 +1,41 @@
+"""A consumer for the command line to name: `tests.support.deadletters.shop:Bill`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onceward import AsyncConsumerTask, ConsumerTask, Onceward, Transaction
+from tests.support.deadletters.world import contract
+
+INSERT = "INSERT INTO bills VALUES (:id, :amount)"
+
+
+class Bill(ConsumerTask):
+    contract = contract()
+
+    def process_transaction(self, transaction: Transaction, session: Any) -> None:
+        session.execute(INSERT, {"id": transaction.id, "amount": transaction.payload["amount"]})
+
+
+class AsyncBill(AsyncConsumerTask):
+    contract = contract()
+
+    async def process_transaction(self, transaction: Transaction, session: Any) -> None:
+        await session.execute(INSERT, {"id": transaction.id, "amount": transaction.payload["amount"]})
+
+
+def make_bill() -> Bill:
+    from onceward.connectors import MemoryConnector
+
+    return Bill({"source": MemoryConnector()})
+
+
+app = Onceward("shop", database="sqlite://")
+
+
+@app.consumer("memory://orders", contract=contract())
+def charge(order: Any, session: Any, transaction: Transaction) -> None:
+    session.execute(INSERT, {"id": transaction.id, "amount": order["amount"]})
+
+
+not_a_task = 7

@@ -1,0 +1,260 @@
+"""The test's side of the inbox's crash tests: a database, queues, processes, and the files by which all is judged.
+
+Workers are forked from a clean process that has everything imported, so that starting one costs little; they are
+processes of their own all the same, and SIGKILL ends them as it ends any other.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy.exc import OperationalError
+
+from onceward import Transaction
+from onceward.connectors import DeadLetter, SqliteConnector
+from onceward.inbox import Inbox
+from tests.crash.inbox import worker
+from tests.crash.inbox.worker import Orders, contract_of
+
+PATIENCE = 60.0
+"""Seconds. What takes so long does not happen."""
+SHORT_LEASE = 0.3
+"""Seconds: of workers that are to be dead or stopped when it runs out."""
+
+_forking = multiprocessing.get_context("forkserver")
+_forking.set_forkserver_preload([worker.__name__])
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+class Site:
+    def __init__(self, folder: Path, url: str, connect_args: dict[str, Any]) -> None:
+        self.folder = folder
+        self.url = url
+        self.connect_args = connect_args
+        self.is_sqlite = url.startswith("sqlite")
+        self.engine = create_engine(url, connect_args=connect_args, poolclass=NullPool)
+        self.inbox = Inbox(self.engine)
+        self._processes: list[ForkServerProcess] = []
+        self._queues: dict[str, SqliteConnector] = {}
+        self._began = Transaction().created_at
+
+    def set_up(self) -> None:
+        self.inbox.migrate()
+        for table in ("debits", "credits"):
+            self.do(f"CREATE TABLE {table} (id TEXT NOT NULL, worker TEXT NOT NULL)")
+
+    # ── events ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def queue(self, name: str = "queue.db") -> SqliteConnector:
+        if name not in self._queues:
+            self._queues[name] = SqliteConnector(self.folder / name)
+        return self._queues[name]
+
+    def send(self, *ids: str, queue: str = "queue.db") -> None:
+        """Sending an id twice makes a copy of the event."""
+        self.queue(queue).dispatch_transactions(
+            [Transaction(id=id_, payload={"of": id_}, created_at=self._began) for id_ in ids]
+        )
+
+    def is_drained(self, queue: str = "queue.db") -> bool:
+        counts = self.queue(queue).counts()
+        return counts["ready"] == counts["leased"] == counts["delayed"] == 0
+
+    def dead_letters(self, queue: str = "queue.db") -> list[DeadLetter]:
+        return self.queue(queue).dead_letters()
+
+    # ── processes ───────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, name: str = "worker", **orders: Any) -> ForkServerProcess:
+        told = Orders(self.folder, self.url, self.connect_args, name, **orders)
+        self.inbox.register(contract_of(told))
+        return self.run(worker.work, told)
+
+    def run(self, function: Callable[..., None], *args: Any) -> ForkServerProcess:
+        process = _forking.Process(target=function, args=args)
+        process.start()
+        self._processes.append(process)
+        return process
+
+    def dies(self, **orders: Any) -> None:
+        """Start a worker, and see it killed by its own hand."""
+        settings = {"name": "doomed", "lease": SHORT_LEASE, **orders}
+        assert ended(self.start(**settings)) == -signal.SIGKILL
+
+    def drain(
+        self, name: str = "restarted", queue: str = "queue.db", forgetting: Sequence[str] = (), **orders: Any
+    ) -> None:
+        """A healthy worker, until the queue is empty, and the ledger has nothing more of the events `forgetting`: what
+        is done is taken off with the next fetch."""
+        process = self.start(name, queue=queue, **orders)
+        until(lambda: self.is_drained(queue) and not any(map(self.attempts, forgetting)))
+        stop(process)
+
+    def freeze_in_handler(self, process: ForkServerProcess, *, has_database: bool = False) -> None:
+        """Freeze it in its handler, and not in the midst of renewing a lease: nobody would get past the lock of that.
+        `has_database`: the handler has SQLite's one lock, and is to keep it."""
+        while True:
+            freeze(process)
+            if is_free(self.folder / "queue.db") and (has_database or self._ledger_is_free()):
+                return
+            thaw(process)
+            time.sleep(0.02)
+
+    def _ledger_is_free(self) -> bool:
+        if self.is_sqlite:
+            return is_free(self.folder / "business.db")
+        with suppress(OperationalError):
+            return bool(self.ask("SELECT 1 FROM onceward_attempts FOR UPDATE NOWAIT"))
+        return False
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join(PATIENCE)
+            process.close()
+        for queue in self._queues.values():
+            queue.close()
+
+    # ── what came of it ─────────────────────────────────────────────────────────────────────────────────
+
+    def go(self) -> None:
+        (self.folder / "go").touch()
+
+    def journal(self) -> list[list[str]]:
+        """Lines of: worker, word, about what."""
+        path = self.folder / "journal"
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def said(self, word: str, *, by: str | None = None) -> list[str]:
+        """What the workers, or one of them, said with this word."""
+        lines = (line for line in self.journal() if len(line) == 3)
+        return [about for name, said, about in lines if said == word and by in (None, name)]
+
+    def log(self, name: str) -> str:
+        path = self.folder / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
+    def reports(self) -> Counter[str]:
+        """The sum of the reports of all that ended in good order."""
+        total: Counter[str] = Counter()
+        for report in self.said("report"):
+            total.update(json.loads(report))
+        return total
+
+    def do(self, statement: str) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(text(statement))
+
+    def ask(self, query: str) -> list[tuple[Any, ...]]:
+        with self.engine.connect() as connection:
+            return [tuple(row) for row in connection.execute(text(query))]
+
+    def effects(self, consumer: str = "billing") -> Counter[str]:
+        """How often each event was done; all three tables must agree on it."""
+        done = Counter(id_ for (id_,) in self.ask("SELECT id FROM debits"))
+        assert done == Counter(id_ for (id_,) in self.ask("SELECT id FROM credits"))
+        query = f"SELECT tracking_id FROM onceward_dedup WHERE consumer_id = '{consumer}'"
+        assert set(done) == {id_ for (id_,) in self.ask(query)}
+        return done
+
+    def attempts(self, tracking_id: str) -> list[tuple[Any, ...]]:
+        """Starts and ends of an event, if anything is known of it."""
+        return self.ask(f"SELECT starts, ends FROM onceward_attempts WHERE tracking_id = '{tracking_id}'")
+
+    def charges(self) -> Counter[str]:
+        """How often the provider charged for each event."""
+        path = self.folder / "provider"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return Counter(line.split()[1] for line in lines)
+
+    def check_nothing_is_stuck(self) -> None:
+        for consumer in self.inbox.stats():
+            assert (consumer["unended"], consumer["effects_in_doubt"]) == (0, 0)
+
+
+@contextmanager
+def sqlite_site(folder: Path) -> Iterator[Site]:
+    site = Site(folder, f"sqlite:///{folder}/business.db", {"timeout": 30.0})
+    try:
+        site.set_up()
+        yield site
+    finally:
+        site.close()
+
+
+@contextmanager
+def postgresql_site(folder: Path, url: str) -> Iterator[Site]:
+    schema = f"inbox_{uuid4().hex}"
+    admin = create_engine(url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    with admin.connect() as connection:
+        connection.execute(text(f"CREATE SCHEMA {schema}"))
+    site = Site(folder, url, {"options": f"-csearch_path={schema}"})
+    try:
+        site.set_up()
+        yield site
+    finally:
+        site.close()
+        with admin.connect() as connection:
+            connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
+
+
+def ended(process: ForkServerProcess) -> int | None:
+    process.join(PATIENCE)
+    return process.exitcode
+
+
+def stop(*processes: ForkServerProcess) -> None:
+    """As an operator would, all of them; and they end in good order."""
+    for process in processes:
+        process.terminate()
+    assert [ended(process) for process in processes] == [0] * len(processes)
+
+
+def freeze(*processes: ForkServerProcess) -> None:
+    """SIGSTOP, and wait until it has been obeyed by every thread."""
+    for process in processes:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+    for process in processes:
+        until(lambda pid=process.pid: is_frozen(pid))  # type: ignore[misc]
+
+
+def thaw(*processes: ForkServerProcess) -> None:
+    for process in processes:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGCONT)
+
+
+def is_free(database: Path) -> bool:
+    """Whether somebody could write into an SQLite database now."""
+    with closing(sqlite3.connect(database, timeout=0, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        connection.execute("ROLLBACK")
+        return True
+
+
+def is_frozen(pid: int) -> bool:
+    threads = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return bool(threads) and all(stat.rpartition(")")[2].split()[0] == "T" for stat in threads)

@@ -1,0 +1,104 @@
+"""The window beyond a cursor: what may be confirmed, what is held up, and when something is given up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onceward import Transaction
+from onceward.connectors.boundary.window import WindowQueue
+from onceward.connectors.codec import encode
+from onceward.connectors.lease_rules import LeaseRules
+from onceward.testing.clock import FakeClock
+from onceward.transaction import Settlement, Verdict
+from tests.support.world import business, system
+
+
+def queue(facts: int = 0, **rules: object) -> tuple[WindowQueue, FakeClock]:
+    clock = FakeClock(1_000_000_000.0)
+    made = WindowQueue(LeaseRules(**rules), clock)  # type: ignore[arg-type]
+    made.add(bodies(range(1, facts + 1)))
+    return made, clock
+
+
+def bodies(offsets: Iterable[int]) -> list[tuple[int, bytes]]:
+    return [(offset, encode(Transaction(payload=offset))) for offset in offsets]
+
+
+def settle(made: WindowQueue, verdict: Verdict, *transactions: Transaction, **more: object) -> None:
+    made.settle_transactions([Settlement(each, verdict, **more) for each in transactions])  # type: ignore[arg-type]
+
+
+@given(st.permutations(range(1, 13)), st.sets(st.integers(0, 11)))
+def test_what_may_be_confirmed_is_what_is_done_without_a_hole(order: list[int], told: set[int]) -> None:
+    """The cursor is moved after some of the outcomes, as it happens."""
+    made, _ = queue(12)
+    fetched = {each.payload: each for each in made.fetch_transactions(12)}
+    done: set[int] = set()
+    cursor = 0
+    for step, offset in enumerate(order):
+        settle(made, Verdict.DONE, fetched[offset])
+        done.add(offset)
+        prefix = next(each for each in range(14) if each + 1 not in done)
+        assert made.window.finished() == (prefix if prefix > cursor else None)
+        if step in told and prefix > cursor:
+            cursor = prefix
+            made.window.forget_up_to(cursor)
+        assert len(made.window) == 12 - cursor
+
+
+def test_what_failed_or_was_given_back_or_is_dead_is_not_done() -> None:
+    made, clock = queue(4)
+    made.exhume()
+    failed, returned, dead, done = made.fetch_transactions(4)
+    settle(made, Verdict.FAILED, failed, error=system())
+    settle(made, Verdict.RETURNED, returned)
+    settle(made, Verdict.FAILED, dead, error=business())
+    settle(made, Verdict.DONE, done)
+    assert made.window.finished() is None
+    clock.advance(2.0)
+    settle(made, Verdict.DONE, *made.fetch_transactions(4))
+    assert made.window.finished() == 2
+    made.forget_dead([each.key for each in made.exhume()])
+    assert made.window.finished() == 4
+
+
+def test_a_page_brings_only_what_was_never_here() -> None:
+    made, _ = queue(3)
+    settle(made, Verdict.DONE, *made.fetch_transactions(2))
+    made.window.forget_up_to(2)
+    made.add(bodies(range(1, 6)))  # asked for before the cursor moved
+    assert [each.payload for each in made.fetch_transactions(10)] == [3, 4, 5]
+
+
+def test_what_somebody_else_has_confirmed_is_not_handed_out() -> None:
+    made, _ = queue(4)
+    made.exhume()
+    settle(made, Verdict.FAILED, *made.fetch_transactions(1), error=business())
+    made.window.forget_up_to(3)
+    assert [each.payload for each in made.fetch_transactions(10)] == [4]
+    assert made.exhume() == []
+
+
+def test_nothing_is_given_up_while_nobody_asks_for_the_dead() -> None:
+    made, clock = queue(1, max_deliveries=2)
+    for _ in range(6):
+        settle(made, Verdict.FAILED, *made.fetch_transactions(1), error=business())
+        clock.advance(61.0)
+    assert made.dead_letters() == []
+    assert made.exhume() == []
+    assert made.fetch_transactions(1) == [], "now there is a place for it"
+    (dead,) = made.exhume()
+    assert (dead.key[0], dead.deliveries, len(dead.history)) == (1, 6, 6)
+
+
+def test_an_obstacle_is_what_failed_and_not_what_somebody_is_at() -> None:
+    made, _ = queue(2)
+    first, second = made.fetch_transactions(2)
+    assert made.window.obstacle() is None
+    settle(made, Verdict.DONE, second)
+    assert made.window.obstacle() is None
+    settle(made, Verdict.FAILED, first, error=system())
+    assert made.window.obstacle() == 1

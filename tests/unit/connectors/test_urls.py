@@ -1,0 +1,170 @@
+"""URLs of sources and sinks: what they mean, and what is said about those that mean nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onceward import Transaction
+from onceward.connectors.base import ConnectorClosedError
+from onceward.connectors.urls import Address, boundary_of, file_of, shown_url, stream_of
+from onceward.errors import ConfigurationError
+from onceward.transaction import Settlement, Verdict
+from tests.support.world import World
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:///orders.db", "orders.db"),
+        ("sqlite:////var/lib/orders.db?lease=30", "/var/lib/orders.db"),
+        ("sqlite:///with%20blank.db", "with blank.db"),
+    ],
+)
+def test_a_queue_in_a_file(url: str, path: str) -> None:
+    assert (Address(url).kind, file_of(Address(url))) == ("sqlite", path)
+
+
+@pytest.mark.parametrize(
+    ("url", "server", "stream"),
+    [
+        ("redis://localhost:6379/orders", "redis://localhost:6379/0", "orders"),
+        ("redis://localhost/2/orders?group=billing", "redis://localhost/2", "orders"),
+        ("rediss://u:p@h:1/orders", "rediss://u:p@h:1/0", "orders"),
+        ("redis://localhost/shop:orders", "redis://localhost/0", "shop:orders"),
+    ],
+)
+def test_a_stream(url: str, server: str, stream: str) -> None:
+    assert stream_of(Address(url)) == (server, stream)
+
+
+def test_a_boundary() -> None:
+    assert boundary_of(Address("boundary+http://h:7700?consumer=c")) == "http://h:7700"
+    assert boundary_of(Address("boundary+https://h/?consumer=c&ca=a&cert=b&key=c")) == "https://h"
+    assert Address("boundary+http://h:7700?from_zone=a&to_zone=b", sink=True).kind == "boundary"
+
+
+def test_settings_are_numbers_where_the_connector_wants_numbers() -> None:
+    settings = Address(
+        "sqlite:///o.db?lease=30&max_deliveries=3&on_failure=redeliver&synchronous=normal"
+    ).settings
+    assert settings == {
+        "lease": 30.0,
+        "max_deliveries": 3,
+        "on_failure": "redeliver",
+        "synchronous": "NORMAL",
+    }
+
+
+WRONG = [
+    ("orders.db", "begins with sqlite://, redis://"),
+    ("", "begins with sqlite://"),
+    (f"postgresql://u:{SECRET}@h/x", "begins with sqlite://"),
+    ("sqlite://orders.db", "names no file"),
+    ("sqlite:///", "names no file"),
+    ("sqlite:///:memory:", "names no file"),
+    ("sqlite:///o.db?speed=9", "has no setting 'speed'; it has lease"),
+    ("sqlite:///o.db?lease=soon", "lease must be a number of seconds, not 'soon'"),
+    ("sqlite:///o.db?lease=0", "lease must be a positive number"),
+    ("sqlite:///o.db?lease=nan", "lease must be a positive number"),
+    ("sqlite:///o.db?lease=1&lease=2", "lease twice"),
+    ("sqlite:///o.db?lease=", "lease must be a number"),
+    ("sqlite:///o.db?max_deliveries=2.5", "max_deliveries must be a whole number"),
+    ("sqlite:///o.db?on_failure=cry", "on_failure must be one of"),
+    ("sqlite:///o.db?synchronous=maybe", "synchronous must be one of"),
+    ("redis://localhost:6379", "names no stream"),
+    ("redis://localhost:6379/0", "names no stream"),
+    (f"redis://:{SECRET}@localhost/a/b", "names no stream"),
+    ("redis://localhost/or%2Fders", "names no stream"),
+    ("redis:///orders", "names no host"),
+    (f"redis://:{SECRET}@localhost:port/orders", "it is no URL"),
+    (f"redis://:{SECRET}#x@localhost/orders", "%23"),
+    (f"redis://:x/{SECRET}@localhost/orders", "it is no URL"),
+    (f"redis://localhost/orders?password={SECRET}", "no setting 'password'"),
+    ("redis://localhost/orders?group=", "group is empty"),
+    ("redis://localhost/orders?maxlen=0", "maxlen must be 1 or more"),
+    ("boundary+http://h:1", "add \\?consumer=NAME"),
+    ("boundary+http://?consumer=c", "names no host"),
+    ("boundary+http://h?consumer=c&ca=x&cert=y&key=z", "boundary\\+https"),
+    ("boundary+https://h?consumer=c&ca=x", "all of ca, cert and key"),
+    ("memory://", "it has no name"),
+    ("memory://orders?group=x", "has no setting 'group'"),
+]
+
+
+@pytest.mark.parametrize(("url", "problem"), WRONG)
+def test_a_url_that_names_no_source_is_refused_at_once_and_without_its_password(
+    url: str, problem: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=problem) as refused:
+        Address(url)
+    assert SECRET not in str(refused.value)
+
+
+def test_a_sink_is_called_a_sink_and_a_boundary_needs_zones_there() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"the sink 'boundary\+http://h'.*from_zone=HERE&to_zone=THERE"
+    ):
+        Address("boundary+http://h", sink=True)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (f"redis://u:{SECRET}@h/orders?group=g", "redis://u:***@h/orders?group=g"),
+        (f"redis://:{SECRET}@h/orders", "redis://:***@h/orders"),
+        ("redis://user@h/orders", "redis://user@h/orders"),
+        (f"redis://:a@{SECRET}@h/orders", "redis://:***@h/orders"),
+        ("sqlite:///me@home.db", "sqlite:///me@home.db"),
+        (f"x://h?token={SECRET}&a=1", "x://h?token=***&a=1"),
+        ("production", "production"),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert shown_url(url) == shown
+
+
+def test_the_origin_has_no_settings() -> None:
+    assert Address(f"redis://u:{SECRET}@h/orders?group=g").origin == "redis://u:***@h/orders"
+
+
+# ── opening ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def opened(world: World, url: str) -> Any:
+    return Address(url).open(asynchronous=world.asynchronous)
+
+
+def call(world: World, connector: Any, method: str, *arguments: Any) -> Any:
+    return world.run(getattr(connector, f"{method}_async" if world.asynchronous else method), *arguments)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "memory"])
+def test_what_one_sends_another_of_the_same_url_fetches_after_the_first_is_closed(
+    world: World, kind: str, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/orders.db" if kind == "sqlite" else f"memory://{tmp_path}"
+    sink = opened(world, url)
+    call(world, sink, "dispatch_transactions", [Transaction(payload=1), Transaction(payload=2)])
+    call(world, sink, "close")
+    with pytest.raises(ConnectorClosedError):
+        call(world, sink, "fetch_transactions", 1)
+    source = opened(world, f"{url}?lease=7")
+    assert source.lease == 7
+    taken = call(world, source, "fetch_transactions", 5)
+    assert [each.payload for each in taken] == [1, 2]
+    call(world, source, "settle_transactions", [Settlement(each, Verdict.DONE) for each in taken])
+    call(world, source, "close")
+
+
+def test_threads_and_asyncio_share_what_is_in_memory(tmp_path: Path) -> None:
+    url = f"memory://{tmp_path}"
+    with Address(url).open(asynchronous=False) as sink:
+        sink.dispatch_transactions([Transaction(payload=1)])
+    asyncio_world = World("asyncio")
+    [taken] = call(asyncio_world, opened(asyncio_world, url), "fetch_transactions", 5)
+    assert taken.payload == 1

@@ -1,0 +1,116 @@
+"""Metrics: what the catalogue lists is counted, without the user's help."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from onceward.task.settings import EngineSettings
+from onceward.telemetry.catalogue import METRICS
+from onceward.testing import Recording, record
+from tests.support.world import (
+    SHORT,
+    Deaf,
+    ListSource,
+    Until,
+    World,
+    business,
+    consuming,
+    resolve,
+    results,
+    retry,
+    system,
+    transactions,
+)
+
+
+@pytest.fixture
+def recording() -> Iterator[Recording]:
+    with record() as made:
+        yield made
+
+
+@pytest.mark.req("CE-26")
+def test_outcomes_are_counted_by_category(world: World, recording: Recording) -> None:
+    process = results(1, business(), system(), Until(lambda: False))
+    task = world.consumer(process, source=ListSource(transactions(4)))
+    world.consume(task, consuming(process=retry(timeout=SHORT)))
+    assert recording.metric("onceward.transactions.processed", task="Orders") == 4
+    assert recording.metric("onceward.transactions.succeeded") == 1
+    for category in ("BUSINESS", "SYSTEM", "TIMEOUT"):
+        assert recording.metric("onceward.transactions.failed", category=category) == 1
+    assert recording.metric("onceward.attempts.timeouts", step="process", limit="step") == 1
+
+
+def test_retries_backoff_and_durations_are_counted_by_step(world: World, recording: Recording) -> None:
+    task = world.consumer(results(system(), system(), 1), source=ListSource(transactions(1)))
+    world.consume(task, consuming(process=retry(3, backoff=0.01, backoff_multiplier=2)))
+    assert recording.metric("onceward.attempts.retries", step="process") == 2
+    assert recording.metric("onceward.attempts.backoff", step="process") == pytest.approx(0.03)
+    assert recording.metric("onceward.step.duration", step="process") == 3
+    assert recording.metric("onceward.step.duration", step="success") == 1
+
+
+def test_fetches_are_counted(world: World, recording: Recording) -> None:
+    world.consume(world.consumer(source=ListSource(transactions(3))), consuming(batch=2))
+    assert recording.metric("onceward.fetches") == 3
+    assert recording.metric("onceward.fetches.empty") == 1
+
+
+def test_slots_in_use_are_shown_while_they_are_in_use(world: World, recording: Recording) -> None:
+    seen: list[int] = []
+
+    def process(_: object) -> None:
+        seen.append(recording.metric("onceward.slots.in_use", task="Orders"))
+
+    world.consume(world.consumer(process, source=ListSource(transactions(1))))
+    assert seen == [1]
+    assert recording.metric("onceward.slots.in_use") == 0
+
+
+def test_a_stuck_attempt_shows_as_stuck_until_it_ends(recording: Recording) -> None:
+    world = World("threads")
+    end = threading.Event()
+    task = world.consumer(
+        lambda _: Deaf(end, limit=30),
+        source=ListSource(transactions(1)),
+        settings=EngineSettings(stuck_grace=0.05),
+    )
+    try:
+        report = world.consume(task, consuming(process=retry(timeout=SHORT)))
+        assert report.stuck == 1
+        assert recording.metric("onceward.slots.stuck") == 1
+    finally:
+        end.set()
+    resolve(Until(lambda: recording.metric("onceward.slots.stuck") == 0))
+
+
+def test_every_metric_that_is_made_is_in_the_catalogue(world: World, recording: Recording) -> None:
+    world.consume(world.consumer(source=ListSource(transactions(1))))
+    data = recording._reader.get_metrics_data()
+    assert data is not None
+    made = {
+        metric.name
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+    assert made <= set(METRICS)
+
+
+def test_durations_have_buckets_for_seconds(world: World, recording: Recording) -> None:
+    world.consume(world.consumer(source=ListSource(transactions(1))))
+    data = recording._reader.get_metrics_data()
+    assert data is not None
+    [bounds] = {
+        tuple(point.explicit_bounds)
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        if metric.name == "onceward.step.duration"
+        for point in metric.data.data_points
+    }
+    assert bounds[0] < 0.001
+    assert 1.0 in bounds
