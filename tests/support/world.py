@@ -44,6 +44,7 @@ from onceward.task.report import Report
 from onceward.task.settings import EngineSettings
 from onceward.testing.clock import FakeClock
 from onceward.transaction import Settlement
+from tests.support.wait import until, until_async
 
 Behaviour = Callable[..., Any]
 
@@ -64,13 +65,6 @@ class Until:
     condition: Callable[[], Any]
     value: Any = None
     limit: float = 30.0
-
-    def over(self, began: float) -> bool:
-        if self.condition():
-            return True
-        if time.monotonic() - began > self.limit:
-            raise AssertionError(f"waited {self.limit} s in vain")
-        return False
 
 
 @dataclass
@@ -145,9 +139,7 @@ def resolve(value: Any) -> Any:
         time.sleep(value.seconds)
         return resolve(value.value)
     if isinstance(value, Until):
-        began = time.monotonic()
-        while not value.over(began):
-            time.sleep(0.001)
+        until(value.condition, value.limit)
         return resolve(value.value)
     if isinstance(value, BaseException):
         raise value
@@ -164,9 +156,7 @@ async def resolve_async(value: Any) -> Any:
         await asyncio.sleep(value.seconds)
         return await resolve_async(value.value)
     if isinstance(value, Until):
-        began = time.monotonic()
-        while not value.over(began):
-            await asyncio.sleep(0.001)
+        await until_async(value.condition, value.limit)
         return await resolve_async(value.value)
     if isinstance(value, BaseException):
         raise value

@@ -7,37 +7,26 @@ import itertools
 import random
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import TypeVar
 
 import nats as nats_py
 import pytest
 
-from onceward.boundary.errors import Unavailable
 from onceward.boundary.model import Appended, ObjectRef
 from onceward.boundary.stores.jetstream.store import JetStreamBoundaryStore
 from onceward.boundary.wire import stored
 from onceward.testing import servers
 from onceward.testing.boundary import fact
 from tests.crash.boundary.jetstream_worker import APPENDERS
+from tests.support.boundary.availability import until_available
+from tests.support.wait import until_async
 
 SCRIPT = Path(__file__).with_name("jetstream_worker.py")
 PATIENCE = 60.0
 
 T = TypeVar("T")
-
-
-async def until_done(call: Callable[[], Awaitable[T]]) -> T:
-    """Again and again while it is unavailable, as a client would, with the same id."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return await call()
-        except Unavailable:
-            assert time.monotonic() < deadline, "it has not come back"
-            await asyncio.sleep(0.02)
 
 
 async def check(store: JetStreamBoundaryStore, answered: Iterable[tuple[int, int]]) -> None:
@@ -75,14 +64,12 @@ class Load:
 
     async def grow(self, count: int = 300) -> None:
         """Until so many more are answered."""
-        wanted, deadline = len(self.answered) + count, time.monotonic() + PATIENCE
-        while len(self.answered) < wanted:
-            assert time.monotonic() < deadline, "appends have not resumed"
-            await asyncio.sleep(0.01)
+        wanted = len(self.answered) + count
+        await until_async(lambda: len(self.answered) >= wanted, what="appends resume")
 
     async def _append(self, store: JetStreamBoundaryStore) -> None:
         for number in self._numbers:
-            appended = await until_done(lambda number=number: store.append(fact(f"m{number}")))  # type: ignore[misc]
+            appended = await until_available(lambda number=number: store.append(fact(f"m{number}")))  # type: ignore[misc]
             self.answered.append((number, appended.offset))
             if self._enough.is_set():
                 return
@@ -91,14 +78,14 @@ class Load:
         while not self._enough.is_set():
             numbers = [next(self._numbers) for _ in range(30)]
             facts = [fact(f"m{number}") for number in numbers]
-            appended = await until_done(lambda facts=facts: store.append_all(facts))  # type: ignore[misc]
+            appended = await until_available(lambda facts=facts: store.append_all(facts))  # type: ignore[misc]
             offsets = [each.offset for each in appended if isinstance(each, Appended)]
             assert offsets == sorted(offsets), "a later one was written before an earlier one"
             self.answered += zip(numbers, offsets, strict=True)
 
     async def _follow(self) -> None:
         while not self._enough.is_set():
-            for record in await until_done(lambda: self.stores[-1].read(self.seen, 100)):
+            for record in await until_available(lambda: self.stores[-1].read(self.seen, 100)):
                 assert record[0] == self.seen + 1, "a fact was passed over"
                 self.seen = record[0]
 
@@ -142,7 +129,10 @@ def test_nats_killed_and_restarted_under_load_loses_nothing_and_all_goes_on() ->
                     await asyncio.to_thread(nats.start)
                     kept.append(await putting)
                     offset = load.answered[-1][1]
-                    assert await until_done(lambda offset=offset: stores[1].advance("c", offset)) >= confirmed  # type: ignore[misc]
+                    assert (
+                        await until_available(lambda offset=offset: stores[1].advance("c", offset))
+                        >= confirmed
+                    )  # type: ignore[misc]
                     confirmed = max(confirmed, offset)
                 await load.grow()
             await check(stores[0], load.answered)
@@ -167,13 +157,13 @@ def test_one_node_of_a_cluster_killed_under_load_loses_nothing_and_appends_resum
             stores = [await JetStreamBoundaryStore.open(url, name="crash", replicas=3) for _ in range(2)]
             async with Load(stores) as load:
                 await load.grow()
-                assert await until_done(lambda: stores[0].advance("c", 100)) == 100
+                assert await until_available(lambda: stores[0].advance("c", 100)) == 100
                 leader = await _leader(url)
                 await asyncio.to_thread(nodes[leader].kill)
                 await load.grow()
                 await asyncio.to_thread(nodes[leader].start)
                 await load.grow()
-                assert await until_done(lambda: stores[1].position("c", create=False)) == 100
+                assert await until_available(lambda: stores[1].position("c", create=False)) == 100
                 leading = await _leader(url)
                 follower = next(name for name in nodes if name not in (leader, leading))
                 await asyncio.to_thread(nodes[follower].kill)
@@ -206,7 +196,7 @@ async def _put(store: JetStreamBoundaryStore, number: int) -> tuple[ObjectRef, b
         for at in range(0, len(blob), 100_000):
             yield blob[at : at + 100_000]
 
-    return await until_done(lambda: store.objects.put("b", str(number), pieces(), "")), blob
+    return await until_available(lambda: store.objects.put("b", str(number), pieces(), "")), blob
 
 
 def _whole(lines: list[str]) -> list[str]:

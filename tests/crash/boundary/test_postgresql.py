@@ -20,6 +20,7 @@ from onceward.boundary.wire import stored
 from tests.crash.boundary.appender import fact
 from tests.support.boundary.databases import StorePlace, place
 from tests.support.own_postgres import OwnPostgres, own_postgres
+from tests.support.wait import until_async
 
 __all__ = ["place"]
 
@@ -126,8 +127,7 @@ async def _restarted_under_load(postgres: OwnPostgres) -> None:
 
     async def grown(by: int) -> None:
         wanted = len(offsets) + by
-        while len(offsets) < wanted:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: len(offsets) >= wanted)
 
     async with asyncio.timeout(90):
         writers = [asyncio.create_task(append(writer)) for writer in range(8)]
@@ -138,8 +138,7 @@ async def _restarted_under_load(postgres: OwnPostgres) -> None:
         await grown(200)
         await asyncio.to_thread(postgres.control, "stop", "-m", "immediate")
         before = refused
-        while refused < before + 8:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: refused >= before + 8)
         await asyncio.to_thread(postgres.start)
         await grown(200)
         over = True

@@ -24,7 +24,8 @@ from onceward.boundary.artifacts import as_reference
 from onceward.boundary.bundle import export
 from onceward.boundary.stores.read_only import looking_into
 from tests.crash.boundary.zones_process import ZoneProcess, fill, import_in_process, zone_process
-from tests.support.boundary.zones_world import proxy, until
+from tests.support.boundary.zones_world import proxy
+from tests.support.wait import until_async
 
 FACTS = 5000
 """Of each zone."""
@@ -100,11 +101,11 @@ def test_a_partition_and_receivers_killed_before_their_confirm_lose_and_double_n
                 for way in (to_plant, to_hq):
                     way.heal()
                 for die_at in (3, 0):
-                    await until(lambda hq=hq: not hq.is_alive)
+                    await until_async(lambda hq=hq: not hq.is_alive)
                     hq = ZoneProcess(tmp_path / "hq", "hq", to_plant.url, die_at)
                     running.append(hq)
                     to_hq.target = hq.url
-                await until(lambda: both_have_all(plant, hq))
+                await until_async(lambda: both_have_all(plant, hq))
                 await check_both(await facts_at(plant.url), await facts_at(hq.url), plant.url, hq.url)
             finally:
                 for process in running:
@@ -181,7 +182,7 @@ def test_an_artifact_is_never_whole_in_memory(tmp_path: Path) -> None:
             async def arrived() -> bool:
                 return bool((await here.fetch("watcher")).facts)
 
-            await until(arrived)
+            await until_async(arrived)
             after = plant.peak, hq.peak
             assert all(now - then < 48 * MEGABYTE for then, now in zip(before, after, strict=True))
 

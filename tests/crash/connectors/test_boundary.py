@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import signal
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from onceward.inbox import Inbox
 from tests.crash.connectors import boundary_worker as worker
 from tests.crash.connectors.boundary_worker import CONTRACT, RECEIVER, REFUSED, Orders
 from tests.support.boundary import server
+from tests.support.wait import until
 
 FACTS = 60
 PATIENCE = 60.0
@@ -70,10 +70,14 @@ class Site:
 
     def drain(self, last: int, **orders: Any) -> None:
         """Consume until the cursor is there."""
-        deadline = time.monotonic() + PATIENCE
-        while self.cursor() < last:
-            assert time.monotonic() < deadline, f"the cursor stays at {self.cursor()}"
+
+        def is_there() -> bool:
+            if self.cursor() >= last:
+                return True
             assert self.ends(**orders) == 0
+            return False
+
+        until(is_there)
 
     def query(self, query: str) -> list[Any]:
         with closing(connect(self.database)) as connection:

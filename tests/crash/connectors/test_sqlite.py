@@ -14,6 +14,7 @@ import pytest
 
 from onceward.connectors import BurialReason, SqliteConnector
 from onceward.transaction import Transaction
+from tests.support.wait import until
 
 SCRIPT = Path(__file__).with_name("sqlite_processes.py")
 LEASE = 60.0
@@ -77,8 +78,7 @@ def test_what_a_killed_process_had_fetched_is_delivered_again_in_real_time_when_
         before = time.time()
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
         assert deliveries(path) == [1], "counted before it was handed out"
-        while not (again := queue.fetch_transactions(10)):
-            time.sleep(0.02)
+        again = until(lambda: queue.fetch_transactions(10))
         assert time.time() - before >= lease
         assert [transaction.payload for transaction in again] == ["a"]
         assert deliveries(path) == [2]

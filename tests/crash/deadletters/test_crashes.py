@@ -19,6 +19,7 @@ from onceward.deadletters import Category, DeadLetter, DeadLetters, Status
 from onceward.inbox import Inbox
 from tests.crash.deadletters import worker
 from tests.crash.deadletters.worker import CONTRACT, Orders
+from tests.support.wait import until
 
 PATIENCE = 60.0
 
@@ -52,12 +53,9 @@ class Site:
         process.close()
         assert code == (-signal.SIGKILL if point else 0)
 
-    def until(self, condition: Callable[[], bool]) -> None:
+    def work_until(self, condition: Callable[[], bool]) -> None:
         """Healthy workers, one after another, as leases run out."""
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < deadline, "waited in vain"
-            self.run(worker.consume, mended=True)
+        until(lambda: condition() or self.run(worker.consume, mended=True))
 
     def letter(self, message_id: str = "bad") -> DeadLetter:
         (found,) = (each for each in self.letters.find() if each.message_id == message_id)
@@ -121,7 +119,7 @@ def test_killed_in_the_middle_of_a_redrive(site: Site) -> None:
     assert [site.count(table) for table in ("rcas", "redrives", "audit")] == [1, 1, 1]
     assert {letter.redrives for letter in site.letters.find()} == {1}
     assert site.letters.verify_audit().broken is None
-    site.until(site.is_resolved)
+    site.work_until(site.is_resolved)
     assert site.bills() == [f"bad-{number}" for number in range(5)]
 
 
@@ -134,7 +132,7 @@ def test_killed_with_a_redriven_letter_in_hand(site: Site, point: str) -> None:
     site.run(worker.consume, point, mended=True)
     assert site.bills() == ([] if point == "handling" else ["bad"])
     assert site.letter().status is (Status.RESOLVED if point == "settled" else Status.REDRIVEN)
-    site.until(site.is_resolved)
+    site.work_until(site.is_resolved)
     assert site.bills() == ["bad"]
     letter = site.letter()
     assert letter.attempts == len(letter.history) == (1 if point == "settled" else 2), (
@@ -164,4 +162,4 @@ def test_a_redriven_letter_that_kills_its_process_ends_as_poison(site: Site) -> 
     assert site.bills() == []
     assert {letter.status for letter in site.letters.find()} == {Status.OPEN}
     site.send("good")
-    site.until(lambda: site.bills() == ["good"])
+    site.work_until(lambda: site.bills() == ["good"])

@@ -27,9 +27,9 @@ from tests.support.inbox.site import (
     sqlite_site,
     stop,
     thaw,
-    until,
 )
 from tests.support.own_postgres import own_postgres
+from tests.support.wait import until
 
 STORES = ["sqlite", "postgresql"]
 EVENTS = ["before", TARGET, "behind"]

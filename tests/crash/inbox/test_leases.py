@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.crash.inbox.worker import TARGET
-from tests.support.inbox.site import SHORT_LEASE, Site, ended, postgresql_site, sqlite_site, stop, thaw, until
+from tests.support.inbox.site import SHORT_LEASE, Site, ended, postgresql_site, sqlite_site, stop, thaw
+from tests.support.wait import until
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

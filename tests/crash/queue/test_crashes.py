@@ -21,6 +21,7 @@ from onceward.queue import QueueConfig, QueueConsumer, QueueError, QueueMessage,
 from onceward.testing import servers
 from tests.crash.queue.processes import FATAL, INSERT
 from tests.support.queue.world import QueueWorld
+from tests.support.wait import until
 
 SCRIPT = Path(__file__).with_name("processes.py")
 COUNT = 8
@@ -56,13 +57,6 @@ def start(request: pytest.FixtureRequest, database: Path) -> Iterator[Start]:
 def effects(database: Path) -> list[int]:
     with closing(sqlite3.connect(database)) as connection:
         return [id_ for (id_,) in connection.execute("SELECT id FROM effects ORDER BY id")]
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 @pytest.mark.req("QC-15")

@@ -15,6 +15,7 @@ from onceward.connectors.urls import Address
 from onceward.run.protocol import Assignment
 from onceward.run.supervisor import Supervisor
 from onceward.transaction import Transaction
+from tests.support.wait import until_async
 
 LANES = 2
 """Runs at the same time."""
@@ -61,8 +62,7 @@ class Shutdowns:
         supervisor = Supervisor(_assignment(drain=False), processes=1)
         running = asyncio.ensure_future(supervisor.run())
         if random.random() < 0.9:  # the others are stopped while they start
-            while not _works(supervisor):
-                await asyncio.sleep(0.02)
+            await until_async(lambda: _works(supervisor))
         await asyncio.sleep(random.uniform(0, LONGEST))
         supervisor.heard(signal.SIGTERM)
         return await running

@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import create_engine
 
 from tests.support.own_postgres import own_postgres
-from tests.support.run.world import Run, Site, wait_until
+from tests.support.run.world import Run, Site
+from tests.support.wait import until
 
 PORT = ("--health", "127.0.0.1:0")
 
@@ -91,14 +92,14 @@ def test_an_outage_of_the_database_in_the_midst_is_waited_out_and_spends_nothing
     with own_postgres() as server, closing(Charges(server.url)) as charges:
         charges.make()
         with site.run(*PORT, ONCEWARD_DATABASE=server.url) as run:
-            wait_until(lambda: charges.count() > 20)
+            until(lambda: charges.count() > 20)
             server.control("stop", "-m", "immediate")
-            wait_until(lambda: run.consumer().get("state") == "waiting")
+            until(lambda: run.consumer().get("state") == "waiting")
             assert "charge is waiting" in verdict(run, "/readyz")[1]
             assert verdict(run, "/livez")[0] == 200
             server.start()
-            wait_until(lambda: charges.count() == 300)
-            wait_until(lambda: site.counts()["leased"] == site.counts()["ready"] == 0)
+            until(lambda: charges.count() == 300)
+            until(lambda: site.counts()["leased"] == site.counts()["ready"] == 0)
             assert run.is_ready()
             run.signal(signal.SIGTERM)
             assert run.ended() == 0
@@ -110,13 +111,13 @@ def test_an_outage_of_the_database_in_the_midst_is_waited_out_and_spends_nothing
 
 def test_a_drain_gives_up_on_a_database_that_stays_away(site: Site) -> None:
     text = CHARGING.format(asynchronous=site.mode == "asyncio")
-    text += "\nfrom onceward.run import keeping\nkeeping.PATIENCE = 0.5\n"
+    text += "\nfrom onceward.run import outages\noutages.PATIENCE = 0.5\n"
     (site.directory / "shop.py").write_text(text)
     site.send(*({"id": f"o{number}"} for number in range(300)))
     with own_postgres() as server, closing(Charges(server.url)) as charges:
         charges.make()
         with site.run("--drain", ONCEWARD_DATABASE=server.url) as run:
-            wait_until(lambda: charges.count() > 20)
+            until(lambda: charges.count() > 20)
             server.control("stop", "-m", "immediate")
             assert run.ended() == 1
             assert run.says("charge has waited 0.5 s for its source or database")
@@ -131,12 +132,12 @@ def test_a_database_that_is_read_only_for_a_while_buries_nothing(site: Site) -> 
     with own_postgres() as server, closing(Charges(server.url)) as charges:
         charges.make()
         with site.run(*PORT, ONCEWARD_DATABASE=server.url) as run:
-            wait_until(lambda: charges.count() > 10)
+            until(lambda: charges.count() > 10)
             charges.make_read_only(True)
-            wait_until(lambda: run.consumer().get("state") == "waiting")
+            until(lambda: run.consumer().get("state") == "waiting")
             assert "read-only" in verdict(run, "/readyz")[1]
             charges.make_read_only(False)
-            wait_until(lambda: charges.count() == 100)
+            until(lambda: charges.count() == 100)
             run.signal(signal.SIGTERM)
             assert run.ended() == 0
         assert site.counts()["dead"] == 0

@@ -7,8 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from onceward.cli.boundary.serve import without_password
 from onceward.cli.main import app
 from tests.integration.boundary.test_serve import refused
 from tests.support import ROOT
+from tests.support.wait import until
 
 COMMAND = [sys.executable, "-m", "onceward", "boundary"]
 DEADLINE = 60.0
@@ -267,12 +267,6 @@ def test_the_two_zones_of_the_security_page_work_with_their_own_producers_and_co
     def files(name: str) -> Tls:
         place = tmp_path / "certs"
         return Tls(ca=place / "ca.pem", cert=place / f"{name}.pem", key=place / f"{name}.key")
-
-    def until(is_so: Callable[[], object]) -> None:
-        end = time.monotonic() + DEADLINE
-        while not is_so():
-            assert time.monotonic() < end
-            time.sleep(0.02)
 
     (tmp_path / "plant-a.toml").write_text(plant)
     anywhere = ("--listen", "127.0.0.1:0")

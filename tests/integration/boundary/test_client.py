@@ -40,6 +40,7 @@ from onceward.boundary.v1 import boundary_pb as pb
 from onceward.errors import ConfigurationError
 from tests.support.boundary.consumer_world import NAME, BoundaryWorld
 from tests.support.boundary.server import boundary_server
+from tests.support.wait import until_async
 
 if TYPE_CHECKING:
     from tests.support.databases import Database
@@ -199,8 +200,7 @@ def test_a_call_that_is_cancelled_is_cancelled_and_no_error_of_the_boundarys(
 
         async def cancel() -> None:
             task = asyncio.create_task(CALLS[name](world.new_client(server.url).thing))
-            while not server.requests:
-                await asyncio.sleep(0.01)
+            await until_async(lambda: server.requests)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

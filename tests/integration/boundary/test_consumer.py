@@ -26,7 +26,8 @@ from onceward.boundary.strategies import OncePerId
 from onceward.db import LockTimeoutError
 from onceward.errors import ConfigurationError
 from tests.support import ROOT
-from tests.support.boundary.consumer_world import NAME, Awaited, BoundaryWorld, book, meanwhile, until
+from tests.support.boundary.consumer_world import NAME, Awaited, BoundaryWorld, book, meanwhile
+from tests.support.wait import until, until_async
 
 if TYPE_CHECKING:
     from tests.support.databases import Database
@@ -454,8 +455,7 @@ def test_a_task_that_is_cancelled_ends_and_confirms_nothing(world: BoundaryWorld
         if where == "in a handler":
             await begun.wait()
         else:
-            while not world.server.count("fetch"):
-                await asyncio.sleep(0.01)
+            await until_async(lambda: world.server.count("fetch"))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -29,7 +29,8 @@ from onceward.boundary.model import ObjectRef
 from onceward.cli.main import app
 from onceward.errors import ConfigurationError
 from tests.support.boundary.server import boundary_server
-from tests.support.boundary.zones_world import World, Zone, pieces_of, quiet, until, zones_in
+from tests.support.boundary.zones_world import World, Zone, pieces_of, quiet, zones_in
+from tests.support.wait import until, until_async
 
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
 CONSUMER = "zone:hq"
@@ -148,8 +149,8 @@ def test_both_directions_at_once_do_not_loop(play: Play) -> None:
         of_plant, of_hq = await plant.say(40), await hq.say(30)
         await plant.pull(hq.url)
         await hq.pull(plant.url)
-        await until(lambda: plant.has(*of_hq))
-        await until(lambda: hq.has(*of_plant))
+        await until_async(lambda: plant.has(*of_hq))
+        await until_async(lambda: hq.has(*of_plant))
         await quiet(plant, hq)
         for zone in (plant, hq):
             assert await zone.ids("plant") == of_plant
@@ -175,7 +176,9 @@ def test_three_zones_have_every_fact_once_and_stop_growing(play: Play, shape: st
         said = {name: before[name] + while_running[name] for name in before}
         reach = {"a": "a", "b": "ab", "c": "abc"} if shape == "chain" else dict.fromkeys("abc", "abc")
         for zone in (a, b, c):
-            await until(lambda zone=zone: zone.has(*(id_ for name in reach[zone.name] for id_ in said[name])))
+            await until_async(
+                lambda zone=zone: zone.has(*(id_ for name in reach[zone.name] for id_ in said[name]))
+            )
         await quiet(*(source for _, source in pulls[shape]))
         for zone in (a, b, c):
             assert len(await zone.log()) == 40 * len(reach[zone.name])
@@ -200,24 +203,24 @@ def test_a_lost_link_stops_nothing_here_and_heals_by_itself(
         way = await world.proxy(plant.url)
         await hq.pull(way.url, client=partial(AsyncBoundaryClient, way.url, timeout=0.2))
         first = await plant.say(10)
-        await until(lambda: hq.metric("bsfg_link_frontier_offset", link="from-0") == 10)
-        await until(lambda: hq.metric("bsfg_link_up", link="from-0") == 1)
+        await until_async(lambda: hq.metric("bsfg_link_frontier_offset", link="from-0") == 10)
+        await until_async(lambda: hq.metric("bsfg_link_up", link="from-0") == 1)
         way.cut() if kind == "cut" else way.fall_silent()
         second = await plant.say(10)
-        await until(lambda: hq.metric("bsfg_link_up", link="from-0") == 0)
+        await until_async(lambda: hq.metric("bsfg_link_up", link="from-0") == 0)
         tries = way.connections
         async with AsyncBoundaryClient(plant.url) as there, AsyncBoundaryClient(hq.url) as here:
             for zone, client in ((plant, there), (hq, here)):
                 appended = await client.append(*zone.message())
                 assert (await client.fetch("local", 1000)).facts[-1].offset == appended.offset
                 assert await client.confirm("local", appended.offset) == appended.offset
-        await until(lambda: way.connections >= tries + 3)
+        await until_async(lambda: way.connections >= tries + 3)
         assert not await hq.has(second[0])
         assert await plant.position(CONSUMER) == 10
         assert (hq.metric("bsfg_replication_lag_seconds", link="from-0") or 0) > 0
         way.heal()
-        await until(lambda: hq.has(*second))
-        await until(lambda: hq.metric("bsfg_link_up", link="from-0") == 1)
+        await until_async(lambda: hq.has(*second))
+        await until_async(lambda: hq.metric("bsfg_link_up", link="from-0") == 1)
         assert (await hq.ids("plant"))[:20] == first + second
 
     play(story)
@@ -264,7 +267,7 @@ def test_a_failure_of_this_side_is_tried_again_as_well(play: Play) -> None:
         here = Failing(hq.boundary.store)
         links = Links(here, "hq", [LinkSettings(name="plant", url=plant.url, longest_wait=0.05)])
         links.start()
-        await until(lambda: hq.has(*said))
+        await until_async(lambda: hq.has(*said))
         await links.close()
         assert (here.failures, await hq.ids()) == (0, said)
 
@@ -284,7 +287,7 @@ def test_a_bug_does_not_end_a_link(play: Play, caplog: pytest.LogCaptureFixture)
             return AsyncBoundaryClient(plant.url)
 
         await hq.pull(plant.url, client=connect)
-        await until(lambda: hq.has(*said))
+        await until_async(lambda: hq.has(*said))
 
     play(story)
     (told,) = lines(caplog, "down")
@@ -300,15 +303,15 @@ def test_10000_facts_of_a_long_partition_arrive_once_and_in_order(play: Play) ->
         await hq.pull(ways[0].url)
         await plant.pull(ways[1].url)
         early = await plant.say(1), await hq.say(1)
-        await until(lambda: hq.has(*early[0]))
-        await until(lambda: plant.has(*early[1]))
+        await until_async(lambda: hq.has(*early[0]))
+        await until_async(lambda: plant.has(*early[1]))
         for way in ways:
             way.cut()
         said = {zone.name: (await zone.ids(zone.name)) + await zone.say(5000) for zone in (plant, hq)}
         for way in ways:
             way.heal()
         for zone in (plant, hq):
-            await until(lambda zone=zone: reaches(zone, 10_002))
+            await until_async(lambda zone=zone: reaches(zone, 10_002))
         await quiet(plant, hq)
         for zone in (plant, hq):
             assert len(await zone.log()) == 10_002
@@ -390,12 +393,12 @@ def test_an_artifact_missing_at_the_source_holds_the_link_until_it_is_put(play: 
         await plant.say(1, value=as_reference(ref) | {"digest": "sha256:" + digest[7:].upper()})
         after = await plant.say(1)
         await hq.pull(plant.url)
-        await until(lambda: hq.metric("bsfg_link_stopped", link="from-0") == 1)
+        await until_async(lambda: hq.metric("bsfg_link_stopped", link="from-0") == 1)
         assert (await hq.ids(), await plant.position(CONSUMER)) == (before, 2)
         await plant.boundary.put("batch-files", "late", pieces_of(content), "a/b")
-        await until(lambda: hq.has(*after))
+        await until_async(lambda: hq.has(*after))
         assert await hq.artifact("late") == content
-        await until(lambda: hq.metric("bsfg_link_stopped", link="from-0") == 0)
+        await until_async(lambda: hq.metric("bsfg_link_stopped", link="from-0") == 0)
 
     play(story)
 
@@ -473,13 +476,15 @@ def test_a_conflict_stops_its_link_alone_until_an_operator_decides(
         before, after = await conflicting(plant, hq)
         await hq.pull(plant.url)
         await hq.pull(other.url)
-        await until(lambda: hq.metric("bsfg_link_stopped", link="from-0") == 1)
+        await until_async(lambda: hq.metric("bsfg_link_stopped", link="from-0") == 1)
         assert await plant.position(CONSUMER) == 3
         assert await hq.has(*before)
         asked = plant.metric("bsfg_fetch_requests_total") or 0
-        await until(lambda: (plant.metric("bsfg_fetch_requests_total") or 0) > asked + 5)  # it looks again
+        await until_async(
+            lambda: (plant.metric("bsfg_fetch_requests_total") or 0) > asked + 5
+        )  # it looks again
         of_other = await other.say(5)
-        await until(lambda: hq.has(*of_other))
+        await until_async(lambda: hq.has(*of_other))
         assert hq.metric("bsfg_link_stopped", link="from-1") == 0
         assert hq.metric("bsfg_link_frontier_offset", link="from-0") == 3
         (ours,) = [fact for fact in await hq.log() if fact.message_id == "plant-4"]
@@ -505,8 +510,8 @@ def test_a_conflict_stops_its_link_alone_until_an_operator_decides(
         assert '"theirs"' in decided.stdout
         assert '"ours"' in decided.stdout
         assert "Skipped: zone:hq goes on behind offset 4. Reason: a test at the plant" in decided.stdout
-        await until(lambda: hq.has(*after))
-        await until(lambda: hq.metric("bsfg_link_stopped", link="from-0") == 0)
+        await until_async(lambda: hq.has(*after))
+        await until_async(lambda: hq.metric("bsfg_link_stopped", link="from-0") == 0)
         assert [each for each in await hq.ids("plant") if each != "plant-4"] == before + after
 
     play(story)
@@ -692,19 +697,19 @@ def test_expired_facts_are_told_counted_and_passed(play: Play, caplog: pytest.Lo
         plant, hq = await world.zone("plant"), await world.zone("hq")
         await plant.say(5)
         await hq.pull(plant.url)
-        await until(lambda: plant_position_is(plant, 5))
+        await until_async(lambda: plant_position_is(plant, 5))
         await hq.links.close()
         said = await plant.say(5)
         await plant.boundary.store.drop(8)
         hq.links.start()
-        await until(lambda: hq.has(*said[3:]))
-        await until(lambda: plant_position_is(plant, 10))
+        await until_async(lambda: hq.has(*said[3:]))
+        await until_async(lambda: plant_position_is(plant, 10))
         assert not await hq.has("plant-8")
         await hq.links.close()
         await plant.say(3)
         await plant.boundary.store.drop(13)  # nothing is left
         hq.links.start()
-        await until(lambda: plant_position_is(plant, 13))
+        await until_async(lambda: plant_position_is(plant, 13))
         await quiet(plant)
         assert hq.metric("bsfg_link_missed_facts_total", link="from-0") == 6
 
@@ -731,8 +736,8 @@ def test_metrics_say_how_a_link_is(play: Play) -> None:
         with plant.boundary.store._writing as writing:  # type: ignore[attr-defined]
             writing.execute("UPDATE facts SET appended_at = ?", (hour_ago,))
         await hq.pull(plant.url, name="plant")
-        await until(lambda: hq.has("plant-7"))
-        await until(
+        await until_async(lambda: hq.has("plant-7"))
+        await until_async(
             lambda: hq.metric("bsfg_replication_lag_seconds", link="plant") == pytest.approx(0, abs=5)
         )
         found = {
@@ -753,12 +758,12 @@ def test_the_frontier_of_a_link_never_goes_back(play: Play) -> None:
         await plant.say(4)
         way = await world.proxy(plant.url)
         await hq.pull(way.url)
-        await until(lambda: hq.metric("bsfg_link_frontier_offset", link="from-0") == 4)
+        await until_async(lambda: hq.metric("bsfg_link_frontier_offset", link="from-0") == 4)
         way.cut()
         way.target = empty.url  # a source that was restored from nothing
         said = await empty.say(2)
         way.heal()
-        await until(lambda: hq.has(*said))
+        await until_async(lambda: hq.has(*said))
         assert hq.metric("bsfg_link_frontier_offset", link="from-0") == 4
 
     play(story)
@@ -781,10 +786,10 @@ def test_links_are_replaced_while_they_run_and_equal_ones_left_alone(play: Play)
         links = Links(hq.boundary, "hq", [of_a])
         links.start()
         await a.say(1)
-        await until(lambda: hq.metric("bsfg_link_facts_total", link="a", outcome="appended") == 1)
+        await until_async(lambda: hq.metric("bsfg_link_facts_total", link="a", outcome="appended") == 1)
         await links.update([of_a, of_b])
         second = await b.say(1)
-        await until(lambda: hq.has(*second))
+        await until_async(lambda: hq.has(*second))
         assert connected == [a.url, b.url]
         await links.update([of_b])
         assert hq.metric("bsfg_link_up", link="a") is None
@@ -908,10 +913,7 @@ def test_forward_goes_on_until_it_is_told_to_stop(tmp_path: Path) -> None:
                 for number in range(3):
                     message = envelope_for(f"m{number}", from_zone="plant", to_zone="hq")
                     plant.append(message, fact_of("a:b", "c", number))
-                    end = time.monotonic() + 60
-                    while len(hq.fetch("watcher").facts) <= number:
-                        assert time.monotonic() < end
-                        time.sleep(0.02)
+                    until(lambda number=number: len(hq.fetch("watcher").facts) > number)
             process.send_signal(signal.SIGTERM)
             said, log = process.communicate(timeout=60)
         finally:

@@ -28,6 +28,8 @@ from onceward.boundary.wire import stored
 from onceward.errors import ConfigurationError
 from onceward.testing import servers
 from onceward.testing.boundary import fact
+from tests.support.boundary.availability import until_available
+from tests.support.wait import until_async
 
 _numbers = itertools.count()
 
@@ -61,17 +63,6 @@ async def plain(url: str) -> AsyncIterator[nats_py.NATS]:
     client = await nats_py.connect(url)
     yield client
     await client.close()
-
-
-async def until_done(call: Callable[[], Awaitable[object]], seconds: float = 60) -> object:
-    """Again and again while it is unavailable, as a client would."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return await call()
-        except Unavailable:
-            assert time.monotonic() < deadline, "it has not come back"
-            await asyncio.sleep(0.02)
 
 
 def freeze(server: servers.Server) -> int:
@@ -380,7 +371,7 @@ def test_without_nats_everything_is_unavailable_at_once_and_comes_back_by_itself
                         await call()
                 assert time.monotonic() - began < 2
                 server.start()
-                await until_done(lambda: store.append(fact("m2")))
+                await until_available(lambda: store.append(fact("m2")))
                 assert [each[0] for each in await store.read(0, 10)] == [1, 2]
                 assert await store.position("c", create=False) == 1
 
@@ -404,7 +395,7 @@ def test_a_call_that_nats_does_not_answer_is_unavailable_and_may_be_repeated(
                         await store.read(0, 10)
                 finally:
                     os.kill(process, signal.SIGCONT)
-                appended = await until_done(lambda: store.append(fact("m1")))
+                appended = await until_available(lambda: store.append(fact("m1")))
                 assert isinstance(appended, Appended)
                 assert appended.offset == 1
                 assert await store.bounds() == Bounds(1, 1)
@@ -436,11 +427,8 @@ def test_a_connection_that_nats_has_ended_for_good_is_made_anew(nats: servers.Se
             await store.append(fact("m1"))
             before = store._link._nats
             before._transport.write(b"RUBBISH\r\n")  # the client gives up for good at the answer to this
-            deadline = time.monotonic() + 30
-            while not before.is_closed:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.01)
-            assert await until_done(lambda: store.append(fact("m2"))) == Appended(2)
+            await until_async(lambda: before.is_closed)
+            assert await until_available(lambda: store.append(fact("m2"))) == Appended(2)
             assert [each[0] for each in await store.read(0, 10)] == [1, 2]
 
     asyncio.run(main())

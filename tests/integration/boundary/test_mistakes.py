@@ -22,6 +22,7 @@ from onceward.boundary.tls import Tls
 from onceward.cli.main import app
 from tests.support.boundary.secured import CLIENTS, EitherClient, Site
 from tests.support.boundary.server import boundary_server
+from tests.support.wait import until
 
 ASK = (("fetch", "--consumer", "c"), ("stats",))
 """One command of each of the two ways by which commands ask."""
@@ -246,10 +247,7 @@ def test_ctrl_c_ends_the_reading_of_lines_from_a_pipe_that_is_silent(plain: str)
     process.stdin.write(re.sub(r"\n *", " ", LINE) + "\n")
     process.stdin.flush()
     with BoundaryClient(plain) as client:
-        end = time.monotonic() + 60
-        while not client.fetch("c").facts:
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        until(lambda: client.fetch("c").facts)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130  # while the pipe is open
     assert "it is safe to repeat" in process.communicate()[1]

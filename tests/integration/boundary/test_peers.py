@@ -26,8 +26,8 @@ from tests.support.boundary.secured import (
     Site,
     append_message,
     context_for,
-    wait_until,
 )
+from tests.support.wait import until
 
 FACT = fact_of("batch:B1", "done", {})
 LAB = '[[peers]]\nidentity = "lab-bsfg"\nzone = "lab"\nfrom_zones = ["lab", "plant-b"]\nto_zones = ["hq", "plant-a"]\n'
@@ -114,21 +114,21 @@ def test_who_is_taken_out_of_the_table_is_refused_on_the_connection_that_stands(
     with Connection(url, context_for(hq.ca, hq)) as connection:
         assert connection.call("AppendFact", append_message())[0] == 200
         site.write(LAB)
-        wait_until(lambda: connection.call("AppendFact", append_message())[0] == 401)
+        until(lambda: connection.call("AppendFact", append_message())[0] == 401)
         code = connection.call("FetchFacts", {"consumerName": "c", "limit": 1})[1]["code"]
         assert code == "unauthenticated"
         assert (
             "the certificate of 'hq-bsfg', 'localhost' is that of no peer of this boundary" in told(caplog)[0]
         )
         site.write(HQ)
-        wait_until(lambda: connection.call("AppendFact", append_message())[0] == 200)
+        until(lambda: connection.call("AppendFact", append_message())[0] == 200)
 
 
 def test_a_broken_configuration_leaves_the_table_as_it_is(
     site: Site, url: str, hq: Tls, caplog: pytest.LogCaptureFixture
 ) -> None:
     site.write(LAB.replace("zone =", "zune =", 1))
-    wait_until(lambda: any("has no key 'zune'" in each for each in caplog.messages))
+    until(lambda: any("has no key 'zune'" in each for each in caplog.messages))
     with BoundaryClient(url, tls=hq) as client:
         client.fetch("c")
 
@@ -138,21 +138,21 @@ def test_a_broken_certificate_does_not_keep_a_peer_in_the_table(
 ) -> None:
     with Connection(url, context_for(hq.ca, hq)) as connection:
         Path(site.server.cert).write_text("broken")
-        wait_until(lambda: any("stays in force" in each for each in caplog.messages))
+        until(lambda: any("stays in force" in each for each in caplog.messages))
         site.write(LAB)
-        wait_until(lambda: connection.call("AppendFact", append_message())[0] == 401)
+        until(lambda: connection.call("AppendFact", append_message())[0] == 401)
 
 
 def test_what_cannot_change_while_the_server_runs_is_told(
     site: Site, url: str, hq: Tls, caplog: pytest.LogCaptureFixture
 ) -> None:
     site.write(HQ, more='listen = "127.0.0.1:1"\nstrict_consumers = true')
-    wait_until(lambda: any("strict_consumers has changed" in each for each in caplog.messages))
+    until(lambda: any("strict_consumers has changed" in each for each in caplog.messages))
     assert any(
         "listen has changed, which takes effect with the next start" in each for each in caplog.messages
     )
     site.config.write_text('zone = "plant-a"\n')
-    wait_until(lambda: any("[tls] comes and goes only with a restart" in each for each in caplog.messages))
+    until(lambda: any("[tls] comes and goes only with a restart" in each for each in caplog.messages))
     with BoundaryClient(url, tls=hq) as client:
         client.fetch("c")
 

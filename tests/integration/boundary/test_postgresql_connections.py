@@ -20,6 +20,7 @@ from onceward.boundary.stores.postgresql.store import PostgreSqlBoundaryStore
 from onceward.errors import ConfigurationError
 from onceward.testing.boundary import fact
 from tests.support.boundary.databases import StorePlace, place
+from tests.support.wait import until_async
 
 __all__ = ["place"]
 
@@ -34,8 +35,7 @@ def test_whoever_waits_when_a_connection_breaks_is_refused_and_the_next_is_not(p
             with closing(psycopg.connect(place.url, application_name="other")) as other:
                 other.execute("SELECT FROM onceward_boundary_log FOR UPDATE")
                 waiting = [asyncio.create_task(store.append(fact(f"m{number}"))) for number in range(5)]
-                while not place.waiting_for_a_lock():
-                    await asyncio.sleep(0.01)
+                await until_async(place.waiting_for_a_lock)
                 place.kill_connections()
                 outcomes = await asyncio.gather(*waiting, return_exceptions=True)
             assert [type(each) for each in outcomes] == [Unavailable] * 5

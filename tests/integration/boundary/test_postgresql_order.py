@@ -21,6 +21,7 @@ from onceward.boundary.wire import stored
 from onceward.testing.boundary import fact
 from tests import crash
 from tests.support.boundary.databases import StorePlace, place
+from tests.support.wait import until_async
 
 __all__ = ["place"]
 
@@ -63,8 +64,7 @@ def test_an_append_waits_for_the_one_before_it_to_commit(
             with closing(psycopg.connect(place.url, application_name="other")) as other:
                 assert other.execute(APPEND_ONE, ("early",)).fetchall() == [(1,)]
                 late = asyncio.create_task(store.append(fact("late")))
-                while not place.waiting_for_a_lock():
-                    await asyncio.sleep(0.01)
+                await until_async(place.waiting_for_a_lock)
                 assert await store.read(0, 10) == []
                 assert await store.bounds() == Bounds(1, 0)
                 getattr(other, ends_with)()

@@ -10,8 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from typer.testing import CliRunner
 
 from onceward.boundary import BoundaryClient, BoundaryError, envelope_for, fact_of
 from onceward.cli.main import app
+from tests.support.wait import until
 
 COMMAND = [sys.executable, "-m", "onceward", "boundary"]
 DEADLINE = 60.0
@@ -67,13 +67,6 @@ def served(data: Path, *options: str) -> Iterator[Served]:
     finally:
         made.process.kill()
         made.process.communicate()
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def refused(*arguments: str) -> str:
@@ -147,7 +140,7 @@ class SlowUpload:
 
     def wait_for_server(self, data: Path) -> None:
         assert self._begun.wait(DEADLINE)
-        wait_until(lambda: any((data / "objects" / "incoming").iterdir()))
+        until(lambda: any((data / "objects" / "incoming").iterdir()))
 
     def end(self) -> int:
         self._may_end.set()
@@ -159,7 +152,7 @@ def test_a_call_that_runs_may_end_when_the_server_is_told_to_stop(tmp_path: Path
         upload = SlowUpload(server.url)
         upload.wait_for_server(tmp_path / "data")
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: "stopping" in server.log)
+        until(lambda: "stopping" in server.log)
         assert upload.end() == len(b"begin end")
         assert server.end()[0] == 0
 
@@ -171,7 +164,7 @@ def test_a_second_signal_cuts_off_what_runs_and_the_log_is_whole(tmp_path: Path)
         upload = SlowUpload(server.url)
         upload.wait_for_server(tmp_path / "data")
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: "stopping" in server.log)
+        until(lambda: "stopping" in server.log)
         assert server.end(signal.SIGTERM)[0] == 128 + signal.SIGTERM
         with pytest.raises(BoundaryError):
             upload.end()

@@ -39,8 +39,8 @@ from tests.support.boundary.secured import (
     append_message,
     authority_in,
     context_for,
-    wait_until,
 )
+from tests.support.wait import until
 
 ENVELOPE = envelope_for("m1", from_zone="hq", to_zone="plant-a")
 FACT = fact_of("batch:B1", "done", {})
@@ -168,7 +168,7 @@ def test_who_may_not_connect_is_refused_with_one_line_that_says_why_and_a_count(
     with site.serving() as url:
         with pytest.raises((OSError, http.client.HTTPException)), Connection(url, context) as connection:
             connection.call("AppendFact", append_message())
-        wait_until(lambda: bool(refusals(caplog)))
+        until(lambda: bool(refusals(caplog)))
         [line] = refusals(caplog)
         words = re.escape(REFUSED[made])
         assert re.fullmatch(rf"TLS handshake with 127\.0\.0\.1:\d+ failed: {words}", line)
@@ -183,11 +183,11 @@ def test_plain_http_and_a_connection_that_is_closed_at_once_are_told_too(
 ) -> None:
     with pytest.raises((OSError, http.client.HTTPException)):
         urllib.request.urlopen(f"{url.replace('https', 'http')}/livez", timeout=30)
-    wait_until(lambda: len(refusals(caplog)) == 1)
+    until(lambda: len(refusals(caplog)) == 1)
     hasty = http.client.HTTPConnection(url.removeprefix("https://"), timeout=30)
     hasty.connect()
     hasty.close()
-    wait_until(lambda: len(refusals(caplog)) == 2)
+    until(lambda: len(refusals(caplog)) == 2)
     assert "its URL must begin with https://" in refusals(caplog)[0]
     assert "closed the connection before the handshake was done" in refusals(caplog)[1]
 
@@ -261,7 +261,7 @@ def test_new_certificates_are_used_without_a_restart_and_what_stands_goes_on(
     with site.serving() as url, Connection(url, context_for(hq.ca, hq)) as standing:
         for name in ("ca", "cert", "key"):
             replace(Path(getattr(site.server, name)), Path(getattr(theirs, name)).read_text())
-        wait_until(lambda: _connects(url, context_for(hq_there.ca, hq_there)))
+        until(lambda: _connects(url, context_for(hq_there.ca, hq_there)))
         with Connection(url, context_for(hq_there.ca, hq_there)) as renewed:
             assert renewed.serial != standing.serial
             assert renewed.call("AppendFact", append_message())[0] == 200
@@ -271,9 +271,7 @@ def test_new_certificates_are_used_without_a_restart_and_what_stands_goes_on(
             Connection(url, context_for(hq_there.ca, hq)) as refused,
         ):
             refused.get("/livez")
-        wait_until(
-            lambda: any("the peer's certificate is not good here" in each for each in refusals(caplog))
-        )
+        until(lambda: any("the peer's certificate is not good here" in each for each in refusals(caplog)))
 
 
 def replace(path: Path, text: str) -> None:
@@ -304,12 +302,12 @@ def test_a_broken_file_changes_nothing_is_told_once_and_can_be_mended(
 
     with site.serving() as url:
         replace(path, "-----BEGIN NOTHING-----")
-        wait_until(lambda: bool(errors()))
+        until(lambda: bool(errors()))
         assert re.search(rf"{re.escape(str(path))}.*what was read before stays in force", errors()[0])
         with Connection(url, context) as connection:
             assert connection.call("AppendFact", append_message())[0] == 200
         replace(path, good)
-        wait_until(lambda: any("have been read again" in each for each in caplog.messages))
+        until(lambda: any("have been read again" in each for each in caplog.messages))
         assert len(errors()) == 1
 
 
@@ -346,8 +344,8 @@ def test_a_link_between_two_servers_shows_its_own_certificate(site: Site, hq: Tl
             site.write(HQ + '[[peers]]\nidentity = "producer"\nzone = "plant-a"\nto_zones = ["hq"]\n')
             with BoundaryClient(source, tls=producer) as client:
                 envelope = envelope_for("m1", from_zone="plant-a", to_zone="hq")
-                wait_until(lambda: _is_appended(client, envelope))
-            wait_until(lambda: [each.message_id for each in reader.fetch("c").facts] == ["m1"])
+                until(lambda: _is_appended(client, envelope))
+            until(lambda: [each.message_id for each in reader.fetch("c").facts] == ["m1"])
 
 
 def _is_appended(client: BoundaryClient, envelope: Any) -> bool:

@@ -12,8 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -26,6 +25,7 @@ from onceward.boundary import BoundaryClient, message_id_for
 from onceward.cli.boundary.append import parsed
 from onceward.cli.main import app
 from tests.support.boundary.server import boundary_server
+from tests.support.wait import until
 
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
 DEADLINE = 60.0
@@ -94,13 +94,6 @@ def started(*arguments: str, url: str, **more: Any) -> subprocess.Popen[str]:
         text=True,
         **more,
     )
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 # ── append ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -352,7 +345,7 @@ def test_a_tail_follows_until_ctrl_c(url: str) -> None:
     assert json.loads(process.stdout.readline())["offset"] == 1
     append_some(url, 2)
     assert json.loads(process.stdout.readline())["offset"] == 2
-    wait_until(lambda: answer("consumers", url=url)[0]["offset"] == 2)
+    until(lambda: answer("consumers", url=url)[0]["offset"] == 2)
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=DEADLINE) == ("", None)
     assert process.returncode == 130
@@ -465,11 +458,11 @@ def test_ctrl_c_in_an_upload_keeps_nothing_of_it(url: str, data: Path) -> None:
     process.stdin.write("half of it")
     process.stdin.flush()
     incoming = data / "objects" / "incoming"
-    wait_until(lambda: any(incoming.iterdir()))
+    until(lambda: any(incoming.iterdir()))
     process.send_signal(signal.SIGINT)
     assert process.wait(DEADLINE) == 130  # while the pipe is open
     assert "interrupted; nothing is half done" in process.communicate()[1]
-    wait_until(lambda: not any(incoming.iterdir()))
+    until(lambda: not any(incoming.iterdir()))
     assert "there is no object" in fails("get", "batch-files", "k", "-", url=url, code=1)
 
 

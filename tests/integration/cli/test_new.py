@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +25,7 @@ from onceward.cli.main import app
 from onceward.cli.new import TEMPLATE
 from onceward.telemetry.catalogue import METRICS
 from tests.support import ROOT
+from tests.support.wait import until
 
 SOURCE = 'source = "sqlite:///orders.db"'
 DATABASE = 'database = "sqlite:///shop.db"'
@@ -220,10 +220,12 @@ def of_a_run(project: Path) -> set[str]:
         url = next(
             found[1] for line in running.stderr if (found := re.search(r"health at (\S+)/livez", line))
         )
-        deadline = time.monotonic() + 60
-        while "onceward_consumer_in_flight{" not in (page := urlopen(f"{url}/metrics").read().decode()):
-            assert time.monotonic() < deadline, page
-            time.sleep(0.1)
+
+        def metrics() -> str:
+            page: str = urlopen(f"{url}/metrics").read().decode()
+            return page if "onceward_consumer_in_flight{" in page else ""
+
+        page = until(metrics)
         running.terminate()
         running.communicate(timeout=60)
     finally:

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from onceward.cli.main import app as command
 from onceward.connectors import SqliteConnector
 from onceward.transaction import Transaction
-from tests.support.run.world import Site, wait_until
+from tests.support.run.world import Site
+from tests.support.wait import until
 
 TWO_KINDS = """
 import logging, threading
@@ -90,8 +91,8 @@ def test_options_win_over_what_the_app_says(tmp_path: Path, mode: str) -> None:
     with site.run(
         "--concurrency", "1", "--env", "test", "--processes", "2", "--health", "127.0.0.1:0"
     ) as run:
-        wait_until(lambda: len(site.begun) == 1)
-        wait_until(lambda: all(worker["ready"] for worker in json.loads(run.get("/progress")[1])["workers"]))
+        until(lambda: len(site.begun) == 1)
+        until(lambda: all(worker["ready"] for worker in json.loads(run.get("/progress")[1])["workers"]))
         assert run.says("in 2 processes, as test")
         assert len(site.begun) == 1, "the policy of the app says four at once"
 

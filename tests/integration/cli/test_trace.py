@@ -7,8 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from onceward.telemetry.span_exporter import SpanFileExporter
 from onceward.telemetry.span_file import Span, read
 from tests.integration.cli.trace_worker import ID
 from tests.support import ROOT
+from tests.support.wait import until
 from tests.support.world import ListSource, World, business, consuming, results, retry, system, transactions
 
 
@@ -201,19 +200,12 @@ def worker(role: str, path: Path) -> subprocess.Popen[bytes]:
     )
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
-
-
 def test_a_transaction_is_one_tree_from_its_producer_over_a_killed_consumer_to_the_next(path: Path) -> None:
     path.parent.mkdir()
     assert worker("produce", path).wait(60) == 0
     victim = worker("fail", path)
     try:
-        wait_until(lambda: any(each.process == victim.pid for each in read(path).spans))
+        until(lambda: any(each.process == victim.pid for each in read(path).spans))
     finally:
         victim.kill()
         victim.wait(60)
@@ -226,7 +218,7 @@ def test_a_transaction_is_one_tree_from_its_producer_over_a_killed_consumer_to_t
             for each in read(path).spans
         )
 
-    wait_until(has_been_consumed)
+    until(has_been_consumed)
     told = json.loads(run(path, "--json").stdout)
     assert (told["transaction_id"], told["outcome"], len(told["traces"])) == (ID, "succeeded", 1)
     places = {place for place, _ in branches(told["parts"])}

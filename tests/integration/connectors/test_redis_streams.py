@@ -28,6 +28,7 @@ from onceward.testing.connectors.driver import ConnectorDriver
 from onceward.testing.servers import Server, redis_server
 from onceward.transaction import Settlement, Verdict
 from tests.support.queue.proxy import Proxy, proxy
+from tests.support.wait import until
 from tests.support.world import World, consuming, retry
 
 
@@ -84,11 +85,13 @@ def test_entries_of_a_killed_process_come_back_by_themselves(redis_url: str, str
         victim.kill()
         victim.communicate()
         assert connector.fetch_transactions(10) == []
-        deadline = time.monotonic() + 20
         recovered: list[Transaction] = []
-        while len(recovered) < 5 and time.monotonic() < deadline:
-            recovered += connector.fetch_transactions(10)
-            time.sleep(0.05)
+
+        def is_all_there() -> bool:
+            recovered.extend(connector.fetch_transactions(10))
+            return len(recovered) >= 5
+
+        until(is_all_there)
         assert sorted(each.id for each in recovered) == ["t0", "t1", "t2", "t3", "t4"]
 
 
@@ -422,13 +425,6 @@ def forgetful_redis() -> Iterator[Server]:
 def link(redis_url: str) -> Iterator[Proxy]:
     with proxy(redis_url) as made:
         yield made
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
 
 
 def connect(world: World, url: Any, stream: str, **settings: Any) -> ConnectorDriver:

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from onceward.cli.main import app
 from onceward.demo import crew, story
 from tests.integration.demo.bad_workers import DOUBLED, LOST
+from tests.support.wait import until
 
 DEMO = [sys.executable, "-c", "from onceward.cli.main import main; main()", "demo"]
 BAD_WORKERS = Path(__file__).with_name("bad_workers.py")
@@ -212,10 +213,7 @@ def test_no_process_outlives_a_demo_that_is_killed(start: Start, tmp_path: Path)
     assert len(processes_about(tmp_path)) == 4, "two zones, two workers"
     demo.kill()
     demo.communicate(timeout=DEADLINE)
-    deadline = time.monotonic() + DEADLINE
-    while processes_about(tmp_path):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not processes_about(tmp_path))
 
 
 def wait_for(demo: subprocess.Popen[str], news: str) -> None:

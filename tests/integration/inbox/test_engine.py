@@ -29,7 +29,7 @@ from onceward.task.exceptions import ExceptionCategory, SettlementException
 from onceward.task.report import Report
 from onceward.task.settings import EngineSettings
 from onceward.task.work import Status
-from onceward.testing.inbox import InboxDriver, InboxSuite, until
+from onceward.testing.inbox import InboxDriver, InboxSuite
 from onceward.testing.inbox.effects import Provider, effectful
 from onceward.testing.inbox.samples import LONG_AGO, Held, Killed, contract, raising
 from onceward.testing.inbox.schema import OLD_AND_NEW, Order, third_version
@@ -37,6 +37,7 @@ from onceward.testing.telemetry import record
 from tests.support.inbox import databases
 from tests.support.inbox.databases import OnAsyncPostgreSql, OnAsyncSqlite, OnPostgreSql, OnSqlite
 from tests.support.queue.world import QueueWorld
+from tests.support.wait import until
 from tests.support.world import consuming, retry
 
 schema = databases.schema
@@ -393,9 +394,7 @@ class UnderTheEngine(InboxSuite):
 
         def hang_first(transaction: Transaction, session: Any) -> None:
             attempts.append(transaction.id)
-            deadline = time.monotonic() + 30
-            while len(attempts) < 2 and time.monotonic() < deadline:
-                time.sleep(0.005)
+            until(lambda: len(attempts) >= 2)
 
         async def hang_first_async(transaction: Transaction, session: Any) -> None:
             attempts.append(transaction.id)

@@ -35,6 +35,7 @@ from onceward.inbox.purge.steps import Pace
 from onceward.inbox.stores import partitions, postgresql
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.partitions import State
+from tests.support.wait import retry, until
 
 if TYPE_CHECKING:
     from tests.support.databases import Database
@@ -66,13 +67,6 @@ def event(tracking_id: str, days_ago: float) -> Event:
 
 def day_of(days_ago: int) -> int:
     return event("x", days_ago).day
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 class Site:
@@ -739,13 +733,7 @@ def named_partitions(plan: Any) -> set[str]:
 
 def finish(site: Site) -> PurgeReport:
     """Purge again. The server may take a moment to notice that the dead one is gone."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return site.purge()
-        except PurgeInProgressError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    return retry(site.purge, PurgeInProgressError)
 
 
 def prepare_crash(site: Site, *, whole_days: bool) -> None:

@@ -13,7 +13,8 @@ import redis.exceptions
 
 from onceward.queue import QueueMessage, UndecodableEntryError
 from onceward.testing import servers
-from tests.support.queue.world import QueueWorld, later, until
+from tests.support.queue.world import QueueWorld, later
+from tests.support.wait import until
 
 
 @pytest.fixture(params=["threads", "asyncio"])

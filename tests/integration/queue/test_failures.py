@@ -13,7 +13,8 @@ import redis.exceptions
 from onceward.queue import QueueError, QueueMessage
 from onceward.testing import servers
 from tests.support.queue.proxy import Proxy, proxy
-from tests.support.queue.world import QueueWorld, later, until
+from tests.support.queue.world import QueueWorld, later
+from tests.support.wait import until
 
 
 @pytest.fixture(params=["threads", "asyncio"])

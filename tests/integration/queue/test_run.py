@@ -14,7 +14,8 @@ from sqlalchemy import event, text
 
 from onceward.queue import QueueError, QueueMessage, UndecodableEntryError
 from tests.support.queue.proxy import proxy
-from tests.support.queue.world import QueueWorld, later, until
+from tests.support.queue.world import QueueWorld, later
+from tests.support.wait import until
 
 
 @pytest.fixture(params=["threads", "asyncio"])

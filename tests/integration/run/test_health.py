@@ -14,7 +14,8 @@ import pytest
 from onceward.connectors.redis_streams import RedisStreamsConnector
 from onceward.testing.servers import redis_server
 from onceward.transaction import Transaction
-from tests.support.run.world import Run, Site, wait_until
+from tests.support.run.world import Run, Site
+from tests.support.wait import until
 
 PORT = ("--health", "127.0.0.1:0")
 
@@ -36,11 +37,11 @@ def verdict(run: Run, path: str) -> tuple[int, str]:
 
 def test_work_that_does_not_move_is_unhealthy_and_an_idle_worker_is_not(site: Site) -> None:
     with site.run(*PORT, ONCEWARD_STALLED_AFTER="1") as run:
-        wait_until(run.is_ready)
-        wait_until(lambda: run.consumer()["last_progress_seconds"] > 2.0)
+        until(run.is_ready)
+        until(lambda: run.consumer()["last_progress_seconds"] > 2.0)
         assert verdict(run, "/livez") == (200, "")
         site.send({"id": "long", "seconds": 60})
-        wait_until(lambda: verdict(run, "/livez")[0] == 503)
+        until(lambda: verdict(run, "/livez")[0] == 503)
         assert re.fullmatch(
             r"worker 1 \(pid \d+\): charge has 1 in flight, and nothing has moved for \d+ s",
             verdict(run, "/livez")[1],
@@ -53,18 +54,18 @@ def test_work_that_does_not_move_is_unhealthy_and_an_idle_worker_is_not(site: Si
 def test_a_worker_that_says_nothing_at_all_is_unhealthy(tmp_path: Path) -> None:
     site = Site(tmp_path)
     with site.run(*PORT, ONCEWARD_STALLED_AFTER="1") as run:
-        wait_until(run.is_ready)
+        until(run.is_ready)
         run.signal_worker(signal.SIGSTOP)
-        wait_until(lambda: verdict(run, "/livez")[0] == 503)
+        until(lambda: verdict(run, "/livez")[0] == 503)
         assert "has said nothing for" in verdict(run, "/livez")[1]
         run.signal_worker(signal.SIGCONT)
-        wait_until(lambda: verdict(run, "/livez")[0] == 200)
+        until(lambda: verdict(run, "/livez")[0] == 200)
 
 
 def test_progress_and_metrics_tell_what_each_consumer_of_each_worker_did(site: Site) -> None:
     site.send({"id": "good"}, {"id": "bad", "fail": True}, {"id": "slow", "seconds": 60})
     with site.run(*PORT, RUN_SOURCE="sqlite:///orders.db?on_failure=dead_letter") as run:
-        wait_until(lambda: run.consumer().get("processed") == 2)
+        until(lambda: run.consumer().get("processed") == 2)
         told = json.loads(run.get("/progress")[1])
         assert told["stage"] == "running"
         [worker] = told["workers"]
@@ -91,9 +92,9 @@ def test_progress_and_metrics_tell_what_each_consumer_of_each_worker_did(site: S
 def test_a_run_that_stops_is_not_ready_any_more(site: Site) -> None:
     site.send({"id": "slow", "seconds": 60})
     with site.run(*PORT) as run:
-        wait_until(run.is_ready)
+        until(run.is_ready)
         run.signal(signal.SIGTERM)
-        wait_until(lambda: verdict(run, "/readyz") == (503, "worker 1: charge is stopping"))
+        until(lambda: verdict(run, "/readyz") == (503, "worker 1: charge is stopping"))
         assert json.loads(run.get("/progress")[1])["stage"] == "draining"
 
 
@@ -124,19 +125,19 @@ def test_an_outage_of_redis_is_waited_out_from_the_start_and_in_the_midst(site: 
         server.kill()
         source = f"{server.url}/orders?group=shop&lease=1"
         with site.run(*PORT, RUN_SOURCE=source, ONCEWARD_STALLED_AFTER="60") as run:
-            wait_until(lambda: run.consumer().get("state") == "waiting")
+            until(lambda: run.consumer().get("state") == "waiting")
             status, problem = verdict(run, "/readyz")
             assert status == 503
             assert "charge is waiting: ConnectionError" in problem
             assert verdict(run, "/livez")[0] == 200
             server.start()
-            wait_until(lambda: site.done == ["o1"] and run.is_ready())
+            until(lambda: site.done == ["o1"] and run.is_ready())
             server.kill()
-            wait_until(lambda: not run.is_ready())
+            until(lambda: not run.is_ready())
             server.start()
             with RedisStreamsConnector(server.url, "orders", "shop") as orders:
                 orders.dispatch_transactions([Transaction(payload={"id": "o2"})])
-            wait_until(lambda: "o2" in site.done and run.is_ready())
+            until(lambda: "o2" in site.done and run.is_ready())
             assert len(run.workers()) == 1, "it was the same process all the time"
             run.signal(signal.SIGTERM)
             assert run.ended() == 0
@@ -146,7 +147,7 @@ def test_a_database_that_is_away_is_waited_for_and_no_reason_to_crash(site: Site
     with socket.create_server(("127.0.0.1", 0)) as taken:
         away = f"postgresql://127.0.0.1:{taken.getsockname()[1]}/shop"
     with site.run(*PORT, ONCEWARD_DATABASE=away) as run:
-        wait_until(lambda: run.consumer().get("state") == "waiting")
+        until(lambda: run.consumer().get("state") == "waiting")
         assert "charge is waiting: OperationalError" in verdict(run, "/readyz")[1]
         assert verdict(run, "/livez")[0] == 200
         run.signal(signal.SIGTERM)

@@ -10,7 +10,7 @@ import pytest
 
 from onceward.task.report import StopReason
 from onceward.task.settings import EngineSettings
-from tests.support.run.world import wait_until
+from tests.support.wait import until
 from tests.support.world import After, Deaf, SettlingSource, Until, World, consuming, retry, transactions
 
 pytestmark = pytest.mark.timeout(60)
@@ -35,7 +35,7 @@ def test_hurry_cuts_off_what_is_in_flight_and_what_has_ended_is_settled(
     task = world.consumer(process, source=source)
 
     def hurry() -> None:
-        wait_until(lambda: ("process", "t1") in world.calls)
+        until(lambda: ("process", "t1") in world.calls)
         task.stop()
         task.hurry()
 
@@ -69,10 +69,10 @@ def test_a_task_says_how_many_of_its_attempts_are_stuck_now(world: World) -> Non
     )
 
     def look() -> None:
-        wait_until(lambda: task.stuck == 1)
+        until(lambda: task.stuck == 1)
         seen.append(task.stuck)
         let_go.set()
-        wait_until(lambda: task.stuck == 0)
+        until(lambda: task.stuck == 0)
         task.stop()
 
     thread = beside(look)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.run.world import Site, wait_until
+from tests.support.run.world import Site
+from tests.support.wait import until
 
 SIGTERM, SIGINT = signal.SIGTERM, signal.SIGINT
 
@@ -25,7 +26,7 @@ def orders(count: int, **what: object) -> list[dict[str, object]]:
 def test_the_first_signal_lets_what_is_in_flight_end_and_tells_the_source(site: Site) -> None:
     site.send(*orders(20, seconds=0.2))
     with site.run() as run:
-        wait_until(lambda: len(site.begun) >= 4)
+        until(lambda: len(site.begun) >= 4)
         run.signal(SIGTERM)
         assert run.ended() == 0
     assert sorted(site.done) == sorted(site.begun), "what was begun has ended"
@@ -42,9 +43,9 @@ def test_the_second_signal_cuts_off_what_is_in_flight_which_comes_again(
 ) -> None:
     site.send({"id": "long", "seconds": 60}, {"id": "short"})
     with site.run() as run:
-        wait_until(lambda: site.done == ["short"] and "long" in site.begun)
+        until(lambda: site.done == ["short"] and "long" in site.begun)
         run.signal(number)
-        wait_until(lambda: run.says("stopping"))
+        until(lambda: run.says("stopping"))
         run.signal(number)
         assert run.ended() == 128 + number
         assert run.says("worker 1 left work to its lease")
@@ -56,9 +57,9 @@ def test_the_second_signal_cuts_off_what_is_in_flight_which_comes_again(
 def test_work_that_does_not_end_is_left_and_the_process_ends_all_the_same(site: Site) -> None:
     site.send({"id": "deaf", "deaf": 300})
     with site.run() as run:
-        wait_until(lambda: site.begun)
+        until(lambda: site.begun)
         run.signal(SIGTERM)
-        wait_until(lambda: run.says("stopping"))
+        until(lambda: run.says("stopping"))
         run.signal(SIGTERM)
         assert run.ended() == 128 + SIGTERM
     assert site.counts()["leased"] == 1
@@ -68,9 +69,9 @@ def test_what_was_not_begun_goes_back_though_nothing_that_is_in_flight_ends(tmp_
     site = Site(tmp_path)
     site.send(*orders(10, deaf=300))
     with site.run() as run:
-        wait_until(lambda: len(site.begun) == 4)
+        until(lambda: len(site.begun) == 4)
         run.signal(SIGTERM)
-        wait_until(lambda: site.counts()["ready"] == 6)
+        until(lambda: site.counts()["ready"] == 6)
         run.signal(SIGTERM)
         assert run.ended() == 128 + SIGTERM
     assert site.counts() == {"ready": 6, "leased": 4, "delayed": 0, "dead": 0}
@@ -81,7 +82,7 @@ def test_a_signal_that_comes_when_all_is_over_does_not_change_how_it_ended(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     with Site(tmp_path).run("--drain") as run:
-        wait_until(lambda: run.says("stopped after"))
+        until(lambda: run.says("stopped after"))
         while run.process.poll() is None:
             run.signal(number)
         assert run.ended() == 0
@@ -96,7 +97,7 @@ def test_a_signal_that_comes_while_the_app_is_imported_ends_it_in_good_order(
         "import pathlib, time\npathlib.Path('begun.txt').touch()\ntime.sleep(300)\n"
     )
     with site.run() as run:
-        wait_until((tmp_path / "begun.txt").exists)
+        until((tmp_path / "begun.txt").exists)
         run.signal(number)
         assert run.ended() == 0
 
@@ -105,10 +106,10 @@ def test_the_third_signal_kills(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.send({"id": "deaf", "deaf": 300})
     with site.run() as run:
-        wait_until(lambda: site.begun)
+        until(lambda: site.begun)
         for stage in ("stopping", "hurrying", "killing"):
             run.signal(SIGTERM)
-            wait_until(lambda stage=stage: run.says(stage))
+            until(lambda stage=stage: run.says(stage))
         assert run.ended() == 128 + SIGTERM
         assert run.says("worker 1 was killed by SIGKILL")
 
@@ -116,7 +117,7 @@ def test_the_third_signal_kills(tmp_path: Path) -> None:
 def test_work_that_takes_longer_than_the_grace_is_cut_off(site: Site) -> None:
     site.send({"id": "long", "seconds": 60})
     with site.run(ONCEWARD_GRACE="0.2") as run:
-        wait_until(lambda: site.begun)
+        until(lambda: site.begun)
         run.signal(SIGTERM)
         assert run.ended() == 128 + SIGTERM
         assert run.says("hurrying")
@@ -128,7 +129,7 @@ def test_a_signal_for_all_processes_at_once_is_one_signal(tmp_path: Path) -> Non
     site = Site(tmp_path)
     site.send(*orders(4, seconds=0.5))
     with site.run() as run:
-        wait_until(lambda: len(site.begun) == 4)
+        until(lambda: len(site.begun) == 4)
         for pid in run.workers():
             os.kill(pid, SIGTERM)
         run.signal(SIGTERM)
@@ -139,11 +140,11 @@ def test_a_signal_for_all_processes_at_once_is_one_signal(tmp_path: Path) -> Non
 def test_when_the_supervisor_is_killed_its_workers_finish_and_leave(site: Site) -> None:
     site.send(*orders(4, seconds=0.5))
     with site.run() as run:
-        wait_until(lambda: len(site.begun) == 4)
+        until(lambda: len(site.begun) == 4)
         [worker] = run.workers()
         run.signal(signal.SIGKILL)
         assert run.ended() == -signal.SIGKILL
-        wait_until(lambda: not Path(f"/proc/{worker}").exists())
+        until(lambda: not Path(f"/proc/{worker}").exists())
         assert run.says("the supervisor is gone")
     assert len(site.done) == 4
     assert site.counts() == {"ready": 0, "leased": 0, "delayed": 0, "dead": 0}

@@ -17,7 +17,8 @@ from onceward.connectors import BurialReason
 from onceward.run import supervisor as supervising
 from onceward.run.protocol import Assignment
 from onceward.run.supervisor import Supervisor
-from tests.support.run.world import SHOP, Site, wait_until
+from tests.support.run.world import SHOP, Site
+from tests.support.wait import until, until_async
 
 CONTRACTED = """
 from onceward import Onceward
@@ -81,14 +82,14 @@ def supervised(**given: object) -> int:
 
 def test_a_worker_that_is_killed_is_reported_and_another_takes_its_place(site: Site) -> None:
     with site.run("--processes", "2") as run:
-        wait_until(lambda: len(run.workers()) == 2)
+        until(lambda: len(run.workers()) == 2)
         victim, survivor = run.workers()
         os.kill(victim, signal.SIGKILL)
-        wait_until(lambda: len(run.workers()) == 3)
+        until(lambda: len(run.workers()) == 3)
         assert run.says("worker 1 was killed by SIGKILL; started anew in 0.5 s")
         os.kill(survivor, signal.SIGSTOP)  # so that it is the new one that does the work
         site.send({"id": "after"})
-        wait_until(lambda: site.done == ["after"])
+        until(lambda: site.done == ["after"])
         os.kill(survivor, signal.SIGCONT)
         run.signal(signal.SIGTERM)
         assert run.ended() == 0
@@ -136,8 +137,7 @@ def test_a_worker_that_has_worked_for_a_while_crashes_as_if_for_the_first_time(
     async def run() -> int:
         supervisor = Supervisor(assignment(drain=False), processes=1)
         running = asyncio.ensure_future(supervisor.run())
-        while supervisor.places[0].restarts < 2:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: supervisor.places[0].restarts >= 2)
         supervisor.heard(signal.SIGTERM)
         return await running
 
@@ -153,7 +153,7 @@ def test_a_drain_waits_for_a_source_that_is_away_and_gives_up_after_a_while(
     tmp_path: Path, mode: str
 ) -> None:
     site = Site(tmp_path, mode)
-    text = f"{SHOP.read_text()}\nfrom onceward.run import keeping\nkeeping.PATIENCE = 0.5\n"
+    text = f"{SHOP.read_text()}\nfrom onceward.run import outages\noutages.PATIENCE = 0.5\n"
     (tmp_path / "shop.py").write_text(text)
     with free_port() as port:
         nobody = f"redis://127.0.0.1:{port}/orders?group=shop"
@@ -178,11 +178,11 @@ def test_a_worker_with_a_stuck_thread_ends_its_other_work_and_is_replaced(site: 
     (site.directory / "shop.py").write_text(text)
     site.send({"id": "deaf", "deaf": 300}, {"id": "slow", "seconds": 1})
     with site.run(RUN_TIMEOUT="1.5", RUN_SOURCE="sqlite:///orders.db?on_failure=dead_letter") as run:
-        wait_until(lambda: len(run.workers()) == 2)
+        until(lambda: len(run.workers()) == 2)
         assert run.says("a thread is stuck")
         assert run.says("worker 1 had a stuck thread, and is started anew")
         site.send({"id": "after"})
-        wait_until(lambda: "after" in site.done)
+        until(lambda: "after" in site.done)
         run.signal(signal.SIGTERM)
         assert run.ended() == 0
     assert site.done == ["slow", "after"]
@@ -209,12 +209,12 @@ def test_in_production_a_consumer_without_proof_ends_the_run_with_2_and_is_told_
 def test_with_reload_changed_code_is_what_runs_next_and_broken_code_is_waited_out(site: Site) -> None:
     shop = site.directory / "shop.py"
     with site.run("--reload") as run:
-        wait_until(run.workers)
+        until(run.workers)
         shop.write_text("import no_such_module\n")
-        wait_until(lambda: run.says("No module named 'no_such_module'"))
+        until(lambda: run.says("No module named 'no_such_module'"))
         shop.write_text(SHOP.read_text().replace('note("done.txt"', 'note("done-anew.txt"'))
         site.send({"id": "o1"})
-        wait_until(lambda: site.lines("done-anew.txt") == ["o1"])
+        until(lambda: site.lines("done-anew.txt") == ["o1"])
         assert run.says("shop.py has changed")
         run.signal(signal.SIGINT)
         assert run.ended() == 0

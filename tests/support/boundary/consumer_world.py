@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
@@ -254,14 +253,6 @@ async def book(fact: Any, session: Awaited) -> None:
         "INSERT INTO effects (number, at_offset) VALUES (:number, :at)",
         {"number": fact.fact.object["number"], "at": fact.offset},
     )
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for something that happens in another thread or process."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ from psycopg.conninfo import make_conninfo
 
 from onceward.boundary.stores.postgresql.store import PostgreSqlBoundaryStore
 from tests.support.inbox.databases import Schema
+from tests.support.wait import until
 
 
 class StorePlace:
@@ -51,8 +51,8 @@ class StorePlace:
 
     def wait_until_left(self) -> None:
         """Until no connection of a store is here any more."""
-        while self.ask(f"SELECT FROM pg_stat_activity WHERE application_name = '{self.name}'"):
-            time.sleep(0.01)
+        query = f"SELECT FROM pg_stat_activity WHERE application_name = '{self.name}'"
+        until(lambda: not self.ask(query))
 
     def kill_connections(self) -> int:
         """Those of stores that are open here. They are gone when this returns."""

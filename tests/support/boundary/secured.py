@@ -8,7 +8,6 @@ import inspect
 import json
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,10 +169,3 @@ def append_message(id_: str = "m1", from_zone: str = "hq", to_zone: str = "plant
         "envelope": {"messageId": id_, "fromZone": from_zone, "toZone": to_zone, "producedAtUnixMs": "1"},
         "fact": {"subject": "batch:B1", "predicate": "done", "objectJson": "{}"},
     }
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)

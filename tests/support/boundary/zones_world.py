@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from onceward.boundary.model import Envelope, Fact
 from onceward.boundary.server.server import serving
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.boundary.wire import stored
+from tests.support.wait import until_async
 
 DEADLINE = 60.0
 MANY = 8
@@ -193,23 +193,10 @@ async def proxy(target: str) -> AsyncIterator[Proxy]:
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def until(is_so: Callable[[], Any]) -> None:
-    """The condition may be awaitable."""
-    end = time.monotonic() + DEADLINE
-    while True:
-        found = is_so()
-        if asyncio.iscoroutine(found):
-            found = await found
-        if found:
-            return
-        assert time.monotonic() < end
-        await asyncio.sleep(0.01)
-
-
 async def quiet(*zones: Zone) -> None:
     """Until every zone has been asked a few times more, by all who pull from it."""
     before = [zone.metric("bsfg_fetch_requests_total") or 0 for zone in zones]
-    await until(
+    await until_async(
         lambda: all(
             (zone.metric("bsfg_fetch_requests_total") or 0) >= asked + MANY
             for zone, asked in zip(zones, before, strict=True)

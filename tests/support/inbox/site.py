@@ -28,6 +28,7 @@ from onceward.connectors import DeadLetter, SqliteConnector
 from onceward.inbox import Inbox
 from tests.crash.inbox import worker
 from tests.crash.inbox.worker import Orders, contract_of
+from tests.support.wait import until
 
 PATIENCE = 60.0
 """Seconds. What takes so long does not happen."""
@@ -36,13 +37,6 @@ SHORT_LEASE = 0.3
 
 _forking = multiprocessing.get_context("forkserver")
 _forking.set_forkserver_preload([worker.__name__])
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 class Site:

@@ -9,7 +9,6 @@ import asyncio
 import inspect
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -176,14 +175,6 @@ class QueueWorld:
         """How often Redis has been sent a command, ever."""
         stats = self.admin.info("commandstats").get(f"cmdstat_{command}", {})
         return int(stats.get("calls", 0))
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for something that happens in another thread or process."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,11 @@ from urllib.request import urlopen
 
 from onceward.connectors import SqliteConnector
 from onceward.transaction import Transaction
+from tests.support.wait import until
 
 DEADLINE = 60.0
 SHOP = Path(__file__).with_name("shop.py")
 COMMAND = [sys.executable, "-m", "onceward", "run"]
-
-
-def wait_until(is_so: Callable[[], Any]) -> None:
-    end = time.monotonic() + DEADLINE
-    while not is_so():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
 
 
 class Site:
@@ -125,7 +119,7 @@ class Run:
 
     @property
     def url(self) -> str:
-        wait_until(lambda: self.says("health at "))
+        until(lambda: self.says("health at "))
         line = next(line["message"] for line in self.lines if "health at" in line["message"])
         return str(line.split()[2].removesuffix("/livez,"))
 

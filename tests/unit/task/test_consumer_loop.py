@@ -22,6 +22,7 @@ from onceward.task.exceptions import (
 )
 from onceward.task.mixins.policies import EmptyQueuePolicy
 from onceward.task.report import StopReason
+from tests.support.wait import until
 from tests.support.world import (
     SHORT,
     After,
@@ -238,8 +239,7 @@ def test_stop_ends_all_calls_that_run(world: World) -> None:
     policies = [consuming(batch=3, extra={"call": number}) for number in range(3)]
 
     def stop_when_all_run() -> None:
-        while len({extra["call"] for _, extra in list(source.asked)}) < 3:
-            time.sleep(0.001)
+        until(lambda: len({extra["call"] for _, extra in list(source.asked)}) >= 3)
         task.stop()
 
     stopper = threading.Thread(target=stop_when_all_run, daemon=True)

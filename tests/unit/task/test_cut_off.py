@@ -15,6 +15,7 @@ from onceward import AsyncConsumerTask, Transaction
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.report import Report, StopReason
 from onceward.testing import record
+from tests.support.wait import until, until_async
 from tests.support.world import (
     SHORT,
     Deaf,
@@ -42,8 +43,7 @@ def hurried(task: Any, world: World, call: Callable[[], Report], begun: int = 1)
     """The report of a call that is hurried when so many transactions have begun."""
 
     def hurry() -> None:
-        while len(world.calls) < begun:
-            time.sleep(0.002)
+        until(lambda: len(world.calls) >= begun)
         task.stop()
         task.hurry()
 
@@ -98,8 +98,7 @@ def test_the_line_does_not_wait_for_an_attempt_that_does_not_end(
     task = world.consumer(lambda _: Deaf(let_go, limit=30.0), source=SettlingSource(transactions(1)))
 
     def release_when_told() -> None:
-        while not lines(caplog):
-            time.sleep(0.002)
+        until(lambda: lines(caplog))
         let_go.set()
 
     thread = threading.Thread(target=release_when_told, daemon=True)
@@ -184,8 +183,7 @@ def test_what_a_cancellation_cuts_off_has_one_line_and_no_traceback(caplog: pyte
         call = asyncio.create_task(
             Waiting({"source": Source()}).consume_transactions(consuming(concurrency=2))
         )
-        while len(begun) < 2:
-            await asyncio.sleep(0.002)
+        await until_async(lambda: len(begun) >= 2)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call

@@ -13,6 +13,7 @@ import pytest
 from onceward.task.exceptions import ExceptionCategory, FetchException
 from onceward.task.report import StopReason
 from onceward.task.settings import EngineSettings
+from tests.support.wait import until_async
 from tests.support.world import (
     After,
     Deaf,
@@ -173,8 +174,7 @@ def cancelled_call(world: World, task: Any, policy: Any, when: Any) -> tuple[Bas
 
     async def main() -> tuple[BaseException | None, float]:
         call = asyncio.create_task(task.consume_transactions(policy))
-        while not when():
-            await asyncio.sleep(0.002)
+        await until_async(when)
         call.cancel()
         began = time.monotonic()
         ends = await asyncio.gather(call, return_exceptions=True)

@@ -28,6 +28,7 @@ from onceward.task.exceptions import (
 from onceward.task.mixins.policies import ProducerPolicy
 from onceward.task.report import Report, StopReason
 from onceward.task.settings import EngineSettings
+from tests.support.wait import until, until_async
 from tests.support.world import (
     SHORT,
     After,
@@ -283,14 +284,12 @@ def test_a_call_that_gave_up_waiting_for_an_id_does_not_keep_it_from_the_next(wo
 
     def given(name: str, ready: Callable[[], bool]) -> Any:
         def source() -> Iterator[Transaction]:
-            while not ready():
-                time.sleep(0.001)
+            until(ready)
             handed_out.append(name)
             yield Transaction(id="same", payload=name)
 
         async def source_async() -> AsyncIterator[Transaction]:
-            while not ready():
-                await asyncio.sleep(0.001)
+            await until_async(ready)
             handed_out.append(name)
             yield Transaction(id="same", payload=name)
 
@@ -591,8 +590,7 @@ def test_stop_from_another_thread_ends_an_endless_call(world: World) -> None:
     task = world.producer()
 
     def stop_when_it_runs() -> None:
-        while len(world.calls) < 20:
-            time.sleep(0.001)
+        until(lambda: len(world.calls) >= 20)
         task.stop()
 
     stopper = threading.Thread(target=stop_when_it_runs)
@@ -876,8 +874,7 @@ def test_cancelling_the_call_ends_its_work_and_gives_back_slots_and_ids() -> Non
 
     async def cancelled() -> Any:
         call = asyncio.create_task(task.produce_transactions(transactions(5), producing(concurrency=2)))
-        while len(world.calls) < 2:
-            await asyncio.sleep(0.001)
+        await until_async(lambda: len(world.calls) >= 2)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -909,8 +906,7 @@ def test_a_cancelled_call_does_not_keep_an_id_it_waited_for() -> None:
                 await asyncio.sleep(0)
 
         first = call("first")
-        while not world.calls:
-            await asyncio.sleep(0.001)
+        await until_async(lambda: world.calls)
         second = call("second")
         await stand_in_line()
         third = call("third")
@@ -1120,8 +1116,7 @@ def test_stop_ends_every_call_that_runs(world: World) -> None:
             yield Transaction(payload=call)
 
     def stop_when_all_run() -> None:
-        while len(set(gauge.started)) < 3:
-            time.sleep(0.001)
+        until(lambda: len(set(gauge.started)) >= 3)
         task.stop()
 
     stopper = threading.Thread(target=stop_when_all_run)
