@@ -8,17 +8,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onceward.db import AsyncDbSession, DbSession
+from tests.support.schema import new_schema
 
 
 class Blocking:
@@ -141,20 +140,8 @@ def postgresql(request: pytest.FixtureRequest, postgres_url: str) -> Iterator[Da
 
 
 def _on_postgresql(mode: str, url: str) -> Iterator[Database]:
-    schema = f"db_{uuid4().hex}"
-    admin = create_engine(url, isolation_level="AUTOCOMMIT")
-    execute = partial(_execute, admin)
-    execute(f"CREATE SCHEMA {schema}")
-    try:
-        yield from _closing(Database("postgresql", mode, url, options=f"-csearch_path={schema}"))
-    finally:
-        execute(f"DROP SCHEMA {schema} CASCADE")
-        admin.dispose()
-
-
-def _execute(engine: Engine, statement: str) -> None:
-    with engine.connect() as connection:
-        connection.execute(text(statement))
+    with new_schema(url) as schema:
+        yield from _closing(Database("postgresql", mode, url, **schema.connect_args))
 
 
 def _closing(database: Database) -> Iterator[Database]:

@@ -12,6 +12,7 @@ from onceward.connectors.base import AsyncConnector, Connector
 from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector
 from onceward.testing import FakeClock
 from onceward.testing.connectors import ConnectorConformance
+from tests.support.pending_entries import age
 
 
 class OnRedis:
@@ -25,17 +26,7 @@ class OnRedis:
     def advance(self, clock: FakeClock, seconds: float) -> None:
         clock.advance(seconds)
         with redis_py.Redis.from_url(self.url, protocol=2) as client:
-            for each in client.xpending_range(self.stream, "onceward", "-", "+", 1000):
-                client.xclaim(
-                    self.stream,
-                    "onceward",
-                    each["consumer"],
-                    0,
-                    [each["message_id"]],
-                    idle=each["time_since_delivered"] + int(seconds * 1000),
-                    retrycount=each["times_delivered"],
-                    justid=True,
-                )
+            age(client, self.stream, seconds)
 
     def cut(self, connector: Any) -> None:
         with redis_py.Redis.from_url(self.url) as client:

@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,12 @@ import pytest
 
 from onceward.connectors import BurialReason, SqliteConnector
 from onceward.transaction import Transaction
+from tests.support.processes import Start, processes
 from tests.support.wait import until
 
 SCRIPT = Path(__file__).with_name("sqlite_processes.py")
 LEASE = 60.0
 DISPATCH = 500
-
-Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
@@ -30,19 +29,9 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(path: Path) -> Iterator[Start]:
-    """Starts one of `sqlite_processes`; whatever still runs at the end is killed."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(what: str, ahead: float = 0.0) -> subprocess.Popen[str]:
-        command = [sys.executable, str(SCRIPT), what, str(path), str(ahead)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    """Starts one of `sqlite_processes`."""
+    with processes() as begin:
+        yield lambda what, ahead=0.0: begin([sys.executable, str(SCRIPT), what, str(path), str(ahead)])
 
 
 def connect(path: Path, ahead: float = 0.0, **settings: Any) -> SqliteConnector:

@@ -2,56 +2,44 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
 
 import pytest
-from sqlalchemy import NullPool, create_engine, text
 
 from onceward import Transaction
-from onceward.connectors import SqliteConnector
 from onceward.deadletters import Category, DeadLetter, DeadLetters, Status
 from onceward.inbox import Inbox
 from tests.crash.deadletters import worker
 from tests.crash.deadletters.worker import CONTRACT, Orders
+from tests.support.site import Site, exit_code, forking
 from tests.support.wait import until
 
-PATIENCE = 60.0
 
-_forking = multiprocessing.get_context("forkserver")
-_forking.set_forkserver_preload([worker.__name__])
+class LetterSite(Site):
+    forks = forking(worker.__name__)
 
-
-class Site:
-    def __init__(self, folder: Path, url: str, connect_args: dict[str, Any]) -> None:
-        self.folder = folder
-        self.orders = Orders(folder, url, connect_args)
-        self.engine = create_engine(url, connect_args=connect_args, poolclass=NullPool)
+    def set_up(self) -> None:
+        self.orders = Orders(self.folder, self.url, self.connect_args)
         self.letters = DeadLetters(self.engine)
         self.letters.migrate()
         Inbox(self.engine).register(CONTRACT)
-        with self.engine.begin() as connection:
-            connection.execute(text("CREATE TABLE bills (id text)"))
-        self.queue = SqliteConnector(folder / "queue.db")
+        self.do("CREATE TABLE bills (id text)")
 
     def send(self, *ids: str) -> None:
         metadata = {"event_type": "order.paid"}
-        self.queue.dispatch_transactions([Transaction(id=id_, payload={}, metadata=metadata) for id_ in ids])
+        self.queue().dispatch_transactions(
+            [Transaction(id=id_, payload={}, metadata=metadata) for id_ in ids]
+        )
 
     def run(self, function: Callable[[Orders], None], point: str = "", *, mended: bool = False) -> None:
         """Run it to its end; with a point, see it killed there."""
-        process = _forking.Process(target=function, args=(self.orders._replace(point=point, mended=mended),))
-        process.start()
-        process.join(PATIENCE)
-        code = process.exitcode
-        process.kill()
-        process.close()
-        assert code == (-signal.SIGKILL if point else 0)
+        assert self.ends(function, point, mended=mended) == (-signal.SIGKILL if point else 0)
+
+    def ends(self, function: Callable[[Orders], None], point: str, *, mended: bool) -> int | None:
+        """Its exit code."""
+        return exit_code(self.fork(function, self.orders._replace(point=point, mended=mended)))
 
     def work_until(self, condition: Callable[[], bool]) -> None:
         """Healthy workers, one after another, as leases run out."""
@@ -65,50 +53,36 @@ class Site:
         return all(letter.status is Status.RESOLVED for letter in self.letters.find())
 
     def bills(self) -> list[str]:
-        with self.engine.connect() as connection:
-            return sorted(connection.execute(text("SELECT id FROM bills")).scalars())
+        return sorted(id_ for (id_,) in self.ask("SELECT id FROM bills"))
 
     def count(self, table: str) -> int:
-        with self.engine.connect() as connection:
-            return int(connection.execute(text(f"SELECT count(*) FROM onceward_{table}")).scalar_one())
+        [(count,)] = self.ask(f"SELECT count(*) FROM onceward_{table}")
+        return int(count)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    if request.param == "sqlite":
-        made = Site(tmp_path, f"sqlite:///{tmp_path}/business.db", {"timeout": 30.0})
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LetterSite]:
+    with LetterSite.on(request, tmp_path) as made:
         yield made
-        made.queue.close()
-        return
-    url = request.getfixturevalue("postgres_url")
-    schema = f"letters_{uuid4().hex}"
-    admin = create_engine(url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
-    with admin.connect() as connection:
-        connection.execute(text(f"CREATE SCHEMA {schema}"))
-    made = Site(tmp_path, url, {"options": f"-csearch_path={schema}"})
-    yield made
-    made.queue.close()
-    with admin.connect() as connection:
-        connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
 
 
 @pytest.mark.req("CC-050")
 @pytest.mark.parametrize("point", ["burying", "buried"])
-def test_killed_while_burying(site: Site, point: str) -> None:
+def test_killed_while_burying(site: LetterSite, point: str) -> None:
     """It is in the store before its source forgets it, and there once however often it is told."""
     site.send("bad", "good")
     site.run(worker.consume, point)
     assert len(site.letters.find()) == (point == "buried")
-    assert site.queue.counts()["dead"] == 1
+    assert site.queue().counts()["dead"] == 1
     site.run(worker.consume)
     letter = site.letter()
     assert (letter.attempts, letter.deaths, len(letter.history)) == (1, 1, 1)
-    assert site.queue.counts()["dead"] == 0
+    assert site.queue().counts()["dead"] == 0
     assert site.letters.count() == 1
 
 
 @pytest.mark.req("CC-052")
-def test_killed_in_the_middle_of_a_redrive(site: Site) -> None:
+def test_killed_in_the_middle_of_a_redrive(site: LetterSite) -> None:
     site.send(*(f"bad-{number}" for number in range(5)))
     site.run(worker.consume)
     site.run(worker.redrive, "scheduling")
@@ -125,7 +99,7 @@ def test_killed_in_the_middle_of_a_redrive(site: Site) -> None:
 
 @pytest.mark.req("CC-052", "CC-050")
 @pytest.mark.parametrize("point", ["handling", "settling", "settled"])
-def test_killed_with_a_redriven_letter_in_hand(site: Site, point: str) -> None:
+def test_killed_with_a_redriven_letter_in_hand(site: LetterSite, point: str) -> None:
     site.send("bad")
     site.run(worker.consume)
     site.run(worker.redrive)
@@ -142,22 +116,20 @@ def test_killed_with_a_redriven_letter_in_hand(site: Site, point: str) -> None:
 
 
 @pytest.mark.req("CC-050")
-def test_a_redriven_letter_that_kills_its_process_ends_as_poison(site: Site) -> None:
+def test_a_redriven_letter_that_kills_its_process_ends_as_poison(site: LetterSite) -> None:
     site.send("bad", "bad-too")
     site.run(worker.consume)
     site.run(worker.redrive)
     deaths = 0
-    deadline = time.monotonic() + PATIENCE
-    while {letter.category for letter in site.letters.find()} != {Category.POISON}:
-        assert time.monotonic() < deadline
-        process = _forking.Process(
-            target=worker.consume, args=(site.orders._replace(point="handling", mended=True),)
-        )
-        process.start()
-        process.join(PATIENCE)
-        deaths += process.exitcode == -signal.SIGKILL
-        process.close()
-        time.sleep(0.05)
+
+    def is_poison() -> bool:
+        nonlocal deaths
+        if {letter.category for letter in site.letters.find()} == {Category.POISON}:
+            return True
+        deaths += site.ends(worker.consume, "handling", mended=True) == -signal.SIGKILL
+        return False
+
+    until(is_poison)
     assert deaths <= 6, "three for each"
     assert site.bills() == []
     assert {letter.status for letter in site.letters.find()} == {Status.OPEN}

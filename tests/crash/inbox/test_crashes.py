@@ -20,15 +20,13 @@ from tests.crash.inbox import worker
 from tests.crash.inbox.worker import TARGET, Orders, contract_of
 from tests.support.inbox.site import (
     SHORT_LEASE,
-    Site,
-    ended,
+    InboxSite,
     freeze,
-    postgresql_site,
-    sqlite_site,
     stop,
     thaw,
 )
 from tests.support.own_postgres import own_postgres
+from tests.support.site import exit_code
 from tests.support.wait import until
 
 STORES = ["sqlite", "postgresql"]
@@ -36,13 +34,9 @@ EVENTS = ["before", TARGET, "behind"]
 
 
 @pytest.fixture(params=STORES)
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    if request.param == "sqlite":
-        with sqlite_site(tmp_path) as made:
-            yield made
-    else:
-        with postgresql_site(tmp_path, request.getfixturevalue("postgres_url")) as made:
-            yield made
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InboxSite]:
+    with InboxSite.on(request, tmp_path) as made:
+        yield made
 
 
 def once(*ids: str) -> Counter[str]:
@@ -69,7 +63,9 @@ NOT_STARTED, NOT_CHARGED = ("fetched",), ("fetched", "started", "intended")
         ("committed", ASYNCIO),
     ],
 )
-def test_a_transactional_consumer_killed_at_any_point(site: Site, point: str, asynchronous: bool) -> None:
+def test_a_transactional_consumer_killed_at_any_point(
+    site: InboxSite, point: str, asynchronous: bool
+) -> None:
     site.send(*EVENTS)
     site.dies(point=point, asynchronous=asynchronous)
     assert site.effects()[TARGET] == (point == "committed")
@@ -102,7 +98,7 @@ def test_a_transactional_consumer_killed_at_any_point(site: Site, point: str, as
     ],
 )
 def test_an_effectful_consumer_killed_at_any_point(
-    site: Site, point: str, keyed: bool, asynchronous: bool
+    site: InboxSite, point: str, keyed: bool, asynchronous: bool
 ) -> None:
     """The provider heeds the key, or `reconcile` asks it: either way it charges once."""
     told: dict[str, Any] = {"mode": "effectful", "keyed": keyed, "asynchronous": asynchronous}
@@ -127,7 +123,7 @@ def test_an_effectful_consumer_killed_at_any_point(
 
 @pytest.mark.req("CC-051")
 @pytest.mark.parametrize("mode", ["transactional", "effectful"])
-def test_killed_after_each_commit_it_is_no_poison_but_done(site: Site, mode: str) -> None:
+def test_killed_after_each_commit_it_is_no_poison_but_done(site: InboxSite, mode: str) -> None:
     site.send(TARGET)
     for _ in range(4 if mode == "transactional" else 1):  # an effectful duplicate has nothing to commit
         site.dies(point="committed", mode=mode, max_deliveries=10)
@@ -142,7 +138,7 @@ def test_killed_after_each_commit_it_is_no_poison_but_done(site: Site, mode: str
 
 @pytest.mark.req("CC-012", "CC-002")
 @pytest.mark.parametrize("mode", ["transactional", "effectful"])
-def test_eight_processes_get_the_same_events_at_once(site: Site, mode: str) -> None:
+def test_eight_processes_get_the_same_events_at_once(site: InboxSite, mode: str) -> None:
     """None of them acknowledges an event before the one that did it has committed."""
     ids = [f"event-{number}" for number in range(15)]
     workers = [f"worker-{number}" for number in range(8)]
@@ -171,7 +167,7 @@ def test_eight_processes_get_the_same_events_at_once(site: Site, mode: str) -> N
 
 
 @pytest.mark.req("CC-051", "CC-022")
-def test_an_event_that_kills_its_process_is_set_aside_and_its_batch_is_not(site: Site) -> None:
+def test_an_event_that_kills_its_process_is_set_aside_and_its_batch_is_not(site: InboxSite) -> None:
     mates = [f"mate-{number}" for number in range(6)]
     others = [f"other-{number}" for number in range(10)]
     site.send(*mates[:3], TARGET, *mates[3:], *others)
@@ -183,7 +179,7 @@ def test_an_event_that_kills_its_process_is_set_aside_and_its_batch_is_not(site:
 
 
 @pytest.mark.req("CC-051", "CC-022")
-def test_what_is_in_hand_when_its_process_is_killed_is_no_poison(site: Site) -> None:
+def test_what_is_in_hand_when_its_process_is_killed_is_no_poison(site: InboxSite) -> None:
     """They all die together, once. From then on each runs alone, and only the one to blame dies again."""
     mates = ["mate-1", "mate-2", "mate-3"]
     site.send(TARGET, *mates)
@@ -196,7 +192,7 @@ def test_what_is_in_hand_when_its_process_is_killed_is_no_poison(site: Site) -> 
     check_poison(site, starts=2)
 
 
-def check_poison(site: Site, starts: int) -> None:
+def check_poison(site: InboxSite, starts: int) -> None:
     [dead] = site.dead_letters()
     assert dead.transaction_id == TARGET
     assert dead.error is not None
@@ -210,7 +206,7 @@ def check_poison(site: Site, starts: int) -> None:
 
 @pytest.mark.req("CC-022")
 @pytest.mark.parametrize("way", ["crashes", "hangs"])
-def test_a_consumer_that_crashes_or_hangs_changes_nothing_for_another(site: Site, way: str) -> None:
+def test_a_consumer_that_crashes_or_hangs_changes_nothing_for_another(site: InboxSite, way: str) -> None:
     """Both have their own queue of the same events, in one database. SQLite has one writer at a time, so there a
     consumer may only hang outside its transaction."""
     ids = [f"event-{number}" for number in range(20)]
@@ -230,7 +226,7 @@ def test_a_consumer_that_crashes_or_hangs_changes_nothing_for_another(site: Site
     assert site.said("handling", by="a") in ([], [TARGET])
     if way == "hangs":
         hanging.kill()
-        assert ended(hanging) == -signal.SIGKILL
+        assert exit_code(hanging) == -signal.SIGKILL
     site.drain("a-again", **told)
     done = Counter(id_ for (id_,) in site.ask("SELECT id FROM credits WHERE worker <> 'b'"))
     assert done == once(TARGET, *ids)
@@ -250,14 +246,14 @@ def test_a_file_that_was_cut_off_anywhere_has_both_rows_or_neither(tmp_path: Pat
     written it yet.
     """
     chance = random.Random(journal)
-    with sqlite_site(tmp_path) as site:
+    with InboxSite.on_sqlite(tmp_path) as site:
         site.ask(f"PRAGMA journal_mode = {journal.split()[-1]}")
         function = write_without_checkpoints if journal == "torn wal" else worker.write_for_ever
         writers = []
         for name in ("one", "two"):
             orders = Orders(site.folder, site.url, site.connect_args, name)
             site.inbox.register(contract_of(orders))
-            writers.append(site.run(function, orders, name))
+            writers.append(site.fork(function, orders, name))
         until(lambda: len(site.ask("SELECT id FROM credits")) > 10)
         copies = []
         for number in range(25):
@@ -310,7 +306,7 @@ def copied(database: Path, folder: Path) -> Path:
 def test_postgresql_restarted_under_load(tmp_path: Path) -> None:
     """Nothing is lost, nothing doubled, and nothing becomes a dead letter by it."""
     ids = [f"event-{number}" for number in range(800)]
-    with own_postgres() as server, postgresql_site(tmp_path, server.url) as site:
+    with own_postgres() as server, InboxSite.on_postgresql(tmp_path, server.url) as site:
         site.send(*ids)
         workers = [site.start(name, slots=4, lease=5.0) for name in ("one", "two")]
 

@@ -14,27 +14,24 @@ from typing import Any
 import pytest
 
 from tests.crash.inbox.worker import TARGET
-from tests.support.inbox.site import SHORT_LEASE, Site, ended, postgresql_site, sqlite_site, stop, thaw
+from tests.support.inbox.site import SHORT_LEASE, InboxSite, stop, thaw
+from tests.support.site import exit_code
 from tests.support.wait import until
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    if request.param == "sqlite":
-        with sqlite_site(tmp_path) as made:
-            yield made
-    else:
-        with postgresql_site(tmp_path, request.getfixturevalue("postgres_url")) as made:
-            yield made
-
-
-@pytest.fixture
-def postgresql(tmp_path: Path, postgres_url: str) -> Iterator[Site]:
-    with postgresql_site(tmp_path, postgres_url) as made:
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InboxSite]:
+    with InboxSite.on(request, tmp_path) as made:
         yield made
 
 
-def by(site: Site) -> list[tuple[Any, ...]]:
+@pytest.fixture
+def postgresql(tmp_path: Path, postgres_url: str) -> Iterator[InboxSite]:
+    with InboxSite.on_postgresql(tmp_path, postgres_url) as made:
+        yield made
+
+
+def by(site: InboxSite) -> list[tuple[Any, ...]]:
     """What was written, and by whom."""
     site.effects()
     return site.ask("SELECT id, worker FROM credits ORDER BY id")
@@ -46,7 +43,7 @@ def by(site: Site) -> list[tuple[Any, ...]]:
 @pytest.mark.req("CC-012", "CC-003")
 @pytest.mark.parametrize("point", ["calling", "called", "written"])
 @pytest.mark.without("sqlite", "written")
-def test_a_zombie_commits_nothing(site: Site, point: str) -> None:
+def test_a_zombie_commits_nothing(site: InboxSite, point: str) -> None:
     """Frozen past its lease, it comes back when another has done the event. On SQLite nobody can overtake one who has
     written: it has the whole database."""
     site.send(TARGET)
@@ -71,7 +68,7 @@ def test_a_zombie_commits_nothing(site: Site, point: str) -> None:
 @pytest.mark.req("CC-012", "CC-003")
 @pytest.mark.parametrize("heartless", [True, False])
 def test_a_claim_that_somebody_else_had_in_between_is_lost_even_if_it_is_free_again(
-    site: Site, heartless: bool
+    site: InboxSite, heartless: bool
 ) -> None:
     """The zombie, another that claims and dies, and then nobody: all looks as at first, and is not."""
     site.send(TARGET)
@@ -103,7 +100,7 @@ def test_a_claim_that_somebody_else_had_in_between_is_lost_even_if_it_is_free_ag
 @pytest.mark.req("CC-012")
 @pytest.mark.parametrize("end", ["killed", "thawed"])
 def test_while_a_frozen_consumer_holds_an_event_others_are_busy_and_acknowledge_nothing(
-    site: Site, end: str
+    site: InboxSite, end: str
 ) -> None:
     """On SQLite it holds the whole database: that is busy, too, and no failed attempt."""
     if site.is_sqlite:
@@ -122,7 +119,7 @@ def test_while_a_frozen_consumer_holds_an_event_others_are_busy_and_acknowledge_
     assert site.ask("SELECT id FROM credits") == [("early",)]
     if end == "killed":
         frozen.kill()
-        assert ended(frozen) == -signal.SIGKILL
+        assert exit_code(frozen) == -signal.SIGKILL
     else:
         site.go()
         thaw(frozen)
@@ -153,12 +150,16 @@ def test_who_is_slow_and_alive_keeps_its_events(tmp_path: Path, postgres_url: st
     lease, ids = 2.0, [TARGET, "second", "third"]
     kinds = [("sqlite", "effectful"), ("postgresql", "effectful"), ("postgresql", "transactional")]
     with ExitStack() as stack:
-        sites: list[tuple[Site, list[str]]] = []
+        sites: list[tuple[InboxSite, list[str]]] = []
         processes = []
         for store, mode in kinds:
             folder = tmp_path / f"{store}-{mode}"
             folder.mkdir()
-            made = sqlite_site(folder) if store == "sqlite" else postgresql_site(folder, postgres_url)
+            made = (
+                InboxSite.on_sqlite(folder)
+                if store == "sqlite"
+                else InboxSite.on_postgresql(folder, postgres_url)
+            )
             site = stack.enter_context(made)
             site.send(*ids)
             point = "calling" if mode == "effectful" else "writing"
@@ -190,7 +191,7 @@ FAST, SLOW = 300.0, -300.0
 @pytest.mark.parametrize("mode", ["transactional", "effectful"])
 @pytest.mark.parametrize(("skew", "other_skew"), [(FAST, SLOW), (SLOW, FAST)], ids=["fast", "slow"])
 def test_a_wrong_clock_takes_no_event_from_another(
-    postgresql: Site, mode: str, skew: float, other_skew: float
+    postgresql: InboxSite, mode: str, skew: float, other_skew: float
 ) -> None:
     """Both have copies of all events. To the clock of one, the lease of the other ran out long ago."""
     site = postgresql
@@ -215,7 +216,7 @@ def test_a_wrong_clock_takes_no_event_from_another(
 
 @pytest.mark.parametrize(("skew", "other_skew"), [(FAST, SLOW), (SLOW, FAST)], ids=["fast", "slow"])
 def test_the_lease_of_the_dead_runs_out_whatever_their_clock_said(
-    postgresql: Site, skew: float, other_skew: float
+    postgresql: InboxSite, skew: float, other_skew: float
 ) -> None:
     site = postgresql
     site.send(TARGET)
@@ -230,7 +231,7 @@ def test_the_lease_of_the_dead_runs_out_whatever_their_clock_said(
 @pytest.mark.req("CC-051")
 @pytest.mark.parametrize("mode", ["transactional", "effectful"])
 def test_sigterm_lets_the_event_in_hand_end_and_gives_the_others_back_uncounted(
-    site: Site, mode: str
+    site: InboxSite, mode: str
 ) -> None:
     mates = [f"mate-{number}" for number in range(5)]
     others = [f"other-{number}" for number in range(10)]
@@ -241,7 +242,7 @@ def test_sigterm_lets_the_event_in_hand_end_and_gives_the_others_back_uncounted(
     process.terminate()
     until(lambda: ["leaving", "stopping"] in site.journal())
     site.go()
-    assert ended(process) == 0
+    assert exit_code(process) == 0
     assert by(site) == [(TARGET, "leaving")]
     assert site.said("handling") == [TARGET]
     assert site.reports() == Counter(succeeded=1, unstarted=5)

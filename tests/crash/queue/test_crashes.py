@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import signal
 import sqlite3
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,12 @@ from sqlalchemy import create_engine
 from onceward.queue import QueueConfig, QueueConsumer, QueueError, QueueMessage, RedisStreamsQueue
 from onceward.testing import servers
 from tests.crash.queue.processes import FATAL, INSERT
+from tests.support.processes import Start, processes
 from tests.support.queue.world import QueueWorld
 from tests.support.wait import until
 
 SCRIPT = Path(__file__).with_name("processes.py")
 COUNT = 8
-
-Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
@@ -39,19 +37,10 @@ def database(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["threads", "asyncio"])
 def start(request: pytest.FixtureRequest, database: Path) -> Iterator[Start]:
-    """Starts a consumer process; whatever still runs at the end is killed."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(place: str, url: str, stream: str) -> subprocess.Popen[str]:
-        command = [sys.executable, str(SCRIPT), request.param, place, url, stream, str(database)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    """Starts a consumer process."""
+    fixed = [sys.executable, str(SCRIPT), request.param]
+    with processes() as begin:
+        yield lambda place, url, stream: begin([*fixed, place, url, stream, str(database)])
 
 
 def effects(database: Path) -> list[int]:

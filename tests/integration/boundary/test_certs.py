@@ -24,6 +24,7 @@ from onceward.cli.boundary.serve import without_password
 from onceward.cli.main import app
 from tests.integration.boundary.test_serve import refused
 from tests.support import ROOT
+from tests.support.processes import LoggedProcess
 from tests.support.wait import until
 
 COMMAND = [sys.executable, "-m", "onceward", "boundary"]
@@ -187,33 +188,21 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 # ── a server with them ──────────────────────────────────────────────────────────────────────────────────
 
 
-class Server:
-    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
-        assert process.stdout is not None
-        self.process = process
-        self.url = process.stdout.readline().strip()
-        self._log = log
-
-    @property
-    def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(each) for each in self._log.read_text().splitlines()]
-
-
 @contextmanager
 def served(directory: Path, *options: str, config: str = "boundary.toml") -> Iterator[Server]:
-    path = directory / f"{config}.log"
-    with path.open("w") as log:
-        process = subprocess.Popen(
-            [*COMMAND, "serve", "--config", str(directory / config), *options],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
+    made = Server(directory, options, config)
     try:
-        yield Server(process, path)
+        yield made
     finally:
-        process.kill()
-        process.communicate()
+        made.kill()
+
+
+class Server(LoggedProcess):
+    def __init__(self, directory: Path, options: tuple[str, ...], config: str) -> None:
+        command = [*COMMAND, "serve", "--config", str(directory / config), *options]
+        super().__init__(command, directory / f"{config}.log", stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
 
 
 @pytest.mark.req("BC-23")

@@ -22,34 +22,21 @@ from typer.testing import CliRunner
 
 from onceward.boundary import BoundaryClient, BoundaryError, envelope_for, fact_of
 from onceward.cli.main import app
+from tests.support.processes import LoggedProcess
 from tests.support.wait import until
 
 COMMAND = [sys.executable, "-m", "onceward", "boundary"]
 DEADLINE = 60.0
 
 
-class Served:
-    """A server process, and what it has logged so far."""
+class Served(LoggedProcess):
+    """A server process."""
 
     def __init__(self, data: Path, *options: str) -> None:
-        self._log_file = data.parent / f"{data.name}.log"
-        with self._log_file.open("w") as log:
-            self.process = subprocess.Popen(
-                [*COMMAND, "serve", "--listen", "127.0.0.1:0", "--data", str(data), *options],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+        command = [*COMMAND, "serve", "--listen", "127.0.0.1:0", "--data", str(data), *options]
+        super().__init__(command, data.parent / f"{data.name}.log", stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
-
-    @property
-    def log(self) -> str:
-        return self._log_file.read_text()
-
-    @property
-    def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.log.splitlines()]
 
     def end(self, *signals: signal.Signals) -> tuple[int, str]:
         """The exit code, and what else came on stdout."""
@@ -65,8 +52,7 @@ def served(data: Path, *options: str) -> Iterator[Served]:
     try:
         yield made
     finally:
-        made.process.kill()
-        made.process.communicate()
+        made.kill()
 
 
 def refused(*arguments: str) -> str:

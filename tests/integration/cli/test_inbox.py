@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -18,6 +17,7 @@ from typer.testing import CliRunner, Result
 from onceward.cli.main import app
 from onceward.inbox import Contract, Event, Inbox
 from onceward.inbox.stores import partitions
+from tests.support.schema import new_schema
 
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
 OLD = 200
@@ -31,15 +31,8 @@ def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         path.touch()
         yield f"sqlite:///{path}"
         return
-    url = request.getfixturevalue("postgres_url")
-    schema = f"cli_{uuid4().hex}"
-    admin = create_engine(url, isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.execute(text(f"CREATE SCHEMA {schema}"))
-    yield f"{url}{'&' if '?' in url else '?'}options=-csearch_path%3D{schema}".replace("+psycopg", "", 1)
-    with admin.connect() as connection:
-        connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
-    admin.dispose()
+    with new_schema(request.getfixturevalue("postgres_url")) as schema:
+        yield schema.plain_url
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from onceward.task.report import Report
 from onceward.testing.connectors.driver import ConnectorDriver
 from onceward.testing.servers import Server, redis_server
 from onceward.transaction import Settlement, Verdict
+from tests.support.pending_entries import age
 from tests.support.queue.proxy import Proxy, proxy
 from tests.support.wait import until
 from tests.support.world import World, consuming, retry
@@ -45,21 +46,6 @@ def stream() -> str:
 
 def numbered(count: int) -> list[Transaction]:
     return [Transaction(id=f"t{number}", payload=number) for number in range(count)]
-
-
-def age(client: redis.Redis, stream: str, seconds: float) -> None:
-    """Make every pending entry look as if it had been delivered so much earlier."""
-    for each in client.xpending_range(stream, "onceward", "-", "+", 1000):
-        client.xclaim(
-            stream,
-            "onceward",
-            each["consumer"],
-            0,
-            [each["message_id"]],
-            idle=each["time_since_delivered"] + int(seconds * 1000),
-            retrycount=each["times_delivered"],
-            justid=True,
-        )
 
 
 class Collect(ConsumerTask):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from onceward.cli.main import app
 from onceward.demo import crew, story
 from tests.integration.demo.bad_workers import DOUBLED, LOST
+from tests.support.processes import Start, processes
 from tests.support.wait import until
 
 DEMO = [sys.executable, "-c", "from onceward.cli.main import main; main()", "demo"]
@@ -163,29 +164,13 @@ def test_without_the_boundarys_packages_it_says_what_to_install() -> None:
 
 # ── being ended ─────────────────────────────────────────────────────────────────────────────────────────
 
-Start = Callable[..., "subprocess.Popen[str]"]
-
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts a demo that will not end soon; it has ended after the test."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        demo = subprocess.Popen(
-            [*DEMO, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "TMPDIR": str(tmp_path)},
-        )
-        started.append(demo)
-        return demo
-
-    yield start
-    for demo in started:
-        demo.kill()
-        demo.communicate()
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with processes() as begin:
+        yield lambda *arguments: begin([*DEMO, *arguments], stderr=subprocess.PIPE, env=environment)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ from onceward.inbox import Contract, InboxSession
 from onceward.inspection import counts
 from onceward.task.report import Report
 from tests.support.boundary.server import boundary_server
-from tests.support.inbox.databases import Schema, schema
+from tests.support.inbox.databases import schema
+from tests.support.schema import Schema
 
 __all__ = ["schema"]
 

@@ -108,7 +108,7 @@ def test_a_connection_that_redis_closed_in_a_pause_is_replaced_before_anything_i
     if world.asynchronous:
         import asyncio
 
-        consumer._ended(asyncio.sleep(0.05))
+        consumer.ended(asyncio.sleep(0.05))
     consumer.ack(message)
     assert world.pending() == []
 

@@ -28,6 +28,7 @@ from onceward.boundary.boundary import Boundary, BoundarySettings
 from onceward.boundary.errors import Unavailable
 from onceward.boundary.server.server import serving
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
+from tests.support.driven import Driven
 
 if TYPE_CHECKING:
     from tests.support.databases import Database
@@ -148,23 +149,6 @@ class Awaited:
         return call
 
 
-class Driven:
-    """A client or consumer whose methods are called alike in both modes."""
-
-    def __init__(self, thing: Any, database: Database) -> None:
-        self.thing = thing
-        self._database = database
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self.thing, name)
-
-        def call(*args: Any, **more: Any) -> Any:
-            result = method(*args, **more)
-            return self._database.run(result) if inspect.isawaitable(result) else result
-
-        return call
-
-
 class BoundaryWorld:
     def __init__(self, database: Database, directory: Path, settings: BoundarySettings | None = None) -> None:
         self.database = database
@@ -193,13 +177,13 @@ class BoundaryWorld:
     def new_client(self, url: str | None = None, **settings: Any) -> Driven:
         kind: Any = AsyncBoundaryClient if self.asynchronous else BoundaryClient
         settings = {"sleep": self._sleep_async if self.asynchronous else self._sleep} | settings
-        made = Driven(kind(url or self.server.url, **settings), self.database)
+        made = Driven(kind(url or self.server.url, **settings), self.database.run)
         self._clients.append(made)
         return made
 
     def consumer(self, name: str = NAME, limit: int = 100, **settings: Any) -> Driven:
         kind: Any = AsyncBoundaryConsumer if self.asynchronous else BoundaryConsumer
-        return Driven(kind(self.client.thing, name, limit, **settings), self.database)
+        return Driven(kind(self.client.thing, name, limit, **settings), self.database.run)
 
     def handler(self, work: Callable[[Any, Awaited], Any]) -> Any:
         """`async def work(fact, session)` as a handler of this mode."""

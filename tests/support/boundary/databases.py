@@ -11,16 +11,14 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from onceward.boundary.stores.postgresql.store import PostgreSqlBoundaryStore
-from tests.support.inbox.databases import Schema
+from tests.support.schema import Schema, new_schema
 from tests.support.wait import until
 
 
 class StorePlace:
     def __init__(self, schema: Schema) -> None:
         self.name = schema.name
-        plain = schema.url.replace("postgresql+psycopg://", "postgresql://", 1)
-        more = "&" if "?" in plain else "?"
-        self.url = f"{plain}{more}options=-csearch_path%3D{schema.name}&application_name={schema.name}"
+        self.url = f"{schema.plain_url}&application_name={schema.name}"
         self.admin = psycopg.connect(self.url, autocommit=True, application_name="admin")
         self.admin.execute("SET synchronous_commit = off")  # what is done here need not last
 
@@ -62,11 +60,10 @@ class StorePlace:
 
 @contextmanager
 def new_place(postgres_url: str) -> Iterator[StorePlace]:
-    schema = Schema(postgres_url)
-    made = StorePlace(schema)
-    yield made
-    made.admin.close()
-    schema.drop()
+    with new_schema(postgres_url) as schema:
+        made = StorePlace(schema)
+        yield made
+        made.admin.close()
 
 
 @pytest.fixture(scope="class")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import inspect
 import json
 import ssl
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,8 @@ from onceward.boundary.server.config import read_config
 from onceward.boundary.server.process import running
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.boundary.tls import Tls
+from tests.support.boundary.server import Tell, in_thread
+from tests.support.driven import Driven
 
 CLIENTS = [BoundaryClient, AsyncBoundaryClient]
 DEADLINE = 60.0
@@ -59,11 +59,8 @@ class Site:
     @contextmanager
     def serving(self) -> Iterator[str]:
         """Yields its URL."""
-        loop = asyncio.new_event_loop()
-        ready: asyncio.Queue[str | BaseException] = asyncio.Queue()
-        stop = asyncio.Event()
 
-        async def serve() -> None:
+        async def serve(tell: Tell, stop: asyncio.Event) -> None:
             store = SqliteBoundaryStore(self.directory / "data")
             try:
                 config = read_config(self.config)
@@ -71,25 +68,13 @@ class Site:
                 async with running(
                     boundary, config, "127.0.0.1", 0, path=self.config, look_every=LOOK_EVERY
                 ) as url:
-                    await ready.put(url)
+                    await tell(url)
                     await stop.wait()
-            except BaseException as error:
-                await ready.put(error)
             finally:
                 await store.close()
 
-        thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), name="secured-boundary")
-        thread.start()
-        try:
-            url = asyncio.run_coroutine_threadsafe(ready.get(), loop).result(DEADLINE)
-            if isinstance(url, BaseException):
-                raise url
-            self.url = url
-            yield url
-        finally:
-            loop.call_soon_threadsafe(stop.set)
-            thread.join()
-            loop.close()
+        with in_thread(serve) as self.url:
+            yield self.url
 
 
 def context_for(ca: Any, tls: Tls | None = None) -> ssl.SSLContext:
@@ -140,21 +125,14 @@ class Connection:
         return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
 
 
-class EitherClient:
-    """A client for threads or for asyncio, called alike."""
+class EitherClient(Driven):
+    """A client for threads or for asyncio."""
 
     def __init__(
         self, kind: type[BoundaryClient] | type[AsyncBoundaryClient], url: str, tls: Tls | None
     ) -> None:
         self._runner = asyncio.Runner()
-        self._client = kind(url, tls=tls)
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            answer = getattr(self._client, name)(*args)
-            return self._runner.run(answer) if inspect.iscoroutine(answer) else answer
-
-        return call
+        super().__init__(kind(url, tls=tls), self._runner.run)
 
     def __enter__(self) -> EitherClient:
         return self

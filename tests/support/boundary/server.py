@@ -17,24 +17,26 @@ from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 
 _forking = multiprocessing.get_context("forkserver")
 
+Tell = Callable[[str], Awaitable[None]]
+
 
 @contextmanager
-def boundary_server(directory: Path, settings: BoundarySettings | None = None) -> Iterator[str]:
-    """Yields its URL."""
+def in_thread(serve: Callable[[Tell, asyncio.Event], Awaitable[None]]) -> Iterator[str]:
+    """`serve` tells its URL and then serves until the event is set. Yields the URL, or raises what `serve` raised."""
     loop = asyncio.new_event_loop()
     ready: asyncio.Queue[str | BaseException] = asyncio.Queue()
     stop = asyncio.Event()
 
-    async def serve() -> None:
+    async def run() -> None:
         try:
-            await _serve(directory, settings, ready.put, stop)
+            await serve(ready.put, stop)
         except BaseException as error:
             await ready.put(error)
 
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), name="boundary-server")
+    thread = threading.Thread(target=loop.run_until_complete, args=(run(),), name="boundary-server")
     thread.start()
     try:
-        url = asyncio.run_coroutine_threadsafe(ready.get(), loop).result(30)
+        url = asyncio.run_coroutine_threadsafe(ready.get(), loop).result(60)
         if isinstance(url, BaseException):
             raise url
         yield url
@@ -42,6 +44,13 @@ def boundary_server(directory: Path, settings: BoundarySettings | None = None) -
         loop.call_soon_threadsafe(stop.set)
         thread.join()
         loop.close()
+
+
+@contextmanager
+def boundary_server(directory: Path, settings: BoundarySettings | None = None) -> Iterator[str]:
+    """Yields its URL."""
+    with in_thread(lambda tell, stop: _serve(directory, settings, tell, stop)) as url:
+        yield url
 
 
 @contextmanager
@@ -69,7 +78,7 @@ def _run(directory: Path, tell: Connection) -> None:
 async def _serve(
     directory: Path,
     settings: BoundarySettings | None,
-    tell: Callable[[str], Awaitable[None]],
+    tell: Tell,
     stop: asyncio.Event,
 ) -> None:
     store = SqliteBoundaryStore(directory)

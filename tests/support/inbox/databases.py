@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
-from sqlalchemy import create_engine, event, text
+from sqlalchemy import create_engine, event
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onceward.testing.inbox import InboxDriver, InboxSuite
+from tests.support.schema import Schema, new_schema
 
 
 class OnSqlite(InboxSuite):
@@ -60,37 +60,18 @@ TABLES = ("written", *(f"onceward_{name}" for name in (
 )))  # fmt: skip
 
 
-class Schema:
-    """A schema of its own on a PostgreSQL."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.name = f"inbox_{uuid4().hex}"
-        self._admin = create_engine(url, isolation_level="AUTOCOMMIT")
-        self.execute(f"CREATE SCHEMA {self.name}")
-
-    def execute(self, sql: str) -> list[Any]:
-        with self._admin.connect() as connection:
-            result = connection.execute(text(sql))
-            return list(result) if result.returns_rows else []
-
-    def empty(self) -> None:
-        found = self.execute(f"SELECT tablename FROM pg_tables WHERE schemaname = '{self.name}'")
-        there = {name for (name,) in found}
-        # Not TRUNCATE: it makes new files, thousands of them in the end, and the server's stop waits for the disk.
-        self.execute("; ".join(f"DELETE FROM {self.name}.{name}" for name in TABLES if name in there))
-
-    def drop(self) -> None:
-        self.execute(f"DROP SCHEMA {self.name} CASCADE")
-        self._admin.dispose()
+def empty(schema: Schema) -> None:
+    found = schema.execute(f"SELECT tablename FROM pg_tables WHERE schemaname = '{schema.name}'")
+    there = {name for (name,) in found}
+    # Not TRUNCATE: it makes new files, thousands of them in the end, and the server's stop waits for the disk.
+    schema.execute("; ".join(f"DELETE FROM {schema.name}.{name}" for name in TABLES if name in there))
 
 
 @pytest.fixture(scope="class")
 def schema(postgres_url: str) -> Iterator[Schema]:
     """One for all tests of a class: making the tables takes longer than most of them."""
-    made = Schema(postgres_url)
-    yield made
-    made.drop()
+    with new_schema(postgres_url) as made:
+        yield made
 
 
 class OnPostgreSql(InboxSuite):
@@ -100,7 +81,7 @@ class OnPostgreSql(InboxSuite):
     def in_an_empty_schema(self, schema: Schema) -> Iterator[None]:
         self.schema = schema
         yield
-        schema.empty()
+        empty(schema)
 
     def engine(self, *, patience: float = 5.0, **options: Any) -> Any:
         settings = f"-csearch_path={self.schema.name} -csynchronous_commit=off"

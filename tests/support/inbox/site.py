@@ -1,54 +1,39 @@
-"""The test's side of the inbox's crash tests: a database, queues, processes, and the files by which all is judged.
-
-Workers are forked from a clean process that has everything imported, so that starting one costs little; they are
-processes of their own all the same, and SIGKILL ends them as it ends any other.
-"""
+"""The test's side of the inbox's crash tests: a database, queues, processes, and the files by which all is judged."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from onceward import Transaction
-from onceward.connectors import DeadLetter, SqliteConnector
+from onceward.connectors import DeadLetter
 from onceward.inbox import Inbox
 from tests.crash.inbox import worker
 from tests.crash.inbox.worker import Orders, contract_of
+from tests.support.site import Site, exit_code, forking
 from tests.support.wait import until
 
-PATIENCE = 60.0
-"""Seconds. What takes so long does not happen."""
 SHORT_LEASE = 0.3
 """Seconds: of workers that are to be dead or stopped when it runs out."""
 
-_forking = multiprocessing.get_context("forkserver")
-_forking.set_forkserver_preload([worker.__name__])
 
+class InboxSite(Site):
+    forks = forking(worker.__name__)
 
-class Site:
     def __init__(self, folder: Path, url: str, connect_args: dict[str, Any]) -> None:
-        self.folder = folder
-        self.url = url
-        self.connect_args = connect_args
-        self.is_sqlite = url.startswith("sqlite")
-        self.engine = create_engine(url, connect_args=connect_args, poolclass=NullPool)
+        super().__init__(folder, url, connect_args)
         self.inbox = Inbox(self.engine)
-        self._processes: list[ForkServerProcess] = []
-        self._queues: dict[str, SqliteConnector] = {}
         self._began = Transaction().created_at
 
     def set_up(self) -> None:
@@ -57,11 +42,6 @@ class Site:
             self.do(f"CREATE TABLE {table} (id TEXT NOT NULL, worker TEXT NOT NULL)")
 
     # ── events ──────────────────────────────────────────────────────────────────────────────────────────
-
-    def queue(self, name: str = "queue.db") -> SqliteConnector:
-        if name not in self._queues:
-            self._queues[name] = SqliteConnector(self.folder / name)
-        return self._queues[name]
 
     def send(self, *ids: str, queue: str = "queue.db") -> None:
         """Sending an id twice makes a copy of the event."""
@@ -81,18 +61,12 @@ class Site:
     def start(self, name: str = "worker", **orders: Any) -> ForkServerProcess:
         told = Orders(self.folder, self.url, self.connect_args, name, **orders)
         self.inbox.register(contract_of(told))
-        return self.run(worker.work, told)
-
-    def run(self, function: Callable[..., None], *args: Any) -> ForkServerProcess:
-        process = _forking.Process(target=function, args=args)
-        process.start()
-        self._processes.append(process)
-        return process
+        return self.fork(worker.work, told)
 
     def dies(self, **orders: Any) -> None:
         """Start a worker, and see it killed by its own hand."""
         settings = {"name": "doomed", "lease": SHORT_LEASE, **orders}
-        assert ended(self.start(**settings)) == -signal.SIGKILL
+        assert exit_code(self.start(**settings)) == -signal.SIGKILL
 
     def drain(
         self, name: str = "restarted", queue: str = "queue.db", forgetting: Sequence[str] = (), **orders: Any
@@ -120,14 +94,6 @@ class Site:
             return bool(self.ask("SELECT 1 FROM onceward_attempts FOR UPDATE NOWAIT"))
         return False
 
-    def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.join(PATIENCE)
-            process.close()
-        for queue in self._queues.values():
-            queue.close()
-
     # ── what came of it ─────────────────────────────────────────────────────────────────────────────────
 
     def go(self) -> None:
@@ -154,14 +120,6 @@ class Site:
             total.update(json.loads(report))
         return total
 
-    def do(self, statement: str) -> None:
-        with self.engine.begin() as connection:
-            connection.execute(text(statement))
-
-    def ask(self, query: str) -> list[tuple[Any, ...]]:
-        with self.engine.connect() as connection:
-            return [tuple(row) for row in connection.execute(text(query))]
-
     def effects(self, consumer: str = "billing") -> Counter[str]:
         """How often each event was done; all three tables must agree on it."""
         done = Counter(id_ for (id_,) in self.ask("SELECT id FROM debits"))
@@ -185,42 +143,11 @@ class Site:
             assert (consumer["unended"], consumer["effects_in_doubt"]) == (0, 0)
 
 
-@contextmanager
-def sqlite_site(folder: Path) -> Iterator[Site]:
-    site = Site(folder, f"sqlite:///{folder}/business.db", {"timeout": 30.0})
-    try:
-        site.set_up()
-        yield site
-    finally:
-        site.close()
-
-
-@contextmanager
-def postgresql_site(folder: Path, url: str) -> Iterator[Site]:
-    schema = f"inbox_{uuid4().hex}"
-    admin = create_engine(url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
-    with admin.connect() as connection:
-        connection.execute(text(f"CREATE SCHEMA {schema}"))
-    site = Site(folder, url, {"options": f"-csearch_path={schema}"})
-    try:
-        site.set_up()
-        yield site
-    finally:
-        site.close()
-        with admin.connect() as connection:
-            connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
-
-
-def ended(process: ForkServerProcess) -> int | None:
-    process.join(PATIENCE)
-    return process.exitcode
-
-
 def stop(*processes: ForkServerProcess) -> None:
     """As an operator would, all of them; and they end in good order."""
     for process in processes:
         process.terminate()
-    assert [ended(process) for process in processes] == [0] * len(processes)
+    assert [exit_code(process) for process in processes] == [0] * len(processes)
 
 
 def freeze(*processes: ForkServerProcess) -> None:

@@ -6,7 +6,6 @@ Whatever a test does to Redis beside the queue it does with `admin`, a plain cli
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -27,36 +26,10 @@ from onceward.queue import (
     QueueMessage,
     RedisStreamsQueue,
 )
+from tests.support.driven import Driven
 
 _numbers = itertools.count()
 INSERT = text("INSERT INTO effects (id) VALUES (:id)")
-
-
-class Driven:
-    """A queue or consumer whose methods are called alike in both modes."""
-
-    def __init__(self, thing: Any, loop: asyncio.AbstractEventLoop | None) -> None:
-        self.thing = thing
-        self._loop = loop
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self.thing, name)
-        return lambda *args, **more: self._ended(method(*args, **more))
-
-    def _ended(self, result: Any) -> Any:
-        if inspect.isasyncgen(result):
-            return self._iterated(result)
-        if inspect.isawaitable(result):
-            assert self._loop is not None
-            return self._loop.run_until_complete(result)
-        return result
-
-    def _iterated(self, generator: Any) -> Iterator[Any]:
-        while True:
-            try:
-                yield self._ended(generator.__anext__())
-            except StopAsyncIteration:
-                return
 
 
 class QueueWorld:
@@ -114,9 +87,13 @@ class QueueWorld:
 
     def _driven(self, asynchronous: Any, sync: Any, client: Any, settings: dict[str, Any]) -> Driven:
         kind = asynchronous if self.asynchronous else sync
-        made = Driven(kind(client or self.client(), self.config(**settings)), self._loop)
+        made = Driven(kind(client or self.client(), self.config(**settings)), self._run)
         self._things.append(made)
         return made
+
+    def _run(self, awaitable: Any) -> Any:
+        assert self._loop is not None
+        return self._loop.run_until_complete(awaitable)
 
     # ── the database ────────────────────────────────────────────────────────────────────────────────────
 

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from urllib.request import urlopen
 
 from onceward.connectors import SqliteConnector
 from onceward.transaction import Transaction
+from tests.support.processes import LoggedProcess
 from tests.support.wait import until
 
 DEADLINE = 60.0
@@ -66,27 +66,16 @@ class Site:
             made.kill()
 
 
-class Run:
-    """The command, and what it has logged so far."""
+class Run(LoggedProcess):
+    """The command."""
 
     def __init__(self, site: Site, options: tuple[str, ...], environ: dict[str, str]) -> None:
-        self._log_file = site.directory / f"run-{time.monotonic_ns()}.log"
-        with self._log_file.open("w") as log:
-            self.process = subprocess.Popen(
-                [*COMMAND, "shop:app", "--log-format", "json", *options],
-                stdout=log,
-                stderr=log,
-                cwd=site.directory,
-                env={**os.environ, **site.environ, **environ},
-            )
-
-    @property
-    def log(self) -> str:
-        return self._log_file.read_text()
-
-    @property
-    def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.log.splitlines()]
+        super().__init__(
+            [*COMMAND, "shop:app", "--log-format", "json", *options],
+            site.directory / f"run-{time.monotonic_ns()}.log",
+            cwd=site.directory,
+            env={**os.environ, **site.environ, **environ},
+        )
 
     def says(self, text: str) -> bool:
         return text in self.log
@@ -110,8 +99,7 @@ class Run:
 
     def kill(self) -> None:
         """With all its workers: nothing outlives a test."""
-        self.process.kill()
-        self.process.wait()
+        super().kill()
         for pid in self.workers():
             _kill(pid)
 

@@ -17,26 +17,12 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from onceward.db import AsyncDbSession, DbSession, SessionError
 from onceward.errors import ConfigurationError, OncewardError
+from tests.support.orders_table import INSERT, _orders, orders  # noqa: F401
 
 if TYPE_CHECKING:
     from tests.support.databases import Database
 
 pytest_plugins = ("tests.support.databases",)
-
-
-@pytest.fixture(autouse=True)
-def _orders(request: pytest.FixtureRequest) -> None:
-    for name in {"database", "postgresql", "sqlite"} & set(request.fixturenames):
-        request.getfixturevalue(name).do("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)")
-
-
-def orders(database: Database) -> int:
-    count = database.scalar("SELECT count(*) FROM orders")
-    assert isinstance(count, int)
-    return count
-
-
-INSERT = "INSERT INTO orders (id, item) VALUES (:id, 'tea')"
 
 
 @pytest.mark.req("QC-14")

@@ -16,24 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onceward.errors import ConfigurationError
 from onceward.inbox.contract import Contract
-
-
-def contract(**changes: Any) -> Contract:
-    fields = {
-        "consumer_id": "billing",
-        "event_types": ["paid"],
-        "owner_team": "money",
-        "idempotency_mechanism": "dedup record and invoice in one transaction",
-    }
-    return Contract(**{**fields, **changes})
-
-
-def refusal(**changes: Any) -> str:
-    with pytest.raises(ConfigurationError) as caught:
-        contract(**changes)
-    return str(caught.value)
+from tests.support.inbox.contracts import contract, refusal
 
 
 def up(payload: Any) -> Any:

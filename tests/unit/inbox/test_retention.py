@@ -9,26 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceward.errors import ConfigurationError
-from onceward.inbox.contract import Contract
 from onceward.inbox.purge.retention import effective_days, required_days
+from tests.support.inbox.contracts import contract, refusal
 
 pytestmark = pytest.mark.req("CC-011")
-
-
-def contract(**changes: Any) -> Contract:
-    fields = {
-        "consumer_id": "billing",
-        "event_types": ["paid"],
-        "owner_team": "money",
-        "idempotency_mechanism": "dedup record and invoice in one transaction",
-    }
-    return Contract(**{**fields, **changes})
-
-
-def refusal(**changes: Any) -> str:
-    with pytest.raises(ConfigurationError) as caught:
-        contract(**changes)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -22,18 +22,9 @@ from onceward.inbox.errors import Breach, ContractError
 from onceward.inbox.event import Event
 from onceward.inbox.upcasting import check_type, upcast
 from onceward.task.exceptions import ExceptionCategory
+from tests.support.inbox.contracts import contract
 
 SECRET = "4111-1111-1111-1111"
-
-
-def contract(**changes: Any) -> Contract:
-    fields = {
-        "consumer_id": "billing",
-        "event_types": ["paid"],
-        "owner_team": "money",
-        "idempotency_mechanism": "dedup record and invoice in one transaction",
-    }
-    return Contract(**{**fields, **changes})
 
 
 def event(payload: Any = None, version: int = 1, event_type: str = "paid") -> Event:

@@ -1,0 +1,48 @@
+"""A schema of a test's own on the PostgreSQL of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import create_engine, text
+
+
+class Schema:
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.name = f"test_{uuid4().hex}"
+        self._admin = create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
+        self.execute(f"CREATE SCHEMA {self.name}")
+
+    @property
+    def connect_args(self) -> dict[str, Any]:
+        """With them, an engine of `url` is in this schema."""
+        return {"options": f"-csearch_path={self.name}"}
+
+    @property
+    def plain_url(self) -> str:
+        """A URL without a driver, which is in this schema by itself."""
+        plain = self.url.replace("postgresql+psycopg://", "postgresql://", 1)
+        return f"{plain}{'&' if '?' in plain else '?'}options=-csearch_path%3D{self.name}"
+
+    def execute(self, sql: str) -> list[Any]:
+        with self._admin.connect() as connection:
+            result = connection.execute(text(sql))
+            return list(result) if result.returns_rows else []
+
+    def drop(self) -> None:
+        self.execute(f"DROP SCHEMA {self.name} CASCADE")
+        self._admin.dispose()
+
+
+@contextmanager
+def new_schema(url: str) -> Iterator[Schema]:
+    """It is dropped in the end, with all that is in it."""
+    made = Schema(url)
+    try:
+        yield made
+    finally:
+        made.drop()
