@@ -114,7 +114,7 @@ class RedisStreamsConnector(_Base):
         return run_blocking(self._perform(self._queue.exhume(limit)))
 
     def forget_dead(self, keys: Sequence[Any]) -> None:
-        """Delete these dead letters: they are kept elsewhere now."""
+        """These are kept elsewhere now."""
         run_blocking(self._perform(self._queue.forget_dead(keys)))
 
     def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
