@@ -134,8 +134,10 @@ def nothing_fits(transaction: DbTransaction, rows: Sql, wanted: Filter) -> str:
     """Why no letter can be redriven: what there is instead."""
     consumers = [row["consumer"] for row in rows.all(transaction, _CONSUMERS)]
     if wanted.consumer not in consumers:
-        known = ", ".join(consumers) or "nobody"
-        return f"there is no letter of consumer {wanted.consumer!r}; there are letters of {known}"
+        others = (
+            f"there are letters of {', '.join(consumers)}" if consumers else "there are no letters at all"
+        )
+        return f"there is no letter of consumer {wanted.consumer!r}; {others}"
     condition, values = msgspec.structs.replace(wanted, status=None).as_sql()
     found = rows.all(transaction, _BY_STATUS.replace("{condition}", condition), **values)
     there = ", ".join(f"{row['letters']} {row['what']}" for row in found)

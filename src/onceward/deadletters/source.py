@@ -24,7 +24,7 @@ from onceward.transaction import Settlement, Transaction, Verdict
 
 _log = logging.getLogger(__name__)
 
-LOOK_EVERY = 1.0
+CHECK_EVERY = 1.0
 """Seconds between two checks for redriven letters while the source has work, which must not pay for them."""
 MOVED_AT_ONCE = 10
 """Letters in one transaction: they may be large."""
@@ -54,7 +54,7 @@ class _WithDeadLetters:
         self._origin = origin or type(source).__name__
         self.lease: float = getattr(source, "lease", 60.0)
         self._redriven = LeasedDeliveries()
-        self._looked_at = float("-inf")
+        self._checked_at = float("-inf")
         self._closed = False
 
     def __getattr__(self, name: str) -> Any:
@@ -66,16 +66,16 @@ class _WithDeadLetters:
         raise NotImplementedError
 
     async def _fetch(self, size: int, **extra: Any) -> Sequence[Transaction]:
-        looks = not self._closed and time.monotonic() - self._looked_at >= LOOK_EVERY
-        if looks:
+        checks = not self._closed and time.monotonic() - self._checked_at >= CHECK_EVERY
+        if checks:
             redriven = await self._fetch_redriven(size)
             if redriven:
                 return redriven
-            self._looked_at = time.monotonic()
+            self._checked_at = time.monotonic()
         batch: Sequence[Transaction] = await self._ask("fetch_transactions", size, **extra)
-        if looks or not batch:  # a fetch may bury: what was lost too often, what cannot be decoded
+        if checks or not batch:  # a fetch may bury: what was lost too often, what cannot be decoded
             await self._move()
-        if not batch and not looks and not self._closed:
+        if not batch and not checks and not self._closed:
             # There is time to check, and a run may be about to end.
             return await self._fetch_redriven(size)
         return batch

@@ -1,4 +1,4 @@
-"""Dead letters of both kinds on both databases behind one face, with a clock that tests move; and consumers of them."""
+"""Dead letters of both kinds on both databases by plain calls, with a clock that tests move; and consumers of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A boundary under the engine: facts concurrently, and a cursor that passes only what is done without a hole.
 
 A fact that fails comes again after a while, and meanwhile holds the cursor, as the boundary's rules have it. Under
-`WithDeadLetters` one that fails for good is buried in the store first, and then the cursor passes it. Leases and
+`WithDeadLetters` one that fails permanently is buried in the store first, and then the cursor passes it. Leases and
 delivery counts are kept in memory: after a crash the boundary hands out again what was not confirmed.
 """
 
@@ -233,8 +233,8 @@ class BoundaryConnector(_Boundary[BoundaryClient]):
     """A `Connector` to a boundary, for threads: `BoundaryConnector(BoundaryClient(url), "plant-a-receiver")`.
 
     To consume it needs the durable `consumer_name`, to produce `from_zone` and `to_zone`. Transactions carry facts:
-    see `boundary_facts`. `max_deliveries` and `on_failure` say when a fact has failed for good, which matters only
-    under `WithDeadLetters`: otherwise it is tried again for ever. The client stays yours to close.
+    see `boundary_facts`. `max_deliveries` and `on_failure` say when a fact has failed permanently, which matters only
+    under `WithDeadLetters`: otherwise it is redelivered forever. The client stays yours to close.
 
     Where it differs from a queue: two connectors of one name see the same facts; what a killed process had comes again
     at once; counts of deliveries die with the process; an id that is known is not appended a second time.

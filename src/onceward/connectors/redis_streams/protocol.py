@@ -1,7 +1,7 @@
 """What the connector does, once for threads and asyncio: generators that yield commands and get replies.
 
 An entry has the fields `id` (the transaction's, for people) and `body` (see `connectors.codec`). Beside the stream
-there are a hash with the failures of entries in hand, and a stream of dead letters.
+there are a hash with the failures of entries in flight, and a stream of dead letters.
 """
 
 from __future__ import annotations
