@@ -16,7 +16,8 @@ from onceward._redis.wire import BlockingRedisWire
 from onceward._redis.wire_asyncio import AsyncRedisWire
 from onceward._sync import run_blocking
 from onceward.connectors.base import ConnectorClosedError
-from onceward.connectors.lease_rules import DeadLetter, Exhumed, LeaseRules, OnFailure
+from onceward.connectors.dead_message import DeadMessage
+from onceward.connectors.lease_rules import LeaseRules, OnFailure
 from onceward.connectors.redis_streams.batches import AsyncCoalescer, Coalescer
 from onceward.connectors.redis_streams.protocol import Exchange, StreamQueue
 from onceward.errors import ConfigurationError
@@ -109,16 +110,12 @@ class RedisStreamsConnector(_Base):
         """How many messages are `ready`, `leased`, `delayed` and `dead` now, each up to ten thousand."""
         return run_blocking(self._perform(self._queue.counts()))
 
-    def exhume(self, limit: int = 100) -> list[Exhumed]:
-        """Dead letters, longest dead first, for a place that keeps all of them. They stay until `forget_dead`."""
-        return run_blocking(self._perform(self._queue.exhume(limit)))
-
     def forget_dead(self, keys: Sequence[Any]) -> None:
-        """These are kept elsewhere now."""
+        """Remove dead letters, by their `key`, once another store has them."""
         run_blocking(self._perform(self._queue.forget_dead(keys)))
 
-    def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
-        """The dead letters, longest dead first."""
+    def dead_letters(self, limit: int = 100) -> list[DeadMessage]:
+        """The dead letters, longest dead first. They stay until `forget_dead`."""
         return run_blocking(self._perform(self._queue.dead_letters(limit)))
 
     def close(self) -> None:
@@ -178,15 +175,11 @@ class AsyncRedisStreamsConnector(_Base):
         """As `RedisStreamsConnector.counts`."""
         return await self._perform(self._queue.counts())  # type: ignore[no-any-return]
 
-    async def exhume_async(self, limit: int = 100) -> list[Exhumed]:
-        """As `RedisStreamsConnector.exhume`."""
-        return await self._perform(self._queue.exhume(limit))  # type: ignore[no-any-return]
-
     async def forget_dead_async(self, keys: Sequence[Any]) -> None:
         """As `RedisStreamsConnector.forget_dead`."""
         await self._perform(self._queue.forget_dead(keys))
 
-    async def dead_letters_async(self, limit: int = 100) -> list[DeadLetter]:
+    async def dead_letters_async(self, limit: int = 100) -> list[DeadMessage]:
         """As `RedisStreamsConnector.dead_letters`."""
         return await self._perform(self._queue.dead_letters(limit))  # type: ignore[no-any-return]
 
