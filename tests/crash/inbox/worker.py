@@ -26,7 +26,6 @@ from onceward.connectors import AsyncSqliteConnector, SqliteConnector
 from onceward.inbox import NOT_DONE, AsyncInbox, Contract, Done, Inbox
 from onceward.inbox.attempts import AttemptLedger
 from onceward.inbox.effects import Heartbeat, Ledger
-from onceward.inbox.middleware import ContractKeeper
 from onceward.inbox.sessions import EffectfulSession, InboxSession
 from onceward.inbox.sessions_asyncio import AsyncEffectfulSession, AsyncInboxSession
 from onceward.inbox.stores.postgresql import PostgreSqlStore
@@ -232,7 +231,7 @@ def arm(worker: Worker) -> None:
     """The points in the inbox itself; those in the handlers are `calling`, `called`, `writing` and `written`."""
     reached = worker.reached
 
-    def fetched(self: Any, batch: Sequence[Transaction]) -> None:
+    def fetched(self: Any, batch: Sequence[Transaction], *_: Any) -> None:
         for transaction in batch:
             reached("fetched", transaction.id)
 
@@ -256,7 +255,8 @@ def arm(worker: Worker) -> None:
 
     if worker.orders.heartless:
         Heartbeat._renew = does_nothing  # type: ignore[assignment]
-    before(ContractKeeper, "_expect", fetched)
+    after_plain(SqliteConnector, "fetch_transactions", fetched)
+    after(AsyncSqliteConnector, "fetch_transactions_async", fetched)
     after(AttemptLedger, "expect", batch_started)
     after(AttemptLedger, "start", started)
     after(Ledger, "_intend", lambda self, *_: reached("intended", self._claim.key.tracking_id))
