@@ -31,6 +31,7 @@ OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
 """Public, for all their underscores."""
 
 PRIVATE_USES: set[str] = {
+    "_redis/wire_asyncio.py: connection._reader._loop",  # of asyncio
     "cli/database.py: inbox._ports",
     "cli/database.py: inbox._store",
     "cli/dlq/dry_run.py: letters._core",
@@ -42,7 +43,6 @@ PRIVATE_USES: set[str] = {
     "cli/inbox.py: opened_inbox._purge",
     "cli/verify.py: inbox._ports",
     "cli/verify.py: inbox._store",
-    "connectors/redis_streams/wire.py: connection._reader",  # of redis-py
     "deadletters/dry_run.py: self._store._one",
     "deadletters/dry_run.py: session._apply",
     "deadletters/dry_run.py: session._enter",
@@ -75,43 +75,30 @@ PARTICIPLES: set[str] = {
 }
 """Files that are still named by a participle."""
 SAME_NAMES: set[str] = {
-    "AsyncWire",
     "Balance",
     "Boundary",
-    "Broken",
-    "Burial",
     "Child",
-    "Commands",
     "Cursor",
-    "DeadLetter",
     "Evidence",
-    "Handout",
     "Instruments",
     "Kept",
     "Line",
     "LogFormat",
     "Model",
     "Order",
-    "Outcome",
     "Place",
     "Plan",
     "Poison",
+    "Progress",
     "Report",
     "Result",
-    "SqliteStore",
     "Stage",
     "State",
     "Status",
     "Step",
-    "Store",
     "Times",
-    "Verdict",
     "Watch",
-    "Window",
-    "Wire",
     "Worker",
-    "_Consumer",
-    "_Line",
 }
 """Class names of which there are several."""
 
