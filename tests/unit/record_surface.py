@@ -25,7 +25,7 @@ from typing import Any
 
 import redis
 import typer
-from sqlalchemy import create_engine, inspect, text
+from sqlalchemy import create_engine, inspect
 
 import onceward
 from onceward import ConsumerTask, ProducerTask, Transaction
@@ -48,6 +48,7 @@ from onceward.telemetry import catalogue, logs
 from onceward.testing import servers
 from onceward.testing.telemetry import record
 from onceward.transaction import Settlement, Verdict
+from tests.support.schema import Schema, new_schema
 
 RECORDED = Path(__file__).with_name("recorded_surface.json")
 PACKAGE = Path(onceward.__file__).parent
@@ -251,34 +252,24 @@ def _sqlite_file(path: Path) -> dict[str, Any]:
 
 def _postgresql(url: str) -> dict[str, Any]:
     """Applied, as PostgreSQL tells it: columns with their types, and indexes."""
-    schema = "recorded_surface"
-    admin = create_engine(url, isolation_level="AUTOCOMMIT")
-    engine = create_engine(url, connect_args={"options": f"-csearch_path={schema}"})
-    try:
-        with admin.connect() as connection:
-            connection.execute(text(f"DROP SCHEMA IF EXISTS {schema} CASCADE"))
-            connection.execute(text(f"CREATE SCHEMA {schema}"))
+    with new_schema(url) as schema:
+        engine = create_engine(url, connect_args=schema.connect_args)
         Inbox(engine).migrate()
-        asyncio.run(_boundary_tables(url, schema))
+        asyncio.run(_boundary_tables(schema))
         looking = inspect(engine)
-        return {
+        found = {
             table: [
-                *(f"{each['name']} {each['type']}" for each in looking.get_columns(table, schema)),
-                *sorted(f"index {each['name']}" for each in looking.get_indexes(table, schema)),
+                *(f"{each['name']} {each['type']}" for each in looking.get_columns(table, schema.name)),
+                *sorted(f"index {each['name']}" for each in looking.get_indexes(table, schema.name)),
             ]
-            for table in sorted(looking.get_table_names(schema))
+            for table in sorted(looking.get_table_names(schema.name))
         }
-    finally:
-        with admin.connect() as connection:
-            connection.execute(text(f"DROP SCHEMA IF EXISTS {schema} CASCADE"))
         engine.dispose()
-        admin.dispose()
+    return found
 
 
-async def _boundary_tables(url: str, schema: str) -> None:
-    plain = url.replace("postgresql+psycopg://", "postgresql://", 1)
-    more = "&" if "?" in plain else "?"
-    store = await PostgreSqlBoundaryStore.open(f"{plain}{more}options=-csearch_path%3D{schema}")
+async def _boundary_tables(schema: Schema) -> None:
+    store = await PostgreSqlBoundaryStore.open(schema.plain_url)
     await store.close()
 
 
