@@ -64,7 +64,7 @@ def _pauses(seconds: float) -> Iterator[float]:
     while time.monotonic() < deadline:
         yield pause
         pause = min(pause * 1.5, LONGEST_PAUSE)
-    yield 0.0  # one last look
+    yield 0.0  # one last check
 
 
 def _failure(condition: Callable[[], Any], seconds: float, what: str) -> str:

@@ -251,7 +251,7 @@ def _sqlite_file(path: Path) -> dict[str, Any]:
 
 
 def _postgresql(url: str) -> dict[str, Any]:
-    """Applied, as PostgreSQL tells it: columns with their types, and indexes."""
+    """Applied, as PostgreSQL reports it: columns with their types, and indexes."""
     with new_schema(url) as schema:
         engine = create_engine(url, connect_args=schema.connect_args)
         Inbox(engine).migrate()

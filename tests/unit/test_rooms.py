@@ -178,7 +178,7 @@ def imported_rooms(tree: ast.AST) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((each.asname or each.name, LIBRARY) for each in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module != "typing":  # Any tells nothing
+        elif isinstance(node, ast.ImportFrom) and node.module != "typing":  # Any says nothing
             [package, *more] = str(node.module).split(".")
             for each in node.names:
                 yield each.asname or each.name, room_of(more) if package == "onceward" else LIBRARY

@@ -22,7 +22,7 @@ Tell = Callable[[str], Awaitable[None]]
 
 @contextmanager
 def in_thread(serve: Callable[[Tell, asyncio.Event], Awaitable[None]]) -> Iterator[str]:
-    """`serve` tells its URL and then serves until the event is set. Yields the URL, or raises what `serve` raised."""
+    """`serve` reports its URL, then serves until the event is set. Yields the URL, or raises what `serve` raised."""
     loop = asyncio.new_event_loop()
     ready: asyncio.Queue[str | BaseException] = asyncio.Queue()
     stop = asyncio.Event()

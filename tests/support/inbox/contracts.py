@@ -21,7 +21,7 @@ def contract(**changes: Any) -> Contract:
 
 
 def refusal(**changes: Any) -> str:
-    """What is said of a contract that is none."""
+    """The error for such a contract."""
     with pytest.raises(ConfigurationError) as caught:
         contract(**changes)
     return str(caught.value)
