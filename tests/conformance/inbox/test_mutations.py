@@ -17,7 +17,7 @@ from onceward.inbox.stores.types import Found
 from onceward.testing.inbox import InboxConformance
 from onceward.testing.inbox.samples import contract, event, never, write
 from tests.support.inbox import databases
-from tests.support.inbox.databases import OnPostgreSql, OnSqlite
+from tests.support.inbox.databases import OnPostgreSql, OnSqlite, empty
 
 schema = databases.schema
 
@@ -196,4 +196,4 @@ class TestPostgreSql(Mutated, OnPostgreSql):
     suite = SuiteOnPostgreSql
 
     def forget(self) -> None:
-        self.schema.empty()
+        empty(self.schema)

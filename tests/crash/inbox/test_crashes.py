@@ -72,7 +72,8 @@ def test_a_transactional_consumer_killed_at_any_point(
     assert site.attempts(TARGET) == ([] if point in NOT_STARTED else [(1, 0)])
     assert not site.is_drained()
 
-    site.drain(forgetting=EVENTS, asynchronous=asynchronous)
+    # An event that was acknowledged just before does not come again: nothing takes its row off but a purge.
+    site.drain(forgetting=EVENTS[-site.undone() :], asynchronous=asynchronous)
     assert site.effects() == once(*EVENTS)
     assert site.said("handling", by="restarted").count(TARGET) == (point != "committed")
     assert site.reports()["failed"] == 0

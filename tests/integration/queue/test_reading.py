@@ -312,7 +312,7 @@ def test_a_queue_is_shared_by_many_callers_at_once(world: QueueWorld) -> None:
                 await asyncio.gather(*(queue.thing.enqueue(number) for number in range(50)))
                 return await waiting
 
-        assert len(queue._loop.run_until_complete(together())) == 1
+        assert len(queue.ended(together())) == 1
     else:
         queue = world.queue()
         with later(0.05, lambda: [queue.enqueue(number) for number in range(50)]):

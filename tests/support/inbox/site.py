@@ -50,8 +50,12 @@ class InboxSite(Site):
         )
 
     def is_drained(self, queue: str = "queue.db") -> bool:
+        return self.undone(queue) == 0
+
+    def undone(self, queue: str = "queue.db") -> int:
+        """How many messages the source has not seen the end of."""
         counts = self.queue(queue).counts()
-        return counts["ready"] == counts["leased"] == counts["delayed"] == 0
+        return counts["ready"] + counts["leased"] + counts["delayed"]
 
     def dead_letters(self, queue: str = "queue.db") -> list[DeadLetter]:
         return self.queue(queue).dead_letters()
