@@ -98,6 +98,20 @@ def _links_of(source: SourceFacts) -> Iterator[WeakLink]:
         yield WeakLink(HOLDS if holds else LOSE, durability.why, durability.advice)
     for hazard in source.hazards:
         yield WeakLink(LOSE if hazard.loses else AT_LEAST, hazard.why, hazard.advice)
+    if source.redelivers:
+        yield WeakLink(
+            HOLDS, "delivery is at least once: what a killed process had in flight is delivered again"
+        )
+    elif source.redelivers is False and not _loses_everything(source):
+        yield WeakLink(
+            LOSE,
+            "the source does not redeliver: what a killed process had in flight is lost",
+            "name a source that redelivers: sqlite:///orders.db, or redis://host/orders",
+        )
+
+
+def _loses_everything(source: SourceFacts) -> bool:
+    return source.durability is not None and source.durability.survives is Survives.NOTHING
 
 
 def _unknowns_of(source: SourceFacts) -> Iterator[str]:
@@ -179,27 +193,12 @@ RULES = (
         "messages are acknowledged by then",
         "leave synchronous at FULL",
     ),
-    # ── the source; `_links_of` has what only its connector can put into words
+    # ── the source, together with the database; `_links_of` has the rest
     Rule(
         lambda f: not f.source.keeps_dead_letters and f.database is None,
         AT_LEAST,
         "without a database there is no place for dead letters: a message that keeps failing holds up all after it",
         "give the app a database",
     ),
-    Rule(
-        lambda f: f.source.redelivers is False and not _loses_everything(f.source),
-        LOSE,
-        "the source does not redeliver: what a killed process had in flight is lost",
-        "name a source that redelivers: sqlite:///orders.db, or redis://host/orders",
-    ),
-    Rule(
-        lambda f: f.source.redelivers,
-        HOLDS,
-        "delivery is at least once: what a killed process had in flight is delivered again",
-    ),
 )
-"""What every fact is worth that needs no words of a connector."""
-
-
-def _loses_everything(source: SourceFacts) -> bool:
-    return source.durability is not None and source.durability.survives is Survives.NOTHING
+"""What the facts besides those of the source are worth."""
