@@ -17,6 +17,7 @@ TITLES = {
     "QC": "Queue consumer",
     "BC": "Boundary and its consumers",
     "CN": "Connectors",
+    "MW": "Middleware",
 }
 
 

@@ -200,7 +200,7 @@ def _attempts(handler: Handler, engine: Engine) -> Attempt:
     from onceward.db.handlers import attempts
 
     DbSession(engine)  # refuses an engine of the wrong kind before anything is fetched
-    return attempts(handler, engine, "AsyncBoundaryConsumer")
+    return attempts(handler, engine)
 
 
 def _async_attempts(handler: AsyncHandler, engine: AsyncEngine) -> Attempt:

@@ -1,11 +1,12 @@
-"""Wires: where transactions come from and go to. `base` has the contract, the rest keeps it.
+"""Wires: where transactions come from and go to. `base` has the contract, the rest implements it.
 
 `scheme` and `reports` are for packages that add a connector: see docs/how-to/write-a-connector.md.
 """
 
 from onceward.connectors.base import AsyncConnector, Connector, ConnectorClosedError
 from onceward.connectors.codec import DecodeError, PayloadError
-from onceward.connectors.lease_rules import BurialReason, DeadLetter
+from onceward.connectors.dead_message import BurialReason
+from onceward.connectors.dead_message import DeadMessage as DeadLetter
 from onceward.connectors.memory import AsyncMemoryConnector, MemoryConnector
 from onceward.connectors.reports import (
     Durability,

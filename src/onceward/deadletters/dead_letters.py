@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import Engine
 
 from onceward._sync import run_blocking
-from onceward.deadletters.audit import Verdict
+from onceward.deadletters.audit import AuditVerdict
 from onceward.deadletters.letter import Burial, DeadLetter
 from onceward.deadletters.operations import DeadLetterOperations
 from onceward.deadletters.queries import Filter
@@ -114,7 +114,7 @@ class DeadLetters:
         """What operators did, newest first."""
         return run_blocking(self._core.audit(limit))
 
-    def verify_audit(self) -> Verdict:
+    def verify_audit(self) -> AuditVerdict:
         """Whether the audit is what was written."""
         return run_blocking(self._core.verify_audit())
 
@@ -180,5 +180,5 @@ class AsyncDeadLetters:
     async def audit(self, *, limit: int = 100) -> list[dict[str, Any]]:
         return await self._core.audit(limit)
 
-    async def verify_audit(self) -> Verdict:
+    async def verify_audit(self) -> AuditVerdict:
         return await self._core.verify_audit()

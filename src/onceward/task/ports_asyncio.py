@@ -14,7 +14,8 @@ from math import inf
 from types import CoroutineType, coroutine
 from typing import Any
 
-from onceward.task.deadlines import LONGEST_SLEEP, Clock, Deadlines, Try, first_limit
+from onceward.backoff import LONGEST_SLEEP
+from onceward.task.deadlines import Clock, Deadlines, Try, first_limit
 from onceward.task.lifecycle import closed, live, opening
 from onceward.task.script import DISOWNED, Exited, Failed, Limit, Script, caught, caught_in_task, drive_async
 from onceward.task.slots import WAIT, Item
@@ -50,6 +51,8 @@ class AsyncPorts:
     """Ports of one call, bound to the running event loop."""
 
     def __init__(self, clock: Clock, stuck_grace: float, on_expiry: Callable[[Work, Limit], None]) -> None:
+        self.interruptible = False
+        """Whether an attempt without a time limit can be cut off, too: see `BaseTask.hurry`."""
         self.now = clock.now
         self.sleeping = clock.sleeping
         self._deadlines = Deadlines(stuck_grace, on_expiry)
@@ -70,7 +73,7 @@ class AsyncPorts:
     def invoke(
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
     ) -> Any:
-        if timeout is None and work.deadline == inf:
+        if timeout is None and work.deadline == inf and not self.interruptible:
             try:
                 reply = call(*arguments)
             except BaseException as error:  # noqa: BLE001  what user code raises is a reply

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from onceward.backoff import Backoff
 from onceward.connectors import BurialReason
 from onceward.run import supervisor as supervising
 from onceward.run.protocol import Assignment
@@ -56,8 +57,7 @@ def hasty(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.chdir(site.directory)
     for name, value in site.environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(supervising, "FIRST_WAIT", 0.01)
-    monkeypatch.setattr(supervising, "LONGEST_WAIT", 0.3)
+    monkeypatch.setattr(supervising, "RESTART", Backoff(0.01, cap=0.3))
     return site
 
 
@@ -153,7 +153,7 @@ def test_a_drain_waits_for_a_source_that_is_away_and_gives_up_after_a_while(
     tmp_path: Path, mode: str
 ) -> None:
     site = Site(tmp_path, mode)
-    text = f"{SHOP.read_text()}\nfrom onceward.run import keeping\nkeeping.PATIENCE = 0.5\n"
+    text = f"{SHOP.read_text()}\nfrom onceward.run import outages\noutages.PATIENCE = 0.5\n"
     (tmp_path / "shop.py").write_text(text)
     with free_port() as port:
         nobody = f"redis://127.0.0.1:{port}/orders?group=shop"

@@ -29,5 +29,5 @@ class OnVirtualClock(Sql):
 def letters(database: Database, monkeypatch: pytest.MonkeyPatch) -> Letters:
     """An empty store, on each database, in threads and in asyncio, whose time only the test moves."""
     monkeypatch.setattr(operations, "Sql", OnVirtualClock)
-    monkeypatch.setattr(wrapper, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(wrapper, "CHECK_EVERY", 0.0)
     return Letters(database)

@@ -1,7 +1,7 @@
 """A boundary under the engine: facts concurrently, and a cursor that passes only what is done without a hole.
 
 A fact that fails comes again after a while, and meanwhile holds the cursor, as the boundary's rules have it. Under
-`WithDeadLetters` one that fails for good is buried in the store first, and then the cursor passes it. Leases and
+`WithDeadLetters` one that fails permanently is buried in the store first, and then the cursor passes it. Leases and
 delivery counts are kept in memory: after a crash the boundary hands out again what was not confirmed.
 """
 
@@ -24,7 +24,8 @@ from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.boundary.facts import as_body, as_fact
 from onceward.connectors.boundary.window import WindowQueue
 from onceward.connectors.codec import current_trace_context
-from onceward.connectors.lease_rules import DeadLetter, Exhumed, LeaseRules, OnFailure
+from onceward.connectors.dead_message import DeadMessage
+from onceward.connectors.lease_rules import LeaseRules, OnFailure
 from onceward.errors import ConfigurationError
 from onceward.transaction import Settlement, Transaction
 
@@ -208,6 +209,13 @@ class _Boundary(Generic[C]):
 
     # ── the rest ────────────────────────────────────────────────────────────────────────────────────────
 
+    def bury_failures(self) -> None:
+        """From now on facts that fail permanently become dead letters, and wait for `forget_dead`.
+
+        `WithDeadLetters` calls it: without a store for them, a fact is redelivered until it succeeds.
+        """
+        self._queue.bury_failures()
+
     def _extend(self, transactions: Sequence[Transaction]) -> None:
         self._check_open()
         self._queue.extend_transactions(transactions)
@@ -225,8 +233,8 @@ class BoundaryConnector(_Boundary[BoundaryClient]):
     """A `Connector` to a boundary, for threads: `BoundaryConnector(BoundaryClient(url), "plant-a-receiver")`.
 
     To consume it needs the durable `consumer_name`, to produce `from_zone` and `to_zone`. Transactions carry facts:
-    see `boundary_facts`. `max_deliveries` and `on_failure` say when a fact has failed for good, which matters only
-    under `WithDeadLetters`: otherwise it is tried again for ever. The client stays yours to close.
+    see `boundary_facts`. `max_deliveries` and `on_failure` say when a fact has failed permanently, which matters only
+    under `WithDeadLetters`: otherwise it is redelivered forever. The client stays yours to close.
 
     Where it differs from a queue: two connectors of one name see the same facts; what a killed process had comes again
     at once; counts of deliveries die with the process; an id that is known is not appended a second time.
@@ -269,16 +277,12 @@ class BoundaryConnector(_Boundary[BoundaryClient]):
         """How many of the facts that were fetched are `ready`, `leased`, `delayed` and `dead` now."""
         return self._queue.counts()
 
-    def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
-        """Facts that failed for good and hold the cursor until they are buried elsewhere."""
+    def dead_letters(self, limit: int = 100) -> list[DeadMessage]:
+        """Facts that failed permanently and hold the cursor until another store has them."""
         return self._queue.dead_letters(limit)
 
-    def exhume(self, limit: int = 100) -> list[Exhumed]:
-        """The same, for a place that keeps dead letters. Who asks once has such a place."""
-        return self._queue.exhume(limit)
-
     def forget_dead(self, keys: Sequence[Any]) -> None:
-        """These are kept elsewhere now: the cursor may pass them."""
+        """Let the cursor pass these, by their `key`, once another store has them."""
         run_blocking(self._forget_dead(keys))
 
     def close(self) -> None:
@@ -328,13 +332,9 @@ class AsyncBoundaryConnector(_Boundary[AsyncBoundaryClient]):
         """As `BoundaryConnector.counts`."""
         return self._queue.counts()
 
-    async def dead_letters_async(self, limit: int = 100) -> list[DeadLetter]:
+    async def dead_letters_async(self, limit: int = 100) -> list[DeadMessage]:
         """As `BoundaryConnector.dead_letters`."""
         return self._queue.dead_letters(limit)
-
-    async def exhume_async(self, limit: int = 100) -> list[Exhumed]:
-        """As `BoundaryConnector.exhume`."""
-        return self._queue.exhume(limit)
 
     async def forget_dead_async(self, keys: Sequence[Any]) -> None:
         """As `BoundaryConnector.forget_dead`."""

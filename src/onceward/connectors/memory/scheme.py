@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.lease_rules import LeaseRules
 from onceward.connectors.leases import LeasingConnector
-from onceward.connectors.memory.connector import AsyncMemoryConnector, MemoryStore
+from onceward.connectors.memory.connector import AsyncMemoryConnector, MemoryLeaseStore
 from onceward.connectors.reports import Durability, SourceCounts, SourceFacts, Survives
 from onceward.connectors.scheme import LEASE_SETTINGS, Scheme
 
 if TYPE_CHECKING:
     from onceward.connectors.urls import Address
 
-_stores: dict[str, MemoryStore] = {}
+_stores: dict[str, MemoryLeaseStore] = {}
 _lock = Lock()
 
 
 class _Share:
-    """A store of many connectors: closed for the one that was closed, and open for the others."""
+    """A store that several connectors share: closing one leaves it open for the others."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: MemoryLeaseStore) -> None:
         self._store = store
         self._closed = False
 
@@ -53,7 +53,7 @@ def check(address: Address) -> None:
 
 def open_queue(address: Address, *, asynchronous: bool) -> Any:
     with _lock:
-        store = _stores.setdefault(address.place, MemoryStore())
+        store = _stores.setdefault(address.place, MemoryLeaseStore())
     wire = LeasingConnector(_Share(store), LeaseRules(**address.settings), time.time)
     return _Async(wire) if asynchronous else wire
 
