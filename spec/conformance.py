@@ -16,6 +16,8 @@ TITLES = {
     "CC": "Consumer contract (RULE-010)",
     "QC": "Queue consumer",
     "BC": "Boundary and its consumers",
+    "CN": "Connectors",
+    "MW": "Middleware",
 }
 
 
