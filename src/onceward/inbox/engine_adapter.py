@@ -16,7 +16,7 @@ from onceward.inbox.event import Event
 from onceward.inbox.metrics import instruments
 from onceward.inbox.processor import DONE, EventProcessor
 from onceward.inbox.registry import Registry
-from onceward.inbox.sessions import Raised, as_raised
+from onceward.inbox.sessions.rules import Raised, as_raised
 from onceward.inbox.stores.types import Key
 from onceward.task.lifecycle import Step
 from onceward.task.source import Source

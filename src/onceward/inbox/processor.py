@@ -40,7 +40,7 @@ from onceward.inbox.event import Event
 from onceward.inbox.metrics import Instruments, Watch, instruments
 from onceward.inbox.ports import InboxPorts, Session
 from onceward.inbox.sequencing import OutOfTurn
-from onceward.inbox.sessions import Raised
+from onceward.inbox.sessions.rules import Raised
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Key, MissingDay, as_date
 from onceward.inbox.upcasting import check_type, upcast
