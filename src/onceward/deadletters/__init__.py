@@ -1,6 +1,7 @@
 """What failed for good, whoever buried it: kept with its history, seen, mended, and sent again safely."""
 
-from onceward.deadletters.dead_letters import AsyncDeadLetters, DeadLetters
+from onceward.deadletters.dead_letters import DeadLetters
+from onceward.deadletters.dead_letters_asyncio import AsyncDeadLetters
 from onceward.deadletters.letter import Burial, Category, DeadLetter, Failure, Status
 from onceward.deadletters.queries import Filter
 from onceward.deadletters.redrive import Redrive

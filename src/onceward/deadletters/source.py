@@ -22,7 +22,8 @@ from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.codec import DecodeError, decode, sanitise_metadata
 from onceward.connectors.deliveries import Handouts
 from onceward.deadletters.burial import burial_of_exhumed
-from onceward.deadletters.dead_letters import AsyncDeadLetters, DeadLetters
+from onceward.deadletters.dead_letters import DeadLetters
+from onceward.deadletters.dead_letters_asyncio import AsyncDeadLetters
 from onceward.deadletters.letter import Category, category_of
 from onceward.deadletters.operations import Ending
 from onceward.deadletters.redrive_leases import Handout
