@@ -16,6 +16,7 @@ TITLES = {
     "CC": "Consumer contract (RULE-010)",
     "QC": "Queue consumer",
     "BC": "Boundary and its consumers",
+    "FA": "Public classes of both modes",
 }
 
 

@@ -56,6 +56,7 @@ TEXT = [
     (r"\b(is|are) awaited\b", r"\1 called"),
     (r"\b(for|in) asyncio\b", r"\1 threads"),
     (r"\bcoroutine (functions?)\b", r"\1"),
+    (r"\bTasks may share\b", "Threads may share"),
     (r"\b(\w+)_async(io)?\b", r"\1"),
 ]
 
@@ -109,10 +110,8 @@ class Words:
     """Docstrings, comments and messages, as the blocking module says them."""
 
     def __init__(self, source: str, directives: Directives) -> None:
-        self._given = [
-            (re.compile(r"\s+".join(map(re.escape, old.split())).replace("…", r"[\s\S]+?")), new)
-            for old, new in directives.text
-        ]
+        self._given = directives.text
+        self.used: set[str] = set()
         pairs = {name: rename(name) for name in set(re.findall(r"\bAsync[A-Z]\w*", source))}
         pairs["create_async_engine"] = "create_engine"
         self._other: dict[str, str] = pairs | {blocking: name for name, blocking in pairs.items()}
@@ -121,10 +120,13 @@ class Words:
 
     def change(self, text: str) -> str:
         for old, new in self._given:
-            text = old.sub(new.replace("\\", r"\\"), text)
+            pattern = r"\s+".join(map(re.escape, old.split())).replace("…", r"[\s\S]+?")
+            text, times = re.subn(pattern, new.replace("\\", r"\\"), text)
+            if times:
+                self.used.add(old)
         text = self._names.sub(self._exchange, text)
-        for pattern, replacement in TEXT:
-            text = re.sub(pattern, replacement, text)
+        for common, replacement in TEXT:
+            text = re.sub(common, replacement, text)
         return text
 
     def _exchange(self, match: re.Match[str]) -> str:
@@ -147,6 +149,7 @@ class Translation:
         for line in self._lines:
             self._starts.append(self._starts[-1] + len(line))
         self._edits: list[tuple[int, int, str]] = []
+        self._used: set[str] = set()
         self._kept: set[int] = set()
         """Where an `async` or `await` stays."""
         self._opened: set[int] = set()
@@ -157,6 +160,13 @@ class Translation:
         self._edits.append((self._starts[first], self._starts[last], ""))
         self._visit(ast.parse(self._source), port=False)
         self._change_tokens()
+        wanted = {
+            *self._directives.shared,
+            *self._directives.ports,
+            *(old for old, _ in self._directives.text),
+        }
+        if unused := sorted(wanted - self._used - self._words.used):
+            raise ValueError(f"make faces found nothing to change for {', '.join(unused)}")
         text = self._source
         for start, end, replacement in sorted(self._edits, reverse=True):
             text = text[:start] + replacement + text[end:]
@@ -166,6 +176,7 @@ class Translation:
         if isinstance(node, ast.AsyncFunctionDef):
             port = node.name in self._directives.ports
             if port:
+                self._used.add(node.name)
                 self._kept.add(self._at(node))
         elif isinstance(node, ast.FunctionDef | ast.Lambda):
             port = False
@@ -183,7 +194,9 @@ class Translation:
 
     def _is_shared(self, value: ast.expr) -> bool:
         called = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
-        return any(called.startswith(f"{name}.") for name in self._directives.shared)
+        found = [name for name in self._directives.shared if f"{called}.".startswith(f"{name}.")]
+        self._used.update(found)
+        return bool(found)
 
     def _unwrap(self, node: ast.Subscript, name: str) -> None:
         """`Awaitable[T]` and `Coroutine[Any, Any, T]` are T."""
@@ -301,11 +314,23 @@ def modules(folder: Path) -> Iterator[tuple[Path, Path, str]]:
             yield file, file.with_name(directives.target), translate(source, file.name)
 
 
+def orphans(folder: Path) -> Iterator[Path]:
+    """Generated modules whose asyncio module is gone, or writes another one now."""
+    first = re.compile(re.escape(GENERATED).replace(r"\{\}", r"(\S+)"))
+    for file in sorted(folder.rglob("*.py")):
+        match = first.match(file.read_text("utf-8"))
+        if match is not None:
+            source = file.with_name(match[1])
+            directives = read_directives(source.read_text("utf-8")) if source.exists() else None
+            if directives is None or directives.target != file.name:
+                yield file
+
+
 def main(arguments: list[str]) -> int:
     """Arguments: `--check`, and a folder instead of `src/onceward`."""
     folders = [Path(each) for each in arguments if each != "--check"]
     folder = folders[0] if folders else SOURCES
-    stale = []
+    stale = [f"{file} has no source" for file in orphans(folder)]
     for file, target, wanted in modules(folder):
         found = target.read_text("utf-8") if target.exists() else ""
         if found == wanted:
@@ -319,7 +344,7 @@ def main(arguments: list[str]) -> int:
         else:
             target.write_text(wanted, "utf-8")
     if "--check" in arguments and stale:
-        print(f"{', '.join(stale)}: not what the asyncio module says; run make faces")
+        print(f"out of date: {', '.join(stale)}; run make faces")
         return 1
     return 0
 

@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from onceward._sync import run_blocking
-from onceward.boundary.client.client import AsyncBoundaryClient, BoundaryClient
+from onceward.boundary.client.client import BoundaryClient
+from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
 from onceward.boundary.errors import InvalidArgument
 from onceward.boundary.model import LARGEST_PAGE, Envelope, Fact, Page, StoredFact, check_consumer
 from onceward.boundary.tls import Tls

@@ -1,24 +1,11 @@
-"""The honest consumer: fetch, apply and persist each fact, confirm the batch. Nothing is retried, nothing is hidden.
-
-    FetchFacts(consumer_name, limit)
-    for each fact: handler(fact, session) in one database transaction, committed
-    ConfirmReceipt(consumer_name, highest offset)          only if every fact of the batch was done
-
-A fact that fails ends the run with its exception: what comes after it is not touched, nothing of the batch is
-confirmed, and the next fetch begins with the same facts. So the handler must be idempotent; `strategies` has three
-ready ways.
-"""
+"""The loop of a boundary's consumer, in threads and in asyncio."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from onceward._sync import run_blocking
-from onceward.boundary.client.client import AsyncBoundaryClient, BoundaryClient
 from onceward.boundary.errors import BoundaryError
 from onceward.boundary.model import Page, StoredFact
 from onceward.errors import ConfigurationError
@@ -37,14 +24,14 @@ _log = logging.getLogger("onceward.boundary")
 EMPTY_WAIT = 0.1
 """Seconds to wait when there is nothing new."""
 LONGEST_NAP = 0.1
-"""Seconds: a longer wait is taken in naps, so that it ends soon after `stop()`, which then need not wake anybody."""
+"""Seconds: a longer wait is taken in naps, so it ends soon after `stop()`, which need not wake it."""
 
 Attempt = Callable[[StoredFact], Awaitable[BaseException | None]]
 """One session, the handler, the commit. What was raised is the reply."""
 
 
-class _Consumer:
-    """Written for both modes: what waits is a method that blocks in one and awaits in the other."""
+class FactLoop:
+    """The loop of both modes: what waits is a port, a method that blocks in one and awaits in the other."""
 
     def __init__(self, consumer_name: str, limit: int, empty_wait: float) -> None:
         if not consumer_name:
@@ -59,9 +46,9 @@ class _Consumer:
         self._stop_requested = False
 
     def stop(self) -> None:
-        """End after the fact in hand, for good. Safe in a signal handler and from any thread.
+        """End after the fact in flight, permanently. Safe in a signal handler and from any thread.
 
-        In the midst of a batch nothing of it is confirmed: what was applied comes again, and is known then.
+        In the middle of a batch nothing of it is confirmed: the facts that were applied come again, as duplicates.
         """
         self._stop_requested = True
 
@@ -77,14 +64,14 @@ class _Consumer:
     async def _run(self, attempt: Attempt, drain: bool) -> BaseException | None:
         while not self._is_stopped():
             page = await self._fetch()
-            self._tell_gap(page)
+            self._report_gap(page)
             if page.facts:
                 for fact in page.facts:
                     if self._is_stopped():
                         return None
                     error = await attempt(fact)
                     if error is not None:
-                        return self._told(error, fact)
+                        return self._report(error, fact)
                 await self._confirm_batch(page)
             elif drain:
                 return None
@@ -112,7 +99,7 @@ class _Consumer:
             await self._nap(min(left, LONGEST_NAP))
             left -= LONGEST_NAP
 
-    def _tell_gap(self, page: Page) -> None:
+    def _report_gap(self, page: Page) -> None:
         if page.gap is not None:
             _log.error(
                 "consumer %s missed facts %d to %d: they have expired",
@@ -122,10 +109,10 @@ class _Consumer:
                 extra={"consumer": self.consumer_name, "offset": page.gap.first_missing},
             )
 
-    def _told(self, error: BaseException, fact: StoredFact) -> BaseException:
+    def _report(self, error: BaseException, fact: StoredFact) -> BaseException:
         where = f"message_id {fact.message_id}, offset {fact.offset}, consumer {self.consumer_name}"
         error.add_note(f"while applying the fact with {where}; nothing of its batch was confirmed")
-        if isinstance(error, Exception):  # an interrupt is no failure of the fact's
+        if isinstance(error, Exception):  # an interrupt is not a failure of the fact
             _log.error(
                 "a fact failed, and its batch is not confirmed: %s: %s: %s",
                 where,
@@ -136,66 +123,7 @@ class _Consumer:
         return error
 
 
-class BoundaryConsumer(_Consumer):
-    """Consumes a boundary's facts under a durable name, one after another, in threads."""
-
-    def __init__(
-        self, client: BoundaryClient, consumer_name: str, limit: int = 100, *, empty_wait: float = EMPTY_WAIT
-    ) -> None:
-        super().__init__(consumer_name, limit, empty_wait)
-        self._client = client
-
-    def run(self, handler: Handler, engine: Engine, *, drain: bool = False) -> None:
-        """Until `stop()`, or with `drain` until there is nothing new: fetch, apply and persist, confirm.
-
-        `handler(fact, session)` runs in one database transaction, committed before the next fact. Whatever it or the
-        commit raises is raised here, the same object with a note that names the fact: rolled back, nothing of the batch
-        confirmed, not tried again. What a call of the boundary raises is raised as well. Call `run` again to go on.
-        """
-        error = run_blocking(self._run(_attempts(handler, engine), drain))
-        if error is not None:
-            raise error
-
-    async def _fetch(self) -> Page:
-        return self._client.fetch(self.consumer_name, self.limit)
-
-    async def _confirm(self, offset: int) -> None:
-        self._client.confirm(self.consumer_name, offset)
-
-    async def _nap(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-
-class AsyncBoundaryConsumer(_Consumer):
-    """`BoundaryConsumer` for asyncio: the same methods and rules; the handler is awaited."""
-
-    def __init__(
-        self,
-        client: AsyncBoundaryClient,
-        consumer_name: str,
-        limit: int = 100,
-        *,
-        empty_wait: float = EMPTY_WAIT,
-    ) -> None:
-        super().__init__(consumer_name, limit, empty_wait)
-        self._client = client
-
-    async def run(self, handler: AsyncHandler, engine: AsyncEngine, *, drain: bool = False) -> None:
-        error = await self._run(_async_attempts(handler, engine), drain)
-        if error is not None:
-            raise error
-
-    async def _fetch(self) -> Page:
-        return await self._client.fetch(self.consumer_name, self.limit)
-
-    async def _confirm(self, offset: int) -> None:
-        await self._client.confirm(self.consumer_name, offset)
-
-    async def _nap(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-
-def _attempts(handler: Handler, engine: Engine) -> Attempt:
+def attempts_of(handler: Handler, engine: Engine) -> Attempt:
     from onceward.db import DbSession
     from onceward.db.handlers import attempts
 
@@ -203,7 +131,7 @@ def _attempts(handler: Handler, engine: Engine) -> Attempt:
     return attempts(handler, engine, "AsyncBoundaryConsumer")
 
 
-def _async_attempts(handler: AsyncHandler, engine: AsyncEngine) -> Attempt:
+def async_attempts_of(handler: AsyncHandler, engine: AsyncEngine) -> Attempt:
     from onceward.db import AsyncDbSession
     from onceward.db.handlers import async_attempts
 
