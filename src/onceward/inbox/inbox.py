@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from onceward._sync import run_blocking
+from onceward._sync import Raised, run_blocking
 from onceward.inbox.contract import Contract
-from onceward.inbox.engine_adapter import Served
 from onceward.inbox.event import Event
-from onceward.inbox.inbox_parts import InboxParts, contract_of
+from onceward.inbox.inbox_parts import InboxParts
 from onceward.inbox.metrics import instruments
 from onceward.inbox.ports import BlockingInboxPorts
 from onceward.inbox.processor import Result
 from onceward.inbox.purge.purge import PurgeReport
-from onceward.inbox.sessions.rules import Raised, as_raised
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -80,14 +79,15 @@ class Inbox(InboxParts):
         """
         try:
             view = Event.of(event)
+            call = partial(self._ports.call, handler)
             if session is None:
                 run_blocking(self._core.reachable(self._registry.check, contract, handler))
-                return run_blocking(self._core.process(contract, view, handler, instruments()))
+                return run_blocking(self._core.process(contract, view, call, instruments()))
             within = self._ports.join(session, view)
             run_blocking(self._registry.check(contract, handler, within._apply))
-            return run_blocking(self._core.join(contract, view, handler, within))
+            return run_blocking(self._core.join(contract, view, call, within))
         except Raised as carried:
-            raised = as_raised(carried)
+            raised = carried.unwrap()
         raise raised
 
     def purge(self, consumer_id: str | None = None) -> PurgeReport:
@@ -113,7 +113,3 @@ class Inbox(InboxParts):
     def effects(self, *, in_doubt: bool = True, limit: int = 100) -> list[dict[str, Any]]:
         """The effect ledger; by default those begun whose outcome is unknown."""
         return run_blocking(self._ports.transact(self._store.effects, in_doubt, limit))
-
-    def serve(self, task: Any) -> Served:
-        """What the engine calls for a task with a contract."""
-        return Served(self._core, self._registry, task, contract_of(task))

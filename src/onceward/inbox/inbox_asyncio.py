@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from onceward._sync import Raised
 from onceward.inbox.contract import Contract
-from onceward.inbox.engine_adapter import AsyncServed
 from onceward.inbox.event import Event
-from onceward.inbox.inbox_parts import InboxParts, contract_of
+from onceward.inbox.inbox_parts import InboxParts
 from onceward.inbox.metrics import instruments
 from onceward.inbox.ports import AsyncInboxPorts
 from onceward.inbox.processor import Result
 from onceward.inbox.purge.purge import PurgeReport
-from onceward.inbox.sessions.rules import Raised, as_raised
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -81,14 +81,15 @@ class AsyncInbox(InboxParts):
         """
         try:
             view = Event.of(event)
+            call = partial(self._ports.call, handler)
             if session is None:
                 await self._core.reachable(self._registry.check, contract, handler)
-                return await self._core.process(contract, view, handler, instruments())
+                return await self._core.process(contract, view, call, instruments())
             within = self._ports.join(session, view)
             await self._registry.check(contract, handler, within._apply)
-            return await self._core.join(contract, view, handler, within)
+            return await self._core.join(contract, view, call, within)
         except Raised as carried:
-            raised = as_raised(carried)
+            raised = carried.unwrap()
         raise raised
 
     async def purge(self, consumer_id: str | None = None) -> PurgeReport:
@@ -114,7 +115,3 @@ class AsyncInbox(InboxParts):
     async def effects(self, *, in_doubt: bool = True, limit: int = 100) -> list[dict[str, Any]]:
         """The effect ledger; by default those begun whose outcome is unknown."""
         return await self._ports.transact(self._store.effects, in_doubt, limit)
-
-    def serve(self, task: Any) -> AsyncServed:
-        """What the engine calls for a task with a contract."""
-        return AsyncServed(self._core, self._registry, task, contract_of(task))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from onceward.errors import ConfigurationError
-from onceward.inbox.contract import Contract
+from onceward.inbox.middleware import InboxMiddleware
 from onceward.inbox.ports import InboxPorts
 from onceward.inbox.processor import EventProcessor
 from onceward.inbox.purge.purge import Purge
@@ -25,15 +23,10 @@ class InboxParts:
         self._registry = Registry(self._store, ports, env)
         self._purge = Purge(self._store, ports, self._registry)
 
+    def middleware(self) -> InboxMiddleware:
+        """What the engine puts around a task with a contract."""
+        return InboxMiddleware(self._core, self._registry)
+
     def migrations_sql(self) -> str:
         """The migrations of this database, as SQL to read or to run by hand."""
         return migrations.as_script(self._store.name)
-
-
-def contract_of(task: Any) -> Contract:
-    contract = task.contract
-    if not isinstance(contract, Contract):
-        raise ConfigurationError(
-            f"the contract of {task.name} must be a Contract(…), not {type(contract).__name__}"
-        )
-    return contract

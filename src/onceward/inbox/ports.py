@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sqlalchemy import Engine
 
+from onceward._sync import Raised
 from onceward.inbox.event import Event
 from onceward.inbox.sessions import EffectfulSession, InboxSession, Joined
-from onceward.inbox.sessions.rules import Raised
 from onceward.inbox.suspects import AsyncGate, BlockingGate
 from onceward.storage.ports import AsyncStoragePorts, BlockingStoragePorts
 

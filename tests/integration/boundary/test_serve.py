@@ -198,7 +198,7 @@ main()
     ("module", "name", "told"),
     [
         ("retention", "Retention", "onceward-boundary-retention has ended by itself"),
-        ("running", "_Live", "onceward-boundary-configuration has ended by itself"),
+        ("server.process", "_Live", "onceward-boundary-configuration has ended by itself"),
     ],
 )
 def test_a_server_of_which_a_part_broke_ends_with_1_for_its_supervisor(

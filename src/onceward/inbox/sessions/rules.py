@@ -1,4 +1,4 @@
-"""What both kinds of session refuse, and how an exception of user code gets through the inbox's coroutines."""
+"""What both kinds of session refuse."""
 
 from __future__ import annotations
 
@@ -20,18 +20,3 @@ LOST = "the lease on event {} was lost, and somebody else may have it; nothing o
 
 def has_written(transaction: DbTransaction) -> bool:
     return transaction.backend.has_written(transaction.connection)
-
-
-class Raised(Exception):
-    """An exception of user code on its way through coroutines, which a StopIteration could not pass."""
-
-    def __init__(self, raised: Exception) -> None:
-        super().__init__(raised)
-        self.raised = raised
-
-
-def as_raised(carried: Raised) -> Exception:
-    """The very object, with what was noted on the way."""
-    for note in getattr(carried, "__notes__", ()):
-        carried.raised.add_note(note)
-    return carried.raised

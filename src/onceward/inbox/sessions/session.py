@@ -8,21 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Engine
 
-from onceward._sync import run_blocking
+from onceward._sync import Raised, run_blocking
 from onceward.db.errors import SessionError
 from onceward.db.session import DbSession
 from onceward.errors import ConfigurationError
 from onceward.inbox.errors import EffectError, LeaseLostError
 from onceward.inbox.event import Event
-from onceward.inbox.sessions.rules import (
-    LOST,
-    NOT_DECIDED,
-    NOT_EFFECTFUL,
-    WRITTEN,
-    Raised,
-    as_raised,
-    has_written,
-)
+from onceward.inbox.sessions.rules import LOST, NOT_DECIDED, NOT_EFFECTFUL, WRITTEN, has_written
 
 if TYPE_CHECKING:
     from onceward.inbox.effects import Claim, Ledger, Reconcile
@@ -79,7 +71,7 @@ class EffectfulSession(InboxSession):
         try:
             return run_blocking(self._ledger.effect(name, call, reconcile))
         except Raised as carried:
-            raised = as_raised(carried)
+            raised = carried.unwrap()
         raise raised
 
     def _run_lazily(self, operation: Callable[..., T], *args: Any, **kwargs: Any) -> T:

@@ -11,20 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from onceward._sync import Raised
 from onceward.db.errors import SessionError
 from onceward.db.session_asyncio import AsyncDbSession
 from onceward.errors import ConfigurationError
 from onceward.inbox.errors import EffectError, LeaseLostError
 from onceward.inbox.event import Event
-from onceward.inbox.sessions.rules import (
-    LOST,
-    NOT_DECIDED,
-    NOT_EFFECTFUL,
-    WRITTEN,
-    Raised,
-    as_raised,
-    has_written,
-)
+from onceward.inbox.sessions.rules import LOST, NOT_DECIDED, NOT_EFFECTFUL, WRITTEN, has_written
 
 if TYPE_CHECKING:
     from onceward.inbox.effects import Claim, Ledger, Reconcile
@@ -85,7 +78,7 @@ class AsyncEffectfulSession(AsyncInboxSession):
         try:
             return await self._ledger.effect(name, call, reconcile)
         except Raised as carried:
-            raised = as_raised(carried)
+            raised = carried.unwrap()
         raise raised
 
     async def _run_lazily(self, operation: Callable[..., T], *args: Any, **kwargs: Any) -> T:
