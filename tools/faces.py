@@ -227,7 +227,7 @@ class Translation:
                 width, name = (1, rename(token.string)) if after_dot else self._dotted(tokens, n)
                 self._edits.append((start, self._offset(tokens[n + width - 1].end), name))
             elif token.type in TEXTS:
-                self._edits.append((start, end, self._words.change(token.string)))
+                self._edits.append((start, end, self._words.change(self._source[start:end])))
             n += width
 
     def _dotted(self, tokens: list[tokenize.TokenInfo], n: int) -> tuple[int, str]:
