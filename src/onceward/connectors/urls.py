@@ -219,7 +219,7 @@ def _check_boundary(address: Address) -> None:
 
 def _open_boundary(address: Address, asynchronous: bool) -> Any:
     with _needing("connectrpc", "boundary"), _needing("pyqwest", "boundary"):
-        from onceward.connectors.boundary.connector import open_boundary
+        from onceward.connectors.boundary.factory import open_boundary
 
     settings = dict(address.settings)
     consumer = settings.pop("consumer", None)
