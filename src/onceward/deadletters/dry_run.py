@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import event
 
-from onceward._sync import run_blocking
+from onceward._sync import Raised, as_coroutine, as_function, run_blocking
 from onceward.db import SessionError
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
@@ -29,14 +29,14 @@ from onceward.inbox.event import Event
 from onceward.inbox.ports import AsyncInboxPorts, BlockingInboxPorts, InboxPorts
 from onceward.inbox.processor import too_old, with_token
 from onceward.inbox.registry import Registry
-from onceward.inbox.sessions import NOT_EFFECTFUL, WRITTEN, Raised, has_written
+from onceward.inbox.sessions import NOT_EFFECTFUL, WRITTEN, has_written
 from onceward.inbox.stores import store_of
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.postgresql import DAYS_AHEAD
 from onceward.inbox.stores.types import Key
 from onceward.inbox.upcasting import check_type, upcast
 from onceward.task.exceptions import Postponed
-from onceward.task.io_guard import guarded
+from onceward.task.io_guard import IoGuard
 from onceward.task.lifecycle import Step, text_of
 from onceward.task.mixins.policies import RetryPolicy
 from onceward.transaction import Transaction
@@ -330,14 +330,12 @@ class _DryRun:
 
 
 def _guarded(task: Any) -> Callable[..., Any]:
-    settings = task.settings
-    task.settings = settings.model_copy(update={"io_guard": "raise"})
-    try:
-        method = task.process_transaction
-        step = guarded(Step.of("process", "process", method, RetryPolicy()), task)
-    finally:
-        task.settings = settings
-    return step.call
+    method = task.process_transaction
+    guard = IoGuard(task, raises=True)
+    step = Step.of("process", "process", method, RetryPolicy())
+    if task._asynchronous:
+        return guard.wrap_step(step, method)
+    return as_function(guard.wrap_step(step, as_coroutine(method)))
 
 
 def _raised(error: BaseException) -> tuple[Outcome, str]:

@@ -53,10 +53,13 @@ class Availability:
         if self._state is State.ON_TRIAL:
             self._state = State.AVAILABLE
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether it was unavailable when it was last asked."""
+        return self._state in (State.UNAVAILABLE, State.BROKE_ITS_WORD)
+
     async def check(self, consumer_id: str) -> None:
-        """Raises if the database was unavailable when it was last asked, and still is."""
-        if self._state in (State.AVAILABLE, State.ON_TRIAL):
-            return
+        """Raises if the database is still unavailable. To be asked while it is in doubt."""
         problem = f"the database of consumer {consumer_id!r} is not available"
         if self._state is State.BROKE_ITS_WORD:
             self._state = State.UNAVAILABLE

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from onceward._sync import run_blocking
-from onceward.errors import ConfigurationError
+from onceward._sync import Raised, as_function, run_blocking
 from onceward.inbox.contract import Contract
-from onceward.inbox.engine_adapter import AsyncServed, Served
 from onceward.inbox.event import Event
 from onceward.inbox.metrics import instruments
+from onceward.inbox.middleware import InboxMiddleware
 from onceward.inbox.ports import AsyncInboxPorts, BlockingInboxPorts, InboxPorts
 from onceward.inbox.processor import EventProcessor, Result
 from onceward.inbox.purge.purge import Purge, PurgeReport
 from onceward.inbox.registry import Registry
-from onceward.inbox.sessions import Raised, joined, joined_async, raised_again
+from onceward.inbox.sessions import joined, joined_async
 from onceward.inbox.stores import store_of
 from onceward.storage import migrations
 
@@ -47,18 +47,13 @@ class _Inbox:
         self._registry = Registry(self._store, ports, env)
         self._purge = Purge(self._store, ports, self._registry)
 
+    def middleware(self) -> InboxMiddleware:
+        """What the engine puts around a task with a contract."""
+        return InboxMiddleware(self._core, self._registry)
+
     def migrations_sql(self) -> str:
         """The migrations of this database, as SQL to read or to run by hand."""
         return migrations.as_script(self._store.name)
-
-
-def _contract_of(task: Any) -> Contract:
-    contract = task.contract
-    if not isinstance(contract, Contract):
-        raise ConfigurationError(
-            f"the contract of {task.name} must be a Contract(…), not {type(contract).__name__}"
-        )
-    return contract
 
 
 class Inbox(_Inbox):
@@ -110,17 +105,19 @@ class Inbox(_Inbox):
         With a `session` of yours it happens inside that session, which you commit, as in `QueueConsumer.run`. Starts
         are then not written down here; the source's own count, where the event carries it, decides about poison.
         """
-        return raised_again(lambda: run_blocking(self._process(contract, Event.of(event), handler, session)))
+        return as_function(self._process)(contract, Event.of(event), handler, session)
 
     async def _process(
         self, contract: Contract, event: Event, handler: Handler, session: DbSession | None
     ) -> Result:
         if session is None:
             await self._core.reachable(self._registry.check, contract, handler)
-            return await self._core.process(contract, event, handler, instruments())
+            return await self._core.process(
+                contract, event, partial(self._ports.call, handler), instruments()
+            )
         within = joined(session, event)
         await self._registry.check(contract, handler, within._apply)
-        return await self._core.join(contract, event, handler, within)
+        return await self._core.join(contract, event, partial(self._ports.call, handler), within)
 
     def purge(self, consumer_id: str | None = None) -> PurgeReport:
         """Remove what is older than each consumer's retention and not on hold, in bounded steps."""
@@ -144,10 +141,6 @@ class Inbox(_Inbox):
     def effects(self, *, in_doubt: bool = True, limit: int = 100) -> list[dict[str, Any]]:
         """The effect ledger; by default those begun whose outcome nobody knows."""
         return run_blocking(self._ports.transact(self._store.effects, in_doubt, limit))
-
-    def serve(self, task: Any) -> Served:
-        """What the engine calls for a task with a contract."""
-        return Served(self._core, self._registry, task, _contract_of(task))
 
 
 class AsyncInbox(_Inbox):
@@ -185,10 +178,12 @@ class AsyncInbox(_Inbox):
             view = Event.of(event)
             if session is None:
                 await self._core.reachable(self._registry.check, contract, handler)
-                return await self._core.process(contract, view, handler, instruments())
+                return await self._core.process(
+                    contract, view, partial(self._ports.call, handler), instruments()
+                )
             within = joined_async(session, view)
             await self._registry.check(contract, handler, within._apply)
-            return await self._core.join(contract, view, handler, within)
+            return await self._core.join(contract, view, partial(self._ports.call, handler), within)
         except Raised as carried:
             raised = carried.raised
         raise raised
@@ -210,6 +205,3 @@ class AsyncInbox(_Inbox):
 
     async def effects(self, *, in_doubt: bool = True, limit: int = 100) -> list[dict[str, Any]]:
         return await self._ports.transact(self._store.effects, in_doubt, limit)
-
-    def serve(self, task: Any) -> AsyncServed:
-        return AsyncServed(self._core, self._registry, task, _contract_of(task))

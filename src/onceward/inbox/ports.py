@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sqlalchemy import Engine
 
+from onceward._sync import Raised
 from onceward.inbox.event import Event
-from onceward.inbox.sessions import EffectfulSession, InboxSession, Raised
+from onceward.inbox.sessions import EffectfulSession, InboxSession
 from onceward.inbox.suspects import AsyncGate, Gate
 from onceward.storage.ports import AsyncStoragePorts, BlockingStoragePorts
 

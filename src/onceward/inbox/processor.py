@@ -19,13 +19,14 @@ import copy
 import logging
 import random
 from asyncio import CancelledError
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 from sqlalchemy.exc import DBAPIError
 
+from onceward._sync import Raised
 from onceward.db import LockTimeoutError, SessionError
 from onceward.db.backends import backend_of
 from onceward.db.transaction import DbTransaction
@@ -40,7 +41,6 @@ from onceward.inbox.event import Event
 from onceward.inbox.metrics import Instruments, Watch, instruments
 from onceward.inbox.ports import InboxPorts, Session
 from onceward.inbox.sequencing import OutOfTurn
-from onceward.inbox.sessions import Raised
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Key, MissingDay, as_date
 from onceward.inbox.upcasting import check_type, upcast
@@ -53,7 +53,8 @@ _log = logging.getLogger("onceward.inbox")
 ENDS = (Exception, CancelledError, AttemptInterrupted)
 """What an attempt ends with. Anything else leaves it without an end, as a crash does."""
 
-Handler = Callable[[Event, Any], Any]
+Handler = Callable[[Event, Any], Awaitable[Any]]
+"""What user code raises comes out of it as `Raised`."""
 
 
 class Handling(StrEnum):
@@ -72,6 +73,11 @@ class Result(msgspec.Struct, frozen=True):
     handling: Handling
     value: Any = None
     """What the handler returned."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the handler was called."""
+        return self.handling is Handling.DONE
 
     @property
     def duplicate(self) -> bool:
@@ -113,7 +119,7 @@ class EventProcessor:
                 if start is None:
                     start = await self.reachable(self.ledger.start, contract, key, True)
                 current = with_token(upcast(contract, event), start)
-                result = await self._in_turn(contract, key, digest, current, handler, start)
+                result = await self._attempts(contract, key, digest, current, handler, start)
             finally:
                 self.ports.gate.leave()
         except ENDS as error:
@@ -129,18 +135,6 @@ class EventProcessor:
         self.availability.event_done()
         watch.ended(result.handling, start)
         return result
-
-    async def _in_turn(
-        self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, start: Start
-    ) -> Result:
-        """In its turn among the events of its aggregate; if that has not come yet, it is parked."""
-        try:
-            return await self._attempts(contract, key, digest, event, handler, start)
-        except OutOfTurn as early:
-            waiting = await self.reachable(
-                self.ports.transact, sequencing.park, self.store, contract, key, event, early.expected
-            )
-            raise waiting from None
 
     async def join(self, contract: Contract, event: Event, handler: Handler, session: Session) -> Result:
         """The same inside a session of the caller's, who commits. Its source has to count the starts."""
@@ -182,6 +176,11 @@ class EventProcessor:
         for attempt in range(SERIALIZATION_RETRIES):
             try:
                 return await once(contract, key, digest, event, handler, start)
+            except OutOfTurn as early:  # its turn among the events of its aggregate has not come yet
+                waiting = await self.reachable(
+                    self.ports.transact, sequencing.park, self.store, contract, key, event, early.expected
+                )
+                raise waiting from None
             except MissingDay:
                 if made_room:
                     raise ContractError(too_old(key, None), Breach.TOO_OLD, key.tracking_id) from None
@@ -219,7 +218,7 @@ class EventProcessor:
             place = await session._apply(sequencing.take_place, self.store, contract, key, event)
             if place is sequencing.Place.SUPERSEDED:
                 return Result(SUPERSEDED)
-        return Result(DONE, await self.ports.call(handler, event, session))
+        return Result(DONE, await handler(event, session))
 
     def _refuse(self, transaction: DbTransaction, key: Key, digest: bytes) -> None:
         """Returns for a duplicate, and says why in all other cases."""
@@ -250,7 +249,7 @@ class EventProcessor:
         error: BaseException | None = None
         try:
             await session._enter()
-            value = await self.ports.call(handler, event, session)
+            value = await handler(event, session)
             await self.reachable(session._apply, self._complete, claim, digest)
             return Result(DONE, value)
         except BaseException as raised:

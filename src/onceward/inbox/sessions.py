@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Engine
 
-from onceward._sync import run_blocking
+from onceward._sync import as_function
 from onceward.db import DbSession, SessionError
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
@@ -81,7 +81,7 @@ class EffectfulSession(InboxSession):
         if self._ledger is None:
             raise EffectError(NOT_DECIDED)
         self._let_go()
-        return raised_again(lambda: run_blocking(self._ledger.effect(name, call, reconcile)))  # type: ignore[union-attr]
+        return as_function(self._ledger.effect)(name, call, reconcile)
 
     def _lazily(self, operation: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         if self._claim.lost:
@@ -115,30 +115,6 @@ class EffectfulSession(InboxSession):
 
 def has_written(transaction: DbTransaction) -> bool:
     return transaction.backend.has_written(transaction.connection)
-
-
-class Raised(Exception):
-    """What user code raised, carried through coroutines: a StopIteration would not come through them."""
-
-    def __init__(self, raised: Exception) -> None:
-        super().__init__(raised)
-        self.raised = raised
-
-
-def raised_again(call: Callable[[], T]) -> T:
-    """What user code raised leaves as it was raised."""
-    try:
-        return call()
-    except Raised as carried:
-        raised = as_raised(carried)
-    raise raised
-
-
-def as_raised(carried: Raised) -> Exception:
-    """The very object, with what was noted on the way."""
-    for note in getattr(carried, "__notes__", ()):
-        carried.raised.add_note(note)
-    return carried.raised
 
 
 # An event inside somebody else's session: the inbox's part of it, without beginning or ending anything.

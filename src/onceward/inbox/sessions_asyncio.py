@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from onceward._sync import Raised
 from onceward.db import SessionError
 from onceward.db.session_asyncio import AsyncDbSession
 from onceward.inbox.errors import EffectError, LeaseLostError
 from onceward.inbox.event import Event
-from onceward.inbox.sessions import LOST, NOT_DECIDED, NOT_EFFECTFUL, WRITTEN, Raised, has_written
+from onceward.inbox.sessions import LOST, NOT_DECIDED, NOT_EFFECTFUL, WRITTEN, has_written
 
 if TYPE_CHECKING:
     from onceward.inbox.effects import Claim, Ledger, Reconcile

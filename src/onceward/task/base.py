@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from onceward.errors import ConfigurationError
+from onceward.middleware import Middleware
 from onceward.task.deadlines import Clock
 from onceward.task.settings import EngineSettings
 from onceward.task.slots import IdsInFlight
@@ -47,6 +48,8 @@ class BaseTask:
 
     settings: EngineSettings = EngineSettings()
     clock: Clock = Clock()
+    middleware: Sequence[Middleware] = ()
+    """What goes around the source and the steps of this task, outermost first."""
     connectors: Mapping[str, Any]
     services: Mapping[str, Any]
 
@@ -76,6 +79,12 @@ class BaseTask:
             self.settings = settings
         self.connectors = dict(connectors)
         self.services = dict(services or {})
+        for each in self.middleware:
+            if not isinstance(each, Middleware):
+                raise ConfigurationError(
+                    f"the middleware of {name} must be instances of Middleware, not {each!r}; "
+                    "write middleware = [Audit()]"
+                )
         self._check()
 
     def _check(self) -> None:
@@ -88,9 +97,9 @@ class BaseTask:
 
     @property
     def _engine(self) -> EngineState:
-        # Made on first use, so that a task that overrides __init__ and forgets super() still works.
-        state: EngineState = self.__dict__.setdefault("_engine_state", EngineState())
-        return state
+        # Built on first use, so a task that overrides __init__ and forgets super() still works.
+        state: EngineState | None = self.__dict__.get("_engine_state")
+        return self.__dict__.setdefault("_engine_state", EngineState()) if state is None else state
 
     def stop(self) -> None:
         """End the calls that run now: what is in flight finishes, nothing more is started.

@@ -7,7 +7,7 @@ import contextvars
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -15,7 +15,8 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from onceward.task import io_guard
+from onceward._sync import as_coroutine, as_function, run_blocking
+from onceward.middleware import Middleware
 from onceward.task.base import BaseTask
 from onceward.task.exceptions import ConsumerLoopTimeoutException, LoopError, ProducerLoopTimeoutException
 from onceward.task.failure_log import Tracebacks
@@ -57,10 +58,8 @@ class Wiring(msgspec.Struct, kw_only=True):
     timeout_error: type[ConsumerLoopTimeoutException] | type[ProducerLoopTimeoutException]
     postpones: bool = False
     """Whether what is postponed has somewhere to go back to."""
-    begin: Callable[[], Any] | None = None
-    """Called, in asyncio awaited, before anything else: it may refuse."""
-    end: Callable[[], Any] | None = None
-    """Called, in asyncio awaited, after everything else. It never raises."""
+    chain: Sequence[Middleware] = ()
+    """What is around the steps and the source, outermost first, but for telemetry."""
     on_outcome: Callable[[Outcome], None] | None = None
 
 
@@ -96,9 +95,9 @@ class Call:
         limited = self.deadline != inf or wiring.policy.loop.transaction_timeout is not None
         plan = Plan(
             task=task.name,
-            main=self._watched(io_guard.guarded(wiring.main, task)),
-            success=self._watched(wiring.success),
-            exception=self._watched(wiring.exception),
+            main=self._wrap(wiring.main),
+            success=self._wrap(wiring.success),
+            exception=self._wrap(wiring.exception),
             transaction_timeout=wiring.policy.loop.transaction_timeout,
             loop_deadline=self.deadline,
             limited=limited,
@@ -136,13 +135,15 @@ class Call:
     def stuck(self) -> int:
         return self.slots.stuck_now + self.stuck_asking
 
-    def _watched(self, step: Step) -> Step:
-        """The step with spans around its attempts; or, when nobody listens, without a handler that does nothing."""
-        if self.watch is None:
-            silent = getattr(step.call, "__func__", None) in NOT_DEFINED
-            return msgspec.structs.replace(step, silent=silent)
-        around = self.watch.around_async if self.task._asynchronous else self.watch.around
-        return msgspec.structs.replace(step, call=around(step))
+    def _wrap(self, step: Step) -> Step:
+        """The step inside its middleware; or, where nothing is around it, without a handler that does nothing."""
+        chain = self.wiring.chain if self.watch is None else (self.watch, *self.wiring.chain)
+        bare = call = step.call if self.task._asynchronous or not chain else as_coroutine(step.call)
+        for each in reversed(chain):
+            call = each.wrap_step(step, call)
+        if call is bare:
+            return msgspec.structs.replace(step, silent=getattr(step.call, "__func__", None) in NOT_DEFINED)
+        return msgspec.structs.replace(step, call=call if self.task._asynchronous else as_function(call))
 
     def _take_over(self, hand_over: Callable[[Failed], None], loop: Loop, reply: Failed) -> None:
         """The source does not answer, and whoever asked it is stuck: another goes on with the loop."""
@@ -203,6 +204,24 @@ class Call:
         return report
 
 
+async def begin_all(chain: Sequence[Middleware]) -> None:
+    """From the outermost on. Where one refuses, those that have begun are ended."""
+    for number, each in enumerate(chain):
+        try:
+            await each.begin()
+        except BaseException:
+            await end_all(chain[:number])
+            raise
+
+
+async def end_all(chain: Sequence[Middleware]) -> None:
+    for each in reversed(chain):
+        try:
+            await each.end()
+        except Exception:
+            logger.exception("middleware %s failed at the end of the call", each.name)
+
+
 def shown(policy: ConsumerPolicy | ProducerPolicy) -> dict[str, Any]:
     """The settings of a loop, as attributes of its span."""
     loop = policy.loop
@@ -240,8 +259,7 @@ def required(method: F) -> F:
 
 def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
     """The call, driven by threads; the caller's thread only waits."""
-    if wiring.begin is not None:
-        wiring.begin()
+    run_blocking(begin_all(wiring.chain))
     call = Call(task, wiring)
     ports = BlockingPorts(task.clock, task.settings.stuck_grace, call.expired)
     ended: list[StopReason | Exited] = []
@@ -284,8 +302,7 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
             call.slots.closed = True
             ports.alarm()
     try:
-        if wiring.end is not None:
-            wiring.end()
+        run_blocking(end_all(wiring.chain))
     finally:  # a Ctrl-C may come even now
         result = Exited(interrupted) if interrupted is not None else ended[0] if ended else StopReason.TIMEOUT
         report = call.conclude(result)
@@ -294,8 +311,7 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
 
 async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
     """The call, driven by asyncio tasks; the caller's task only waits."""
-    if wiring.begin is not None:
-        await wiring.begin()
+    await begin_all(wiring.chain)
     call = Call(task, wiring)
     ports = AsyncPorts(task.clock, task.settings.stuck_grace, call.expired)
     ended: asyncio.Future[StopReason | Exited] = asyncio.get_running_loop().create_future()
@@ -329,8 +345,7 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
     call.slots.dismiss()
     ports.close()
     try:
-        if wiring.end is not None:
-            await wiring.end()
+        await end_all(wiring.chain)
     finally:  # a cancellation may come even now
         report = call.conclude(result)
     return report

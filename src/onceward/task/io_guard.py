@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
 from contextvars import ContextVar
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-import msgspec
-
+from onceward.middleware import Middleware, StepCall, StepInfo
 from onceward.task.base import BaseTask
 from onceward.task.exceptions import IOGuardError
-from onceward.task.lifecycle import Step
 
 WATCHED = frozenset(
     {
@@ -59,46 +56,43 @@ _watched: ContextVar[Watched | None] = ContextVar("onceward_io_guard", default=N
 _hooked = False
 
 
-def guarded(step: Step, task: BaseTask) -> Step:
-    """The step, watched, if the task's settings say so."""
-    mode = task.settings.io_guard
-    method = step.method or step.call
-    code = getattr(getattr(method, "__func__", method), "__code__", None)
-    if mode == "off" or code is None:
-        return step
-    _install()
-    injected = [*task.connectors.values(), *task.services.values()]
-    watched = Watched(
-        code,
-        f"{task.name}.{code.co_name}",
-        frozenset(map(id, injected)),
-        frozenset(each.__code__ for each in injected if hasattr(each, "__code__")),
-        mode == "raise",
-    )
-    around = _around_async if task._asynchronous else _around
-    return msgspec.structs.replace(step, call=around(step.call, watched))
+class IoGuard(Middleware):
+    """Watches the main step of one task."""
 
+    name = "I/O guard"
 
-def _around(call: Callable[..., Any], watched: Watched) -> Callable[..., Any]:
-    def run(*arguments: Any) -> Any:
-        token = _watched.set(watched)
-        try:
-            return call(*arguments)
-        finally:
-            _watched.reset(token)
+    def __init__(self, task: BaseTask, *, raises: bool) -> None:
+        self._task = task
+        self._raises = raises
 
-    return run
+    def wrap_step(self, step: StepInfo, call: StepCall) -> StepCall:
+        task = self._task
+        method = getattr(
+            task,
+            {"process": "process_transaction", "produce": "produce_transaction"}.get(step.name, ""),
+            None,
+        )
+        code = getattr(getattr(method, "__func__", method), "__code__", None)
+        if code is None:
+            return call
+        _install()
+        injected = [*task.connectors.values(), *task.services.values()]
+        watched = Watched(
+            code,
+            f"{task.name}.{code.co_name}",
+            frozenset(map(id, injected)),
+            frozenset(each.__code__ for each in injected if hasattr(each, "__code__")),
+            self._raises,
+        )
 
+        async def guarded(*arguments: Any) -> Any:
+            token = _watched.set(watched)
+            try:
+                return await call(*arguments)
+            finally:
+                _watched.reset(token)
 
-def _around_async(call: Callable[..., Any], watched: Watched) -> Callable[..., Any]:
-    async def run(*arguments: Any) -> Any:
-        token = _watched.set(watched)
-        try:
-            return await call(*arguments)
-        finally:
-            _watched.reset(token)
-
-    return run
+        return guarded
 
 
 def _install() -> None:

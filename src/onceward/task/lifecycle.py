@@ -52,8 +52,6 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     backoff: float
     backoff_multiplier: float
     backoff_cap: float
-    method: Callable[..., Any] | None = None
-    """The task's own part of `call`, where that is not all of it."""
     always_system: bool = False
     """Whatever it raises is SYSTEM, also if it says otherwise."""
     has_attempt_spans: bool = False

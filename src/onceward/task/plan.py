@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from math import inf
+from typing import Any
 
 import msgspec
 
+from onceward._sync import as_coroutine, as_function
 from onceward.errors import ConfigurationError
+from onceward.middleware import Middleware, SourceCalls
 from onceward.task.base import BaseTask
 from onceward.task.call import REQUIRED, Wiring
 from onceward.task.exceptions import ConsumerLoopTimeoutException, LoopError, ProducerLoopTimeoutException
+from onceward.task.io_guard import IoGuard
 from onceward.task.lifecycle import Step
 from onceward.task.loops import AsyncBatches, Batches, consume, produce
 from onceward.task.mixins.policies import ConsumerPolicy, FetchPolicy, ProducerPolicy
@@ -20,54 +24,8 @@ from onceward.task.source import Source
 from onceward.task.work import Outcome
 from onceward.transaction import Transaction
 
-# The seam for consumers with a contract: what their inbox puts around the source and the main step.
-#
-# The engine knows no database. A task that has a `contract` names an inbox among its services, and the inbox serves
-# the calls of that task. `onceward.inbox` has the implementations.
-
-
 SERVICE = "inbox"
-"""The name of the service."""
-
-
-class Served(Protocol):
-    """One call of a consumer, under its contract."""
-
-    def begin(self) -> Any:
-        """Refuse a consumer that may not run. Awaited in asyncio."""
-        ...
-
-    def process(self, transaction: Transaction, /) -> Any:
-        """The main step: the task's method inside a session, or DUPLICATE. Awaited in asyncio."""
-        ...
-
-    def end(self) -> Any:
-        """Write down what was fetched and never begun. Awaited in asyncio; never raises."""
-        ...
-
-    def around(self, source: Source) -> Source:
-        """The source, with what is fetched and given back written down."""
-        ...
-
-
-def serve(task: BaseTask) -> Served | None:
-    """How the task's inbox serves it; None for a task without a contract."""
-    if getattr(task, "contract", None) is None:
-        return None
-    inbox = task.services.get(SERVICE)
-    kind = "AsyncInbox" if task._asynchronous else "Inbox"
-    if inbox is None:
-        raise ConfigurationError(
-            f"{task.name} has a contract, so it needs an inbox: give it services={{'{SERVICE}': {kind}(engine)}}"
-        )
-    serve_task = getattr(inbox, "serve", None)
-    if serve_task is None or inbox.asynchronous != task._asynchronous:
-        raise ConfigurationError(
-            f"the service {SERVICE!r} of {task.name} must be an {kind}, not {type(inbox).__name__}"
-        )
-    served: Served = serve_task(task)
-    return served
-
+"""The name of the service that keeps a task's contract."""
 
 CONSUMER_HANDLERS = ("process_transaction", "handle_transaction_success", "handle_transaction_exception")
 PRODUCER_HANDLERS = ("produce_transaction", "handle_produce_success", "handle_produce_exception")
@@ -76,25 +34,20 @@ PRODUCER_HANDLERS = ("produce_transaction", "handle_produce_success", "handle_pr
 def consumer(task: Any, policy: ConsumerPolicy | None, *, fetches: bool = True) -> Wiring:
     policy = _policy(task, policy, ConsumerPolicy, "consume_transactions")
     steps = policy.steps
-    source = _source(task, steps.fetch) if fetches else None
-    process = task.process_transaction
-    served = serve(task)
-    if served is not None:
-        process = served.process
-        source = None if source is None else served.around(source)
+    chain = _chain(task)
+    source = _source(task, steps.fetch, chain) if fetches else None
     return Wiring(
         span="consume_transactions",
         life_span="start_processing",
         policy=policy,
-        main=Step.of("process", "process", process, steps.process.retry, method=task.process_transaction),
+        main=Step.of("process", "process", task.process_transaction, steps.process.retry),
         success=Step.of("success", "handle_success", task.handle_transaction_success, steps.success.retry),
         exception=Step.of(
             "exception", "handle_exception", task.handle_transaction_exception, steps.exception.retry
         ),
         source=source,
         script=consume,
-        begin=None if served is None else served.begin,
-        end=None if served is None else served.end,
+        chain=chain,
         postpones=source is None or source.settle is not None,
         timeout_error=ConsumerLoopTimeoutException,
     )
@@ -129,6 +82,7 @@ def producer(
         ),
         source=None,
         script=partial(produce, take=_taker(task, transactions)),
+        chain=_chain(task),
         timeout_error=ProducerLoopTimeoutException,
     )
 
@@ -180,28 +134,81 @@ def _policy(task: BaseTask, policy: Any, cls: Any, method: str) -> Any:
     return policy
 
 
+# ── what is around it ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _chain(task: BaseTask) -> list[Middleware]:
+    """The middleware of one call, outermost first. Telemetry goes around it when somebody listens: see `Call`."""
+    chain = [each.bind(task) for each in task.middleware]
+    if task.settings.io_guard != "off":
+        chain.insert(0, IoGuard(task, raises=task.settings.io_guard == "raise"))
+    if getattr(task, "contract", None) is not None and not any(
+        each.keeps_contract for each in task.middleware
+    ):
+        chain.append(_inbox(task).middleware().bind(task))
+    return chain
+
+
+def _inbox(task: BaseTask) -> Any:
+    inbox = task.services.get(SERVICE)
+    kind = "AsyncInbox" if task._asynchronous else "Inbox"
+    if inbox is None:
+        raise ConfigurationError(
+            f"{task.name} has a contract, so it needs an inbox: give it services={{'{SERVICE}': {kind}(engine)}}"
+        )
+    if getattr(inbox, "middleware", None) is None or inbox.asynchronous != task._asynchronous:
+        raise ConfigurationError(
+            f"the service {SERVICE!r} of {task.name} must be an {kind}, not {type(inbox).__name__}"
+        )
+    return inbox
+
+
 # ── the source ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _source(task: BaseTask, policy: FetchPolicy) -> Source:
+def _source(task: BaseTask, policy: FetchPolicy, chain: Sequence[Middleware]) -> Source:
     name = _source_name(task, policy.connector_name)
     connector = task.connectors[name]
-    fetch = getattr(connector, task._fetch_method, None)
-    if fetch is None:
+    suffix = "_async" if task._asynchronous else ""
+    asked = {
+        each: getattr(connector, f"{each}_transactions{suffix}", None)
+        for each in ("fetch", "settle", "extend")
+    }
+    if asked["fetch"] is None:
         raise ConfigurationError(
             f"connector {name!r} of {task.name} ({type(connector).__name__}) has no {task._fetch_method}; "
             "name another one in steps.fetch.connector_name"
         )
-    suffix = "_async" if task._asynchronous else ""
-    settle = getattr(connector, "settle_transactions" + suffix, None)
-    extend = getattr(connector, "extend_transactions" + suffix, None)
+    lease = getattr(connector, "lease", inf)
+    if any(type(each).wrap_source is not Middleware.wrap_source for each in chain):
+        asked, lease = _wrap_source(connector, asked, lease, suffix, chain)
+    steps = {
+        each: None if call is None else Step.of(each, f"{each}_transactions", call, policy.retry)
+        for each, call in asked.items()
+    }
+    assert steps["fetch"] is not None
     return Source(
-        fetch=Step.of("fetch", "fetch_transactions", fetch, policy.retry),
-        extra=policy.extra,
-        settle=None if settle is None else Step.of("settle", "settle_transactions", settle, policy.retry),
-        extend=None if extend is None else Step.of("extend", "extend_transactions", extend, policy.retry),
-        lease=getattr(connector, "lease", float("inf")),
+        fetch=steps["fetch"], extra=policy.extra, settle=steps["settle"], extend=steps["extend"], lease=lease
     )
+
+
+def _wrap_source(
+    connector: Any, asked: dict[str, Any], lease: float, suffix: str, chain: Sequence[Middleware]
+) -> tuple[dict[str, Any], float]:
+    """What the engine asks of a source, through everything around it."""
+    awaitable = (lambda call: call) if suffix else as_coroutine
+
+    async def ask(method: str, *args: Any) -> Any:
+        return await awaitable(getattr(connector, method + suffix))(*args)
+
+    given: dict[str, Any] = {each: None if call is None else awaitable(call) for each, call in asked.items()}
+    source = SourceCalls(connector=connector, ask=ask, lease=lease, **given)
+    for each in reversed(chain):
+        source = each.wrap_source(source)
+    wrapped = {each: getattr(source, each) for each in asked}
+    if not suffix:
+        wrapped = {each: None if call is None else as_function(call) for each, call in wrapped.items()}
+    return wrapped, source.lease
 
 
 def _source_name(task: BaseTask, wanted: str | None) -> str:

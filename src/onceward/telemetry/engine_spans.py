@@ -16,6 +16,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Link, Span, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from onceward.middleware import Middleware, StepCall
 from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import RETRY_EVENT, SCOPE
 from onceward.telemetry.context import attempt_expired, attempt_hurried, current_work
@@ -85,8 +86,10 @@ class LifeSpans:
         self.inside_step = inside
 
 
-class EngineSpans:
+class EngineSpans(Middleware):
     """One call, watched."""
+
+    name = "telemetry"
 
     @classmethod
     def when_somebody_listens(cls, names: Names) -> EngineSpans | None:
@@ -252,35 +255,20 @@ class EngineSpans:
 
     # ── an attempt ──────────────────────────────────────────────────────────────────────────────────────
 
-    def around(self, step: Any) -> Callable[..., Any]:
-        """The step's call, with a span and a duration for each attempt."""
+    def wrap_step(self, step: Any, call: StepCall) -> StepCall:
+        """A span and a duration for each attempt."""
 
-        def call(*arguments: Any) -> Any:
-            attempt = self._attempt_begins(step)
+        async def attempt(*arguments: Any) -> Any:
+            begun = self._attempt_begins(step)
             try:
-                result = step.call(*arguments)
+                result = await call(*arguments)
             except BaseException as error:
-                self._attempt_ends(attempt, step, error)
+                self._attempt_ends(begun, step, error)
                 raise
-            self._attempt_ends(attempt, step, None, result)
+            self._attempt_ends(begun, step, None, result)
             return result
 
-        return call
-
-    def around_async(self, step: Any) -> Callable[..., Any]:
-        """The same for a step that is awaited."""
-
-        async def call(*arguments: Any) -> Any:
-            attempt = self._attempt_begins(step)
-            try:
-                result = await step.call(*arguments)
-            except BaseException as error:
-                self._attempt_ends(attempt, step, error)
-                raise
-            self._attempt_ends(attempt, step, None, result)
-            return result
-
-        return call
+        return attempt
 
     def _attempt_begins(self, step: Any) -> tuple[Span, otel.Context, float]:
         life: Any = current_work.get()

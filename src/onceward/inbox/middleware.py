@@ -1,0 +1,176 @@
+"""The inbox as a middleware: starts of a fetched batch are written together, and each attempt runs in a session."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from onceward._sync import Raised
+from onceward.errors import ConfigurationError
+from onceward.inbox.attempts import End, Start
+from onceward.inbox.contract import Contract
+from onceward.inbox.errors import ContractError
+from onceward.inbox.event import Event
+from onceward.inbox.metrics import instruments
+from onceward.inbox.stores.types import Key
+from onceward.middleware import Middleware, SourceCalls, StepCall, StepInfo
+from onceward.task.work import DUPLICATE
+from onceward.transaction import Settlement, Transaction, Verdict
+
+if TYPE_CHECKING:
+    from onceward.inbox.processor import EventProcessor
+    from onceward.inbox.registry import Registry
+
+_log = logging.getLogger("onceward.inbox")
+
+
+class Expected(NamedTuple):
+    """A fetched transaction whose start has been written."""
+
+    transaction: Transaction
+    """Kept, so no other object gets its identity meanwhile."""
+    event: Event
+    key: Key
+    start: Start
+
+
+class InboxMiddleware(Middleware):
+    """Keeps the contract of each task it is bound to."""
+
+    keeps_contract = True
+    name = "inbox"
+
+    def __init__(self, processor: EventProcessor, registry: Registry) -> None:
+        self._processor = processor
+        self._registry = registry
+
+    def bind(self, task: Any) -> Middleware:
+        contract = task.contract
+        if not isinstance(contract, Contract):
+            raise ConfigurationError(
+                f"the contract of {task.name} must be a Contract(…), not {type(contract).__name__}"
+            )
+        return ContractKeeper(self._processor, self._registry, contract, type(task))
+
+
+class ContractKeeper(Middleware):
+    """One call of one consumer."""
+
+    name = "inbox"
+
+    def __init__(
+        self, processor: EventProcessor, registry: Registry, contract: Contract, code: type[Any]
+    ) -> None:
+        self._processor = processor
+        self._registry = registry
+        self._contract = contract
+        self._code = code
+        self._metrics = instruments()
+        self._expected: dict[int, Expected] = {}
+
+    async def begin(self) -> None:
+        await self._registry.check(self._contract, self._code)
+
+    async def end(self) -> None:
+        """What is left was never begun, even if the source could not be notified."""
+        left = [self._expected.pop(key, None) for key in list(self._expected)]
+        await self._processor.ledger.end_all(
+            [End(each.key, each.start.token, "the call ended before it began") for each in left if each]
+        )
+
+    def wrap_step(self, step: StepInfo, call: StepCall) -> StepCall:
+        if step.name != "process":
+            return call
+
+        async def process(transaction: Transaction) -> Any:
+            expected = self._expected.pop(id(transaction), None)
+            event = Event.of(transaction) if expected is None else expected.event
+
+            async def handle(current: Event, session: Any) -> Any:
+                shown = transaction
+                if current.payload is not transaction.payload:
+                    shown = msgspec.structs.replace(transaction, payload=current.payload)
+                try:
+                    return await call(shown, session)
+                except Raised:
+                    raise
+                except Exception as error:
+                    raise Raised(error) from error
+
+            start = None if expected is None else expected.start
+            try:
+                result = await self._processor.process(self._contract, event, handle, self._metrics, start)
+            except Raised as carried:
+                if isinstance(carried.raised, StopIteration):
+                    raise
+                raised = carried.unwrap()
+            else:
+                return result.value if result.done else DUPLICATE
+            raise raised
+
+        return process
+
+    def wrap_source(self, source: SourceCalls) -> SourceCalls:
+        ledger, availability = self._processor.ledger, self._processor.availability
+
+        async def fetch(size: int, **extra: Any) -> Sequence[Transaction]:
+            if availability.in_doubt:
+                await availability.check(self._contract.consumer_id)
+            batch = await source.fetch(size, **extra)
+            if self._contract.mode == "transactional":
+                await self._expect(batch or ())
+            return batch
+
+        async def settle(settlements: Sequence[Settlement]) -> None:
+            assert source.settle is not None
+            await source.settle(settlements)
+            await ledger.end_all(self._not_begun(settlements))
+
+        async def extend(transactions: Sequence[Transaction]) -> None:
+            assert source.extend is not None
+            await source.extend(transactions)
+            if self._contract.mode == "transactional":
+                try:
+                    await ledger.extend(self._contract, [Event.of(each).tracking_id for each in transactions])
+                except Exception as error:  # noqa: BLE001  a copy elsewhere is busy all the same
+                    _log.warning("cannot extend the leases of %d starts: %s", len(transactions), error)
+
+        return source.replace(
+            fetch=fetch,
+            settle=None if source.settle is None else settle,
+            extend=None if source.extend is None else extend,
+        )
+
+    async def _expect(self, batch: Sequence[Transaction]) -> None:
+        """Write the starts of a batch. If that fails, each event writes its own when its turn comes."""
+        seen: list[tuple[Transaction, Event, Key]] = []
+        for transaction in batch:
+            try:
+                event = Event.of(transaction)
+                key = Key(self._contract.consumer_id, event.tracking_id, event.day)
+            except ContractError:
+                continue  # it is refused when its turn comes
+            seen.append((transaction, event, key))
+        try:
+            starts = await self._processor.ledger.expect(self._contract, [key for _, _, key in seen])
+        except Exception as error:  # noqa: BLE001
+            if not self._processor.availability.is_to_blame(error):  # each event reports this itself
+                _log.warning("cannot write the starts of a batch together: %s", error)
+            return
+        for transaction, event, key in seen:
+            start = starts.pop(key.tracking_id, None)
+            if start is not None:
+                self._expected[id(transaction)] = Expected(transaction, event, key, start)
+
+    def _not_begun(self, settlements: Sequence[Settlement]) -> list[End]:
+        """Ends for what was fetched and given back."""
+        ends = []
+        for settlement in settlements:
+            if settlement.verdict is Verdict.RETURNED:
+                expected = self._expected.pop(id(settlement.transaction), None)
+                if expected is not None:
+                    ends.append(End(expected.key, expected.start.token, "it was given back before it began"))
+        return ends
