@@ -1,1 +1,1 @@
-"""How this package speaks to Redis: connections of its own, and each command sent once."""
+"""How this package talks to Redis: over connections of its own, each command sent once and never retried."""

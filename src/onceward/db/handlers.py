@@ -19,10 +19,8 @@ T = TypeVar("T")
 
 
 def attempts(
-    handler: Callable[[T, DbSession], object], engine: Engine, asynchronous: str
+    handler: Callable[[T, DbSession], object], engine: Engine
 ) -> Callable[[T], Awaitable[BaseException | None]]:
-    """`asynchronous` is the class that runs handlers which are coroutine functions: here they are refused."""
-
     async def attempt(message: T) -> BaseException | None:
         try:
             with DbSession(engine) as session:
@@ -30,7 +28,7 @@ def attempts(
                 if inspect.iscoroutine(result):
                     # It has not run. Committing, and telling the source that it is done, would lose the message.
                     result.close()
-                    raise TypeError(f"the handler is asynchronous; {asynchronous} runs those")
+                    raise TypeError("the handler is async: use the consumer for asyncio")
         except BaseException as error:  # noqa: BLE001
             return error
         return None

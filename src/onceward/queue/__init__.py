@@ -1,7 +1,7 @@
 """The honest queue on Redis Streams: it exposes what Redis does, retries nothing and hides nothing.
 
-`RedisStreamsQueue` speaks to Redis, `QueueConsumer` is the loop above it; both have an asyncio twin made of the
-same text. docs/concepts/queue.md says how to use them.
+`RedisStreamsQueue` talks to Redis, `QueueConsumer` is the loop above it; both have an asyncio twin that runs the same
+code. docs/concepts/queue.md says how to use them.
 """
 
 from onceward.queue.config import QueueConfig

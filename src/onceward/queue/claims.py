@@ -1,7 +1,7 @@
-"""Taking over what was delivered and never acknowledged.
+"""Taking over messages that were delivered and never acknowledged.
 
-A sweep goes through the group's pending list by a cursor, so that fresh entries, undecodable ones and those
-trimmed from the stream never hide what lies behind them.
+A sweep goes through the group's pending list by a cursor, so fresh entries, undecodable ones and those trimmed from
+the stream never hide the entries behind them.
 """
 
 from __future__ import annotations
@@ -10,57 +10,48 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
+from onceward._redis.stop import AsyncStop, Stop
 from onceward.queue.errors import QueueError, UndecodableEntryError
-from onceward.queue.messages import Entries, QueueMessage
-from onceward.queue.protocol import START, RedisSide
-from onceward.queue.stop import AsyncStop, Stop
+from onceward.queue.messages import QueueMessage
+from onceward.queue.protocol import START, RedisGroup
 
 PAGE = 100
-"""Pending entries looked at in one go where Redis cannot choose by itself."""
-
-
-class _Taken(NamedTuple):
-    id: bytes
-    fields: list[bytes]
-    deliveries: int | None
+"""Pending entries inspected at a time where Redis cannot choose by itself."""
 
 
 class Claims:
-    def __init__(self, redis: RedisSide, stop: Stop | AsyncStop) -> None:
-        self._redis = redis
-        self._commands = redis.commands
+    def __init__(self, group: RedisGroup, stop: Stop | AsyncStop) -> None:
+        self._group = group
+        self._commands = group.commands
         self._stop = stop
-        self._skips_own = redis.config.claim_skip_own_messages
-        self._own_name = redis.config.consumer_name.encode()
+        self._skips_own = group.config.claim_skip_own_messages
+        self._own_name = group.config.consumer_name.encode()
         self._has_autoclaim = True
         self._left_unread: UndecodableEntryError | None = None
 
     async def claim(
         self, min_idle_ms: int, count: int, cursor: bytes = START
     ) -> tuple[list[QueueMessage], bytes]:
-        """At most `count` stale messages from the cursor on, and where to go on; `START` after the last one.
+        """At most `count` stale messages from the cursor on, and the next cursor; `START` after the last one.
 
-        What cannot be decoded is raised as `QueueCore.read` does it, by the next claim at the latest.
+        Undecodable entries are raised as by `QueueCore.read`: by the next claim at the latest.
         """
         left, self._left_unread = self._left_unread, None
         if left is not None:
             raise left
-        await self._redis.ensure_group()
-        config = self._redis.config
-        found = Entries(config.stream_key, config.consumer_group)
+        await self._group.create_once()
+        found = self._group.entries()
         while len(found.messages) < count and not self._stop.requested:
             taken, cursor = await self._take(min_idle_ms, count - len(found.messages), cursor)
             for each in taken:
                 found.add(*each)
             if cursor == START:
                 break
-        self._redis.count_claimed(found)
-        if found.flaws:
-            error = found.error()
-            if not found.messages:
-                raise error
-            self._left_unread = error
-        return found.messages, cursor
+        self._group.count_claimed(found)
+        messages, left = found.result()
+        if left is not None:
+            self._left_unread = left
+        return messages, cursor
 
     async def _take(self, min_idle_ms: int, count: int, cursor: bytes) -> tuple[list[_Taken], bytes]:
         if self._has_autoclaim and not self._skips_own:
@@ -73,20 +64,18 @@ class Claims:
         return await self._take_chosen(min_idle_ms, count, cursor)
 
     async def _take_at_once(self, min_idle_ms: int, count: int, cursor: bytes) -> tuple[list[_Taken], bytes]:
-        [reply], _ = await self._redis.ask(("claim", self._commands.autoclaim(min_idle_ms, cursor, count)))
+        [reply], _ = await self._group.ask(self._commands.autoclaim(min_idle_ms, cursor, count))
         # Redis 7 lists trimmed entries apart; 6.2 puts nil in their place.
         entries = [entry for entry in reply[1] if entry is not None and entry[1] is not None]
         if not entries:
             return [], reply[0]
-        told, _ = await self._redis.ask(
-            *(("pending", self._commands.pending(id_, id_, 1)) for id_, _ in entries)
-        )
-        deliveries = [pending[0][3] if pending else None for pending in told]
+        pages, _ = await self._group.ask(*(self._commands.pending(id_, id_, 1) for id_, _ in entries))
+        deliveries = [page[0][3] if page else None for page in pages]
         taken = [_Taken(id_, fields, times) for (id_, fields), times in zip(entries, deliveries, strict=True)]
         return taken, reply[0]
 
     async def _take_chosen(self, min_idle_ms: int, count: int, cursor: bytes) -> tuple[list[_Taken], bytes]:
-        [page], _ = await self._redis.ask(("pending", self._commands.pending(cursor, "+", PAGE)))
+        [page], _ = await self._group.ask(self._commands.pending(cursor, "+", PAGE))
         chosen: dict[bytes, int] = {}
         seen = 0
         for id_, consumer, idle, deliveries in page:
@@ -98,10 +87,16 @@ class Claims:
         cursor = START if seen == len(page) < PAGE else _after(page[seen - 1][0])
         if not chosen:
             return [], cursor
-        [entries], _ = await self._redis.ask(("claim", self._commands.claim(min_idle_ms, list(chosen))))
-        # Those that another was quicker to claim are missing; trimmed ones are nil before Redis 7.
+        [entries], _ = await self._group.ask(self._commands.claim(min_idle_ms, list(chosen)))
+        # Entries that another consumer claimed first are missing; trimmed ones are nil before Redis 7.
         taken = [_Taken(entry[0], entry[1], chosen[entry[0]]) for entry in entries if entry is not None]
         return taken, cursor
+
+
+class _Taken(NamedTuple):
+    id: bytes
+    fields: list[bytes]
+    deliveries: int | None
 
 
 def _after(id_: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Where a consumer stands: stream, group, name, and how long it waits."""
+"""What a queue needs to know: stream, group, consumer name, and how long to wait."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from onceward.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
-    """Frozen and checked: what cannot work is refused here, with a `ConfigurationError`, not found out later."""
+    """Frozen and checked: settings that cannot work raise `ConfigurationError` here, not later."""
 
     stream_key: str
     consumer_group: str
     consumer_name: str
-    """Unique in the group: two consumers of one name share what is pending, and see each other's as their own."""
+    """Unique in the group: two consumers with one name share their pending messages."""
     block_ms: int = 5000
     """How long a read waits in Redis for a message."""
     claim_idle_ms: int = 60000
-    """From when on a pending message counts as stale. Longer than the longest handler, or it runs twice."""
+    """How long a message must be pending to count as stale. Longer than the longest handler, or it runs twice."""
     claim_skip_own_messages: bool = False
-    """Whether `claim_stale` leaves alone what is pending under this very name."""
+    """Whether `claim_stale` skips messages that are pending under this consumer's own name."""
 
     def __post_init__(self) -> None:
         for field in ("stream_key", "consumer_group", "consumer_name"):

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
+from onceward._redis.stop import AsyncStop, Stop
+from onceward._redis.wire import BlockingRedisWire
+from onceward._redis.wire_asyncio import AsyncRedisWire
 from onceward._sync import run_blocking
-from onceward.queue.aio_wire import AsyncWire
 from onceward.queue.config import QueueConfig
-from onceward.queue.loop import Attempt, ConsumerLoop
+from onceward.queue.loop import ConsumerLoop
 from onceward.queue.messages import QueueMessage
-from onceward.queue.protocol import WireLike
-from onceward.queue.queue import AsyncQueuePorts, BlockingQueuePorts, QueuePorts
-from onceward.queue.stop import AsyncStop, Stop
-from onceward.queue.wire import Wire
+from onceward.queue.queue import AsyncQueueBase, BlockingQueueBase, QueueBase
 
 if TYPE_CHECKING:
+    import redis
+    import redis.asyncio
     from sqlalchemy.engine import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -23,42 +24,27 @@ if TYPE_CHECKING:
 
     Handler = Callable[[QueueMessage, DbSession], None]
     AsyncHandler = Callable[[QueueMessage, AsyncDbSession], Awaitable[None]]
-    import redis
-    import redis.asyncio
 
 
-# What a queue's handlers are, and one attempt of theirs at one message.
+class _ConsumerBase(QueueBase):
+    """What both consumers share."""
 
-
-def attempts(handler: Handler, engine: Engine) -> Attempt:
-    from onceward.db import handlers as of_one_session
-
-    return of_one_session.attempts(handler, engine, "AsyncQueueConsumer")
-
-
-def async_attempts(handler: AsyncHandler, engine: AsyncEngine) -> Attempt:
-    from onceward.db import handlers as of_one_session
-
-    return of_one_session.async_attempts(handler, engine)
-
-
-class _Consumer(QueuePorts):
-    """What both have."""
-
-    def __init__(self, config: QueueConfig, wire: WireLike, stop: Stop | AsyncStop) -> None:
+    def __init__(
+        self, config: QueueConfig, wire: BlockingRedisWire | AsyncRedisWire, stop: Stop | AsyncStop
+    ) -> None:
         super().__init__(config, wire, stop)
         self._loop = ConsumerLoop(self._core, self._claims, stop)
 
     def stop(self) -> None:
-        """End every wait now and begin nothing new, for good. Safe in a signal handler and from any thread.
+        """End every wait now and begin nothing new, permanently. Safe in a signal handler and from any thread.
 
-        What is in hand stays pending until you `ack` it, which still works. What Redis delivers at this very
-        moment stays pending too.
+        Messages in flight stay pending until you `ack` them, which still works. A message that Redis delivers at
+        this very moment stays pending too.
         """
         self._stop.request()
 
 
-class QueueConsumer(_Consumer, BlockingQueuePorts):
+class QueueConsumer(_ConsumerBase, BlockingQueueBase):
     """Consumes one stream in a group, one message at a time.
 
     Redis failures are `QueueError`s, raised at once; the call after one starts afresh. Undecodable entries are
@@ -67,10 +53,10 @@ class QueueConsumer(_Consumer, BlockingQueuePorts):
 
     def __init__(self, redis: redis.Redis, config: QueueConfig) -> None:
         stop = Stop()
-        super().__init__(config, Wire(redis, stop), stop)
+        super().__init__(config, BlockingRedisWire(redis, stop), stop)
 
     def next(self, block_ms: int | None = None) -> QueueMessage | None:
-        """The next new message, or None if none came within `block_ms` or after `stop()`."""
+        """The next new message, or None if none arrived within `block_ms`, or after `stop()`."""
         return run_blocking(self._loop.next(self._block_ms(block_ms)))
 
     def iter_messages(self) -> Iterator[QueueMessage]:
@@ -81,16 +67,18 @@ class QueueConsumer(_Consumer, BlockingQueuePorts):
                 yield message
 
     def ack(self, msg: QueueMessage) -> None:
-        """Take a message off the pending list; after `stop()` too. Doing so again changes nothing."""
+        """Take a message off the pending list; works after `stop()` too. Idempotent."""
         run_blocking(self._core.ack(msg))
 
     def run(self, *, handler: Handler, engine: Engine) -> None:
         """Until `stop()`: fetch a message, `handler(msg, session)` in one transaction, commit, acknowledge.
 
         Whatever the handler or the commit raises is raised here, the same object with a note that names the
-        message: rolled back, not acknowledged, not tried again. An ack that fails after the commit is a
-        `QueueError`, and the message will come again: the handler must be idempotent.
+        message: rolled back, not acknowledged, not retried. An ack that fails after the commit is a `QueueError`,
+        and the message will be delivered again: the handler must be idempotent.
         """
+        from onceward.db.handlers import attempts  # needs SQLAlchemy, which the other methods do not
+
         _raise(run_blocking(self._loop.run(attempts(handler, engine), self.config.block_ms)))
 
     def claim_stale(self, min_idle_ms: int | None = None, count: int = 10) -> list[QueueMessage]:
@@ -112,13 +100,15 @@ class QueueConsumer(_Consumer, BlockingQueuePorts):
 
         Waits `wait_ms`, by default `block_ms`, when nothing is stale.
         """
-        claimed = self._loop.run_claim_stale(
+        from onceward.db.handlers import attempts
+
+        run = self._loop.run_claim_stale(
             attempts(handler, engine), self._min_idle_ms(min_idle_ms), self._wait_ms(wait_ms)
         )
-        _raise(run_blocking(claimed))
+        _raise(run_blocking(run))
 
 
-class AsyncQueueConsumer(_Consumer, AsyncQueuePorts):
+class AsyncQueueConsumer(_ConsumerBase, AsyncQueueBase):
     """`QueueConsumer` for asyncio: the same methods and rules, awaited; handlers are coroutine functions.
 
     A call that is cancelled has an unknown outcome: what it had read or claimed stays pending.
@@ -126,7 +116,7 @@ class AsyncQueueConsumer(_Consumer, AsyncQueuePorts):
 
     def __init__(self, redis: redis.asyncio.Redis, config: QueueConfig) -> None:
         stop = AsyncStop()
-        super().__init__(config, AsyncWire(redis, stop), stop)
+        super().__init__(config, AsyncRedisWire(redis, stop), stop)
 
     async def next(self, block_ms: int | None = None) -> QueueMessage | None:
         return await self._loop.next(self._block_ms(block_ms))
@@ -141,6 +131,8 @@ class AsyncQueueConsumer(_Consumer, AsyncQueuePorts):
         await self._core.ack(msg)
 
     async def run(self, *, handler: AsyncHandler, engine: AsyncEngine) -> None:
+        from onceward.db.handlers import async_attempts
+
         _raise(await self._loop.run(async_attempts(handler, engine), self.config.block_ms))
 
     async def claim_stale(self, min_idle_ms: int | None = None, count: int = 10) -> list[QueueMessage]:
@@ -154,10 +146,12 @@ class AsyncQueueConsumer(_Consumer, AsyncQueuePorts):
         min_idle_ms: int | None = None,
         wait_ms: int | None = None,
     ) -> None:
-        claimed = self._loop.run_claim_stale(
+        from onceward.db.handlers import async_attempts
+
+        run = self._loop.run_claim_stale(
             async_attempts(handler, engine), self._min_idle_ms(min_idle_ms), self._wait_ms(wait_ms)
         )
-        _raise(await claimed)
+        _raise(await run)
 
 
 def _raise(error: BaseException | None) -> None:

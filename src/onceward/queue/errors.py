@@ -1,8 +1,8 @@
 """What can go wrong with a queue.
 
 OncewardError
-└── QueueError                             Redis failed, or answered what it should not
-    ├── UndecodableEntryError              entries that are not ours to read; they stay pending
+└── QueueError                             Redis failed, or replied with an error
+    ├── UndecodableEntryError              entries that cannot be decoded; they stay pending
     └── QueuePayloadError (ValueError)     a payload that JSON cannot carry; nothing was sent
 """
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 class QueueError(OncewardError):
     """Redis failed during a read, an acknowledgment, a claim or an enqueue. It was tried once.
 
-    What had been delivered and not acknowledged stays pending. The next call starts afresh, with a new
-    connection if need be.
+    Messages that were delivered and not acknowledged stay pending. The next call starts afresh, with a new
+    connection if needed.
     """
 
     @property
     def cause(self) -> BaseException | None:
-        """What the driver raised, if this wraps something."""
+        """What the driver raised, if this wraps an error."""
         return self.__cause__
 
 
 class UndecodableEntryError(QueueError):
     """Entries whose `data` is missing or not JSON. They stay pending: neither dropped nor acknowledged.
 
-    `entries` are messages with the fields as Redis gave them, bytes, for payload. Look at them, keep them
+    `entries` are messages whose payload is the fields as Redis gave them, in bytes. Inspect them, keep them
     elsewhere, then `ack` them.
     """
 

@@ -1,16 +1,16 @@
-"""What a consumer does, once for threads and asyncio: fetch, hand over, and after stop() nothing more."""
+"""The loop of a consumer, once for threads and asyncio: fetch, deliver, and nothing more after stop()."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from onceward._redis.stop import AsyncStop, Stop
 from onceward.queue.claims import Claims
 from onceward.queue.messages import QueueMessage
 from onceward.queue.protocol import START, QueueCore
-from onceward.queue.stop import AsyncStop, Stop
 
 Attempt = Callable[[QueueMessage], Awaitable[BaseException | None]]
-"""One session, the handler, the commit. What was raised is the reply: a handler may raise StopIteration."""
+"""One session, the handler, the commit. Returns what was raised: a handler may raise StopIteration."""
 
 
 class ConsumerLoop:
@@ -26,7 +26,7 @@ class ConsumerLoop:
         if self._stopped():
             return None
         messages = await self._queue.read(block_ms, 1)
-        # What came while we were stopped is not handed over; it stays pending.
+        # A message that arrives during a stop is not delivered; it stays pending.
         return messages[0] if messages and not self._stopped() else None
 
     async def claim_stale(self, min_idle_ms: int, count: int) -> list[QueueMessage]:
@@ -38,7 +38,7 @@ class ConsumerLoop:
     async def run(self, attempt: Attempt, block_ms: int) -> BaseException | None:
         """Until stopped, or until an attempt fails: then its exception, for the caller to raise.
 
-        An ack is sent right after the commit, together with the next read; alone if stopped meanwhile.
+        The ack is sent right after the commit, together with the next read; alone if stopped meanwhile.
         """
         message = await self.next(block_ms)
         while not self._stopped():
@@ -47,7 +47,7 @@ class ConsumerLoop:
                 continue
             error = await attempt(message)
             if error is not None:
-                return _noted(error, message)
+                return _note(error, message)
             if self._stopped():
                 await self._queue.ack(message)
                 return None
@@ -65,14 +65,14 @@ class ConsumerLoop:
             for message in messages:
                 error = await attempt(message)
                 if error is not None:
-                    return _noted(error, message)
+                    return _note(error, message)
                 await self._queue.ack(message)
             if from_the_start and not messages:
                 await self._stop.pause(wait_ms / 1000)
         return None
 
 
-def _noted(error: BaseException, message: QueueMessage) -> BaseException:
+def _note(error: BaseException, message: QueueMessage) -> BaseException:
     delivery = "" if message.deliveries is None else f", delivery {message.deliveries}"
     error.add_note(
         f"while handling message {message.id} of stream {message.stream!r}, group {message.group!r}{delivery}; "

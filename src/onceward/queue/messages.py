@@ -1,4 +1,8 @@
-"""What a queue hands out."""
+"""What a queue delivers, and how a payload travels: one field of a stream entry, `data`, with JSON in UTF-8.
+
+Any JSON value may be a payload. NaN and infinities are not JSON: they are refused when enqueued and cannot be decoded
+when read. Other fields of an entry are ignored.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,11 @@ import msgspec
 
 from onceward.queue.errors import QueuePayloadError, UndecodableEntryError
 
+FIELD: Final = b"data"
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_decode = msgspec.json.Decoder().decode
+
 
 @dataclass(frozen=True, slots=True)
 class QueueMessage:
@@ -22,36 +31,24 @@ class QueueMessage:
     payload: Any = field(hash=False)
     """Whatever JSON was enqueued: an object, a list, a string, a number, true, false or null."""
     deliveries: int | None = field(default=None, compare=False)
-    """How often Redis has delivered it, this time included. None where Redis did not say."""
+    """How often Redis has delivered it, this time included. None if Redis did not say."""
     raw: bytes | None = field(default=None, compare=False, repr=False)
-    """The JSON as it came, byte for byte: what a dead letter keeps. None where the entry has no such field."""
+    """The JSON as it came, byte for byte: what a dead letter keeps. None if the entry has no such field."""
 
 
 class BacklogStats(NamedTuple):
-    """A look at a queue, which is out of date when you read it."""
+    """A snapshot of a queue, out of date by the time you read it."""
 
     length: int
     """Entries in the stream, acknowledged ones included: Redis keeps those until they are trimmed."""
     pending: int
     """Delivered to the group and not acknowledged."""
     oldest_idle_ms: int | None
-    """The longest any of the first 1000 pending entries has lain still. None when nothing is pending."""
-
-
-# Payloads as stream entries: one field, `data`, with JSON in UTF-8.
-#
-# Any JSON value may be a payload. NaN and infinities are not JSON; they are refused on the way in and cannot be
-# decoded on the way out. Fields beside `data` are left unread.
-
-
-FIELD: Final = b"data"
-
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-_decode = msgspec.json.Decoder().decode
+    """The longest idle time among the first 1000 pending entries. None when nothing is pending."""
 
 
 def encode(payload: Any) -> bytes:
-    """The JSON of a payload. Raises `QueuePayloadError` for what would not come back equal."""
+    """The JSON of a payload. Raises `QueuePayloadError` if it would not come back equal."""
     try:
         body = _encode(payload).encode()
         if _decode(body) == payload:
@@ -63,7 +60,7 @@ def encode(payload: Any) -> bytes:
 
 
 class Entries:
-    """Sorts what Redis delivers into messages and what cannot be decoded."""
+    """Sorts the entries that Redis delivers into messages and undecodable ones."""
 
     def __init__(self, stream: str, group: str) -> None:
         self._stream = stream
@@ -75,7 +72,7 @@ class Entries:
     def add(self, id_: bytes, fields: Sequence[bytes], deliveries: int | None) -> None:
         name = id_.decode()
         try:
-            # Ours has one field; a stranger's may have more.
+            # Ours have one field; entries of other producers may have more.
             data = fields[1] if fields[0] == FIELD else fields[fields[::2].index(FIELD) * 2 + 1]
             payload = _decode(data)
         except (ValueError, RecursionError) as error:
@@ -93,5 +90,13 @@ class Entries:
         return len(self._bad)
 
     def error(self) -> UndecodableEntryError:
-        """One error that names all that could not be decoded; there must be some."""
+        """One error that names all undecodable entries; there must be some."""
         return UndecodableEntryError.of(tuple(self._bad), tuple(self._reasons))
+
+    def result(self) -> tuple[list[QueueMessage], UndecodableEntryError | None]:
+        """The messages, and an error to raise later. Raises it now if there are no messages."""
+        if not self._bad:
+            return self.messages, None
+        if not self.messages:
+            raise self.error()
+        return self.messages, self.error()

@@ -1,4 +1,4 @@
-"""The queue's metrics, counted where Redis is spoken to. Nothing is counted when nobody listens.
+"""The queue's metrics, counted at each round trip. Nothing is counted without a meter provider.
 
 | name | kind | unit | attributes | |
 |---|---|---|---|---|
@@ -10,7 +10,7 @@
 | `onceward.queue.failures` | counter | {call} | stream, group, operation | ended in a QueueError of Redis |
 | `onceward.queue.duration` | histogram | s | stream, group, operation | a read's contains its wait |
 
-`operation` is enqueue, read, ack, claim or pending, which is a look at the pending list for a claim.
+`operation` is enqueue, read, ack, claim or pending, which lists pending entries for a claim.
 """
 
 from __future__ import annotations
@@ -31,11 +31,51 @@ _made: weakref.WeakKeyDictionary[MeterProvider, Instruments] = weakref.WeakKeyDi
 _lock = threading.Lock()
 
 
+class QueueMetrics:
+    def __init__(self, config: QueueConfig) -> None:
+        self._where = {"stream": config.stream_key, "group": config.consumer_group}
+
+    def begin(self) -> Count | None:
+        """None without a meter provider."""
+        provider = metrics.meter_provider()
+        return None if provider is None else Count(_instruments(provider), self._where)
+
+
+class Count:
+    """What is counted in one round trip."""
+
+    __slots__ = ("_began", "_instruments", "_where", "arrivals")
+
+    def __init__(self, instruments: Instruments, where: dict[str, str]) -> None:
+        self._instruments = instruments
+        self._where = where
+        self._began = time.perf_counter()
+        self.arrivals: list[float] = []
+        """When each reply arrived."""
+
+    def add(self, operation: str, messages: int, undecodable: int = 0) -> None:
+        if messages:
+            self._instruments.messages[operation].add(messages, self._where)
+        if undecodable:
+            self._instruments.undecodable.add(undecodable, self._where)
+
+    def add_failure(self, operation: str) -> None:
+        self._instruments.failures.add(1, self._where | {"operation": operation})
+
+    def record_duration(self, operation: str, reply: int) -> None:
+        """An operation begins with the reply before its own, and ends with its own."""
+        if reply < len(self.arrivals):  # a read that was stopped has none
+            began = self.arrivals[reply - 1] if reply else self._began
+            self._instruments.duration.record(
+                self.arrivals[reply] - began, self._where | {"operation": operation}
+            )
+
+
 class Instruments:
     """One set per meter provider."""
 
     def __init__(self, meter: Meter) -> None:
-        self.counted: dict[str, Any] = {
+        self.messages: dict[str, Any] = {
             "enqueue": meter.create_counter("onceward.queue.enqueued", "{message}", "added to the stream"),
             "read": meter.create_counter("onceward.queue.read", "{message}", "delivered as new"),
             "ack": meter.create_counter("onceward.queue.acked", "{message}", "acknowledged"),
@@ -48,48 +88,6 @@ class Instruments:
         self.duration = meter.create_histogram(
             "onceward.queue.duration", "s", "how long calls took", explicit_bucket_boundaries_advisory=SECONDS
         )
-
-
-class Count:
-    """What one call to Redis comes to."""
-
-    __slots__ = ("_began", "_instruments", "_where", "marks")
-
-    def __init__(self, instruments: Instruments, where: dict[str, str]) -> None:
-        self._instruments = instruments
-        self._where = where
-        self._began = time.perf_counter()
-        self.marks: list[float] = []
-        """When each reply came."""
-
-    def took(self, operation: str, reply: int) -> None:
-        """An operation began with the reply before its own, and ended with its own."""
-        if reply < len(self.marks):  # a read that was stopped has none
-            began = self.marks[reply - 1] if reply else self._began
-            self._instruments.duration.record(
-                self.marks[reply] - began, self._where | {"operation": operation}
-            )
-
-    def counted(self, operation: str, messages: int) -> None:
-        if messages:
-            self._instruments.counted[operation].add(messages, self._where)
-
-    def failed(self, operation: str) -> None:
-        self._instruments.failures.add(1, self._where | {"operation": operation})
-
-    def undecodable(self, entries: int) -> None:
-        if entries:
-            self._instruments.undecodable.add(entries, self._where)
-
-
-class QueueMetrics:
-    def __init__(self, config: QueueConfig) -> None:
-        self._where = {"stream": config.stream_key, "group": config.consumer_group}
-
-    def begin(self) -> Count | None:
-        """None when nobody listens."""
-        provider = metrics.meter_provider()
-        return None if provider is None else Count(_instruments(provider), self._where)
 
 
 def _instruments(provider: MeterProvider) -> Instruments:

@@ -128,7 +128,7 @@ def attempts_of(handler: Handler, engine: Engine) -> Attempt:
     from onceward.db.handlers import attempts
 
     DbSession(engine)  # refuses an engine of the wrong kind before anything is fetched
-    return attempts(handler, engine, "AsyncBoundaryConsumer")
+    return attempts(handler, engine)
 
 
 def async_attempts_of(handler: AsyncHandler, engine: AsyncEngine) -> Attempt:

@@ -1,4 +1,4 @@
-"""What many append at once, in few round trips: whoever comes while one is under way goes with the next."""
+"""Entries that many callers append at once, in few round trips: those that come during one go with the next."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from onceward.connectors.redis_streams.protocol import Entry
 
 LOAD = 100
-"""Entries of several callers that travel together, more or less; one caller's always do. Redis does nothing else
-while it appends them."""
+"""About how many entries of several callers travel together; one caller's always do. Redis does nothing else while it
+appends them."""
 
 
 class Coalescer:
-    """In threads: the first caller sends for all who come meanwhile, and all get the same answer."""
+    """For threads: the first caller sends for all that come meanwhile, and all get the same answer."""
 
     def __init__(self, append: Callable[[Sequence[Entry]], Any]) -> None:
         self._append = append
@@ -37,7 +37,7 @@ class Coalescer:
                     self._next = None
                 try:
                     self._append(load.entries)
-                except BaseException as error:  # noqa: BLE001  everybody's; nobody may wait for ever
+                except BaseException as error:  # noqa: BLE001  every caller's; none may wait forever
                     load.error = error
                 load.sent.set()
         load.sent.wait()
@@ -53,10 +53,10 @@ class _Load:
 
 
 class AsyncCoalescer:
-    """In asyncio: one task sends for all who come in the same turn of the event loop, and meanwhile.
+    """For asyncio: one task sends for all callers of the same turn of the event loop, and those that come meanwhile.
 
-    No more than a `LOAD` at a time, so that those who were served get on with their next while the others' are
-    under way. A caller that is cancelled does not keep the others' entries from being sent; its own go, too.
+    No more than a `LOAD` at a time, so callers whose entries are sent can go on while the others' are on their way.
+    A cancelled caller does not keep the others' entries from being sent; its own are sent, too.
     """
 
     def __init__(self, append: Callable[[Sequence[Entry]], Awaitable[Any]]) -> None:
@@ -65,7 +65,7 @@ class AsyncCoalescer:
         self._sender: asyncio.Task[None] | None = None
 
     def send(self, entries: Sequence[Entry]) -> Awaitable[None]:
-        """To be awaited: ends when they are in Redis."""
+        """Await the result: it is done when they are in Redis."""
         loop = asyncio.get_running_loop()
         sent: asyncio.Future[None] = loop.create_future()
         if not entries:

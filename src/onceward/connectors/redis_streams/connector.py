@@ -9,27 +9,33 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
+
+from onceward._redis.wire import BlockingRedisWire
+from onceward._redis.wire_asyncio import AsyncRedisWire
+from onceward._sync import run_blocking
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.lease_rules import DeadLetter, Exhumed, LeaseRules, OnFailure
 from onceward.connectors.redis_streams.batches import AsyncCoalescer, Coalescer
 from onceward.connectors.redis_streams.protocol import Exchange, StreamQueue
-from onceward.connectors.redis_streams.wire import AsyncWire, Wire
+from onceward.errors import ConfigurationError
 from onceward.transaction import Settlement, Transaction, Verdict
 
 _log = logging.getLogger(__name__)
 
 
 class _Base:
-    """What both share: the settings. See `LeaseRules` for what they mean.
+    """What both share: the settings, and how commands are sent. See `LeaseRules` for what the settings mean.
 
-    A failed or postponed message comes back after at most `lease`, also where its delay is longer.
+    A failed or postponed message comes back after at most `lease`, even if its delay is longer.
     `maxlen` trims the stream, roughly, when something is dispatched; None leaves that to you. Entries that are
     trimmed before they are done become dead letters without a body.
     """
 
     def __init__(
         self,
-        server: str,
+        wire: BlockingRedisWire | AsyncRedisWire,
         stream: str,
         group: str = "onceward",
         *,
@@ -47,7 +53,8 @@ class _Base:
             on_failure=on_failure,
         )
         self.lease = lease
-        self._queue = StreamQueue(server, stream, group, rules, maxlen, clock)
+        self._wire = wire
+        self._queue = StreamQueue(wire.server, stream, group, rules, maxlen, clock)
         self._closed = False
 
     def _check_open(self) -> None:
@@ -60,19 +67,30 @@ class _Base:
         if extra:
             raise TypeError(f"{type(self).__name__} has no fetch option {', '.join(map(repr, extra))}")
 
+    async def _perform(self, exchange: Exchange) -> Any:
+        self._check_open()
+        replies: Any = None
+        try:
+            while True:
+                replies = await self._wire.exchange(exchange.send(replies))
+        except StopIteration as end:
+            return end.value
+        finally:
+            if self._closed:  # closed while this used a connection
+                await self._wire.close()
+
 
 class RedisStreamsConnector(_Base):
     """`RedisStreamsConnector("redis://localhost", "orders")`: the `Connector` contract on a stream."""
 
     def __init__(self, redis: Any, stream: str, group: str = "onceward", **settings: Any) -> None:
-        self._wire = Wire(redis)
-        super().__init__(self._wire.server, stream, group, **settings)
-        self._out = Coalescer(lambda entries: self._perform(self._queue.append(entries)))
+        super().__init__(BlockingRedisWire(_client(redis, Redis)), stream, group, **settings)
+        self._out = Coalescer(lambda entries: run_blocking(self._perform(self._queue.append(entries))))
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """New entries, and those whose consumer is gone: at once when idle, a bounded share when busy."""
         self._check(extra)
-        return self._perform(self._queue.fetch(batch_size))  # type: ignore[no-any-return]
+        return run_blocking(self._perform(self._queue.fetch(batch_size)))
 
     def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Append these to the stream, all or none. What several threads dispatch at once travels together."""
@@ -81,32 +99,32 @@ class RedisStreamsConnector(_Base):
 
     def settle_transactions(self, settlements: Sequence[Settlement], /) -> None:
         """Acknowledge, delay, give back or bury, in one round trip."""
-        self._perform(self._queue.settle(settlements))
+        run_blocking(self._perform(self._queue.settle(settlements)))
 
     def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
-        """Start the idle time of these deliveries anew."""
-        self._perform(self._queue.extend(transactions))
+        """Restart the idle time of these deliveries."""
+        run_blocking(self._perform(self._queue.extend(transactions)))
 
     def counts(self) -> dict[str, int]:
         """How many messages are `ready`, `leased`, `delayed` and `dead` now, each up to ten thousand."""
-        return self._perform(self._queue.counts())  # type: ignore[no-any-return]
+        return run_blocking(self._perform(self._queue.counts()))
 
     def exhume(self, limit: int = 100) -> list[Exhumed]:
         """Dead letters, longest dead first, for a place that keeps all of them. They stay until `forget_dead`."""
-        return self._perform(self._queue.exhume(limit))  # type: ignore[no-any-return]
+        return run_blocking(self._perform(self._queue.exhume(limit)))
 
     def forget_dead(self, keys: Sequence[Any]) -> None:
         """These are kept elsewhere now."""
-        self._perform(self._queue.forget_dead(keys))
+        run_blocking(self._perform(self._queue.forget_dead(keys)))
 
     def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
         """The dead letters, longest dead first."""
-        return self._perform(self._queue.dead_letters(limit))  # type: ignore[no-any-return]
+        return run_blocking(self._perform(self._queue.dead_letters(limit)))
 
     def close(self) -> None:
         """Close our connections; the given client's are untouched. Idempotent."""
         self._closed = True
-        self._wire.close()
+        run_blocking(self._wire.close())
 
     def __enter__(self) -> Self:
         return self
@@ -116,22 +134,12 @@ class RedisStreamsConnector(_Base):
     ) -> None:
         self.close()
 
-    def _perform(self, exchange: Exchange) -> Any:
-        self._check_open()
-        replies: Any = None
-        try:
-            while True:
-                replies = self._wire.exchange(exchange.send(replies))
-        except StopIteration as end:
-            return end.value
-
 
 class AsyncRedisStreamsConnector(_Base):
     """The same for asyncio."""
 
     def __init__(self, redis: Any, stream: str, group: str = "onceward", **settings: Any) -> None:
-        self._wire = AsyncWire(redis)
-        super().__init__(self._wire.server, stream, group, **settings)
+        super().__init__(AsyncRedisWire(_client(redis, AsyncRedis)), stream, group, **settings)
         self._out = AsyncCoalescer(lambda entries: self._perform(self._queue.append(entries)))
 
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
@@ -195,11 +203,14 @@ class AsyncRedisStreamsConnector(_Base):
     ) -> None:
         await self.close_async()
 
-    async def _perform(self, exchange: Exchange) -> Any:
-        self._check_open()
-        replies: Any = None
-        try:
-            while True:
-                replies = await self._wire.exchange(exchange.send(replies))
-        except StopIteration as end:
-            return end.value
+
+def _client(given: Any, kind: type[Any]) -> Any:
+    """A client that knows where to connect: the given one, or one made from a URL. It never connects itself."""
+    if isinstance(given, str):
+        return kind.from_url(given)
+    if not isinstance(given, kind):
+        raise ConfigurationError(
+            f"give a redis URL or a {kind.__module__.partition('.client')[0]}.{kind.__name__}, "
+            f"not {type(given).__module__}.{type(given).__name__}"
+        )
+    return given

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from onceward._redis.connections import RedisCommand
 from onceward.connectors.codec import DecodeError, current_trace_context, decode, encode_with
 from onceward.connectors.deliveries import Handout, Handouts
 from onceward.connectors.lease_rules import (
@@ -31,7 +32,6 @@ from onceward.connectors.lease_rules import (
     mishaps,
 )
 from onceward.connectors.redis_streams import scripts
-from onceward.connectors.redis_streams.wire import Command
 from onceward.errors import ConfigurationError
 from onceward.task.exceptions import ExceptionCategory
 from onceward.transaction import Settlement, Transaction, Verdict
@@ -112,7 +112,7 @@ _known: set[tuple[str, str, str]] = set()
 there is a new connector, and that Redis came back without its data must not look like a first start."""
 
 
-Exchange = Generator[Sequence[Command], list[Any], Any]
+Exchange = Generator[Sequence[RedisCommand], list[Any], Any]
 """Yields commands to be sent together, and gets their replies as a list, with errors of single commands in it."""
 
 

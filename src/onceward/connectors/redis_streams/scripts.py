@@ -1,7 +1,7 @@
-"""What must happen in one go, as Lua that runs inside Redis. Works with Redis 6.2 and later.
+"""What must happen atomically, as Lua that runs inside Redis. Works with Redis 6.2 and later.
 
 A delivery is known by entry id, consumer and delivery count; a script touches a pending entry only while all three
-are still those of the caller. A lease is an idle time: an entry idle for `lease` or longer is up for grabs. So
+are still those of the caller. A lease is an idle time: an entry idle for `lease` or longer is free to be claimed. So
 giving back is claiming with a large idle time, a delay is claiming with one that is too small by the delay.
 
 Failures are kept as lines of JSON in a hash, by entry id: deliveries minus failures is how often an entry was lost.
@@ -61,7 +61,7 @@ until #pending == 0
 return {served, buried, alone}
 """
 )
-"""Take up to `count` entries whose lease is over. What cannot be served is buried on the way."""
+"""Take up to `count` entries whose lease is over. Entries that cannot be delivered are buried on the way."""
 
 SETTLE = (
     _BURY
@@ -105,7 +105,7 @@ return lost
 """
 )
 """End, or extend, these deliveries. Each is a list: id, deliveries, verdict, and what the verdict needs: a delay in
-milliseconds or a reason, an error, a line of history. Answers the ids that were not held any more.
+milliseconds or a reason, an error, a line of history. Returns the ids that were no longer held.
 
 They come as one argument of MessagePack: packing hundreds of arguments costs a client more than the work here."""
 
@@ -118,4 +118,4 @@ for _, each in ipairs(cmsgpack.unpack(ARGV[2])) do
     end
 end
 """
-"""Append these, each an id and a body. A script is not interrupted: all or none."""
+"""Append these, each an id and a body. A script is not interrupted, so all are appended or none."""

@@ -1,6 +1,6 @@
-"""Stop signals: set from a signal handler, another thread or the loop itself, seen at once by whoever waits.
+"""Stop signals: set from a signal handler, another thread or the loop itself; they end a wait for Redis at once.
 
-Neither takes a lock, so neither can deadlock with the code it interrupts. Stopped once is stopped for good.
+Neither takes a lock, so neither can deadlock with the code it interrupts. A stop is permanent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 
 class Stop:
-    """For threads: a pipe that has something to read once stopped, so that a poll can watch it beside a socket."""
+    """For threads: a pipe that is readable once stopped, so one poll can watch it and a socket."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -28,7 +28,7 @@ class Stop:
 
     def fd(self) -> int:
         if self._pid != os.getpid():
-            # After a fork the pipe is shared with the parent, whom this must not stop.
+            # After a fork the pipe is shared with the parent, which this must not stop.
             self._open()
             if self.requested:
                 self.request()
@@ -53,7 +53,7 @@ def _close(*fds: int) -> None:
 
 
 class AsyncStop:
-    """For asyncio: calls back, in the loop of whoever waits."""
+    """For asyncio: calls back, in the event loop of the waiting task."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -62,12 +62,12 @@ class AsyncStop:
     def request(self) -> None:
         self.requested = True
         for loop, callback in list(self._waiting.values()):
-            with suppress(RuntimeError):  # the loop is closed, nobody waits there
+            with suppress(RuntimeError):  # the loop is closed, nothing waits there
                 loop.call_soon_threadsafe(callback)
 
     @contextmanager
     def calling(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Have it called as soon as stopped. To miss nothing, look at `requested` inside of this."""
+        """Have it called as soon as stopped. Check `requested` inside: an earlier stop does not call back."""
         key = object()
         self._waiting[key] = (asyncio.get_running_loop(), callback)
         try:

@@ -1,0 +1,133 @@
+"""Redis from asyncio: send commands together, return their replies. A failed command is not sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import redis.exceptions
+from redis.asyncio.connection import AbstractConnection
+
+from onceward._redis.connections import FAILURES, Connections, RedisCommand, drain, is_worth_waiting, pack
+from onceward._redis.stop import AsyncStop
+
+_NONE_YET: Final = object()
+"""Stands for a reply that was not waited for, or not until it came."""
+
+
+class AsyncRedisWire:
+    """Tasks may share one: each exchange has a connection of its own, kept for the next."""
+
+    def __init__(self, client: Any, stop: AsyncStop | None = None) -> None:
+        self._connections = Connections(client, AbstractConnection, "redis.asyncio.Redis")
+        self.server = self._connections.server
+        self._stop = AsyncStop() if stop is None else stop
+        self._free: deque[Any] = deque()
+        weakref.finalize(self, _abandon_all, self._free)
+
+    async def exchange(
+        self,
+        commands: Sequence[RedisCommand],
+        block_ms: int | None = None,
+        arrivals: list[float] | None = None,
+    ) -> list[Any]:
+        """As `BlockingRedisWire.exchange`."""
+        replies: list[Any] = []
+        blocking = None if block_ms is None else len(commands) - 1
+        patience = self._connections.patience(block_ms)
+        connection = self._take()
+        try:
+            # One limit for all of it: the connection's own would cost a task for each command.
+            async with asyncio.timeout(patience):
+                if not connection.is_connected:
+                    await connection.connect()
+                await connection.send_packed_command(pack(commands), check_health=False)
+                for number in range(len(commands)):
+                    if number != blocking:
+                        reply = await _read(connection)
+                    else:
+                        reply = await self._wait(connection) if is_worth_waiting(replies) else _NONE_YET
+                        if reply is _NONE_YET:
+                            _abandon(connection)
+                            return [*replies, None]
+                    replies.append(reply)
+                    if arrivals is not None:
+                        arrivals.append(time.perf_counter())
+        except BaseException as error:
+            _abandon(connection)  # a reply may still be on its way
+            if isinstance(error, TimeoutError):
+                raise redis.exceptions.TimeoutError(str(error) or f"no reply in {patience:g} s") from error
+            raise
+        self._free.append(connection)
+        return replies
+
+    async def _wait(self, connection: Any) -> Any:
+        with self._stop.calling(lambda: _abort(connection)):
+            try:
+                return _NONE_YET if self._stop.requested else await _read(connection)
+            except FAILURES:
+                if self._stop.requested:
+                    return _NONE_YET
+                raise
+
+    async def close(self) -> None:
+        """As `BlockingRedisWire.close`."""
+        for connection in drain(self._free):
+            if _is_usable(connection):
+                with suppress(*FAILURES):
+                    await connection.disconnect()
+            _abandon(connection)
+
+    def _take(self) -> Any:
+        for connection in drain(self._free):
+            if _is_usable(connection):
+                return connection
+            _abandon(connection)
+        return self._connections.make(socket_timeout=None)
+
+
+async def _read(connection: Any) -> Any:
+    try:
+        return await connection.read_response()
+    except redis.exceptions.ResponseError as error:
+        return error
+
+
+def _is_usable(connection: Any) -> bool:
+    """Whether Redis has left it open since its last use, and it belongs to the running event loop."""
+    return (
+        connection.is_connected
+        and connection._reader._loop is asyncio.get_running_loop()
+        and not connection._reader.at_eof()
+        and not connection._writer.transport.is_closing()
+    )
+
+
+def _abort(connection: Any) -> None:
+    """End a wait for a reply."""
+    if connection._writer is not None:
+        connection._writer.transport.abort()
+
+
+def _abandon(connection: Any) -> None:
+    """Close without waiting, and without an event loop if its own is gone."""
+    writer = connection._writer
+    connection._reader = connection._writer = None
+    if writer is None:
+        return
+    try:
+        writer.transport.abort()
+    except RuntimeError:  # its loop is closed and cannot close anything anymore
+        sock, writer.transport._sock = getattr(writer.transport, "_sock", None), None
+        if sock is not None:
+            sock.close()
+
+
+def _abandon_all(connections: deque[Any]) -> None:
+    for connection in connections:
+        _abandon(connection)
