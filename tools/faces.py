@@ -8,9 +8,9 @@ An asyncio module asks for its blocking twin with a comment below its docstring:
     #   text: "Tasks … it" → "Threads share it"    in docstrings, comments and messages; … is any text
 
 Every line after the first is optional, and `text` can be repeated. Everything else is awaited here and called there.
-Names change by rule: `AsyncX` becomes `X`, a port `AsyncXPort` becomes `BlockingXPort`, `x_async`, `async_x` and
-`x_asyncio` become `x`; `NAMES` and `DOTTED` have the exceptions. In text, the two names of a pair change places, so an
-error message can name the other class.
+Names change by rule: `AsyncX` becomes `X`, a port `AsyncXPort` becomes `BlockingXPort` (see `PORTS`), `x_async`,
+`async_x` and `x_asyncio` become `x`; `NAMES` and `DOTTED` have the exceptions. In text, the two names of a pair change
+places, so an error message can name the other class.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ DOTTED = {
     "redis.asyncio": "redis",
     "sqlalchemy.ext.asyncio": "sqlalchemy",
 }
+PORTS = "Ports?|Wire|Stop|Coalescer"
+"""How the names end of the pairs that do the waiting: `AsyncXPort` and `BlockingXPort`."""
 TEXT = [
     (r"\basync (with|for|def)\b", r"\1"),
     (r"`await ", "`"),
@@ -100,19 +102,22 @@ def rename(name: str) -> str:
     """The name by which the blocking module knows it."""
     if name in NAMES:
         return NAMES[name]
-    name = re.sub(r"^(_?)Async(?=[A-Z]\w*Ports?$)", r"\1Blocking", name)
+    name = re.sub(rf"^(_?)Async(?=\w*({PORTS})$)", r"\1Blocking", name)
     name = re.sub(r"^(_?)Async(?=[A-Z])", r"\1", name)
     name = re.sub(r"^(_?)async_(?=\w)", r"\1", name)
     return re.sub(r"(?<=\w)_async(io)?$", "", name)
 
 
+TEXTS = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+
+
 class Words:
     """Docstrings, comments and messages, as the blocking module says them."""
 
-    def __init__(self, source: str, directives: Directives) -> None:
+    def __init__(self, names: set[str], directives: Directives) -> None:
         self._given = directives.text
         self.used: set[str] = set()
-        pairs = {name: rename(name) for name in set(re.findall(r"\bAsync[A-Z]\w*", source))}
+        pairs = {name: rename(name) for name in names}
         pairs["create_async_engine"] = "create_engine"
         self._other: dict[str, str] = pairs | {blocking: name for name, blocking in pairs.items()}
         names = "|".join(sorted(self._other, key=lambda name: (-len(name), name)))
@@ -121,6 +126,8 @@ class Words:
     def change(self, text: str) -> str:
         for old, new in self._given:
             pattern = r"\s+".join(map(re.escape, old.split())).replace("…", r"[\s\S]+?")
+            if not new:
+                pattern = r"\s*" + pattern
             text, times = re.subn(pattern, new.replace("\\", r"\\"), text)
             if times:
                 self.used.add(old)
@@ -143,7 +150,12 @@ class Translation:
     def __init__(self, source: str, directives: Directives) -> None:
         self._source = source
         self._directives = directives
-        self._words = Words(source, directives)
+        self._tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+        texts = [token.string for token in self._tokens if token.type in TEXTS]
+        names = re.findall(r"\bAsync[A-Z]\w*", "\n".join(texts)) + re.findall(
+            r"(?<=\nclass )Async\w+", source
+        )
+        self._words = Words(set(names), directives)
         self._lines = source.splitlines(keepends=True)
         self._starts = [0]
         for line in self._lines:
@@ -210,7 +222,7 @@ class Translation:
         self._edits.append((self._end(result), self._end(node), ""))
 
     def _change_tokens(self) -> None:
-        tokens = list(tokenize.generate_tokens(io.StringIO(self._source).readline))
+        tokens = self._tokens
         unwrapped = [(start, end) for start, end, new in self._edits if not new]
         n = 0
         while n < len(tokens):
@@ -258,9 +270,6 @@ class Translation:
         return self._offset((line, len(self._lines[line - 1].encode()[:column].decode())))
 
 
-TEXTS = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
-
-
 def with_imports(text: str) -> str:
     """Everything that the changes may need; ruff removes what they did not."""
     anchor = "from __future__ import annotations\n"
@@ -270,7 +279,8 @@ def with_imports(text: str) -> str:
 
 
 def without_doubles(text: str) -> str:
-    """`Iterable | Iterable` is one, where both kinds of iterable were welcome."""
+    """`Iterable | Iterable` is one, where both kinds of iterable were welcome; so is `Redis as Redis`."""
+    text = re.sub(r"(?<= import )(\w+) as \1$", r"\1", text, flags=re.MULTILINE)
     lines = text.splitlines(keepends=True)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):

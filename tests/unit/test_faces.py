@@ -135,6 +135,8 @@ def test_blocks_loops_and_comprehensions_are_plain() -> None:
         ("_AsyncOwn", "_Own"),
         ("AsyncInboxPorts", "BlockingInboxPorts"),
         ("AsyncSessionPort", "BlockingSessionPort"),
+        ("AsyncRedisWire", "BlockingRedisWire"),
+        ("AsyncStop", "BlockingStop"),
         ("AsyncIterator", "Iterator"),
         ("AsyncGenerator", "Iterator"),
         ("__aenter__", "__enter__"),
@@ -199,6 +201,11 @@ def test_text_names_the_other_class_with_the_right_article() -> None:
         "    # a Thing is not an AsyncThing\n"
         '    WRONG = "an Engine from create_engine; an AsyncEngine goes to AsyncThing"'
     )
+
+
+def test_text_keeps_a_word_that_is_only_the_name_of_something_imported() -> None:
+    body = '"""On a Redis stream."""\n\nfrom redis.asyncio import Redis as AsyncRedis\n\nKIND = AsyncRedis\n'
+    assert blocking(body).replace("\n", "") == '"""On a Redis stream."""from redis import RedisKIND = Redis'
 
 
 def test_a_directive_replaces_text_across_lines_and_between_ellipses() -> None:

@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from onceward._sync import run_blocking
 from onceward.boundary.client.client import BoundaryClient
-from onceward.boundary.consumer.loop import EMPTY_WAIT, FactLoop, attempts_of
-from onceward.boundary.model import Page
+from onceward.boundary.consumer.loop import EMPTY_WAIT, FactLoop
+from onceward.boundary.model import Page, StoredFact
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from onceward.boundary.consumer.loop import Handler
+    from onceward.db import DbSession
+
+    Handler = Callable[[StoredFact, DbSession], Any]
 
 
 class BoundaryConsumer(FactLoop):
@@ -39,7 +42,11 @@ class BoundaryConsumer(FactLoop):
         batch confirmed, not tried again. What a call of the boundary raises is raised as well. Call `run` again to go
         on.
         """
-        error = run_blocking(self._run(attempts_of(handler, engine), drain))
+        from onceward.db import DbSession
+        from onceward.db.handlers import attempts
+
+        DbSession(engine)  # refuses an engine of the wrong kind before anything is fetched
+        error = run_blocking(self._run(attempts(handler, engine), drain))
         if error is not None:
             raise error
 

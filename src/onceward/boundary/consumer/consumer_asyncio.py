@@ -7,16 +7,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
 
 from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
-from onceward.boundary.consumer.loop import EMPTY_WAIT, FactLoop, async_attempts_of
-from onceward.boundary.model import Page
+from onceward.boundary.consumer.loop import EMPTY_WAIT, FactLoop
+from onceward.boundary.model import Page, StoredFact
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from onceward.boundary.consumer.loop import AsyncHandler
+    from onceward.db import AsyncDbSession
+
+    AsyncHandler = Callable[[StoredFact, AsyncDbSession], Awaitable[Any]]
 
 
 class AsyncBoundaryConsumer(FactLoop):
@@ -41,7 +44,11 @@ class AsyncBoundaryConsumer(FactLoop):
         batch confirmed, not tried again. What a call of the boundary raises is raised as well. Call `run` again to go
         on.
         """
-        error = await self._run(async_attempts_of(handler, engine), drain)
+        from onceward.db import AsyncDbSession
+        from onceward.db.handlers import async_attempts
+
+        AsyncDbSession(engine)  # refuses an engine of the wrong kind before anything is fetched
+        error = await self._run(async_attempts(handler, engine), drain)
         if error is not None:
             raise error
 

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
 
 from onceward.boundary.errors import BoundaryError
 from onceward.boundary.model import Page, StoredFact
 from onceward.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
-    from sqlalchemy.ext.asyncio import AsyncEngine
-
-    from onceward.db import AsyncDbSession, DbSession
-
-    Handler = Callable[[StoredFact, DbSession], Any]
-    AsyncHandler = Callable[[StoredFact, AsyncDbSession], Awaitable[Any]]
 
 _log = logging.getLogger("onceward.boundary")
 
@@ -121,19 +111,3 @@ class FactLoop:
                 extra={"message_id": fact.message_id, "offset": fact.offset, "consumer": self.consumer_name},
             )
         return error
-
-
-def attempts_of(handler: Handler, engine: Engine) -> Attempt:
-    from onceward.db import DbSession
-    from onceward.db.handlers import attempts
-
-    DbSession(engine)  # refuses an engine of the wrong kind before anything is fetched
-    return attempts(handler, engine)
-
-
-def async_attempts_of(handler: AsyncHandler, engine: AsyncEngine) -> Attempt:
-    from onceward.db import AsyncDbSession
-    from onceward.db.handlers import async_attempts
-
-    AsyncDbSession(engine)
-    return async_attempts(handler, engine)
