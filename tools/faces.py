@@ -120,8 +120,8 @@ class Words:
         pairs = {name: rename(name) for name in names}
         pairs["create_async_engine"] = "create_engine"
         self._other: dict[str, str] = pairs | {blocking: name for name, blocking in pairs.items()}
-        names = "|".join(sorted(self._other, key=lambda name: (-len(name), name)))
-        self._names = re.compile(rf"(?:\b([Aa])n?( `?))?\b({names})\b")
+        known = "|".join(sorted(self._other, key=lambda name: (-len(name), name)))
+        self._names = re.compile(rf"(?:\b([Aa])n?( `?))?\b({known})\b")
 
     def change(self, text: str) -> str:
         for old, new in self._given:
