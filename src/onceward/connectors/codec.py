@@ -1,7 +1,8 @@
 """Transactions as bytes: MessagePack, the same on every wire that has no format of its own.
 
 A body is an array `[1, id, payload, metadata, created_at, source, correlation_id, parent_id]`. The leading
-number is the version of the format. Later versions may append fields, which this one ignores.
+number is the version of the format. Later versions may append fields, which this one ignores. Metadata carries
+system context and trace context, and never a credential.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from onceward.errors import OncewardError
 from onceward.transaction import ReadOnlyDict, Transaction
 
-# What may travel in a transaction's metadata: system context, trace context, and never a credential.
-
+__all__ = ["DecodeError", "PayloadError", "decode", "encode", "encode_all", "sanitise_metadata"]
 
 _log = logging.getLogger(__name__)
 _propagator = TraceContextTextMapPropagator()
@@ -48,61 +48,6 @@ CREDENTIAL_KEYS = frozenset(
 _TRACEPARENT = re.compile(
     r"(?!ff)(?P<version>[0-9a-f]{2})-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?P<more>-.*)?"
 )
-
-
-def sanitise_metadata(metadata: Mapping[Any, Any]) -> dict[str, Any]:
-    """The part of incoming metadata that a transaction may carry.
-
-    Leaves out keys that are not strings, keys that name a credential, and a `traceparent` that is not one.
-    What was left out is logged by name; values are never logged.
-    """
-    refused = [key for key, value in metadata.items() if not _is_welcome(key, value)]
-    if refused:
-        _log.warning("dropped metadata on arrival: %s", ", ".join(f"{key!r:.100}" for key in refused))
-    return {key: value for key, value in metadata.items() if _is_welcome(key, value)}
-
-
-def all_welcome(metadata: Mapping[Any, Any]) -> bool:
-    """Whether `sanitise_metadata` would leave nothing out: the usual case, found out fast."""
-    for key in metadata:
-        if not isinstance(key, str) or key.lower() in CREDENTIAL_KEYS:
-            return False
-    return "traceparent" not in metadata or _is_traceparent(metadata["traceparent"])
-
-
-def is_credential(key: str) -> bool:
-    return key.lower() in CREDENTIAL_KEYS
-
-
-def current_trace_context() -> dict[str, str]:
-    """The W3C headers of the current span; empty when nothing is being traced."""
-    carrier: dict[str, str] = {}
-    span = trace.get_current_span()
-    if span is not trace.INVALID_SPAN and span.get_span_context().is_valid:
-        _propagator.inject(carrier)
-    return carrier
-
-
-def with_trace_context(metadata: Mapping[str, Any], trace_context: Mapping[str, str]) -> dict[str, Any]:
-    """`metadata` with the trace it came with replaced, as a whole, by `trace_context`."""
-    merged = {**metadata, **trace_context}
-    if "tracestate" not in trace_context:
-        merged.pop("tracestate", None)  # it belonged to the trace that was replaced
-    return merged
-
-
-def _is_welcome(key: Any, value: Any) -> bool:
-    if not isinstance(key, str) or is_credential(key):
-        return False
-    return key != "traceparent" or _is_traceparent(value)
-
-
-def _is_traceparent(value: Any) -> bool:
-    match = _TRACEPARENT.fullmatch(value) if isinstance(value, str) else None
-    return match is not None and not (match["version"] == "00" and match["more"])
-
-
-__all__ = ["DecodeError", "PayloadError", "decode", "encode", "encode_all", "sanitise_metadata"]
 
 
 class PayloadError(OncewardError, ValueError):
@@ -154,10 +99,14 @@ def decode(body: bytes) -> Transaction:
     """The transaction that was encoded, with sanitised metadata. Raises `DecodeError` for anything else."""
     try:
         wire = _decoder.decode(body)
+        metadata = _NO_METADATA
+        if wire.metadata:
+            known = all_welcome(wire.metadata)
+            metadata = ReadOnlyDict(wire.metadata if known else sanitise_metadata(wire.metadata))
         return Transaction(
             wire.id,
             wire.payload,
-            _welcome(wire.metadata) if wire.metadata else _NO_METADATA,
+            metadata,
             wire.created_at,
             wire.source,
             wire.correlation_id,
@@ -168,12 +117,8 @@ def decode(body: bytes) -> Transaction:
         raise DecodeError(f"{len(body)} bytes that are not a transaction: {error}") from None
 
 
-def _welcome(metadata: dict[Any, Any]) -> ReadOnlyDict:
-    return ReadOnlyDict(metadata if all_welcome(metadata) else sanitise_metadata(metadata))
-
-
 def encode_with(trace_context: Mapping[str, str], transaction: Transaction) -> bytes:
-    """`encode` with this trace context, for whoever encodes many in one."""
+    """`encode` with this trace context, for callers that encode many in one."""
     if type(transaction) is not Transaction:
         # A subclass may have fields that the wire does not carry.
         raise TypeError(f"only a Transaction can be sent, not a {type(transaction).__name__}")
@@ -199,6 +144,47 @@ def encode_with(trace_context: Mapping[str, str], transaction: Transaction) -> b
     if not same:
         raise _refusal(transaction)  # outside the handler: the first error may quote the payload
     return body
+
+
+def sanitise_metadata(metadata: Mapping[Any, Any]) -> dict[str, Any]:
+    """The part of incoming metadata that a transaction may carry.
+
+    Leaves out keys that are not strings, keys that name a credential, and a `traceparent` that is not one.
+    What was left out is logged by name; values are never logged.
+    """
+    refused = [key for key, value in metadata.items() if not _is_welcome(key, value)]
+    if refused:
+        _log.warning("dropped metadata on arrival: %s", ", ".join(f"{key!r:.100}" for key in refused))
+    return {key: value for key, value in metadata.items() if _is_welcome(key, value)}
+
+
+def all_welcome(metadata: Mapping[Any, Any]) -> bool:
+    """Whether `sanitise_metadata` would leave nothing out: a fast check for the usual case."""
+    for key in metadata:
+        if not isinstance(key, str) or key.lower() in CREDENTIAL_KEYS:
+            return False
+    return "traceparent" not in metadata or _is_traceparent(metadata["traceparent"])
+
+
+def is_credential(key: str) -> bool:
+    return key.lower() in CREDENTIAL_KEYS
+
+
+def current_trace_context() -> dict[str, str]:
+    """The W3C headers of the current span; empty when nothing is being traced."""
+    carrier: dict[str, str] = {}
+    span = trace.get_current_span()
+    if span is not trace.INVALID_SPAN and span.get_span_context().is_valid:
+        _propagator.inject(carrier)
+    return carrier
+
+
+def with_trace_context(metadata: Mapping[str, Any], trace_context: Mapping[str, str]) -> dict[str, Any]:
+    """`metadata` with the trace it came with replaced, as a whole, by `trace_context`."""
+    merged = {**metadata, **trace_context}
+    if "tracestate" not in trace_context:
+        merged.pop("tracestate", None)  # it belonged to the trace that was replaced
+    return merged
 
 
 def _check_keys(transaction: Transaction) -> None:
@@ -231,7 +217,7 @@ def _refusal(transaction: Transaction) -> PayloadError:
 
 
 def _culprit(value: Any) -> str | None:
-    """Names the first thing in `value` that does not survive, by its type: values are nobody's business."""
+    """Names the first thing in `value` that does not survive, by its type: values are never shown."""
     todo = [value]
     for _ in range(100_000):  # a list may contain itself
         if not todo:
@@ -252,3 +238,14 @@ def _survives(value: Any) -> bool:
         return bool(msgspec.msgpack.decode(msgspec.msgpack.encode(value)) == value)
     except Exception:  # noqa: BLE001 - objects in a payload run code of their own
         return False
+
+
+def _is_welcome(key: Any, value: Any) -> bool:
+    if not isinstance(key, str) or is_credential(key):
+        return False
+    return key != "traceparent" or _is_traceparent(value)
+
+
+def _is_traceparent(value: Any) -> bool:
+    match = _TRACEPARENT.fullmatch(value) if isinstance(value, str) else None
+    return match is not None and not (match["version"] == "00" and match["more"])

@@ -11,8 +11,8 @@ Held = tuple[Any, int]
 """How the store knows a delivery: the key of its row or entry, and the token of this delivery."""
 
 
-class Handout(weakref.ref[Transaction]):
-    """One delivery: the object that was handed out, and how the store knows it."""
+class LeasedDelivery(weakref.ref[Transaction]):
+    """One delivery: the object that a fetch returned, and how the store knows it."""
 
     __slots__ = ("deliveries", "held", "identity", "settled", "since")
 
@@ -24,16 +24,16 @@ class Handout(weakref.ref[Transaction]):
     """From when on it is certainly ours for a lease, where the connector keeps count of that."""
 
 
-class Handouts:
-    """Deliveries by the identity of the very object handed out: one id may be queued twice.
+class LeasedDeliveries:
+    """Deliveries by the identity of the very object that was returned: one id may be queued twice.
 
-    Nothing is kept alive. When the last reference to a transaction goes, nobody can settle it any more, and
+    Nothing is kept alive. When the last reference to a transaction goes, nothing can settle it any more, and
     its delivery is forgotten here; in the store its lease runs out. A settled one is known until then, so
-    that settling it twice is harmless.
+    settling it twice is harmless.
     """
 
     def __init__(self) -> None:
-        by_identity: dict[int, Handout] = {}
+        by_identity: dict[int, LeasedDelivery] = {}
         self._by_identity = by_identity
 
         def forget(gone: Any) -> None:
@@ -46,20 +46,24 @@ class Handouts:
         return len(self._by_identity)
 
     def record(self, transaction: Transaction, held: Held, deliveries: int, since: float = 0.0) -> None:
-        handout = Handout(transaction, self._forget)
-        handout.identity = id(transaction)
-        handout.held = held
-        handout.deliveries = deliveries
-        handout.settled = False
-        handout.since = since
-        self._by_identity[handout.identity] = handout
+        delivery = LeasedDelivery(transaction, self._forget)
+        delivery.identity = id(transaction)
+        delivery.held = held
+        delivery.deliveries = deliveries
+        delivery.settled = False
+        delivery.since = since
+        self._by_identity[delivery.identity] = delivery
 
-    def of(self, transaction: Transaction) -> Handout:
-        handout = self._by_identity.get(id(transaction))
-        if handout is None:
+    def find(self, transaction: Transaction) -> LeasedDelivery | None:
+        return self._by_identity.get(id(transaction))
+
+    def of(self, transaction: Transaction) -> LeasedDelivery:
+        """As `find`; raises `ValueError` for a transaction that was not fetched here."""
+        delivery = self._by_identity.get(id(transaction))
+        if delivery is None:
             name = getattr(transaction, "id", type(transaction).__name__)
             raise ValueError(
                 f"transaction {name!r} was not fetched from this connector; "
                 "only the very objects that its fetch returned can be settled or extended, not copies of them"
             )
-        return handout
+        return delivery

@@ -12,26 +12,20 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, NamedTuple, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 from onceward.connectors.codec import DecodeError, decode, encode_all
-from onceward.connectors.deliveries import Handout, Handouts, Held
-from onceward.connectors.lease_rules import (
-    BurialReason,
-    Bury,
-    DeadLetter,
-    Exhumed,
-    LeaseRules,
-    as_text,
-    mishap,
-    mishaps,
-)
+from onceward.connectors.dead_message import BurialReason, DeadMessage, describe_failure
+from onceward.connectors.deliveries import Held, LeasedDeliveries, LeasedDelivery
+from onceward.connectors.lease_rules import Bury, LeaseRules
 from onceward.task.exceptions import ExceptionCategory
 from onceward.transaction import Settlement, Transaction, Verdict
 
 _log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 FETCH_WAIT = 1.0
 """Seconds a fetch may wait for its turn at the store: the contract of `fetch_transactions`."""
@@ -39,40 +33,12 @@ WRITE_WAIT = 10.0
 """Seconds any other call may wait. An outcome is worth more patience than a fetch that is tried again."""
 
 
-Row = tuple[int, int | None, int, int, bytes]
+AvailableRow = tuple[int, int | None, int, int, bytes]
 """A message that is available: its key; the token of the delivery whose lease ran out, if one did; its
 deliveries so far; the leases that ran out, this one included; its body."""
 
 
-class Burial(NamedTuple):
-    key: int
-    token: int | None
-    transaction_id: str | None
-    reason: BurialReason
-    category: ExceptionCategory | None = None
-    """None leaves what the store knows of an earlier failure; so does an `error` of None."""
-    error: str | None = None
-    history: str = ""
-    """A line more, if there is one."""
-
-
-class DeadRow(NamedTuple):
-    """A dead letter, as the store keeps it."""
-
-    key: int
-    transaction_id: str | None
-    body: bytes
-    reason: str
-    category: str | None
-    error: str | None
-    deliveries: int
-    enqueued_at: float
-    died_at: float
-    history: str
-    """A line of JSON for each failed delivery: `rules.Mishap`."""
-
-
-class Store(Protocol):
+class LeaseStore(Protocol):
     """Keeps rows. Every method but `transaction` and `close` is called inside a `transaction`.
 
     Those that return a bool change one row, if its token is still the one given, and say whether it was.
@@ -85,11 +51,11 @@ class Store(Protocol):
 
     def append(self, bodies: Sequence[bytes], now: float) -> None: ...
 
-    def available(self, now: float, limit: int) -> Sequence[Row]:
+    def available(self, now: float, limit: int) -> Sequence[AvailableRow]:
         """First those whose lease or delay is over, longest over first; then the ready ones, oldest first."""
         ...
 
-    def lease(self, rows: Sequence[Row], token: int, until: float) -> None:
+    def lease(self, rows: Sequence[AvailableRow], token: int, until: float) -> None:
         """Counts a delivery of each, and keeps its `lost`."""
         ...
 
@@ -113,28 +79,41 @@ class Store(Protocol):
         """`history` is a line more."""
         ...
 
-    def bury(self, burial: Burial, now: float) -> bool: ...
+    def bury(
+        self,
+        key: int,
+        token: int | None,
+        now: float,
+        reason: BurialReason,
+        transaction_id: str | None,
+        category: ExceptionCategory | None = None,
+        error: str | None = None,
+        history: str = "",
+    ) -> bool:
+        """None for `category` or `error` keeps what is known of an earlier failure; `history` is a line more."""
+        ...
 
     def counts(self, now: float) -> dict[str, int]: ...
 
-    def dead(self, limit: int) -> Sequence[DeadRow]: ...
-
-    def forget_dead(self, dead: Sequence[tuple[int, float]]) -> None:
-        """Each is a key and a `died_at`: a key alone may have been given to a later one since."""
+    def dead(self, limit: int) -> list[DeadMessage]:
+        """Longest dead first. The `key` of each is that of its row and the time of its death: a row's key alone may
+        have been given to a later one since."""
         ...
+
+    def forget_dead(self, keys: Sequence[tuple[int, float]]) -> None: ...
 
     def close(self) -> None: ...
 
 
 class LeasingConnector:
-    """The `Connector` contract, over a `Store`."""
+    """The `Connector` contract, over a `LeaseStore`."""
 
-    def __init__(self, store: Store, rules: LeaseRules, clock: Callable[[], float]) -> None:
+    def __init__(self, store: LeaseStore, rules: LeaseRules, clock: Callable[[], float]) -> None:
         self.rules = rules
         self.lease = rules.lease
         self._store = store
         self._clock = clock
-        self._handouts = Handouts()
+        self._deliveries = LeasedDeliveries()
         self._suspect_after = rules.suspect_after
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
@@ -145,13 +124,13 @@ class LeasingConnector:
             raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
         with self._store.transaction(FETCH_WAIT):
             now = self._clock()
-            rows, transactions, burials = self._choose(batch_size, now)
+            rows, transactions, buried = self._choose(batch_size, now)
             token = secrets.randbits(63)
             self._store.lease(rows, token, now + self.lease)
-        for burial in burials:
-            _log_burial(burial)
+        for level, message, *args in buried:
+            _log.log(level, message, *args)
         for row, transaction in zip(rows, transactions, strict=True):
-            self._handouts.record(transaction, (row[0], token), row[2] + 1)
+            self._deliveries.record(transaction, (row[0], token), row[2] + 1)
         return transactions
 
     def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
@@ -163,20 +142,26 @@ class LeasingConnector:
     def settle_transactions(self, settlements: Sequence[Settlement], /) -> None:
         """End these deliveries, all or none."""
         with self._store.transaction(WRITE_WAIT):
-            ending = self._not_yet_settled(settlements)
             now = self._clock()
-            done = [held for held, (settlement, _) in ending.items() if settlement.verdict == Verdict.DONE]
-            lost = set(self._store.remove(done))
+            ending: dict[Held, tuple[Settlement, LeasedDelivery]] = {}
+            done: list[Held] = []
+            for settlement in settlements:
+                delivery = self._deliveries.of(settlement.transaction)
+                if not delivery.settled and delivery.held not in ending:
+                    ending[delivery.held] = settlement, delivery
+                    if settlement.verdict == Verdict.DONE:
+                        done.append(delivery.held)
+            lost = set(self._store.remove(done)) if done else set()
             if len(done) < len(ending):
-                for held, (settlement, handout) in ending.items():
-                    if settlement.verdict != Verdict.DONE and not self._end(settlement, handout, now):
+                for held, (settlement, delivery) in ending.items():
+                    if settlement.verdict != Verdict.DONE and not self._end(settlement, delivery, now):
                         lost.add(held)
-        for _, handout in ending.values():
-            handout.settled = True
+        for _, delivery in ending.values():
+            delivery.settled = True
         for held in lost:
             settlement, _ = ending[held]
             _log.warning(
-                "transaction %s: lease lost before its outcome (%s) was known; another delivery has the say",
+                "transaction %s: lease expired before outcome `%s` was recorded; a newer delivery owns the message",
                 settlement.transaction.id,
                 settlement.verdict,
             )
@@ -184,35 +169,28 @@ class LeasingConnector:
     def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Keep these deliveries for another `lease`, from now. Those already settled need none."""
         with self._store.transaction(WRITE_WAIT):
-            handouts = [self._handouts.of(transaction) for transaction in transactions]
+            deliveries = [self._deliveries.of(transaction) for transaction in transactions]
             running = {
-                handout.held: transaction
-                for handout, transaction in zip(handouts, transactions, strict=True)
-                if not handout.settled
+                delivery.held: transaction
+                for delivery, transaction in zip(deliveries, transactions, strict=True)
+                if not delivery.settled
             }
             lost = self._store.extend(list(running), self._clock() + self.lease)
         for held in lost:
-            _log.warning("transaction %s: lease lost, too late to extend it", running[held].id)
+            _log.warning("transaction %s: lease expired, too late to extend it", running[held].id)
 
     def counts(self) -> dict[str, int]:
         """How many messages are `ready`, `leased`, `delayed` and `dead` now."""
         with self._store.transaction(WRITE_WAIT):
             return self._store.counts(self._clock())
 
-    def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
-        """The dead letters, longest dead first."""
+    def dead_letters(self, limit: int = 100) -> list[DeadMessage]:
+        """The dead letters, longest dead first. They stay until `forget_dead`."""
         with self._store.transaction(WRITE_WAIT):
-            rows = self._store.dead(limit)
-        return [_dead_letter(row) for row in rows]
-
-    def exhume(self, limit: int = 100) -> list[Exhumed]:
-        """Dead letters, longest dead first, for a place that keeps all of them. They stay until `forget_dead`."""
-        with self._store.transaction(WRITE_WAIT):
-            rows = self._store.dead(limit)
-        return [_exhumed(row) for row in rows]
+            return self._store.dead(limit)
 
     def forget_dead(self, keys: Sequence[Any]) -> None:
-        """These are kept elsewhere now."""
+        """Remove dead letters, by their `key`, once another store has them."""
         with self._store.transaction(WRITE_WAIT):
             self._store.forget_dead(keys)
 
@@ -228,13 +206,16 @@ class LeasingConnector:
     ) -> None:
         self.close()
 
-    def _choose(self, batch_size: int, now: float) -> tuple[list[Row], list[Transaction], list[Burial]]:
-        """What to hand out. What cannot be handed out is buried on the way, so that it hides nothing."""
-        serving: list[Row] = []
+    def _choose(
+        self, batch_size: int, now: float
+    ) -> tuple[list[AvailableRow], list[Transaction], list[tuple[Any, ...]]]:
+        """What to deliver. What cannot be delivered is buried on the way, so it hides nothing; the third are log lines
+        about it, for after the transaction."""
+        serving: list[AvailableRow] = []
         transactions: list[Transaction] = []
-        burials: list[Burial] = []
+        buried: list[tuple[Any, ...]] = []
         while not serving and (rows := self._store.available(now, batch_size)):
-            doomed: list[Burial] = []
+            doomed: list[tuple[Any, ...]] = []
             for row in rows:
                 key, token, deliveries, lost, body = row
                 suspect = lost >= self._suspect_after
@@ -243,93 +224,37 @@ class LeasingConnector:
                 try:
                     transaction = decode(body)
                 except DecodeError as error:
-                    doomed.append(Burial(key, token, None, BurialReason.UNDECODABLE, None, str(error)))
+                    doomed.append((key, token, now, BurialReason.UNDECODABLE, None, None, str(error)))
+                    buried.append((logging.ERROR, "message %d is now a dead letter: %s", key, error))
                     continue
                 if deliveries >= self.rules.max_deliveries:
-                    doomed.append(Burial(key, token, transaction.id, BurialReason.MAX_DELIVERIES))
+                    doomed.append((key, token, now, BurialReason.MAX_DELIVERIES, transaction.id))
+                    buried.append((logging.WARNING, _NEVER_ENDED, transaction.id))
                     continue
                 serving.append(row)
                 transactions.append(transaction)
                 if suspect:
                     break
             for burial in doomed:
-                self._store.bury(burial, now)
-            burials += doomed
-        return serving, transactions, burials
+                self._store.bury(*burial)
+        return serving, transactions, buried
 
-    def _not_yet_settled(self, settlements: Sequence[Settlement]) -> dict[Held, tuple[Settlement, Handout]]:
-        ending: dict[Held, tuple[Settlement, Handout]] = {}
-        for settlement in settlements:
-            handout = self._handouts.of(settlement.transaction)
-            if not handout.settled:
-                ending.setdefault(handout.held, (settlement, handout))
-        return ending
-
-    def _end(self, settlement: Settlement, handout: Handout, now: float) -> bool:
-        """What becomes of a delivery that is not done. False: it was not held any more."""
-        key, token = handout.held
+    def _end(self, settlement: Settlement, delivery: LeasedDelivery, now: float) -> bool:
+        """End a delivery that is not done. False if its lease was lost."""
+        key, token = delivery.held
         if settlement.verdict == Verdict.RETURNED:
             return self._store.give_back(key, token, now + settlement.delay if settlement.delay > 0 else 0.0)
-        error = settlement.error
-        category = None if error is None else error.category
-        history = mishap(error, handout.deliveries, now)
-        decision = self.rules.after_failure(category, handout.deliveries)
+        failure = describe_failure(settlement.error, delivery.deliveries, now)
+        decision = self.rules.after_failure(failure[0], delivery.deliveries)
         if isinstance(decision, Bury):
-            burial = Burial(
-                key, token, settlement.transaction.id, decision.reason, category, as_text(error), history
-            )
-            return self._store.bury(burial, now)
-        return self._store.delay(key, token, now + decision.delay, category, as_text(error), history)
+            return self._store.bury(key, token, now, decision.reason, settlement.transaction.id, *failure)
+        return self._store.delay(key, token, now + decision.delay, *failure)
 
 
-def _log_burial(burial: Burial) -> None:
-    if burial.reason is BurialReason.UNDECODABLE:
-        _log.error("message %d is now a dead letter: %s", burial.key, burial.error)
-    else:
-        _log.warning(
-            "transaction %s is now a dead letter: it was delivered as often as allowed, and its last "
-            "delivery never ended",
-            burial.transaction_id,
-        )
-
-
-def _exhumed(row: DeadRow) -> Exhumed:
-    return Exhumed(
-        key=(row.key, row.died_at),
-        body=row.body,
-        transaction_id=row.transaction_id,
-        reason=BurialReason(row.reason),
-        category=None if row.category is None else ExceptionCategory(row.category),
-        error=row.error,
-        deliveries=row.deliveries,
-        enqueued_at=row.enqueued_at,
-        died_at=row.died_at,
-        history=mishaps(row.history),
-    )
-
-
-def _dead_letter(row: DeadRow) -> DeadLetter:
-    try:
-        transaction = decode(row.body)
-    except DecodeError:
-        transaction = None
-    return DeadLetter(
-        transaction_id=row.transaction_id,
-        transaction=transaction,
-        reason=BurialReason(row.reason),
-        category=None if row.category is None else ExceptionCategory(row.category),
-        error=row.error,
-        deliveries=row.deliveries,
-        enqueued_at=datetime.fromtimestamp(row.enqueued_at, UTC),
-        died_at=datetime.fromtimestamp(row.died_at, UTC),
-    )
-
-
-# The `AsyncConnector` contract, over a `LeasingConnector`.
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
+_NEVER_ENDED = (
+    "transaction %s is now a dead letter: it was delivered as often as allowed, "
+    "and its last delivery never ended"
+)
 
 
 class AsyncLeasingConnector:
@@ -367,13 +292,9 @@ class AsyncLeasingConnector:
         """As `LeasingConnector.counts`."""
         return await self._call(self._wire.counts)
 
-    async def dead_letters_async(self, limit: int = 100) -> list[DeadLetter]:
+    async def dead_letters_async(self, limit: int = 100) -> list[DeadMessage]:
         """As `LeasingConnector.dead_letters`."""
         return await self._call(self._wire.dead_letters, limit)
-
-    async def exhume_async(self, limit: int = 100) -> list[Exhumed]:
-        """As `LeasingConnector.exhume`."""
-        return await self._call(self._wire.exhume, limit)
 
     async def forget_dead_async(self, keys: Sequence[Any]) -> None:
         """As `LeasingConnector.forget_dead`."""

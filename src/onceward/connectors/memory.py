@@ -15,9 +15,10 @@ from threading import Lock, RLock
 from typing import Any, ParamSpec, TypeVar
 
 from onceward.connectors.base import ConnectorClosedError
+from onceward.connectors.dead_message import BurialReason, DeadMessage, read_dead_message
 from onceward.connectors.deliveries import Held
 from onceward.connectors.lease_rules import LeaseRules, OnFailure
-from onceward.connectors.leases import AsyncLeasingConnector, Burial, DeadRow, LeasingConnector, Row
+from onceward.connectors.leases import AsyncLeasingConnector, AvailableRow, LeasingConnector
 from onceward.task.exceptions import ExceptionCategory
 
 P = ParamSpec("P")
@@ -30,7 +31,7 @@ READY = 0.0
 class MemoryConnector(LeasingConnector):
     """A `Connector` without a wire. Several threads may share it; other processes see nothing of it.
 
-    `clock` tells the time that leases and delays are measured in; tests give their own.
+    `clock` returns the time that leases and delays are measured in; tests give their own.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class MemoryConnector(LeasingConnector):
             redelivery_delay=redelivery_delay,
             on_failure=on_failure,
         )
-        super().__init__(MemoryStore(), rules, clock)
+        super().__init__(MemoryLeaseStore(), rules, clock)
 
 
 class AsyncMemoryConnector(AsyncLeasingConnector):
@@ -106,7 +107,7 @@ class _Message:
         self.history = ""
 
 
-class MemoryStore:
+class MemoryLeaseStore:
     """Rows in a dict, and two heaps over them.
 
     A heap entry counts only while its message still has that `visible_at`: moving a message pushes a new
@@ -120,7 +121,7 @@ class MemoryStore:
         self._messages: dict[int, _Message] = {}
         self._ready: list[int] = []
         self._waiting: list[tuple[float, int]] = []
-        self._dead: list[DeadRow] = []
+        self._dead: list[DeadMessage] = []
 
     @contextmanager
     def transaction(self, wait: float) -> Iterator[None]:
@@ -139,7 +140,7 @@ class MemoryStore:
         self._ready.extend(messages)  # larger than all keys before: still a heap
         self._messages.update(messages)
 
-    def available(self, now: float, limit: int) -> list[Row]:
+    def available(self, now: float, limit: int) -> list[AvailableRow]:
         taken: dict[int, _Message] = {}
         try:
             while self._waiting and self._waiting[0][0] <= now and len(taken) < limit:
@@ -148,13 +149,13 @@ class MemoryStore:
             while self._ready and len(taken) < limit:
                 self._take(heappop(self._ready), READY, taken)
         finally:
-            for message in taken.values():  # they were only looked at
+            for message in taken.values():  # they were only inspected
                 self._push(message.key, message.visible_at)
         return [
             (m.key, m.token, m.deliveries, m.lost + (m.token is not None), m.body) for m in taken.values()
         ]
 
-    def lease(self, rows: Sequence[Row], token: int, until: float) -> None:
+    def lease(self, rows: Sequence[AvailableRow], token: int, until: float) -> None:
         for key, _, deliveries, lost, _ in rows:
             message = self._messages[key]
             message.token = token
@@ -206,24 +207,33 @@ class MemoryStore:
         self._move(message, until)
         return True
 
-    def bury(self, burial: Burial, now: float) -> bool:
-        if (message := self._held(burial.key, burial.token)) is None:
+    def bury(
+        self,
+        key: int,
+        token: int | None,
+        now: float,
+        reason: BurialReason,
+        transaction_id: str | None,
+        category: ExceptionCategory | None = None,
+        error: str | None = None,
+        history: str = "",
+    ) -> bool:
+        if (message := self._held(key, token)) is None:
             return False
-        del self._messages[burial.key]
-        self._dead.append(
-            DeadRow(
-                burial.key,
-                burial.transaction_id,
-                message.body,
-                burial.reason,
-                message.category if burial.category is None else burial.category,
-                message.error if burial.error is None else burial.error,
-                message.deliveries,
-                message.enqueued_at,
-                now,
-                message.history + burial.history,
-            )
+        dead = read_dead_message(
+            (key, now),
+            transaction_id,
+            message.body,
+            reason,
+            message.category if category is None else category,
+            message.error if error is None else error,
+            message.deliveries,
+            message.enqueued_at,
+            now,
+            message.history + history,
         )
+        del self._messages[key]
+        self._dead.append(dead)
         return True
 
     def counts(self, now: float) -> dict[str, int]:
@@ -235,12 +245,12 @@ class MemoryStore:
                 counts["delayed" if message.token is None else "leased"] += 1
         return counts
 
-    def dead(self, limit: int) -> list[DeadRow]:
+    def dead(self, limit: int) -> list[DeadMessage]:
         return self._dead[:limit]
 
-    def forget_dead(self, dead: Sequence[tuple[int, float]]) -> None:
-        forgotten = set(dead)
-        self._dead = [row for row in self._dead if (row.key, row.died_at) not in forgotten]
+    def forget_dead(self, keys: Sequence[tuple[int, float]]) -> None:
+        forgotten = set(keys)
+        self._dead = [dead for dead in self._dead if dead.key not in forgotten]
 
     def close(self) -> None:
         with self._lock:
@@ -256,7 +266,7 @@ class MemoryStore:
             taken[key] = message
 
     def _move(self, message: _Message, visible_at: float) -> None:
-        self._push(message.key, visible_at)  # first, so that an interrupt does not leave it without an entry
+        self._push(message.key, visible_at)  # first, so an interrupt does not leave it without an entry
         message.visible_at = visible_at
 
     def _push(self, key: int, visible_at: float) -> None:
@@ -270,17 +280,22 @@ class MemoryStore:
         heappush(self._waiting, (visible_at, key))
 
 
-# `memory://name`: one queue for each name of this process, so that a producer's sink is a consumer's source.
-
-
-_stores: dict[str, MemoryStore] = {}
+_stores: dict[str, MemoryLeaseStore] = {}
 _lock = Lock()
 
 
-class _Share:
-    """A store of many connectors: closed for the one that was closed, and open for the others."""
+def open_memory(name: str, settings: dict[str, Any], *, asynchronous: bool) -> Any:
+    """`memory://name`: one queue for each name in this process, so a producer's sink is a consumer's source."""
+    with _lock:
+        store = _stores.setdefault(name, MemoryLeaseStore())
+    wire = LeasingConnector(_Share(store), LeaseRules(**settings), time.time)
+    return _Async(wire) if asynchronous else wire
 
-    def __init__(self, store: MemoryStore) -> None:
+
+class _Share:
+    """A store that several connectors share: closing one leaves it open for the others."""
+
+    def __init__(self, store: MemoryLeaseStore) -> None:
         self._store = store
         self._closed = False
 
@@ -300,10 +315,3 @@ class _Async(AsyncMemoryConnector):
     def __init__(self, wire: LeasingConnector) -> None:
         self._wire = wire
         self.lease = wire.lease
-
-
-def open_memory(name: str, settings: dict[str, Any], *, asynchronous: bool) -> Any:
-    with _lock:
-        store = _stores.setdefault(name, MemoryStore())
-    wire = LeasingConnector(_Share(store), LeaseRules(**settings), time.time)
-    return _Async(wire) if asynchronous else wire

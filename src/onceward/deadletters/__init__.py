@@ -1,4 +1,4 @@
-"""What failed for good, whoever buried it: kept with its history, seen, mended, and sent again safely."""
+"""Messages that failed permanently: kept with their history, to inspect, discard or redrive safely."""
 
 from onceward.deadletters.dead_letters import DeadLetters
 from onceward.deadletters.dead_letters_asyncio import AsyncDeadLetters

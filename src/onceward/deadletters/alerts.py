@@ -1,11 +1,11 @@
-"""What people should hear of: as metrics, and as log lines with the same words.
+"""Alerts for people: as metrics, and as log lines with the same words.
 
 `new`: a letter was buried. `many_of_a_type`: more than ten of one type are open. `surge`: more than ten times as many
 in five minutes as is usual (less than one counts as one). `same_aggregate`: three letters or more of one aggregate are
 open. `died_again`, `poisoned`: what became of a redriven letter.
 
-That there are many is no news with each further letter: it is told when they pass the limit, when they are twice as
-many as were told of, and otherwise with the first letter after ten minutes.
+Large numbers are not reported with every further letter: only when they pass the limit, when they are twice as large
+as last reported, and otherwise with the first letter after ten minutes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BASELINE_SECONDS: Final = 86400
 SAME_AGGREGATE: Final = 3
 REPEAT_SECONDS: Final = 600
 GROWN: Final = 2
-"""So many times as many as were told of are news."""
+"""A number is reported again when it is so many times as large as last reported."""
 
 LEVELS: Final = {
     "new": logging.INFO,
@@ -44,36 +44,35 @@ LEVELS: Final = {
 }
 
 
-class Many(NamedTuple):
-    """A number of letters, and whether there is reason to tell of it."""
+class LetterCount(NamedTuple):
+    """A number of letters that is worth an alert beyond a limit."""
 
     kind: str
     whose: tuple[str, ...]
     """Consumer, and type or aggregate: what is counted."""
     letters: int
     limit: float
-    """More than that are worth an alert."""
     at: float
     words: str
 
 
-Told = tuple[Burial, list[Many]]
+Buried = tuple[Burial, list[LetterCount]]
 """A burial, and the numbers that may have passed their limits with it."""
 
 
-def raised_by(transaction: DbTransaction, rows: Sql, burials: Sequence[Burial]) -> list[Told]:
-    """What there may be to tell about letters that were buried together. Numbers are looked up with the first of their
-    kind: they are the same for all."""
-    told: list[Told] = []
+def count_letters(transaction: DbTransaction, rows: Sql, burials: Sequence[Burial]) -> list[Buried]:
+    """For letters that were buried together. Numbers are counted with the first of their kind: they are the same for
+    all."""
+    buried: list[Buried] = []
     seen: set[tuple[str, str, str | None]] = set()
     for burial in burials:
         whose = (burial.consumer, burial.event_type, burial.aggregate_id)
-        told.append((burial, [] if whose in seen else _of_many(transaction, rows, burial)))
+        buried.append((burial, [] if whose in seen else _count_like(transaction, rows, burial)))
         seen.add(whose)
-    return told
+    return buried
 
 
-def _of_many(transaction: DbTransaction, rows: Sql, burial: Burial) -> list[Many]:
+def _count_like(transaction: DbTransaction, rows: Sql, burial: Burial) -> list[LetterCount]:
     counts = rows.first(
         transaction,
         _COUNTS,
@@ -88,7 +87,7 @@ def _of_many(transaction: DbTransaction, rows: Sql, burial: Burial) -> list[Many
     usual = counts["before"] * SURGE_SECONDS / (BASELINE_SECONDS - SURGE_SECONDS)
     at = float(counts["at"])
     return [
-        Many(
+        LetterCount(
             "many_of_a_type",
             (burial.consumer, burial.event_type),
             of_type,
@@ -96,7 +95,7 @@ def _of_many(transaction: DbTransaction, rows: Sql, burial: Burial) -> list[Many
             at,
             f"{of_type} letters of type {burial.event_type!r} are open",
         ),
-        Many(
+        LetterCount(
             "surge",
             (burial.consumer,),
             recent,
@@ -104,7 +103,7 @@ def _of_many(transaction: DbTransaction, rows: Sql, burial: Burial) -> list[Many
             at,
             f"{recent} letters in five minutes, where {usual:.1f} are usual",
         ),
-        Many(
+        LetterCount(
             "same_aggregate",
             (burial.consumer, burial.aggregate_id or ""),
             of_aggregate,
@@ -116,50 +115,50 @@ def _of_many(transaction: DbTransaction, rows: Sql, burial: Burial) -> list[Many
 
 
 class Alerts:
-    """Tells, and remembers what it told: one for each store, so that another process tells for itself."""
+    """Sends alerts, and remembers them: one for each store, so each process alerts on its own."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, ...], tuple[float, int]] = {}
-        """When, and of how many; the longest ago first."""
+        self._sent: dict[tuple[str, ...], tuple[float, int]] = {}
+        """When, and for how many letters; oldest first."""
         self._lock = threading.Lock()
 
-    def tell(self, told: Sequence[Told]) -> None:
-        """After the commit: what was rolled back is nobody's business."""
+    def send(self, buried: Sequence[Buried]) -> None:
+        """After the commit: a burial that was rolled back did not happen."""
         metrics = _metrics()
-        for burial, numbers in told:
+        for burial, counts in buried:
             if metrics is not None:
                 metrics["buried"].add(1, {"consumer": burial.consumer, "category": str(burial.category)})
             alerts = [("new", f"{burial.category}: {burial.error or burial.reason}")]
-            alerts += [(each.kind, each.words) for each in numbers if self._is_news(each)]
+            alerts += [(each.kind, each.words) for each in counts if self._is_news(each)]
             for kind, words in alerts:
                 _alert(kind, burial.consumer, burial.message_id, words, event_type=burial.event_type)
 
-    def _is_news(self, many: Many) -> bool:
-        key = (many.kind, *many.whose)
+    def _is_news(self, count: LetterCount) -> bool:
+        key = (count.kind, *count.whose)
         with self._lock:
-            self._forget(many.at - REPEAT_SECONDS)
-            at, count = self._told.get(key, (many.at, 0))
-            if many.letters <= many.limit:
-                self._told.pop(key, None)
+            self._forget(count.at - REPEAT_SECONDS)
+            at, letters = self._sent.get(key, (count.at, 0))
+            if count.letters <= count.limit:
+                self._sent.pop(key, None)
                 return False
-            if many.letters < GROWN * count:
-                self._told[key] = (at, min(count, many.letters))  # where it fell, it grows from there
+            if count.letters < GROWN * letters:
+                self._sent[key] = (at, min(letters, count.letters))  # where it fell, it grows from there
                 return False
-            self._told.pop(key, None)  # to the end
-            self._told[key] = (many.at, many.letters)
+            self._sent.pop(key, None)  # to the end
+            self._sent[key] = (count.at, count.letters)
             return True
 
     def _forget(self, until: float) -> None:
-        """What was told so long ago is news again."""
-        while self._told:
-            key, (at, _) = next(iter(self._told.items()))
+        """What was sent before then is news again."""
+        while self._sent:
+            key, (at, _) = next(iter(self._sent.items()))
             if at > until:
                 return
-            del self._told[key]
+            del self._sent[key]
 
 
 def redriven(consumer: str, message_id: str, outcome: str, error: str = "") -> None:
-    """What came of a redriven letter. A new death is worth a line."""
+    """Report how a redriven letter ended. A new death is worth a line."""
     metrics = _metrics()
     if metrics is not None:
         metrics["redriven"].add(1, {"consumer": consumer, "outcome": outcome})
@@ -182,15 +181,15 @@ def _alert(kind: str, consumer: str, message_id: str, words: str, **more: str) -
         metrics["alerts"].add(1, {"consumer": consumer, "alert": kind})
 
 
-_made: dict[int, tuple[MeterProvider, dict[str, Any]]] = {}
+_counters: dict[int, tuple[MeterProvider, dict[str, Any]]] = {}
 
 
 def _metrics() -> dict[str, Any] | None:
     provider = metrics.meter_provider()
     if provider is None:
         return None
-    made = _made.get(id(provider))
-    if made is None or made[0] is not provider:
+    known = _counters.get(id(provider))
+    if known is None or known[0] is not provider:
         meter = provider.get_meter(SCOPE)
         names = ("buried", "alerts", "redriven")
         counters: dict[str, Any] = {}
@@ -199,8 +198,8 @@ def _metrics() -> dict[str, Any] | None:
             counters[name] = meter.create_counter(
                 f"onceward.deadletters.{name}", metric.unit, metric.description
             )
-        made = _made[id(provider)] = (provider, counters)
-    return made[1]
+        known = _counters[id(provider)] = (provider, counters)
+    return known[1]
 
 
 _COUNTS = """

@@ -1,7 +1,7 @@
 """What operators did, in rows that are only ever added, each with the hash of the one before it.
 
-Triggers refuse every change. Who removes them can still rewrite all of it; keep the last hash elsewhere to notice that,
-too.
+Triggers refuse every change. Someone who removes them can still rewrite all rows; keep the last hash elsewhere to
+notice that, too.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ FIRST = "0" * 64
 """What the first row has as the hash before it."""
 
 
-class Broken(NamedTuple):
+class AuditBreak(NamedTuple):
     """The first row that is not what was written."""
 
     seq: int
     what: str
 
 
-class Verdict(NamedTuple):
+class AuditVerdict(NamedTuple):
     entries: int
     """Those that are in order, from the first one on."""
     last_hash: str
-    broken: Broken | None
+    broken: AuditBreak | None
 
 
 def note(transaction: DbTransaction, rows: Sql, operator: str, action: str, details: dict[str, Any]) -> None:
-    """Add a row, in the transaction of what it tells about."""
+    """Add a row, in the transaction of the action it records."""
     who = check_operator(operator)
     wait_for_lock(transaction, "onceward audit")
     head = rows.first(transaction, "SELECT hash FROM onceward_audit_head")
@@ -61,25 +61,27 @@ def entries(transaction: DbTransaction, rows: Sql, limit: int) -> list[dict[str,
     return rows.all(transaction, _LAST, limit=limit)
 
 
-def verify(transaction: DbTransaction, rows: Sql) -> Verdict:
+def verify(transaction: DbTransaction, rows: Sql) -> AuditVerdict:
     """Compute every hash again, from the first row on."""
     wait_for_lock(transaction, "onceward audit")  # or the rows and their head might be of different moments
     previous, seen, last_seq = FIRST, 0, 0
     for row in rows.all(transaction, _ALL):
         if row["previous"] != previous:
-            return Verdict(seen, previous, Broken(row["seq"], "what came before it was removed or changed"))
+            return AuditVerdict(
+                seen, previous, AuditBreak(row["seq"], "what came before it was removed or changed")
+            )
         if hash_of(row) != row["hash"]:
-            return Verdict(seen, previous, Broken(row["seq"], "it was changed"))
+            return AuditVerdict(seen, previous, AuditBreak(row["seq"], "it was changed"))
         previous, seen, last_seq = row["hash"], seen + 1, row["seq"]
     head = rows.first(transaction, "SELECT entries, hash FROM onceward_audit_head")
     if head is None or (head["entries"], head["hash"]) != (seen, previous):
-        return Verdict(seen, previous, Broken(last_seq, "what came after it was removed"))
-    return Verdict(seen, previous, None)
+        return AuditVerdict(seen, previous, AuditBreak(last_seq, "what came after it was removed"))
+    return AuditVerdict(seen, previous, None)
 
 
 def hash_of(entry: dict[str, Any]) -> str:
-    told = [entry[name] for name in ("previous", "at", "operator", "action", "details")]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    hashed = [entry[name] for name in ("previous", "at", "operator", "action", "details")]
+    return hashlib.sha256(json.dumps(hashed).encode()).hexdigest()
 
 
 _ADD = """

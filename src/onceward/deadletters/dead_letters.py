@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from onceward._sync import run_blocking
-from onceward.deadletters.audit import Verdict
+from onceward.deadletters.audit import AuditVerdict
 from onceward.deadletters.letter import Burial, DeadLetter
 from onceward.deadletters.operations import DeadLetterOperations
 from onceward.deadletters.ports import BlockingLetterPorts
@@ -101,6 +101,6 @@ class DeadLetters:
         """The operators' actions, newest first."""
         return run_blocking(self._core.audit(limit))
 
-    def verify_audit(self) -> Verdict:
+    def verify_audit(self) -> AuditVerdict:
         """Whether the audit is what was written."""
         return run_blocking(self._core.verify_audit())

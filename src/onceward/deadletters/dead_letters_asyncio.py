@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from onceward.deadletters.audit import Verdict
+from onceward.deadletters.audit import AuditVerdict
 from onceward.deadletters.letter import Burial, DeadLetter
 from onceward.deadletters.operations import DeadLetterOperations
 from onceward.deadletters.ports import AsyncLetterPorts
@@ -102,6 +102,6 @@ class AsyncDeadLetters:
         """The operators' actions, newest first."""
         return await self._core.audit(limit)
 
-    async def verify_audit(self) -> Verdict:
+    async def verify_audit(self) -> AuditVerdict:
         """Whether the audit is what was written."""
         return await self._core.verify_audit()

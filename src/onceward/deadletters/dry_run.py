@@ -1,24 +1,22 @@
 """What would happen if letters were redriven now: today's upcasters and handler, in a transaction that is rolled back.
 
 Nothing stays: no dedup row, no attempt, no effect. Outside effects are not called; the run of a letter stops at the
-first of them. Numbers that a database gives out for good, such as those of a PostgreSQL sequence, are used up.
+first of them. Numbers that a database never takes back, such as those of a PostgreSQL sequence, are used up.
 """
 
 from __future__ import annotations
 
-import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import event
 
 from onceward._sync import Raised, as_coroutine, as_function, run_blocking
 from onceward.db import SessionError
 from onceward.db.transaction import DbTransaction
+from onceward.deadletters.row_watch import RowWatch, TableDiff, TableWrites
 from onceward.errors import ConfigurationError
 from onceward.inbox import sequencing
 from onceward.inbox.attempts import Start, poisoned
@@ -46,115 +44,16 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 
-# What a handler changes in the database, seen from inside its transaction.
+class PredictedOutcome(StrEnum):
+    """What would become of a redriven letter."""
 
-
-SMALL = 500
-"""Rows of a table that is compared row by row."""
-LONGEST = 200
-"""Characters shown of a value."""
-
-_WRITE = re.compile(
-    r"""^(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:with\b.*?\)\s*)?
-        (insert|update|delete|replace|merge)\b(?:\s+or\s+\w+)?(?:\s+(?:into|from|only))*
-        \s+((?:"[^"]+"|[\w$]+)(?:\.(?:"[^"]+"|[\w$]+))?)""",
-    re.IGNORECASE | re.VERBOSE | re.DOTALL,
-)
-
-
-class Change(msgspec.Struct, frozen=True):
-    """All statements of one kind on one table."""
-
-    table: str
-    verb: str
-    statements: int
-    rows: int
-
-
-class Diff(msgspec.Struct, frozen=True):
-    """The rows of a small table that come and go. A changed row does both."""
-
-    table: str
-    added: tuple[dict[str, Any], ...]
-    removed: tuple[dict[str, Any], ...]
-
-
-class RowWatch:
-    """`begin`, then the handler, then `end`, all in one transaction, which is rolled back by somebody else."""
-
-    def __init__(self) -> None:
-        self._statements: Counter[tuple[str, str]] = Counter()
-        self._rows: Counter[tuple[str, str]] = Counter()
-        self.diffs: list[Diff] = []
-
-    def begin(self, transaction: DbTransaction) -> None:
-        connection = transaction.connection
-        connection.exec_driver_sql("SAVEPOINT onceward_dry_run")
-        event.listen(connection, "after_cursor_execute", self._executed)
-
-    def end(self, transaction: DbTransaction) -> None:
-        """Look at the tables as they are, go back to where it began, and look at them once more."""
-        connection = transaction.connection
-        event.remove(connection, "after_cursor_execute", self._executed)
-        tables = list(dict.fromkeys(table for table, _ in self._statements))
-        after = {table: self._read(transaction, table) for table in tables}
-        connection.exec_driver_sql("ROLLBACK TO SAVEPOINT onceward_dry_run")
-        for table, new in after.items():
-            old = self._read(transaction, table)
-            if old is not None and new is not None:
-                added, removed = _difference(new, old), _difference(old, new)
-                self.diffs.append(Diff(table, added, removed))
-
-    def changes(self) -> tuple[Change, ...]:
-        return tuple(
-            Change(table, verb, number, self._rows[table, verb])
-            for (table, verb), number in self._statements.items()
-        )
-
-    def _executed(
-        self, connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
-    ) -> None:
-        found = _WRITE.match(statement)
-        if found is None:
-            return
-        written = (found[2], found[1].lower())
-        self._statements[written] += 1
-        self._rows[written] += max(cursor.rowcount, 0)
-
-    def _read(self, transaction: DbTransaction, table: str) -> list[dict[str, Any]] | None:
-        """All rows, as text; None for a table that is not small."""
-        result = transaction.connection.exec_driver_sql(f"SELECT * FROM {table} LIMIT {SMALL + 1}")
-        rows = [{name: _shown(value) for name, value in row.items()} for row in result.mappings()]
-        return rows if len(rows) <= SMALL else None
-
-
-def _difference(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Those that the others have not, or have less often."""
-    left = Counter(repr(row) for row in others)
-    missing = []
-    for row in rows:
-        if left[repr(row)]:
-            left[repr(row)] -= 1
-        else:
-            missing.append(row)
-    return tuple(missing)
-
-
-def _shown(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    text = value.hex() if isinstance(value, bytes | memoryview) else str(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
-
-
-class Outcome(StrEnum):
     SUCCEED = "succeed"
     DUPLICATE = "duplicate"
     """It was applied before: resolved, without a second effect."""
     SUPERSEDED = "superseded"
     """A later event of its aggregate was applied before: resolved, without an effect."""
     WAIT = "wait"
-    """It would be given back, and come again later."""
+    """It would be returned, and delivered again later."""
     EFFECT = "effect"
     """It would call an outside effect. What follows from that is not known."""
     BREACH = "breach"
@@ -165,24 +64,16 @@ class Outcome(StrEnum):
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     transaction_id: str
-    outcome: Outcome
+    outcome: PredictedOutcome
     detail: str = ""
-    statements: tuple[Change, ...] = ()
+    statements: tuple[TableWrites, ...] = ()
     """What the handler would write, by table."""
-    tables: tuple[Diff, ...] = ()
+    tables: tuple[TableDiff, ...] = ()
     """The rows that would come and go, of small tables."""
 
     @property
     def is_good(self) -> bool:
-        return self.outcome not in (Outcome.BREACH, Outcome.RAISE)
-
-
-class RolledBack(Exception):
-    """Ends every dry run."""
-
-
-class WouldCall(BaseException):
-    """A handler came to an effect. No `Exception`, so that it is not taken for a failure of the effect."""
+        return self.outcome not in (PredictedOutcome.BREACH, PredictedOutcome.RAISE)
 
 
 def dry_run(task: Any, transactions: Iterable[Transaction], engine: Engine) -> list[Prediction]:
@@ -198,6 +89,14 @@ async def dry_run_async(
 ) -> list[Prediction]:
     """`dry_run` for an asynchronous task."""
     return await _DryRun(AsyncInboxPorts(engine), task).run(transactions)
+
+
+class RolledBack(Exception):
+    """Ends every dry run."""
+
+
+class WouldCall(BaseException):
+    """A handler came to an effect. Not an `Exception`, or it would count as a failure of the effect."""
 
 
 class _DryRun:
@@ -216,7 +115,7 @@ class _DryRun:
         self._contract = contract
         self._code = type(task)
         self._store: Store = store_of(ports.dialect, time.time)
-        self._process = _guarded(task)
+        self._process = _guarded_handler(task)
 
     async def run(self, transactions: Iterable[Transaction]) -> list[Prediction]:
         await Registry(self._store, self._ports).check(self._contract, self._code)
@@ -228,17 +127,20 @@ class _DryRun:
         try:
             outcome, detail = await self._attempt(transaction, watch)
         except ContractError as error:
-            outcome, detail = Outcome.BREACH, f"{error.kind}: {error.message}"
+            outcome, detail = PredictedOutcome.BREACH, f"{error.kind}: {error.message}"
         except Postponed as error:
-            outcome, detail = Outcome.WAIT, str(error)
+            outcome, detail = PredictedOutcome.WAIT, str(error)
         except sequencing.OutOfTurn as early:
-            outcome, detail = Outcome.WAIT, f"number {early.expected} of its aggregate has not come yet"
+            outcome, detail = (
+                PredictedOutcome.WAIT,
+                f"number {early.expected} of its aggregate has not come yet",
+            )
         except WouldCall as effect:
-            outcome, detail = Outcome.EFFECT, str(effect)
+            outcome, detail = PredictedOutcome.EFFECT, str(effect)
         except Raised as carried:
-            outcome, detail = _raised(carried.raised)
-        except Exception as error:  # noqa: BLE001  the other letters have a right to be looked at
-            outcome, detail = _raised(error)
+            outcome, detail = _predict_failure(carried.raised)
+        except Exception as error:  # noqa: BLE001  the other letters are still to be predicted
+            outcome, detail = _predict_failure(error)
         return Prediction(
             transaction_id=transaction.id,
             outcome=outcome,
@@ -247,7 +149,7 @@ class _DryRun:
             tables=tuple(watch.diffs),
         )
 
-    async def _attempt(self, transaction: Transaction, watch: RowWatch) -> tuple[Outcome, str]:
+    async def _attempt(self, transaction: Transaction, watch: RowWatch) -> tuple[PredictedOutcome, str]:
         event = Event.of(transaction)
         check_type(self._contract, event)
         digest = event.digest
@@ -257,7 +159,7 @@ class _DryRun:
         await session._enter()
         try:
             before = await session._apply(self._look, key, digest, current)
-            if isinstance(before, Outcome):
+            if isinstance(before, PredictedOutcome):
                 return before, ""
             current = with_token(current, Start(before))
             session.event = current
@@ -265,17 +167,19 @@ class _DryRun:
             await session._apply(watch.begin)
             await self._ports.call(self._handler(transaction), current, session)
             await session._apply(watch.end)
-            return Outcome.SUCCEED, ""
+            return PredictedOutcome.SUCCEED, ""
         finally:
             await session._leave(RolledBack())
 
-    def _look(self, transaction: DbTransaction, key: Key, digest: bytes, event: Event) -> Outcome | int:
+    def _look(
+        self, transaction: DbTransaction, key: Key, digest: bytes, event: Event
+    ) -> PredictedOutcome | int:
         """How it ends before the handler; or the number that its start would have."""
         store, contract = self._store, self._contract
         found = store.look_up(transaction, key)
         if found.digest is not None:
             if found.digest == digest:
-                return Outcome.DUPLICATE
+                return PredictedOutcome.DUPLICATE
             raise ContractError("it was done before with another payload", Breach.CONFLICT, key.tracking_id)
         if found.floor_day is not None and key.day < found.floor_day:
             raise ContractError(too_old(key, found.floor_day), Breach.TOO_OLD, key.tracking_id)
@@ -283,13 +187,13 @@ class _DryRun:
             raise ContractError("its own day lies in the future", Breach.ENVELOPE, key.tracking_id)
         attempts = store.attempts(transaction, key)
         if attempts.locked or not store.lock(transaction, f"{key.consumer_id}:{key.tracking_id}"):
-            raise Busy("another copy of it is in hand now")
+            raise Busy("another copy of it is in flight now")
         if attempts.unended >= contract.poison_after:
             raise poisoned(key, attempts.unended)
         if contract.sequencing != "none":
             place = sequencing.take_place(transaction, store, contract, key, event)
             if place is sequencing.Place.SUPERSEDED:
-                return Outcome.SUPERSEDED
+                return PredictedOutcome.SUPERSEDED
         return attempts.starts + 1
 
     def _handler(self, transaction: Transaction) -> Callable[..., Any]:
@@ -329,7 +233,7 @@ class _DryRun:
         return effect
 
 
-def _guarded(task: Any) -> Callable[..., Any]:
+def _guarded_handler(task: Any) -> Callable[..., Any]:
     method = task.process_transaction
     guard = IoGuard(task, raises=True)
     step = Step.of("process", "process", method, RetryPolicy())
@@ -338,12 +242,12 @@ def _guarded(task: Any) -> Callable[..., Any]:
     return as_function(guard.wrap_step(step, as_coroutine(method)))
 
 
-def _raised(error: BaseException) -> tuple[Outcome, str]:
+def _predict_failure(error: BaseException) -> tuple[PredictedOutcome, str]:
     if isinstance(error, ContractError):
-        return Outcome.BREACH, f"{error.kind}: {error.message}"
+        return PredictedOutcome.BREACH, f"{error.kind}: {error.message}"
     if isinstance(error, Postponed):
-        return Outcome.WAIT, text_of(error)
-    return Outcome.RAISE, text_of(error)
+        return PredictedOutcome.WAIT, text_of(error)
+    return PredictedOutcome.RAISE, text_of(error)
 
 
 _EFFECT = """

@@ -1,35 +1,43 @@
-"""A dead letter: what was buried, why, and what has become of it since."""
+"""A dead letter: what was buried, why, and what has become of it since; and its way back to a transaction."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
+from onceward.connectors.codec import DecodeError, decode, sanitise_metadata
+from onceward.connectors.dead_message import Failure
 from onceward.errors import ConfigurationError
 from onceward.task.exceptions import ExceptionCategory
+from onceward.transaction import Transaction
+
+__all__ = ["Burial", "Category", "DeadLetter", "Failure", "Status"]
 
 KEPT_DAYS = 90
 """A dead letter is kept for at least so long after each of its deaths, whatever becomes of it."""
 LONGEST_ID = 400
 LONGEST_NAME = 200
 """Characters of what is part of an index: more of them might not fit into it."""
+ENVELOPE = ("event_type", "aggregate_id", "sequence", "schema_version", "traceparent", "tracestate")
+"""Fields of a JSON message beside its payload that become metadata."""
 
 
 class Category(StrEnum):
-    """Who has to do something about it."""
+    """Who has to act: operators of a service, producer and consumer, the business, or a developer."""
 
     INFRASTRUCTURE = "infrastructure"
     """A network, a service, a database: it may well succeed another time."""
     CONTRACT = "contract"
     """Producer and consumer do not agree: the schema, the envelope, an id used twice."""
     BUSINESS = "business"
-    """The consumer refused it, and somebody has to decide."""
+    """The consumer refused it, and people have to decide."""
     POISON = "poison"
-    """It seems to kill its processes. It is never sent again as it is."""
+    """It seems to kill its processes. It is never redriven as it is."""
 
 
 class Status(StrEnum):
@@ -43,17 +51,8 @@ class Status(StrEnum):
     DISCARDED = "discarded"
 
 
-class Failure(msgspec.Struct, frozen=True):
-    """One line of a history."""
-
-    at: str
-    error: str
-    attempt: int | None = None
-    category: str | None = None
-
-
 class Burial(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of something when it is buried."""
+    """What is handed to the store: everything known of a message when it is buried."""
 
     consumer: str
     """Whose it was: the contract's consumer_id, or the name of the task or group."""
@@ -68,12 +67,12 @@ class Burial(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     attempts: int = 1
     history: tuple[Failure, ...] = ()
-    """By its lines the store knows whether it is told of the same death twice, or of another one."""
+    """By its lines the store knows a death that is reported twice from another one."""
     event_type: str = ""
     aggregate_id: str | None = None
     sequence: int | None = None
     event_at: float | None = None
-    """The event's own time, in seconds since 1970, where the body does not tell it."""
+    """The event's own time, in seconds since 1970, where the body does not have it."""
     trace_id: str | None = None
     first_failed_at: float | None = None
     """Seconds since 1970; None: now."""
@@ -85,16 +84,23 @@ class Burial(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(
                 f"dead letters are kept by consumer: its name has 1 to {LONGEST_NAME} characters"
             )
-        # What comes from outside may be too long or hold what no database takes. It is buried all the same.
+        # What comes from outside may be too long or hold what no database accepts. It is buried all the same.
         settle = msgspec.structs.force_setattr
+        message_id = storable(self.message_id)
+        if len(message_id) > LONGEST_ID:
+            message_id = f"{message_id[:LONGEST_NAME]}…{hashlib.sha256(message_id.encode()).hexdigest()}"
+        settle(self, "message_id", message_id)
         settle(self, "category", Category(self.category))
-        settle(self, "message_id", _shortened(storable(self.message_id)))
         settle(self, "event_type", storable(self.event_type)[:LONGEST_NAME])
         for field in ("consumer", "origin", "reason", "error"):
             settle(self, field, storable(getattr(self, field)))
         for field in ("aggregate_id", "trace_id"):
             if getattr(self, field) is not None:
                 settle(self, field, storable(getattr(self, field))[:LONGEST_ID])
+        history = [
+            Failure(each.at, storable(each.error), each.attempt, each.category) for each in self.history
+        ]
+        settle(self, "history", tuple(history))
 
     @property
     def digest(self) -> bytes:
@@ -102,7 +108,7 @@ class Burial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A dead letter, as it is kept."""
+    """A dead letter in the store, as operators see it."""
 
     id: int
     consumer: str
@@ -131,7 +137,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     available_at: datetime | None
     """When its redrive is due."""
     settled_at: datetime | None
-    """Since when it is resolved or discarded."""
+    """When it was resolved or discarded."""
     size: int
     """Of the body, in bytes."""
     digest: str
@@ -154,10 +160,30 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
-def _shortened(text: str) -> str:
-    if len(text) <= LONGEST_ID:
-        return text
-    return f"{text[:LONGEST_NAME]}…{hashlib.sha256(text.encode()).hexdigest()}"
+def transaction_of(
+    body: bytes, *, message_id: str, event_at: float | None, first_failed_at: float
+) -> Transaction:
+    """What was buried: a transaction, or JSON as it came from a queue. Raises `DecodeError` for anything else.
+
+    Id, payload and time are those by which `Event.of` knew the message: redriven, it is a duplicate if it was done.
+    """
+    try:
+        return decode(body)
+    except DecodeError as error:
+        refusal = error
+    try:
+        content = msgspec.json.decode(body)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise refusal from None
+    metadata: dict[str, Any] = {}
+    if isinstance(content, Mapping) and content.get("tracking_id") is not None and "payload" in content:
+        metadata = sanitise_metadata(
+            {name: content[name] for name in ENVELOPE if content.get(name) is not None}
+        )
+        content = content["payload"]
+    # Where the event's own time is unknown, one that never changes: by it the inbox finds its record again.
+    created_at = moment(first_failed_at if event_at is None else event_at)
+    return Transaction(id=message_id, payload=content, metadata=metadata, created_at=created_at)
 
 
 def from_row(row: dict[str, Any]) -> DeadLetter:
@@ -174,7 +200,7 @@ def from_row(row: dict[str, Any]) -> DeadLetter:
         error=row["error"],
         attempts=row["attempts"],
         deaths=row["deaths"],
-        history=history_of(row["history"]),
+        history=decode_history(row["history"]),
         trace_id=row["trace_id"],
         first_failed_at=moment(row["first_failed_at"]),
         died_at=moment(row["died_at"]),
@@ -195,14 +221,8 @@ def moment(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-_history = msgspec.json.Decoder(tuple[Failure, ...])
+decode_history = msgspec.json.Decoder(tuple[Failure, ...]).decode
 
 
-def history_of(text: str) -> tuple[Failure, ...]:
-    return _history.decode(text)
-
-
-def as_text(history: tuple[Failure, ...]) -> str:
-    # JSON escapes a zero byte; halves of characters it refuses.
-    told = tuple(msgspec.structs.replace(each, error=storable(each.error)) for each in history)
-    return msgspec.json.encode(told).decode()
+def encode_history(history: tuple[Failure, ...]) -> str:
+    return msgspec.json.encode(history).decode()

@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+from onceward.connectors.deliveries import Held
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters import alerts, audit, burial, queries, redrive_leases, root_causes
-from onceward.deadletters.audit import Verdict
+from onceward.deadletters.audit import AuditVerdict
 from onceward.deadletters.letter import Burial, DeadLetter, storable
 from onceward.deadletters.queries import Filter
 from onceward.deadletters.redrive import Redrive, nothing_fits, redrive, redrives
-from onceward.deadletters.redrive_leases import Handout
+from onceward.deadletters.redrive_leases import Redelivery
 from onceward.deadletters.root_causes import Rca
 from onceward.errors import ConfigurationError
 from onceward.inbox.stores import store_of
 from onceward.storage import migrations
 from onceward.storage.ports import StoragePorts
 from onceward.storage.sql import Sql
+from onceward.transaction import Settlement, Verdict
 
 PURGE_STEP = 1000
 
 T = TypeVar("T")
 
 
-class Ending(NamedTuple):
-    """How the delivery of a redriven letter ended."""
-
-    handout: Handout
-    how: str
-    """`done`, `failed` or `returned`: the verdicts of a settlement."""
-    category: str = "infrastructure"
-    error: str = ""
-    delay: float = 0.0
-
-
 class DeadLetterOperations:
+    """Each operation is one transaction. The coroutines never suspend over blocking ports (`onceward._sync`)."""
+
     def __init__(self, ports: StoragePorts, clock: Callable[[], float]) -> None:
         self._ports = ports
         self._schema = store_of(ports.dialect, clock)
@@ -44,7 +37,7 @@ class DeadLetterOperations:
         self._checked = False
 
     async def _transact(self, operation: Callable[..., T], *args: Any) -> T:
-        if not self._checked:  # so that missing tables are told in words that help
+        if not self._checked:  # for an error that says how to create missing tables
             await self._ports.transact(migrations.check, self._schema)
             self._checked = True
         return await self._ports.transact(operation, *args)
@@ -55,13 +48,13 @@ class DeadLetterOperations:
     async def bury(self, burials: Sequence[Burial]) -> int:
         """All or none, durable when this returns. Returns how many deaths were new."""
 
-        def bury(transaction: DbTransaction) -> list[alerts.Told]:
+        def bury(transaction: DbTransaction) -> list[alerts.Buried]:
             new = [each for each in burials if burial.bury(transaction, self._rows, each)]
-            return alerts.raised_by(transaction, self._rows, new)
+            return alerts.count_letters(transaction, self._rows, new)
 
-        told = await self._transact(bury)
-        self._alerts.tell(told)
-        return len(told)
+        buried = await self._transact(bury)
+        self._alerts.send(buried)
+        return len(buried)
 
     async def find(self, wanted: Filter, limit: int, after: int = 0) -> list[DeadLetter]:
         return await self._transact(queries.find, self._rows, wanted, limit, after)
@@ -147,47 +140,37 @@ class DeadLetterOperations:
         return await self._transact(queries.stats, self._rows)
 
     async def note(self, operator: str, action: str, details: dict[str, Any]) -> None:
-        """A line in the audit about something that changes nothing here."""
+        """Add a line to the audit, about something that changes nothing here."""
         await self._transact(audit.note, self._rows, operator, action, details)
 
     async def audit(self, limit: int) -> list[dict[str, Any]]:
         return await self._transact(audit.entries, self._rows, limit)
 
-    async def verify_audit(self) -> Verdict:
+    async def verify_audit(self) -> AuditVerdict:
         return await self._transact(audit.verify, self._rows)
 
-    # ── handing out again, for the connector ────────────────────────────────────────────────────────────
+    # ── redelivery, for `WithDeadLetters` ───────────────────────────────────────────────────────────────
 
-    async def hand_out(self, consumer: str, size: int, lease: float) -> list[Handout]:
-        handed = await self._transact(redrive_leases.hand_out, self._rows, consumer, size, lease)
-        for message_id in handed.poisoned:
-            alerts.redriven(consumer, message_id, "poisoned", redrive_leases.NEVER_ENDED)
-        return handed.handouts
+    async def deliver(self, consumer: str, size: int, lease: float) -> list[Redelivery]:
+        """Redriven letters that are due, each under a lease."""
+        delivered, deaths = await self._transact(redrive_leases.deliver, self._rows, consumer, size, lease)
+        for message_id, outcome, error in deaths:
+            alerts.redriven(consumer, message_id, outcome, error)
+        return delivered
 
-    async def settle(self, consumer: str, endings: Sequence[Ending]) -> list[Handout]:
-        """All or none. Returns those that were in other hands."""
-
-        def settle(transaction: DbTransaction) -> list[Handout]:
-            root_causes.lock(transaction, self._rows)
-            lost = [each.handout for each in endings if not self._end(transaction, each)]
-            root_causes.close_settled(transaction, self._rows)
-            return lost
-
-        lost = await self._transact(settle)
-        for ending in endings:
-            if ending.handout not in lost and ending.how != "returned":
-                outcome = "succeeded" if ending.how == "done" else "died_again"
-                alerts.redriven(consumer, ending.handout.message_id, outcome, ending.error)
+    async def settle(self, consumer: str, endings: Sequence[tuple[Held, Settlement]]) -> list[Held]:
+        """End these deliveries, all or none. Returns those whose lease was lost."""
+        settled = await self._transact(redrive_leases.settle, self._rows, endings)
+        lost = []
+        for message_id, (held, settlement) in zip(settled, endings, strict=True):
+            if message_id is None:
+                lost.append(held)
+            elif settlement.verdict != Verdict.RETURNED:
+                outcome = "succeeded" if settlement.verdict == Verdict.DONE else "died_again"
+                error = "" if settlement.error is None else str(settlement.error)
+                alerts.redriven(consumer, message_id, outcome, error)
         return lost
 
-    def _end(self, transaction: DbTransaction, ending: Ending) -> bool:
-        handout = ending.handout
-        if ending.how == "done":
-            return redrive_leases.succeed(transaction, self._rows, handout)
-        if ending.how == "returned":
-            return redrive_leases.give_back(transaction, self._rows, handout, ending.delay)
-        error = storable(ending.error)
-        return redrive_leases.die_again(transaction, self._rows, handout, ending.category, error)
-
-    async def extend(self, handouts: Sequence[Handout], lease: float) -> list[Handout]:
-        return await self._transact(redrive_leases.extend, self._rows, handouts, lease)
+    async def extend(self, deliveries: Sequence[Held], lease: float) -> list[Held]:
+        """Keep these for another lease. Returns those whose lease was lost."""
+        return await self._transact(redrive_leases.extend, self._rows, deliveries, lease)

@@ -1,4 +1,4 @@
-"""Looking at dead letters, and what people do with them. Every function runs in somebody's transaction."""
+"""Finding dead letters, and what operators do with them. Every function runs in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from onceward.deadletters.letter import Category, DeadLetter, Status, from_row
 from onceward.errors import ConfigurationError
 from onceward.storage.sql import Sql
 
-# Which letters are meant.
-
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is named has to fit. Nothing named means every letter."""
+    """Which letters: all conditions that are given must hold. Without any, every letter."""
 
     consumer: str | None = None
     event_type: str | None = None
@@ -52,7 +50,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether it names anything beside the consumer and the status: a redrive of everything is refused."""
+        """Whether it has a condition beside consumer and status: a redrive of everything is refused."""
         named = (
             self.event_type,
             self.category,
@@ -83,19 +81,15 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         if self.text is not None:
             # SQLite knows the lower case of ASCII only; what has other letters is found as it is written.
             conditions.append("(lower(error) LIKE :f_lower ESCAPE '!' OR error LIKE :f_text ESCAPE '!')")
-            values["f_lower"] = f"%{_escaped(self.text.lower())}%"
-            values["f_text"] = f"%{_escaped(self.text)}%"
+            values["f_lower"] = f"%{_escape_pattern(self.text.lower())}%"
+            values["f_text"] = f"%{_escape_pattern(self.text)}%"
         return " AND ".join(conditions), values
 
     def as_dict(self) -> dict[str, Any]:
-        """What is named, for people and for the record."""
+        """The conditions that are given, for people and for the audit."""
         return {
             name: value for name, value in msgspec.to_builtins(self).items() if value not in (None, [], ())
         }
-
-
-def _escaped(text: str) -> str:
-    return text.replace("!", "!!").replace("%", "!%").replace("_", "!_")
 
 
 def find(
@@ -122,7 +116,7 @@ def body(transaction: DbTransaction, rows: Sql, letter_id: int) -> bytes | None:
 
 
 def event_at(transaction: DbTransaction, rows: Sql, letter_id: int) -> float | None:
-    """The event's own time, where the body does not tell it."""
+    """The event's own time, where the body does not have it."""
     value = rows.run(
         transaction, "SELECT event_at FROM onceward_dead_letters WHERE id = :id", id=letter_id
     ).scalar()
@@ -136,7 +130,7 @@ def set_hold(transaction: DbTransaction, rows: Sql, wanted: Filter, reason: str 
 
 
 def discard(transaction: DbTransaction, rows: Sql, wanted: Filter) -> int:
-    """Nobody will do anything about these. They are kept as long as all others."""
+    """Close open letters without a redrive. They are kept as long as all others."""
     root_causes.lock(transaction, rows)
     condition, values = wanted.as_sql()
     sql = f"""
@@ -157,13 +151,17 @@ def stats(transaction: DbTransaction, rows: Sql) -> list[dict[str, Any]]:
     return rows.all(transaction, _STATS)
 
 
+def _escape_pattern(text: str) -> str:
+    return text.replace("!", "!!").replace("%", "!%").replace("_", "!_")
+
+
 _COLUMNS = """
     id, consumer, message_id, origin, event_type, aggregate_id, sequence, category, reason, error, attempts, deaths,
     history, trace_id, first_failed_at, died_at, keep_until, hold, status, rca_id, redrive_id, redrives, available_at,
     settled_at, length(body) AS size, body_sha256
 """
 _MAY_GO = "status IN ('resolved', 'discarded') AND hold IS NULL AND keep_until <= {now}"
-# The condition stands there twice: the outer one is looked at again should somebody have changed the row meanwhile.
+# The condition stands there twice: the outer one is evaluated again if another transaction changed the row meanwhile.
 _PURGE = f"""
     DELETE FROM onceward_dead_letters
     WHERE id IN (SELECT id FROM onceward_dead_letters WHERE {_MAY_GO} LIMIT :size) AND {_MAY_GO}

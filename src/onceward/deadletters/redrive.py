@@ -1,7 +1,7 @@
-"""Sending letters again: only what a filter names, only with a root cause and a fix, and never faster than allowed.
+"""Redriving letters: only what a filter names, only with a root cause and a fix, and never faster than allowed.
 
-Letters get staggered times at which they are due, after those scheduled before, so that the pace survives restarts and
-two redrives do not add up. Handing out keeps to the rate once more: what is overdue does not come in one burst.
+Letters get staggered times at which they are due, after those scheduled before, so the pace survives restarts and
+two redrives do not add up. Delivery keeps to the rate once more: what is overdue does not come in one burst.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from onceward.deadletters.root_causes import Rca, RedriveRefusedError
 from onceward.storage.sql import Sql, wait_for_lock
 
 RATE = 100
-"""Letters a minute, unless more are asked for."""
+"""Letters a minute, unless another rate is given."""
 HIGHEST_RATE = 1000
 MOST = 10_000
 """Letters that one redrive takes at most."""
 
 
 class Redrive(msgspec.Struct, frozen=True, kw_only=True):
-    """What a redrive came to."""
+    """What a redrive has scheduled."""
 
     id: str
     rca_id: int
     letters: int
     left: int = 0
-    """Open letters that fit as well and have to wait for another redrive: one takes 10,000 at most."""
+    """Open letters that match too and have to wait for another redrive: one takes 10,000 at most."""
     first_at: float | None = None
     last_at: float | None = None
     """When the first and the last of them are due, in seconds since 1970."""
     repeated: bool = False
-    """It had been made before, under this id; nothing was done now."""
+    """A redrive with this id exists already; nothing was done now."""
 
 
 def redrive(
@@ -57,7 +57,7 @@ def redrive(
     assert wanted.consumer is not None
     wait_for_lock(transaction, pace_lock(wanted.consumer))
     root_causes.lock(transaction, rows)
-    made = _made_before(transaction, rows, wanted, redrive_id)
+    made = _find_earlier(transaction, rows, wanted, redrive_id)
     if made is not None:
         return made
     condition, values = msgspec.structs.replace(wanted, status=Status.OPEN).as_sql()
@@ -91,12 +91,12 @@ def redrive(
 
 
 def redrives(transaction: DbTransaction, rows: Sql, limit: int) -> list[dict[str, Any]]:
-    """What became of the last ones."""
+    """The last ones, and how their letters ended."""
     return rows.all(transaction, _REDRIVES, limit=limit)
 
 
 def check(wanted: Filter, rca: Rca | int, rate: int) -> None:
-    """What can be refused without a look at the letters."""
+    """Raise what can be refused without reading the letters."""
     if wanted.consumer is None:
         raise RedriveRefusedError("a redrive is of one consumer's letters: name it in the filter")
     if not wanted.is_narrow:
@@ -113,7 +113,7 @@ def check(wanted: Filter, rca: Rca | int, rate: int) -> None:
         raise RedriveRefusedError(f"the rate must be from 1 to {HIGHEST_RATE} letters a minute, not {rate!r}")
 
 
-def _made_before(
+def _find_earlier(
     transaction: DbTransaction, rows: Sql, wanted: Filter, redrive_id: str | None
 ) -> Redrive | None:
     if redrive_id is None:
@@ -131,11 +131,13 @@ def _made_before(
 
 
 def nothing_fits(transaction: DbTransaction, rows: Sql, wanted: Filter) -> str:
-    """What there is instead."""
+    """Why no letter can be redriven: what there is instead."""
     consumers = [row["consumer"] for row in rows.all(transaction, _CONSUMERS)]
     if wanted.consumer not in consumers:
-        known = ", ".join(consumers) or "nobody"
-        return f"there is no letter of consumer {wanted.consumer!r}; there are letters of {known}"
+        others = (
+            f"there are letters of {', '.join(consumers)}" if consumers else "there are no letters at all"
+        )
+        return f"there is no letter of consumer {wanted.consumer!r}; {others}"
     condition, values = msgspec.structs.replace(wanted, status=None).as_sql()
     found = rows.all(transaction, _BY_STATUS.replace("{condition}", condition), **values)
     there = ", ".join(f"{row['letters']} {row['what']}" for row in found)
@@ -155,7 +157,7 @@ def _as_text(wanted: Filter) -> str:
 
 
 _MADE = "SELECT id, rca_id, letters, filter FROM onceward_redrives WHERE id = :id"
-# In the order of each aggregate, so that a consumer that needs it gets them so.
+# In the order of each aggregate, for consumers that need it.
 _CHOSEN = """
     SELECT id FROM onceward_dead_letters WHERE {condition} AND category <> 'poison'
     ORDER BY coalesce(sequence, -1), id LIMIT :most

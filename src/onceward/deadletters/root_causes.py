@@ -72,7 +72,7 @@ def use(transaction: DbTransaction, rows: Sql, rca: Rca | int, operator: str) ->
 
 
 def reopen(transaction: DbTransaction, rows: Sql, letter_id: int) -> None:
-    """A letter died that was thought to be mended."""
+    """A letter died again whose cause was thought to be fixed."""
     rows.run(transaction, _REOPEN, id=letter_id)
 
 

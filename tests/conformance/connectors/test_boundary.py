@@ -72,7 +72,7 @@ class OnABoundary(ConnectorConformance):
 
     def make(self, clock: Any, **settings: Any) -> Any:
         made = self.kind(self.client, self.name, clock=clock, **settings)
-        made._queue.exhume()  # there is a place for the dead
+        made.bury_failures()
         return made
 
     # No `reopen`: leases are in memory, and another connector of that name gets the same facts at once.

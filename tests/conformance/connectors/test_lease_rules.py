@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from onceward.connectors.lease_rules import BurialReason, Bury, LeaseRules, Redeliver
+from onceward.connectors import BurialReason
+from onceward.connectors.lease_rules import Bury, LeaseRules, Redeliver
 from onceward.errors import ConfigurationError
 from onceward.task.exceptions import ExceptionCategory
 

@@ -98,9 +98,9 @@ def test_transactions_that_nobody_settles_do_not_pile_up_in_memory(path: Path) -
     with SqliteConnector(path) as queue:
         queue.dispatch_transactions([Transaction() for _ in range(10)])
         fetched = queue.fetch_transactions(10)
-        assert len(queue._handouts) == 10
+        assert len(queue._deliveries) == 10
         del fetched
-        assert len(queue._handouts) == 0
+        assert len(queue._deliveries) == 0
 
 
 def test_a_fetch_gives_up_on_a_locked_file_after_a_second(path: Path) -> None:

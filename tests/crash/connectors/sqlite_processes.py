@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from onceward.connectors import SqliteConnector
 from onceward.connectors.sqlite import statements
-from onceward.connectors.sqlite.store import SqliteStore
+from onceward.connectors.sqlite.store import SqliteLeaseStore
 from onceward.transaction import Settlement, Transaction, Verdict
 
 LEASE = 60.0
@@ -63,26 +63,26 @@ def dispatch_for_ever(queue: SqliteConnector) -> None:
 
 
 def die_before_the_commit_of_a_dispatch(queue: SqliteConnector) -> None:
-    real = SqliteStore.append
+    real = SqliteLeaseStore.append
 
-    def append(self: SqliteStore, *args: object) -> None:
+    def append(self: SqliteLeaseStore, *args: object) -> None:
         real(self, *args)  # type: ignore[arg-type]
         die()
 
-    SqliteStore.append = append  # type: ignore[method-assign]
+    SqliteLeaseStore.append = append  # type: ignore[method-assign]
     queue.dispatch_transactions([Transaction()] * DISPATCH)
 
 
 def die_between_copy_and_removal_of_a_burial(queue: SqliteConnector) -> None:
-    real = SqliteStore._changed
+    real = SqliteLeaseStore._changed
 
-    def changed(self: SqliteStore, statement: str, *values: object) -> bool:
+    def changed(self: SqliteLeaseStore, statement: str, *values: object) -> bool:
         result = real(self, statement, *values)
         if statement == statements.COPY_TO_DEAD_LETTERS:
             die()
         return result
 
-    SqliteStore._changed = changed  # type: ignore[method-assign]
+    SqliteLeaseStore._changed = changed  # type: ignore[method-assign]
     queue.settle_transactions([Settlement(t, Verdict.FAILED) for t in queue.fetch_transactions(1)])
 
 

@@ -58,7 +58,7 @@ class Billing(ConsumerTask):
 
 def consume(orders: Orders) -> None:
     """Until there is nothing more."""
-    wrapper.LOOK_EVERY = 0.0
+    wrapper.CHECK_EVERY = 0.0
     arm(orders.point)
     engine = create_engine(orders.url, connect_args=orders.connect_args)
     queue = SqliteConnector(orders.folder / "queue.db", lease=LEASE)

@@ -132,7 +132,7 @@ def test_a_store_that_is_away_costs_nothing_but_time(
 
     with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
         patched.setattr(core, "bury", away)
-        patched.setattr(core, "hand_out", away)
+        patched.setattr(core, "deliver", away)
         assert letters.consume(source, fail).failed == 2
     assert "stay with their source" in caplog.text
     assert letters.count() == 0
@@ -149,14 +149,14 @@ def test_a_late_mover_does_not_forget_what_it_has_not_moved(tmp_path: Path) -> N
             clock.advance(1)
             queue.dispatch_transactions([order(id_)])
             queue.settle_transactions([Settlement(*queue.fetch_transactions(1), Verdict.FAILED)])
-            return queue.exhume(10)
+            return queue.dead_letters(10)
 
         seen_by_both = [each.key for each in dies("o1")]
         queue.forget_dead(seen_by_both)
         ((number, _),) = [each.key for each in dies("o2")]
         assert number == seen_by_both[0][0], "SQLite gives the number to the next one"
         queue.forget_dead(seen_by_both)
-        assert [each.transaction_id for each in queue.exhume(10)] == ["o2"]
+        assert [each.transaction_id for each in queue.dead_letters(10)] == ["o2"]
 
 
 @pytest.mark.req("CC-050", "CC-052")
@@ -342,13 +342,13 @@ def test_when_only_the_source_could_not_be_told_the_letter_is_not_settled_twice(
             )
         letters.run(getattr(source, f"extend_transactions{ending}")([redriven]))
     assert letters.one().status is Status.RESOLVED
-    assert "lease lost" not in caplog.text
+    assert "lease expired" not in caplog.text
 
 
 def test_the_wrapper_says_early_what_cannot_work(letters: Letters) -> None:
     with pytest.raises(ConfigurationError, match="consumer_id"):
         letters.around(letters.queue(), consumer="")
-    with pytest.raises(ConfigurationError, match="exhume"):
+    with pytest.raises(ConfigurationError, match="dead_letters"):
         letters.around(object())
     wrong: Any = WithDeadLetters if letters.database.asynchronous else AsyncWithDeadLetters
     with pytest.raises(ConfigurationError, match="DeadLetters"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from onceward import AsyncConsumerTask, ConsumerTask, Transaction
-from onceward.deadletters.dry_run import Outcome, Prediction, dry_run, dry_run_async
+from onceward.deadletters.dry_run import PredictedOutcome, Prediction, dry_run, dry_run_async
 from onceward.errors import ConfigurationError
 from onceward.inbox import Contract
 from onceward.task.exceptions import ExceptionCategory, TransactionException
@@ -89,7 +89,7 @@ def insert(transaction: Transaction, session: Any) -> Any:
 @pytest.mark.req("CC-052")
 def test_what_would_succeed_shows_the_rows_that_would_change(letters: Letters) -> None:
     prediction = Trial(letters, insert).one()
-    assert prediction.outcome is Outcome.SUCCEED
+    assert prediction.outcome is PredictedOutcome.SUCCEED
     (change,) = prediction.statements
     assert (change.table, change.verb, change.statements, change.rows) == ("bills", "insert", 1, 1)
     (diff,) = prediction.tables
@@ -106,7 +106,7 @@ def test_a_changed_row_goes_and_comes(letters: Letters) -> None:
 def test_of_a_large_table_only_the_statements_are_shown(
     letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onceward.deadletters.dry_run.SMALL", 1)
+    monkeypatch.setattr("onceward.deadletters.row_watch.SMALL", 1)
     prediction = Trial(letters, insert).one()
     assert (prediction.statements[0].rows, prediction.tables) == (1, ())
 
@@ -138,18 +138,18 @@ def test_duplicates_conflicts_and_what_fails_are_told(letters: Letters) -> None:
         order("fine"),
     )
     told = [(each.outcome, each.detail) for each in predictions]
-    assert told[0] == (Outcome.DUPLICATE, "")
-    assert told[1][0] is Outcome.BREACH
+    assert told[0] == (PredictedOutcome.DUPLICATE, "")
+    assert told[1][0] is PredictedOutcome.BREACH
     assert "conflict" in told[1][1]
-    assert told[2] == (Outcome.RAISE, "KeyError: 'total'")
+    assert told[2] == (PredictedOutcome.RAISE, "KeyError: 'total'")
     assert "no such account" in told[3][1]
     assert (told[4][0], "IntegrityError" in told[4][1] or "UniqueViolation" in told[4][1]) == (
-        Outcome.RAISE,
+        PredictedOutcome.RAISE,
         True,
     )
-    assert (told[5][0], told[6][0]) == (Outcome.BREACH, Outcome.BREACH)
+    assert (told[5][0], told[6][0]) == (PredictedOutcome.BREACH, PredictedOutcome.BREACH)
     assert told[6][1].startswith("schema: ")
-    assert told[7][0] is Outcome.SUCCEED
+    assert told[7][0] is PredictedOutcome.SUCCEED
     assert [each.is_good for each in predictions] == [True, False, False, False, False, False, False, True]
 
 
@@ -176,7 +176,7 @@ def test_an_effect_is_not_called_but_named_with_its_key(letters: Letters) -> Non
 
     trial = Trial(letters, handle, contract(mode="effectful"))
     prediction = trial.one()
-    assert prediction.outcome is Outcome.EFFECT
+    assert prediction.outcome is PredictedOutcome.EFFECT
     assert "'charge-card' with key o1-1-" in prediction.detail
     assert called == []
 
@@ -196,7 +196,7 @@ def test_an_effect_is_not_called_but_named_with_its_key(letters: Letters) -> Non
     with pytest.raises(RuntimeError, match="after the effect"):
         trial.apply(sent, fail)
     assert prediction.detail.endswith(called[0])
-    assert trial.one(sent).outcome is Outcome.SUCCEED
+    assert trial.one(sent).outcome is PredictedOutcome.SUCCEED
     assert len(called) == 1
 
 
@@ -213,7 +213,7 @@ def test_a_handler_that_reaches_around_the_session_is_stopped(letters: Letters, 
     letters.inbox(Sneaky.contract)
     task = Sneaky({"source": letters.queue()})
     (prediction,) = dry_run(task, [order("o1")], letters.database.default)
-    assert prediction.outcome is Outcome.RAISE
+    assert prediction.outcome is PredictedOutcome.RAISE
     assert "did I/O of its own" in prediction.detail
     assert not path.exists()
     assert task.settings.io_guard == "off"
@@ -224,8 +224,11 @@ def test_one_that_is_out_of_turn_would_wait(letters: Letters) -> None:
     first, second = trial.run(
         order("o1", aggregate_id="a", sequence=1), order("o2", aggregate_id="a", sequence=2)
     )
-    assert first.outcome is Outcome.SUCCEED
-    assert (second.outcome, second.detail) == (Outcome.WAIT, "number 1 of its aggregate has not come yet")
+    assert first.outcome is PredictedOutcome.SUCCEED
+    assert (second.outcome, second.detail) == (
+        PredictedOutcome.WAIT,
+        "number 1 of its aggregate has not come yet",
+    )
 
 
 def test_what_cannot_be_tried_is_said_early(letters: Letters) -> None:

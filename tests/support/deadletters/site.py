@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onceward.deadletters import operations
-from onceward.deadletters import source as wrapper
+from onceward.deadletters.source import base as wrapper
 from onceward.storage.sql import Sql
 from tests.support.deadletters.world import Letters
 
@@ -29,5 +29,5 @@ class OnVirtualClock(Sql):
 def letters(database: Database, monkeypatch: pytest.MonkeyPatch) -> Letters:
     """An empty store, on each database, in threads and in asyncio, whose time only the test moves."""
     monkeypatch.setattr(operations, "Sql", OnVirtualClock)
-    monkeypatch.setattr(wrapper, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(wrapper, "CHECK_EVERY", 0.0)
     return Letters(database)

@@ -1,10 +1,11 @@
-"""Dead letters of both kinds on both databases behind one face, with a clock that tests move; and consumers of them."""
+"""Dead letters of both kinds on both databases by plain calls, with a clock that tests move; and consumers of them."""
 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onceward import AsyncConsumerTask, ConsumerTask, Transaction
 from onceward.connectors import AsyncMemoryConnector, MemoryConnector
@@ -18,12 +19,12 @@ from onceward.deadletters import (
     Filter,
     Rca,
 )
-from onceward.deadletters.operations import Ending
-from onceward.deadletters.redrive_leases import Handout
 from onceward.deadletters.source import AsyncWithDeadLetters, WithDeadLetters
 from onceward.inbox import AsyncInbox, Contract, Inbox
+from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.task.report import Report
 from onceward.testing.clock import FakeClock
+from onceward.transaction import Settlement, Verdict
 from tests.support.world import consuming
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def burial(message_id: str = "m1", **more: Any) -> Burial:
         "consumer": "billing",
         "message_id": message_id,
         "origin": "a test",
-        "body": f"body of {message_id}".encode("utf-8", "backslashreplace"),
+        "body": json.dumps(f"body of {message_id}").encode(),
         "category": Category.INFRASTRUCTURE,
         "reason": "failed",
         "error": "no connection",
@@ -66,6 +67,18 @@ def order(id_: str, payload: Any = None, **metadata: Any) -> Transaction:
         payload={"amount": 7} if payload is None else payload,
         metadata={"event_type": "order.paid", **metadata},
     )
+
+
+class Redelivered(NamedTuple):
+    """A redriven letter in flight."""
+
+    id: int
+    token: int
+    transaction: Transaction
+
+    @property
+    def message_id(self) -> str:
+        return self.transaction.id
 
 
 class Letters:
@@ -118,12 +131,25 @@ class Letters:
     def send_again(self, wanted: Filter = BILLING, **more: Any) -> Any:
         return self.redrive(wanted, **{"rca": MENDED, "operator": "ann", **more})
 
-    def hand_out(self, size: int = 100, consumer: str = "billing", lease: float = LEASE) -> list[Handout]:
-        return self.core("hand_out", consumer, size, lease)  # type: ignore[no-any-return]
+    def deliver(self, size: int = 100, consumer: str = "billing", lease: float = LEASE) -> list[Redelivered]:
+        return [
+            Redelivered(*held, transaction)
+            for held, _, transaction in self.core("deliver", consumer, size, lease)
+        ]
 
-    def settle(self, handout: Handout, how: str, **more: Any) -> bool:
-        """Whether it was still in these hands."""
-        return not self.core("settle", "billing", [Ending(handout, how, **more)])
+    def settle(
+        self,
+        redelivered: Redelivered,
+        how: str,
+        *,
+        error: str = "",
+        category: str = "SYSTEM",
+        delay: float = 0.0,
+    ) -> bool:
+        """Whether its lease was not lost."""
+        failure = TransactionException(error, ExceptionCategory(category)) if how == "failed" else None
+        settlement = Settlement(redelivered.transaction, Verdict(how), failure, delay)
+        return not self.core("settle", "billing", [((redelivered.id, redelivered.token), settlement)])
 
     def rows(self, sql: str) -> list[dict[str, Any]]:
         with self.database.session() as session:

@@ -51,7 +51,7 @@ def test_what_may_be_confirmed_is_what_is_done_without_a_hole(order: list[int], 
 
 def test_what_failed_or_was_given_back_or_is_dead_is_not_done() -> None:
     made, clock = queue(4)
-    made.exhume()
+    made.bury_failures()
     failed, returned, dead, done = made.fetch_transactions(4)
     settle(made, Verdict.FAILED, failed, error=system())
     settle(made, Verdict.RETURNED, returned)
@@ -61,7 +61,7 @@ def test_what_failed_or_was_given_back_or_is_dead_is_not_done() -> None:
     clock.advance(2.0)
     settle(made, Verdict.DONE, *made.fetch_transactions(4))
     assert made.window.finished() == 2
-    made.forget_dead([each.key for each in made.exhume()])
+    made.forget_dead([each.key for each in made.dead_letters()])
     assert made.window.finished() == 4
 
 
@@ -75,22 +75,22 @@ def test_a_page_brings_only_what_was_never_here() -> None:
 
 def test_what_somebody_else_has_confirmed_is_not_handed_out() -> None:
     made, _ = queue(4)
-    made.exhume()
+    made.bury_failures()
     settle(made, Verdict.FAILED, *made.fetch_transactions(1), error=business())
     made.window.forget_up_to(3)
     assert [each.payload for each in made.fetch_transactions(10)] == [4]
-    assert made.exhume() == []
+    assert made.dead_letters() == []
 
 
-def test_nothing_is_given_up_while_nobody_asks_for_the_dead() -> None:
+def test_nothing_is_given_up_while_there_is_no_place_for_the_dead() -> None:
     made, clock = queue(1, max_deliveries=2)
     for _ in range(6):
         settle(made, Verdict.FAILED, *made.fetch_transactions(1), error=business())
         clock.advance(61.0)
     assert made.dead_letters() == []
-    assert made.exhume() == []
+    made.bury_failures()
     assert made.fetch_transactions(1) == [], "now there is a place for it"
-    (dead,) = made.exhume()
+    (dead,) = made.dead_letters()
     assert (dead.key[0], dead.deliveries, len(dead.history)) == (1, 6, 6)
 
 

@@ -10,10 +10,15 @@ import pytest
 
 from onceward import Transaction
 from onceward.connectors.codec import DecodeError, decode, encode
-from onceward.connectors.lease_rules import BurialReason, Exhumed, Mishap
+from onceward.connectors.dead_message import (
+    BurialReason,
+    DeadMessage,
+    describe_failure,
+    read_dead_message,
+)
 from onceward.deadletters import Category, Failure
-from onceward.deadletters.burial import burial_of, burial_of_exhumed
-from onceward.deadletters.source import transaction_of
+from onceward.deadletters.burial import burial_of, burial_of_dead
+from onceward.deadletters.letter import transaction_of
 from onceward.errors import ConfigurationError
 from onceward.inbox import Event
 from onceward.inbox.errors import Breach, ContractError
@@ -179,50 +184,77 @@ def test_a_burial_needs_a_consumer_and_bytes() -> None:
 # ── a connector's own dead letters ──────────────────────────────────────────────────────────────────────
 
 
-def exhumed(*failed: int, deliveries: int = 5, **more: Any) -> Exhumed:
+def dead_message(*failed: int, deliveries: int = 5, **more: Any) -> DeadMessage:
     values: dict[str, Any] = {
         "key": (7, 100.5),
         "body": b"x",
         "transaction_id": "o1",
+        "transaction": None,
         "reason": BurialReason.MAX_DELIVERIES,
         "category": ExceptionCategory.SYSTEM if failed else None,
         "error": "SYSTEM: down" if failed else None,
         "deliveries": deliveries,
-        "enqueued_at": 1.0,
-        "died_at": 100.5,
+        "enqueued_at": datetime.fromtimestamp(1.0, UTC),
+        "died_at": datetime.fromtimestamp(100.5, UTC),
         "history": tuple(
-            Mishap(number, f"2026-01-01T00:00:0{number}+00:00", "down", "SYSTEM") for number in failed
+            Failure(f"2026-01-01T00:00:0{number}+00:00", "down", number, "SYSTEM") for number in failed
         ),
     }
-    return Exhumed(**{**values, **more})
+    return DeadMessage(**{**values, **more})
 
 
 @pytest.mark.parametrize(
     ("dead", "category"),
     [
-        (exhumed(1, 2, 3, 4, 5), Category.INFRASTRUCTURE),
-        (exhumed(1, 2, 3, 5), Category.INFRASTRUCTURE),
-        (exhumed(1, 2, 4), Category.INFRASTRUCTURE),
-        (exhumed(1, 2), Category.POISON),
-        (exhumed(), Category.POISON),
-        (exhumed(deliveries=1), Category.POISON),
-        (exhumed(deliveries=0, reason=BurialReason.UNDECODABLE, error="junk"), Category.CONTRACT),
-        (exhumed(deliveries=2, reason=BurialReason.TRIMMED), Category.INFRASTRUCTURE),
-        (exhumed(deliveries=1, category=ExceptionCategory.BUSINESS, error="no"), Category.BUSINESS),
+        (dead_message(1, 2, 3, 4, 5), Category.INFRASTRUCTURE),
+        (dead_message(1, 2, 3, 5), Category.INFRASTRUCTURE),
+        (dead_message(1, 2, 4), Category.INFRASTRUCTURE),
+        (dead_message(1, 2), Category.POISON),
+        (dead_message(), Category.POISON),
+        (dead_message(deliveries=1), Category.POISON),
+        (dead_message(deliveries=0, reason=BurialReason.UNDECODABLE, error="junk"), Category.CONTRACT),
+        (dead_message(deliveries=2, reason=BurialReason.TRIMMED), Category.INFRASTRUCTURE),
+        (dead_message(deliveries=1, category=ExceptionCategory.BUSINESS, error="no"), Category.BUSINESS),
     ],
 )
-def test_poison_is_what_never_ends_not_what_was_lost_once(dead: Exhumed, category: Category) -> None:
-    burial = burial_of_exhumed(dead, consumer="billing", origin="queue")
+def test_poison_is_what_never_ends_not_what_was_lost_once(dead: DeadMessage, category: Category) -> None:
+    burial = burial_of_dead(dead, consumer="billing", origin="queue")
     assert burial.category is category
-    assert burial == burial_of_exhumed(dead, consumer="billing", origin="queue")
+    assert burial == burial_of_dead(dead, consumer="billing", origin="queue")
     assert burial.history
     if category is Category.POISON or dead.history:
         assert [each.attempt for each in burial.history] == list(range(1, dead.deliveries + 1))
 
 
 def test_one_without_an_id_has_one_that_no_other_gets() -> None:
-    one = burial_of_exhumed(exhumed(transaction_id=None), consumer="billing", origin="queue")
-    later = burial_of_exhumed(
-        exhumed(transaction_id=None, key=(7, 200.0)), consumer="billing", origin="queue"
+    one = burial_of_dead(dead_message(transaction_id=None), consumer="billing", origin="queue")
+    later = burial_of_dead(
+        dead_message(transaction_id=None, key=(7, 200.0)), consumer="billing", origin="queue"
     )
     assert one.message_id != later.message_id
+
+
+AT = "1970-01-01T00:00:07+00:00"
+
+
+@pytest.mark.parametrize(
+    ("error", "details"),
+    [
+        (None, ""),
+        (
+            TransactionException("no \u2028 \ud800 account", ExceptionCategory.SYSTEM),
+            ',"error":"SYSTEM: no \u2028 \\\\ud800 account","category":"SYSTEM"',
+        ),
+        (
+            ContractError("x", Breach.SCHEMA),
+            ',"error":"BUSINESS: x","category":"BUSINESS","kind":"schema"',
+        ),
+    ],
+)
+def test_a_failure_is_one_line_in_the_source_and_is_read_back(error: Any, details: str) -> None:
+    """Queues of earlier versions hold such lines."""
+    category, text, line = describe_failure(error, 3, 7.0)
+    assert line == f'{{"delivery":3,"at":"{AT}"{details}}}\n'
+    dead = read_dead_message((1, 9.0), "o1", b"x", "failed", category, text, 3, 1.0, 9.0, line + line)
+    assert dead.history == (Failure(AT, text or "", 3, category),) * 2
+    assert dead.kind == ("schema" if isinstance(error, ContractError) else None)

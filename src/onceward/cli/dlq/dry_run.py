@@ -23,7 +23,7 @@ def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, a
     """Show it. Returns the exit code: whether any letter would die again."""
     from onceward._sync import run_blocking
     from onceward.connectors.codec import DecodeError
-    from onceward.deadletters.dry_run import Outcome, Prediction
+    from onceward.deadletters.dry_run import PredictedOutcome, Prediction
     from onceward.deadletters.redrive import RATE, check
     from onceward.deadletters.root_causes import RedriveRefusedError
 
@@ -42,12 +42,14 @@ def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, a
             readable[letter.id] = _transaction(letters, letter)
         except DecodeError as error:
             predicted[letter.id] = Prediction(
-                transaction_id=letter.message_id, outcome=Outcome.BREACH, detail=str(error)
+                transaction_id=letter.message_id, outcome=PredictedOutcome.BREACH, detail=str(error)
             )
         if letter.category == "poison":
             readable.pop(letter.id, None)
             predicted[letter.id] = Prediction(
-                transaction_id=letter.message_id, outcome=Outcome.BREACH, detail="poison is never sent again"
+                transaction_id=letter.message_id,
+                outcome=PredictedOutcome.BREACH,
+                detail="poison is never sent again",
             )
     predictions = _predicted(task, list(readable.values()), engine)
     predicted |= dict(zip(readable, predictions, strict=True))
@@ -58,7 +60,7 @@ def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, a
 
 def _transaction(letters: DeadLetters, letter: Any) -> Transaction:
     from onceward._sync import run_blocking
-    from onceward.deadletters.source import transaction_of
+    from onceward.deadletters.letter import transaction_of
 
     return transaction_of(
         letters.body(letter.id),

@@ -208,6 +208,13 @@ class FactConnector(Generic[C]):
 
     # ── the rest ────────────────────────────────────────────────────────────────────────────────────────
 
+    def bury_failures(self) -> None:
+        """From now on facts that fail permanently become dead letters, and wait for `forget_dead`.
+
+        `WithDeadLetters` calls it: without a store for them, a fact is redelivered until it succeeds.
+        """
+        self._queue.bury_failures()
+
     def _extend(self, transactions: Sequence[Transaction]) -> None:
         self._check_open()
         self._queue.extend_transactions(transactions)

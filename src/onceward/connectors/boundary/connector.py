@@ -11,7 +11,7 @@ from typing import Any, Self
 from onceward._sync import run_blocking
 from onceward.boundary.client.client import BoundaryClient
 from onceward.connectors.boundary.base import FactConnector, Work, run_together
-from onceward.connectors.lease_rules import DeadLetter, Exhumed
+from onceward.connectors.dead_message import DeadMessage
 from onceward.transaction import Settlement, Transaction
 
 
@@ -20,7 +20,7 @@ class BoundaryConnector(FactConnector[BoundaryClient]):
 
     To consume it needs the durable `consumer_name`, to produce `from_zone` and `to_zone`. Transactions carry facts:
     see `boundary_facts`. `max_deliveries` and `on_failure` say when a fact has failed permanently, which matters only
-    under `WithDeadLetters`: otherwise it is tried again forever. The client stays yours to close.
+    under `WithDeadLetters`: otherwise it is redelivered forever. The client stays yours to close.
 
     Where it differs from a queue: two connectors of one name see the same facts; the facts of a killed process come
     again at once; counts of deliveries die with the process; an id that is known is not appended a second time.
@@ -61,16 +61,12 @@ class BoundaryConnector(FactConnector[BoundaryClient]):
         """How many of the facts that were fetched are `ready`, `leased`, `delayed` and `dead` now."""
         return self._queue.counts()
 
-    def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
-        """Facts that failed permanently and hold the cursor until they are buried elsewhere."""
+    def dead_letters(self, limit: int = 100) -> list[DeadMessage]:
+        """Facts that failed permanently and hold the cursor until another store has them."""
         return self._queue.dead_letters(limit)
 
-    def exhume(self, limit: int = 100) -> list[Exhumed]:
-        """The same, for a store of dead letters. Facts are buried from the first call on."""
-        return self._queue.exhume(limit)
-
     def forget_dead(self, keys: Sequence[Any]) -> None:
-        """These are kept elsewhere now: the cursor may pass them."""
+        """Let the cursor pass these, by their `key`, once another store has them."""
         run_blocking(self._forget_dead(keys))
 
     def close(self) -> None:

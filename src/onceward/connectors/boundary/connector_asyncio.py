@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
 from onceward.connectors.boundary.base import FactConnector, Work, run_together_async
-from onceward.connectors.lease_rules import DeadLetter, Exhumed
+from onceward.connectors.dead_message import DeadMessage
 from onceward.transaction import Settlement, Transaction
 
 
@@ -22,7 +22,7 @@ class AsyncBoundaryConnector(FactConnector[AsyncBoundaryClient]):
 
     To consume it needs the durable `consumer_name`, to produce `from_zone` and `to_zone`. Transactions carry facts:
     see `boundary_facts`. `max_deliveries` and `on_failure` say when a fact has failed permanently, which matters only
-    under `AsyncWithDeadLetters`: otherwise it is tried again forever. The client stays yours to close.
+    under `AsyncWithDeadLetters`: otherwise it is redelivered forever. The client stays yours to close.
 
     Where it differs from a queue: two connectors of one name see the same facts; the facts of a killed process come
     again at once; counts of deliveries die with the process; an id that is known is not appended a second time.
@@ -63,16 +63,12 @@ class AsyncBoundaryConnector(FactConnector[AsyncBoundaryClient]):
         """How many of the facts that were fetched are `ready`, `leased`, `delayed` and `dead` now."""
         return self._queue.counts()
 
-    async def dead_letters_async(self, limit: int = 100) -> list[DeadLetter]:
-        """Facts that failed permanently and hold the cursor until they are buried elsewhere."""
+    async def dead_letters_async(self, limit: int = 100) -> list[DeadMessage]:
+        """Facts that failed permanently and hold the cursor until another store has them."""
         return self._queue.dead_letters(limit)
 
-    async def exhume_async(self, limit: int = 100) -> list[Exhumed]:
-        """The same, for a store of dead letters. Facts are buried from the first call on."""
-        return self._queue.exhume(limit)
-
     async def forget_dead_async(self, keys: Sequence[Any]) -> None:
-        """These are kept elsewhere now: the cursor may pass them."""
+        """Let the cursor pass these, by their `key`, once another store has them."""
         await self._forget_dead(keys)
 
     async def close_async(self) -> None:

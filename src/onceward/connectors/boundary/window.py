@@ -1,6 +1,6 @@
 """What lies beyond a consumer's cursor, as a queue with leases in this process's memory.
 
-confirmed │ done  done  in hand  done  dead │ not fetched yet
+confirmed │ done  done  in flight  done  dead │ not fetched yet
           └── the cursor may move to the end of the second "done", no further
 """
 
@@ -13,12 +13,12 @@ from itertools import takewhile
 
 import msgspec
 
-from onceward.connectors.lease_rules import Exhumed, LeaseRules
+from onceward.connectors.lease_rules import LeaseRules
 from onceward.connectors.leases import LeasingConnector
-from onceward.connectors.memory import MemoryStore
+from onceward.connectors.memory import MemoryLeaseStore
 
 
-class Window(MemoryStore):
+class FactWindow(MemoryLeaseStore):
     """Rows by the offsets of their facts; and which of them are done without a hole."""
 
     def __init__(self) -> None:
@@ -43,21 +43,21 @@ class Window(MemoryStore):
     def finished(self) -> int | None:
         """The offset up to which everything is done; None where that is nothing."""
         with self._lock:
-            dead = {row.key for row in self._dead}
+            dead = {each.key[0] for each in self._dead}
             done = takewhile(lambda offset: offset not in self._messages and offset not in dead, self._beyond)
             return max(done, default=None)
 
     def forget_up_to(self, offset: int) -> None:
-        """The cursor has passed it: by us, or by somebody else of our name."""
+        """The cursor has passed it: by us, or by another connector of our name."""
         with self._lock:
             while self._beyond and self._beyond[0] <= offset:
                 self._messages.pop(self._beyond.popleft(), None)
-            self._dead = [row for row in self._dead if row.key > offset]
+            self._dead = [each for each in self._dead if each.key[0] > offset]
 
     def obstacle(self) -> int | None:
-        """The first fact that is not done, if nobody is at it: it failed, and waits for its next turn or for good."""
+        """The first fact that is not done, unless it is in flight: it failed, and is delayed or dead."""
         with self._lock:
-            dead = {row.key for row in self._dead}
+            dead = {each.key[0] for each in self._dead}
             for offset in self._beyond:
                 message = self._messages.get(offset)
                 if message is not None:
@@ -68,23 +68,22 @@ class Window(MemoryStore):
 
 
 class WindowQueue(LeasingConnector):
-    """Hands out what is in the window. Nothing is ever given up while nobody asks for the dead."""
+    """Delivers what is in the window. Until `bury_failures` it redelivers every failure, forever."""
 
     def __init__(self, rules: LeaseRules, clock: Callable[[], float]) -> None:
-        self.window = Window()
+        self.window = FactWindow()
         super().__init__(self.window, rules, clock)
-        self._with_a_grave = rules
+        self._rules_for_burials = rules
         self.rules = msgspec.structs.replace(rules, max_deliveries=sys.maxsize, on_failure="redeliver")
 
     def add(self, facts: Iterable[tuple[int, bytes]]) -> None:
         self.window.add(facts, self._clock())
 
     def ready(self, most: int) -> int:
-        """How many could be handed out now; counts no further than `most`."""
+        """How many could be delivered now; counts no further than `most`."""
         with self.window.transaction(0.0):
             return len(self.window.available(self._clock(), most))
 
-    def exhume(self, limit: int = 100) -> list[Exhumed]:
-        """Who asks has a place for dead letters: from now on there are some."""
-        self.rules = self._with_a_grave
-        return super().exhume(limit)
+    def bury_failures(self) -> None:
+        """From now on facts that fail permanently become dead letters: another store will keep them."""
+        self.rules = self._rules_for_burials

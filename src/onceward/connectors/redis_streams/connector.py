@@ -11,7 +11,7 @@ from redis import Redis
 
 from onceward._redis.wire import BlockingRedisWire
 from onceward._sync import run_blocking
-from onceward.connectors.lease_rules import DeadLetter, Exhumed
+from onceward.connectors.dead_message import DeadMessage
 from onceward.connectors.redis_streams.base import StreamConnector, client_of, take
 from onceward.connectors.redis_streams.batches import BlockingCoalescer
 from onceward.transaction import Settlement, Transaction
@@ -47,18 +47,13 @@ class RedisStreamsConnector(StreamConnector):
         found: dict[str, int] = run_blocking(self._perform(self._queue.counts()))
         return found
 
-    def exhume(self, limit: int = 100) -> list[Exhumed]:
-        """Dead letters, longest dead first, for a place that keeps all of them. They stay until `forget_dead`."""
-        found: list[Exhumed] = run_blocking(self._perform(self._queue.exhume(limit)))
-        return found
-
     def forget_dead(self, keys: Sequence[Any]) -> None:
-        """These are kept elsewhere now."""
+        """Remove dead letters, by their `key`, once another store has them."""
         run_blocking(self._perform(self._queue.forget_dead(keys)))
 
-    def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
-        """The dead letters, longest dead first."""
-        found: list[DeadLetter] = run_blocking(self._perform(self._queue.dead_letters(limit)))
+    def dead_letters(self, limit: int = 100) -> list[DeadMessage]:
+        """The dead letters, longest dead first. They stay until `forget_dead`."""
+        found: list[DeadMessage] = run_blocking(self._perform(self._queue.dead_letters(limit)))
         return found
 
     def close(self) -> None:

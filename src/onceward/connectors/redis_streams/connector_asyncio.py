@@ -14,7 +14,7 @@ from typing import Any, Self
 from redis.asyncio import Redis as AsyncRedis
 
 from onceward._redis.wire_asyncio import AsyncRedisWire
-from onceward.connectors.lease_rules import DeadLetter, Exhumed
+from onceward.connectors.dead_message import DeadMessage
 from onceward.connectors.redis_streams.base import StreamConnector, client_of, take_async
 from onceward.connectors.redis_streams.batches import AsyncCoalescer
 from onceward.transaction import Settlement, Transaction
@@ -53,18 +53,13 @@ class AsyncRedisStreamsConnector(StreamConnector):
         found: dict[str, int] = await self._perform(self._queue.counts())
         return found
 
-    async def exhume_async(self, limit: int = 100) -> list[Exhumed]:
-        """Dead letters, longest dead first, for a place that keeps all of them. They stay until `forget_dead`."""
-        found: list[Exhumed] = await self._perform(self._queue.exhume(limit))
-        return found
-
     async def forget_dead_async(self, keys: Sequence[Any]) -> None:
-        """These are kept elsewhere now."""
+        """Remove dead letters, by their `key`, once another store has them."""
         await self._perform(self._queue.forget_dead(keys))
 
-    async def dead_letters_async(self, limit: int = 100) -> list[DeadLetter]:
-        """The dead letters, longest dead first."""
-        found: list[DeadLetter] = await self._perform(self._queue.dead_letters(limit))
+    async def dead_letters_async(self, limit: int = 100) -> list[DeadMessage]:
+        """The dead letters, longest dead first. They stay until `forget_dead`."""
+        found: list[DeadMessage] = await self._perform(self._queue.dead_letters(limit))
         return found
 
     async def close_async(self) -> None:

@@ -1,7 +1,7 @@
 """What the connector does, once for threads and asyncio: generators that yield commands and get replies.
 
 An entry has the fields `id` (the transaction's, for people) and `body` (see `connectors.codec`). Beside the stream
-there are a hash with the failures of entries in hand, and a stream of dead letters.
+there are a hash with the failures of entries in flight, and a stream of dead letters.
 """
 
 from __future__ import annotations
@@ -13,85 +13,18 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Generator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from onceward._redis.connections import RedisCommand
 from onceward.connectors.codec import DecodeError, current_trace_context, decode, encode_with
-from onceward.connectors.deliveries import Handout, Handouts
-from onceward.connectors.lease_rules import (
-    BurialReason,
-    Bury,
-    DeadLetter,
-    Exhumed,
-    LeaseRules,
-    as_text,
-    mishap,
-    mishaps,
-)
+from onceward.connectors.dead_message import BurialReason, DeadMessage, describe_failure, read_dead_message
+from onceward.connectors.deliveries import LeasedDeliveries, LeasedDelivery
+from onceward.connectors.lease_rules import Bury, LeaseRules
 from onceward.connectors.redis_streams import scripts
 from onceward.errors import ConfigurationError
-from onceward.task.exceptions import ExceptionCategory
 from onceward.transaction import Settlement, Transaction, Verdict
-
-# What stands in an entry: names and values as Redis sends them, and a dead letter among them.
-
-
-def body_of(fields: Sequence[Any]) -> Any:
-    """The field `body` of a flat list of names and values, where it usually stands; None if it is not there."""
-    if len(fields) == 4 and fields[2] == b"body":
-        return fields[3]
-    return named(fields).get("body")
-
-
-def named(flat: Sequence[Any]) -> dict[str, Any]:
-    """A flat list of names and values, as a dict."""
-    return {as_str(name): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
-
-
-def as_str(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def dead_letter(fields: dict[str, Any]) -> DeadLetter:
-    try:
-        transaction = decode(fields["body"])
-    except DecodeError:
-        transaction = None
-    category = as_str(fields["category"])
-    return DeadLetter(
-        transaction_id=transaction.id if transaction else as_str(fields["id"]) or None,
-        transaction=transaction,
-        reason=BurialReason(as_str(fields["reason"])),
-        category=ExceptionCategory(category) if category else None,
-        error=as_str(fields["error"]) or None,
-        deliveries=int(fields["deliveries"]),
-        enqueued_at=_moment(fields["enqueued_at"]),
-        died_at=_moment(fields["died_at"]),
-    )
-
-
-def exhumed(key: str, fields: dict[str, Any]) -> Exhumed:
-    letter = dead_letter(fields)
-    return Exhumed(
-        key=key,
-        body=fields["body"],
-        transaction_id=letter.transaction_id,
-        reason=letter.reason,
-        category=letter.category,
-        error=letter.error,
-        deliveries=letter.deliveries,
-        enqueued_at=letter.enqueued_at.timestamp(),
-        died_at=letter.died_at.timestamp(),
-        history=mishaps(as_str(fields.get("history", b""))),
-    )
-
-
-def _moment(milliseconds: bytes) -> datetime:
-    return datetime.fromtimestamp(int(milliseconds) / 1000, UTC)
-
 
 _log = logging.getLogger(__name__)
 
@@ -144,7 +77,7 @@ class StreamQueue:
         self.dead = f"{{{stream}}}:{group}:dead"
         self._parked = "returned"
         self._maxlen = maxlen
-        self._handouts = Handouts()
+        self._deliveries = LeasedDeliveries()
         self._lease_ms = max(int(rules.lease * 1000), 1)
         self._group_known = False
         self._slack = True
@@ -162,7 +95,7 @@ class StreamQueue:
         while True:
             asked = self._clock()
             rows = yield from self._take(batch_size if self.rules.suspect_after else 1)
-            transactions = yield from self._hand_out(rows, asked)
+            transactions = yield from self._deliver(rows, asked)
             if transactions or not rows:
                 return transactions
 
@@ -241,10 +174,10 @@ class StreamQueue:
                 raise reply
         return reply[0][1] if reply else []
 
-    def _hand_out(self, rows: list[tuple[Any, int, Any]], asked: float) -> Exchange:
+    def _deliver(self, rows: list[tuple[Any, int, Any]], asked: float) -> Exchange:
         transactions: list[Transaction] = []
         bad: list[Any] = []
-        record = self._handouts.record
+        record = self._deliveries.record
         for entry, deliveries, fields in rows:
             body = body_of(fields or ())
             try:
@@ -276,20 +209,20 @@ class StreamQueue:
     # ── settling ────────────────────────────────────────────────────────────────────────────────────────
 
     def settle(self, settlements: Sequence[Settlement]) -> Exchange:
-        ending: dict[bytes, tuple[Settlement, Handout]] = {}
+        ending: dict[bytes, tuple[Settlement, LeasedDelivery]] = {}
         verdicts: list[Sequence[Any]] = []
         certain: list[bytes] = []
         sure_since = self._clock() - self.rules.lease * CERTAIN
-        delivery_of = self._handouts.of
+        delivery_of = self._deliveries.of
         for settlement in settlements:
-            handout = delivery_of(settlement.transaction)
-            entry, deliveries = handout.held
-            if handout.settled or entry in ending:
+            delivery = delivery_of(settlement.transaction)
+            entry, deliveries = delivery.held
+            if delivery.settled or entry in ending:
                 continue
-            ending[entry] = settlement, handout
+            ending[entry] = settlement, delivery
             if settlement.verdict is not DONE:
-                verdicts.append(self._verdict(settlement, handout))
-            elif deliveries == 1 and handout.since > sure_since:
+                verdicts.append(self._verdict(settlement, delivery))
+            elif deliveries == 1 and delivery.since > sure_since:
                 # Its lease cannot have run out: nobody else can have it, and it has no history to clear.
                 certain.append(entry)
             else:
@@ -299,45 +232,45 @@ class StreamQueue:
             if isinstance(reply, Exception):
                 raise reply
         lost = (yield from self._settle(verdicts)) if verdicts else []
-        for _, handout in ending.values():
-            handout.settled = True
+        for _, delivery in ending.values():
+            delivery.settled = True
         for entry in lost:
             settlement, _ = ending[entry]
             _log.warning(
-                "transaction %s: lease lost before its outcome (%s) was known; another delivery has the say",
+                "transaction %s: lease expired before outcome `%s` was recorded; a newer delivery owns the message",
                 settlement.transaction.id,
                 settlement.verdict,
             )
 
-    def _verdict(self, settlement: Settlement, handout: Handout) -> Sequence[Any]:
-        held = as_str(handout.held[0]), handout.deliveries
+    def _verdict(self, settlement: Settlement, delivery: LeasedDelivery) -> Sequence[Any]:
+        held = as_str(delivery.held[0]), delivery.deliveries
         if settlement.verdict == Verdict.RETURNED:
             self._slack = True  # it is there to be fetched at once, at its old place
             return (*held, "return", int(settlement.delay * 1000))
-        error = settlement.error
-        category = None if error is None else error.category
-        text = as_text(error) or ""
-        line = mishap(error, handout.deliveries, datetime.now(UTC).timestamp()).rstrip()
-        decision = self.rules.after_failure(category, handout.deliveries)
+        category, text, line = describe_failure(settlement.error, delivery.deliveries, time.time())
+        line = line.rstrip()
+        decision = self.rules.after_failure(category, delivery.deliveries)
         if isinstance(decision, Bury):
-            return (*held, "bury", decision.reason, text, line)
+            return (*held, "bury", decision.reason, text or "", line)
         return (*held, "delay", int(decision.delay * 1000), "", line)
 
     def extend(self, transactions: Sequence[Transaction]) -> Exchange:
-        handouts = [(self._handouts.of(transaction), transaction) for transaction in transactions]
+        found = [(self._deliveries.of(transaction), transaction) for transaction in transactions]
         running = {
-            handout.held[0]: (handout, transaction)
-            for handout, transaction in handouts
-            if not handout.settled
+            delivery.held[0]: (delivery, transaction)
+            for delivery, transaction in found
+            if not delivery.settled
         }
-        verdicts = [(as_str(entry), handout.deliveries, "extend") for entry, (handout, _) in running.items()]
+        verdicts = [
+            (as_str(entry), delivery.deliveries, "extend") for entry, (delivery, _) in running.items()
+        ]
         asked = self._clock()
         lost = (yield from self._settle(verdicts)) if verdicts else []
-        for handout, _ in running.values():
-            handout.since = asked
+        for delivery, _ in running.values():
+            delivery.since = asked
         for entry in lost:
             running[entry][0].since = 0.0
-            _log.warning("transaction %s: lease lost, too late to extend it", running[entry][1].id)
+            _log.warning("transaction %s: lease expired, too late to extend it", running[entry][1].id)
 
     def _settle(self, verdicts: Sequence[Sequence[Any]]) -> Exchange:
         """Answers the entries that were not held any more."""
@@ -378,13 +311,7 @@ class StreamQueue:
         [reply] = yield [("XRANGE", self.dead, "-", "+", "COUNT", limit)]
         if isinstance(reply, Exception):
             raise reply
-        return [dead_letter(named(fields)) for _, fields in reply]
-
-    def exhume(self, limit: int) -> Exchange:
-        [reply] = yield [("XRANGE", self.dead, "-", "+", "COUNT", limit)]
-        if isinstance(reply, Exception):
-            raise reply
-        return [exhumed(as_str(entry), named(fields)) for entry, fields in reply]
+        return [_dead_message(entry, named(fields)) for entry, fields in reply]
 
     def forget_dead(self, keys: Sequence[str]) -> Exchange:
         if keys:
@@ -411,3 +338,34 @@ def _sha(script: str) -> str:
 def _as_text_of_bytes(body: bytes) -> msgspec.Raw:
     """Bytes in the only dress that Redis's own MessagePack knows for them: an old-style string of 32-bit length."""
     return msgspec.Raw(b"\xdb" + len(body).to_bytes(4, "big") + body)
+
+
+def body_of(fields: Sequence[Any]) -> Any:
+    """The field `body` of a flat list of names and values, where it usually stands; None if it is not there."""
+    if len(fields) == 4 and fields[2] == b"body":
+        return fields[3]
+    return named(fields).get("body")
+
+
+def named(flat: Sequence[Any]) -> dict[str, Any]:
+    """A flat list of names and values, as a dict."""
+    return {as_str(name): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
+
+
+def as_str(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _dead_message(entry: bytes, fields: dict[str, Any]) -> DeadMessage:
+    return read_dead_message(
+        as_str(entry),
+        as_str(fields["id"]) or None,
+        fields["body"],
+        as_str(fields["reason"]),
+        as_str(fields["category"]),
+        as_str(fields["error"]) or None,
+        int(fields["deliveries"]),
+        int(fields["enqueued_at"]) / 1000,
+        int(fields["died_at"]) / 1000,
+        as_str(fields.get("history", b"")),
+    )

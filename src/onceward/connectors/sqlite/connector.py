@@ -1,4 +1,4 @@
-"""The connector for threads."""
+"""The connector for threads; and for asyncio the same, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.lease_rules import LeaseRules, OnFailure
 from onceward.connectors.leases import AsyncLeasingConnector, LeasingConnector
 from onceward.connectors.sqlite.database import Database, Synchronous
-from onceward.connectors.sqlite.store import SqliteStore
+from onceward.connectors.sqlite.store import SqliteLeaseStore
 from onceward.transaction import Settlement, Transaction, Verdict
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class SqliteConnector(LeasingConnector):
@@ -26,7 +31,7 @@ class SqliteConnector(LeasingConnector):
     The file is made if it does not exist; its directory must. With `synchronous="FULL"` what was dispatched
     or settled survives a power cut; with "NORMAL" it survives a crash of the process, and the last calls may
     be undone by a power cut. `lease`, `max_deliveries`, `redelivery_delay` and `on_failure` are explained at
-    `LeaseRules`; give every process of one queue the same. `clock` tells the time in seconds since the epoch,
+    `LeaseRules`; give every process of one queue the same. `clock` returns seconds since the epoch,
     the same in all processes.
     """
 
@@ -47,16 +52,7 @@ class SqliteConnector(LeasingConnector):
             redelivery_delay=redelivery_delay,
             on_failure=on_failure,
         )
-        super().__init__(SqliteStore(Database(path, synchronous)), rules, clock)
-
-
-# The connector for asyncio: the same, on a thread of its own.
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
+        super().__init__(SqliteLeaseStore(Database(path, synchronous)), rules, clock)
 
 
 class AsyncSqliteConnector(AsyncLeasingConnector):
@@ -95,7 +91,7 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """As `SqliteConnector.fetch_transactions`. Cancelled, it gives back what it took."""
         fetch = self._submit(self._wire.fetch_transactions, batch_size, **extra)
-        cancelled = await _end_of(fetch)
+        cancelled = await _wait_for(fetch)
         if cancelled is None:
             return fetch.result()
         if not fetch.cancelled() and fetch.exception() is None:
@@ -108,14 +104,14 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
             closing = self._submit(self._wire.close)
             self._closed = True
             self._thread.shutdown(wait=False)  # it ends by itself after the last call
-            cancelled = await _end_of(closing, skippable=False)
+            cancelled = await _wait_for(closing, skippable=False)
             if cancelled is not None:
                 raise cancelled
             closing.result()
 
     async def _call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         call = self._submit(function, *args, **kwargs)
-        cancelled = await _end_of(call)
+        cancelled = await _wait_for(call)
         if cancelled is not None:
             raise cancelled
         return call.result()
@@ -135,7 +131,7 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
                 self._wire.settle_transactions,
                 [Settlement(transaction, Verdict.RETURNED) for transaction in transactions],
             )
-            await _end_of(settling, skippable=False)
+            await _wait_for(settling, skippable=False)
             settling.result()
         except Exception:  # noqa: BLE001 - the cancellation under way says more
             _log.warning(
@@ -147,7 +143,7 @@ def _new_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="onceward-sqlite")
 
 
-async def _end_of(call: Future[Any], *, skippable: bool = True) -> asyncio.CancelledError | None:
+async def _wait_for(call: Future[Any], *, skippable: bool = True) -> asyncio.CancelledError | None:
     """Wait until the call has ended, or will never begin. Returns the cancellation that came meanwhile."""
     ended = asyncio.wrap_future(call)
     cancelled: asyncio.CancelledError | None = None

@@ -37,18 +37,14 @@ class Database:
             raise ConfigurationError(
                 f"synchronous must be one of {', '.join(get_args(Synchronous))}, not {synchronous!r}"
             )
-        self.path = _checked(path)
+        self.path = _resolve(path)
         self._synchronous = synchronous
         self.lock = RLock()
         self._closed = False
-        self._cursor: sqlite3.Cursor | None = self._open()
-        _open_databases.add(self)
-
-    @property
-    def cursor(self) -> sqlite3.Cursor:
+        self.cursor = self._open()
         """The cursor of the transaction under way."""
-        assert self._cursor is not None
-        return self._cursor
+        self._connected = True
+        _open_databases.add(self)
 
     @contextmanager
     def transaction(self, wait: float) -> Iterator[None]:
@@ -56,15 +52,18 @@ class Database:
         with self.lock:
             if self._closed:
                 raise ConnectorClosedError(f"the connector to {self.path} is closed; make a new one to go on")
-            if self._cursor is None:
-                self._cursor = self._open()
-            _roll_back(self._cursor)  # left over when an interrupt came between BEGIN and try
-            self._begin(self._cursor, wait)
+            if not self._connected:
+                self.cursor = self._open()
+                self._connected = True
+            cursor = self.cursor
+            if cursor.connection.in_transaction:  # left over when an interrupt came between BEGIN and try
+                cursor.execute(sql.ROLLBACK)
+            self._execute_when_unlocked(cursor, sql.BEGIN, wait)
             try:
                 yield
-                self._cursor.execute(sql.COMMIT)
+                cursor.execute(sql.COMMIT)
             except BaseException:
-                _roll_back(self._cursor)
+                _roll_back(cursor)
                 raise
 
     def close(self) -> None:
@@ -75,17 +74,29 @@ class Database:
 
     def disconnect(self) -> None:
         """Close the connection; the next transaction opens another."""
-        if self._cursor is not None:
-            self._cursor.connection.close()
-            self._cursor = None
+        if self._connected:
+            self.cursor.connection.close()
+            self._connected = False
 
-    def _begin(self, cursor: sqlite3.Cursor, wait: float) -> None:
+    def _execute_when_unlocked(
+        self, cursor: sqlite3.Cursor, statement: str, wait: float, pause: float = 0.0
+    ) -> None:
+        """Execute it, as soon as no other process is in the way. `pause` is for what does not wait by itself."""
         deadline = time.monotonic() + wait
-        while not _got(cursor, sql.BEGIN):
+        while True:
+            try:
+                cursor.execute(statement)
+                return
+            except sqlite3.OperationalError as error:
+                # The low byte is the primary code: BUSY has variants for recovery and for snapshots.
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    raise
             if time.monotonic() >= deadline:
                 raise DatabaseBusyError(
                     f"other processes kept {self.path} locked for {wait:g} s; nothing was changed"
                 )
+            if pause:
+                time.sleep(pause)
 
     def _open(self) -> sqlite3.Cursor:
         connection = sqlite3.connect(self.path, timeout=POLL, isolation_level=None, check_same_thread=False)
@@ -104,18 +115,16 @@ class Database:
         return cursor
 
     def _prepare(self, cursor: sqlite3.Cursor) -> None:
-        deadline = time.monotonic() + OPEN_WAIT
-        while not _got(cursor, sql.READ_USER_VERSION):  # the first read also recovers after a crash
-            _give_up_after(deadline, self.path)
-        self._begin(cursor, OPEN_WAIT)
+        # The first read also recovers after a crash.
+        self._execute_when_unlocked(cursor, sql.READ_USER_VERSION, OPEN_WAIT, POLL)
+        self._execute_when_unlocked(cursor, sql.BEGIN, OPEN_WAIT)
         try:
             self._check_or_create(cursor)
             cursor.execute(sql.COMMIT)
         except BaseException:
             _roll_back(cursor)
             raise
-        while not _got(cursor, sql.USE_WAL):
-            _give_up_after(deadline, self.path)
+        self._execute_when_unlocked(cursor, sql.USE_WAL, OPEN_WAIT, POLL)
         if cursor.fetchone()[0] != "wal":
             raise ConfigurationError(
                 f"{self.path} is on a file system without shared memory, which SQLite needs for several "
@@ -143,7 +152,7 @@ class Database:
                 cursor.execute(statement)
 
 
-def _checked(path: str | os.PathLike[str]) -> Path:
+def _resolve(path: str | os.PathLike[str]) -> Path:
     if str(path) in ("", ":memory:"):
         raise ConfigurationError("a SQLite queue needs a file; for a queue in memory take MemoryConnector")
     absolute = Path(path).absolute()  # the working directory may change before a reopening
@@ -152,24 +161,6 @@ def _checked(path: str | os.PathLike[str]) -> Path:
     if absolute.is_dir():
         raise ConfigurationError(f"{absolute} is a directory; give the path of a file in it")
     return absolute
-
-
-def _got(cursor: sqlite3.Cursor, statement: str) -> bool:
-    """Execute it; False if another process was in the way."""
-    try:
-        cursor.execute(statement)
-    except sqlite3.OperationalError as error:
-        # The low byte is the primary code: BUSY has variants for recovery and for snapshots.
-        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
-            raise
-        return False
-    return True
-
-
-def _give_up_after(deadline: float, path: Path) -> None:
-    if time.monotonic() >= deadline:
-        raise DatabaseBusyError(f"other processes kept {path} locked for {OPEN_WAIT:g} s; it was not opened")
-    time.sleep(POLL)  # these do not always wait by themselves
 
 
 def _roll_back(cursor: sqlite3.Cursor) -> None:

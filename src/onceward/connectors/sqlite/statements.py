@@ -5,7 +5,7 @@ while it is leased. The index keeps a fetch at the cost of its batch, however ma
 """
 
 APPLICATION_ID = 0x6F6E6377
-"""Marks a file as ours ("oncw"), so that somebody else's database is not taken for a queue."""
+"""Marks a file as ours ("oncw"), so another program's database is not taken for a queue."""
 SCHEMA_VERSION = 3
 
 TALLIES = """
@@ -20,7 +20,7 @@ TALLIES = """
 
     appended = messages + dead letters + done + moved
 
-whatever crashes, and `onceward balance` finds out if somebody has removed one."""
+whatever crashes, and `onceward balance` finds out if one was removed by hand."""
 BEGIN_TALLIES = """
     INSERT INTO tallies SELECT 1, (SELECT count(*) FROM messages) + (SELECT count(*) FROM dead_letters), 0, 0
 """

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
+from onceward.connectors.dead_message import BurialReason, DeadMessage, read_dead_message
 from onceward.connectors.deliveries import Held
-from onceward.connectors.leases import Burial, DeadRow, Row
+from onceward.connectors.leases import AvailableRow
 from onceward.connectors.sqlite import statements as sql
 from onceward.connectors.sqlite.database import Database
 from onceward.task.exceptions import ExceptionCategory
@@ -15,28 +15,27 @@ from onceward.task.exceptions import ExceptionCategory
 Values = TypeVar("Values", bound=tuple[Any, ...])
 
 
-class SqliteStore:
-    """A `Store` in one file."""
+class SqliteLeaseStore:
+    """A `LeaseStore` in one file."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-
-    def transaction(self, wait: float) -> AbstractContextManager[object]:
-        return self._database.transaction(wait)
+        self.transaction = database.transaction
+        self.close = database.close
 
     def append(self, bodies: Sequence[bytes], now: float) -> None:
         cursor = self._database.cursor
         cursor.executemany(sql.APPEND, [(now, body) for body in bodies])
         cursor.execute(sql.COUNT_APPENDED, (len(bodies),))
 
-    def available(self, now: float, limit: int) -> Sequence[Row]:
+    def available(self, now: float, limit: int) -> Sequence[AvailableRow]:
         cursor = self._database.cursor
-        rows: list[Row] = cursor.execute(sql.AVAILABLE_AGAIN, (now, limit)).fetchall()
+        rows: list[AvailableRow] = cursor.execute(sql.AVAILABLE_AGAIN, (now, limit)).fetchall()
         if len(rows) < limit:
             rows += cursor.execute(sql.READY, (limit - len(rows),)).fetchall()
         return rows
 
-    def lease(self, rows: Sequence[Row], token: int, until: float) -> None:
+    def lease(self, rows: Sequence[AvailableRow], token: int, until: float) -> None:
         self._database.cursor.executemany(sql.LEASE, [(until, token, row[3], row[0]) for row in rows])
 
     def extend(self, deliveries: Sequence[Held], until: float) -> Sequence[Held]:
@@ -63,39 +62,41 @@ class SqliteStore:
     ) -> bool:
         return self._changed(sql.DELAY, until, category, error, history, key, token)
 
-    def bury(self, burial: Burial, now: float) -> bool:
+    def bury(
+        self,
+        key: int,
+        token: int | None,
+        now: float,
+        reason: BurialReason,
+        transaction_id: str | None,
+        category: ExceptionCategory | None = None,
+        error: str | None = None,
+        history: str = "",
+    ) -> bool:
         self._changed(
-            sql.COPY_TO_DEAD_LETTERS,
-            burial.transaction_id,
-            burial.reason,
-            burial.category,
-            burial.error,
-            now,
-            burial.history,
-            burial.key,
-            burial.token,
+            sql.COPY_TO_DEAD_LETTERS, transaction_id, reason, category, error, now, history, key, token
         )
-        return self._changed(sql.REMOVE, burial.key, burial.token)
+        return self._changed(sql.REMOVE, key, token)
 
     def counts(self, now: float) -> dict[str, int]:
         counts = self._database.cursor.execute(sql.COUNTS, {"now": now}).fetchone()
         return dict(zip(("ready", "leased", "delayed", "dead"), counts, strict=True))
 
-    def dead(self, limit: int) -> Sequence[DeadRow]:
-        return [DeadRow._make(row) for row in self._database.cursor.execute(sql.DEAD_LETTERS, (limit,))]
+    def dead(self, limit: int) -> list[DeadMessage]:
+        return [
+            read_dead_message((row[0], row[8]), *row[1:])
+            for row in self._database.cursor.execute(sql.DEAD_LETTERS, (limit,))
+        ]
 
-    def forget_dead(self, dead: Sequence[tuple[int, float]]) -> None:
+    def forget_dead(self, keys: Sequence[tuple[int, float]]) -> None:
         cursor = self._database.cursor
-        cursor.executemany(sql.FORGET_DEAD, dead)
-        if cursor.rowcount > 0:  # it may have been asked for before
+        cursor.executemany(sql.FORGET_DEAD, keys)
+        if cursor.rowcount > 0:  # they may have been removed before
             cursor.execute(sql.COUNT_MOVED, (cursor.rowcount,))
 
-    def close(self) -> None:
-        self._database.close()
-
     def _missed(self, statement: str, rows: Sequence[Values]) -> Sequence[Values]:
-        """Execute it for each, in one go. Those that found nothing to change are looked for only if there
-        are any: as a rule there are none."""
+        """Execute it for each, in one go. Returns those that found nothing to change; as a rule there are none,
+        so they are searched for only if the count is short."""
         if not rows:
             return ()
         cursor = self._database.cursor

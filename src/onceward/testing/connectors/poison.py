@@ -40,13 +40,13 @@ class Poison(ConnectorSuite):
                 doomed = [each for each in queue.fetch() if each.id == "doomed"]
                 queue.fail(*doomed, error=SYSTEM_FAILURE)
                 self.advance(clock, 61.0)
-            [dead] = queue.call("exhume", 10)
+            [dead] = queue.call("dead_letters", 10)
             assert decode(dead.body).payload == {"total": 7}
-            assert [each.delivery for each in dead.history] == [1, 2, 3]
+            assert [each.attempt for each in dead.history] == [1, 2, 3]
             assert all("went wrong" in each.error for each in dead.history)
-            assert queue.call("exhume", 10) == [dead], "it stays until it is known to be elsewhere"
+            assert queue.call("dead_letters", 10) == [dead], "it stays until it is known to be elsewhere"
             queue.call("forget_dead", [dead.key])
-            assert queue.call("exhume", 10) == []
+            assert queue.call("dead_letters", 10) == []
 
     def test_dead_letters_do_not_hide_what_is_behind_them(self) -> None:
         with self.queue(lease=60.0, max_deliveries=1) as (queue, clock):
