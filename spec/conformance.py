@@ -16,6 +16,7 @@ TITLES = {
     "CC": "Consumer contract (RULE-010)",
     "QC": "Queue consumer",
     "BC": "Boundary and its consumers",
+    "MW": "Middleware",
     "FA": "Public classes of both modes",
 }
 

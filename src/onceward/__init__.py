@@ -8,6 +8,7 @@ from onceward.telemetry import logs
 if TYPE_CHECKING:
     from onceward.app import Onceward
     from onceward.inbox import AsyncInbox, Contract, Inbox
+    from onceward.middleware import Middleware
     from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException
     from onceward.task.mixins.consumer import AsyncConsumerTask, ConsumerTask
     from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy, RetryPolicy
@@ -28,6 +29,7 @@ __all__ = [
     "ExceptionCategory",
     "HybridTask",
     "Inbox",
+    "Middleware",
     "Onceward",
     "Postponed",
     "ProducerPolicy",
@@ -52,6 +54,7 @@ _HOMES = {
     "ExceptionCategory": _ERRORS,
     "HybridTask": _PRODUCER,
     "Inbox": _INBOX,
+    "Middleware": "onceward.middleware",
     "Onceward": "onceward.app",
     "Postponed": _ERRORS,
     "ProducerPolicy": _POLICIES,

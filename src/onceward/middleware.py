@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
+from onceward.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from onceward.transaction import Settlement, Transaction
 
@@ -89,6 +91,16 @@ class Middleware:
     def wrap_step(self, step: StepInfo, call: StepCall) -> StepCall:
         """What the engine shall call instead of `call`, once for each attempt. Return `call` to leave a step alone."""
         return call
+
+
+def check_middleware(given: Sequence[Any], owner: str) -> tuple[Middleware, ...]:
+    """What a task or an app was given, or an error that says how to write it."""
+    for each in given:
+        if not isinstance(each, Middleware):
+            raise ConfigurationError(
+                f"the middleware of {owner} must be instances of Middleware, not {each!r}; write middleware=[Audit()]"
+            )
+    return tuple(given)
 
 
 async def sleep(seconds: float) -> None:

@@ -23,6 +23,7 @@ NAMES = {
         "ExceptionCategory",
         "HybridTask",
         "Inbox",
+        "Middleware",
         "Onceward",
         "Postponed",
         "ProducerPolicy",
@@ -100,6 +101,7 @@ NAMES = {
         "UnprovenConsumerError",
         "UnregisteredConsumerError",
     ],
+    "onceward.middleware": ["Middleware", "SourceCalls", "sleep"],
     "onceward.queue": [
         "AsyncQueueConsumer",
         "AsyncRedisStreamsQueue",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
@@ -11,6 +11,7 @@ from onceward.app.settings import AppSettings, Resolved, resolve
 from onceward.app.signature import Signature
 from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
+from onceward.middleware import Middleware, check_middleware
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 
 if TYPE_CHECKING:
@@ -91,8 +92,10 @@ class Onceward:
     Keywords are settings; what is not given comes from ONCEWARD_… variables, `onceward.toml` or `[tool.onceward]`.
     """
 
-    def __init__(self, name: str = "app", **settings: Any) -> None:
+    def __init__(self, name: str = "app", *, middleware: Sequence[Middleware] = (), **settings: Any) -> None:
         self.name = name
+        self.middleware = check_middleware(middleware, name)
+        """Around every consumer and producer of this app, outermost first."""
         self._resolved = resolve(settings)
         self.consumers = Consumers()
         self.producers: dict[str, Producer] = {}
@@ -248,14 +251,14 @@ class Onceward:
         """
         from onceward.app.produce import produce
 
-        return produce(self._producer(function, asynchronous=False), self.settings.engine, args, kwargs)
+        return produce(self, self._producer(function, asynchronous=False), args, kwargs)
 
     async def produce_async(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
         """`produce` for `async def`."""
         from onceward.app.produce import produce_async
 
         producer = self._producer(function, asynchronous=True)
-        return await produce_async(producer, self.settings.engine, args, kwargs)
+        return await produce_async(self, producer, args, kwargs)
 
     def _producer(self, function: Callable[..., Any], *, asynchronous: bool) -> Producer:
         found = self.producers.get(getattr(function, "__name__", ""))

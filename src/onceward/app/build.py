@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from onceward._sync import run_blocking
 from onceward.app.app import Consumer, Onceward, consumers_of
 from onceward.errors import ConfigurationError
+from onceward.middleware import Middleware
 from onceward.task.mixins.consumer import AsyncConsumerTask, ConsumerTask
 from onceward.transaction import Transaction
 
@@ -20,13 +21,6 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
     from onceward.inbox import Contract
-
-
-Around = Callable[[Any], Any]
-
-
-def _as_it_is(connector: Any) -> Any:
-    return connector
 
 
 def task_class(consumer: Consumer) -> type[Any]:
@@ -78,25 +72,25 @@ def as_task(thing: Any) -> Any:
 
 
 @contextmanager
-def built(app: Onceward, consumer: Consumer, around: Around = _as_it_is) -> Iterator[ConsumerTask]:
-    """A task in threads, ready to consume. `around` may put something around its source."""
+def built(app: Onceward, consumer: Consumer, *middleware: Middleware) -> Iterator[ConsumerTask]:
+    """A task in threads, ready to consume, with more middleware between the inbox and the source."""
     with ExitStack() as open_things:
-        yield run_blocking(_built(app, consumer, around, open_things.callback, asynchronous=False))
+        yield run_blocking(_built(app, consumer, middleware, open_things.callback, asynchronous=False))
 
 
 @asynccontextmanager
 async def built_async(
-    app: Onceward, consumer: Consumer, around: Around = _as_it_is
+    app: Onceward, consumer: Consumer, *middleware: Middleware
 ) -> AsyncIterator[AsyncConsumerTask]:
     """A task in asyncio, ready to consume."""
     async with AsyncExitStack() as open_things:
-        yield await _built(app, consumer, around, open_things.push_async_callback, asynchronous=True)
+        yield await _built(app, consumer, middleware, open_things.push_async_callback, asynchronous=True)
 
 
 async def _built(
     app: Onceward,
     consumer: Consumer,
-    around: Around,
+    middleware: Sequence[Middleware],
     at_the_end: Callable[[Callable[[], Any]], object],
     *,
     asynchronous: bool,
@@ -105,14 +99,17 @@ async def _built(
     app.check()
     connector = consumer.source.open(asynchronous=asynchronous)
     at_the_end(connector.close_async if asynchronous else connector.close)
-    services: dict[str, Any] = {}
+    chain = [*app.middleware]
     if app.settings.database is not None:
         engine = app.create_async_engine() if asynchronous else app.create_engine()
         at_the_end(engine.dispose)
         connector = await _with_dead_letters(connector, engine, consumer, asynchronous)
         if consumer.contract is not None:
-            services["inbox"] = await _inbox(engine, app.settings.env, consumer.contract, asynchronous)
-    return task_class(consumer)({"source": around(connector)}, services, settings=app.settings.engine)
+            inbox = await _inbox(engine, app.settings.env, consumer.contract, asynchronous)
+            chain.append(inbox.middleware())
+    task = task_class(consumer)({"source": connector}, settings=app.settings.engine)
+    task.middleware = (*chain, *middleware)
+    return task
 
 
 async def _with_dead_letters(connector: Any, engine: Any, consumer: Consumer, asynchronous: bool) -> Any:

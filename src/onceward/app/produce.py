@@ -6,7 +6,7 @@ import inspect
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any
 
-from onceward.app.app import Producer
+from onceward.app.app import Onceward, Producer
 from onceward.task.exceptions import NotSentException, TransactionException
 from onceward.task.lifecycle import text_of
 from onceward.task.mixins.producer import AsyncProducerTask, ProducerTask
@@ -14,7 +14,6 @@ from onceward.transaction import Transaction
 
 if TYPE_CHECKING:
     from onceward.task.report import Report
-    from onceward.task.settings import EngineSettings
 
 
 class Failures:
@@ -42,22 +41,25 @@ class _AsyncSend(AsyncProducerTask):
         self.services["failures"].add(exc)
 
 
-def sending_class(producer: Producer) -> type[Any]:
+def _sender(app: Onceward, producer: Producer, connector: Any, failures: Failures) -> Any:
     """The task that sends what a producer makes, with the producer's name: telemetry goes by it."""
-    function = producer.function
     kind = _AsyncSend if producer.asynchronous else _Send
-    return type(producer.name, (kind,), {"__module__": function.__module__, "__doc__": function.__doc__})
+    body = {
+        "middleware": app.middleware,
+        "__module__": producer.function.__module__,
+        "__doc__": producer.function.__doc__,
+    }
+    sender = type(producer.name, (kind,), body)
+    return sender({"sink": connector}, {"failures": failures}, settings=app.settings.engine)
 
 
-def produce(
-    producer: Producer, settings: EngineSettings, args: Iterable[Any], kwargs: dict[str, Any]
-) -> Report:
+def produce(app: Onceward, producer: Producer, args: Iterable[Any], kwargs: dict[str, Any]) -> Report:
     failures = Failures()
     connector = producer.sink.open(asynchronous=False)
     try:
         result = producer.function(*args, **kwargs)
         given = result if inspect.isgenerator(result) else [result]
-        task = sending_class(producer)({"sink": connector}, {"failures": failures}, settings=settings)
+        task = _sender(app, producer, connector, failures)
         report: Report = task.produce_transactions(
             (_transaction(each) for each in given if each is not None), producer.policy
         )
@@ -67,7 +69,7 @@ def produce(
 
 
 async def produce_async(
-    producer: Producer, settings: EngineSettings, args: Iterable[Any], kwargs: dict[str, Any]
+    app: Onceward, producer: Producer, args: Iterable[Any], kwargs: dict[str, Any]
 ) -> Report:
     failures = Failures()
     connector = producer.sink.open(asynchronous=True)
@@ -82,7 +84,7 @@ async def produce_async(
             elif (value := await result) is not None:
                 yield _transaction(value)
 
-        task = sending_class(producer)({"sink": connector}, {"failures": failures}, settings=settings)
+        task = _sender(app, producer, connector, failures)
         report: Report = await task.produce_transactions(given(), producer.policy)
     finally:
         await connector.close_async()

@@ -120,8 +120,7 @@ class ContractKeeper(Middleware):
             if availability.in_doubt:
                 await availability.check(self._contract.consumer_id)
             batch = await source.fetch(size, **extra)
-            if self._contract.mode == "transactional":
-                await self._expect(batch or ())
+            await self._expect(batch or ())
             return batch
 
         async def settle(settlements: Sequence[Settlement]) -> None:
@@ -147,7 +146,8 @@ class ContractKeeper(Middleware):
     async def _expect(self, batch: Sequence[Transaction]) -> None:
         """Write the starts of a batch. If that fails, each event writes its own when its turn comes."""
         seen: list[tuple[Transaction, Event, Key]] = []
-        for transaction in batch:
+        # An effectful event writes its start, which is its claim, when its turn comes.
+        for transaction in batch if self._contract.mode == "transactional" else ():
             try:
                 event = Event.of(transaction)
                 key = Key(self._contract.consumer_id, event.tracking_id, event.day)

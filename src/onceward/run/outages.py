@@ -17,7 +17,7 @@ from onceward._sync import run_blocking
 from onceward.app.app import Consumer, Onceward
 from onceward.app.build import built, built_async
 from onceward.errors import ConfigurationError, OncewardError
-from onceward.run.progress import AsyncCounted, Counted, Counts
+from onceward.run.progress import Progress
 from onceward.run.protocol import ConsumerStatus, WorkerState
 from onceward.task.exceptions import LoopError
 from onceward.task.lifecycle import compute_backoff, text_of
@@ -33,7 +33,6 @@ CALM = 15.0
 """Seconds without an outage after which the next one counts as the first."""
 PATIENCE = 60.0
 """Seconds that a run which is to end by itself waits for a source or a database."""
-TEN_YEARS = 10 * 365 * 86400.0
 
 
 class SourceUnreachable(Exception):
@@ -54,7 +53,7 @@ class Keeper:
         self._drain = drain
         self._policy = policy_of_run(consumer.policy, streaming=not drain)
         self._on_change = on_change
-        self._counts = Counts(self._answered)
+        self._progress = Progress(self._answered)
         self._task: Any = None
         self._problem: str | None = None
         self._tries = 0
@@ -77,6 +76,7 @@ class Keeper:
     async def _consume(self, task: Any, call: Callable[[], Awaitable[Report]]) -> None:
         """With one task, whose inbox may know of ends that the database did not take."""
         self._task = task
+        task.interruptible = True
         if self._stopping:
             task.stop()  # told so while the task was being built
 
@@ -84,7 +84,7 @@ class Keeper:
             try:
                 await call()
             finally:
-                self.left = self._counts.call_ended()
+                self.left = self._progress.call_ended()
 
         await self._through_outages(consume)
 
@@ -151,18 +151,18 @@ class Keeper:
         return 0 if self._task is None else self._task.stuck
 
     def status(self) -> ConsumerStatus:
-        counts = self._counts
-        in_flight, oldest = counts.in_hand()
+        progress = self._progress
+        in_flight, oldest = progress.in_flight()
         return ConsumerStatus(
             name=self.consumer.name,
             state=self.state,
-            succeeded=counts.told[Verdict.DONE],
-            failed=counts.told[Verdict.FAILED],
-            returned=counts.told[Verdict.RETURNED],
+            succeeded=progress.settled[Verdict.DONE],
+            failed=progress.settled[Verdict.FAILED],
+            returned=progress.settled[Verdict.RETURNED],
             in_flight=in_flight,
             oldest_since=oldest,
-            asking_since=counts.asking_since,
-            progress_at=counts.progress_at,
+            asking_since=progress.asking_since,
+            progress_at=progress.progress_at,
             stuck=self.stuck,
             problem=self._problem,
         )
@@ -182,7 +182,7 @@ class BlockingKeeper(Keeper):
         async def call() -> Report:
             return task.consume_transactions(self._policy)
 
-        with built(self.app, self.consumer, partial(Counted, counts=self._counts)) as task:
+        with built(self.app, self.consumer, self._progress) as task:
             await self._consume(task, call)
 
     async def _pause(self, seconds: float) -> None:
@@ -204,7 +204,7 @@ class AsyncKeeper(Keeper):
         await self._keep()
 
     async def _with_task(self) -> None:
-        async with built_async(self.app, self.consumer, partial(AsyncCounted, counts=self._counts)) as task:
+        async with built_async(self.app, self.consumer, self._progress) as task:
             await self._consume(task, lambda: task.consume_transactions(self._policy))
 
     async def _pause(self, seconds: float) -> None:
@@ -227,11 +227,8 @@ def keeper_of(app: Onceward, consumer: Consumer, *more: Any) -> BlockingKeeper |
 
 
 def policy_of_run(policy: ConsumerPolicy, *, streaming: bool) -> ConsumerPolicy:
-    """A run ends when it is told to, or when there is nothing left: the limits of a single call do not count.
-
-    There is a time limit all the same, which is never reached: it is what lets attempts be cut off. See `hurry`.
-    """
-    changes = {"streaming": streaming, "limit": None, "timeout": TEN_YEARS}
+    """A run ends on request, or when nothing is left: the limits of a single call do not apply."""
+    changes = {"streaming": streaming, "limit": None, "timeout": None}
     return policy.model_copy(update={"loop": policy.loop.model_copy(update=changes)})
 
 

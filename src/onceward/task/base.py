@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from onceward.errors import ConfigurationError
-from onceward.middleware import Middleware
+from onceward.middleware import Middleware, check_middleware
 from onceward.task.deadlines import Clock
 from onceward.task.settings import EngineSettings
 from onceward.task.slots import IdsInFlight
@@ -50,6 +50,8 @@ class BaseTask:
     clock: Clock = Clock()
     middleware: Sequence[Middleware] = ()
     """What goes around the source and the steps of this task, outermost first."""
+    interruptible: bool = False
+    """Whether `hurry` can cut off attempts that have no time limit. Costs a little for each attempt."""
     connectors: Mapping[str, Any]
     services: Mapping[str, Any]
 
@@ -79,12 +81,7 @@ class BaseTask:
             self.settings = settings
         self.connectors = dict(connectors)
         self.services = dict(services or {})
-        for each in self.middleware:
-            if not isinstance(each, Middleware):
-                raise ConfigurationError(
-                    f"the middleware of {name} must be instances of Middleware, not {each!r}; "
-                    "write middleware = [Audit()]"
-                )
+        check_middleware(self.middleware, name)
         self._check()
 
     def _check(self) -> None:
@@ -112,8 +109,8 @@ class BaseTask:
     def hurry(self) -> None:
         """Have the time of what is in flight run out now, as if `loop.timeout` had. For calls that have been stopped.
 
-        Only an attempt under some time limit can be cut off. Its transaction is abandoned, and comes again when its
-        lease has run out. Safe from any thread.
+        Only an attempt under some time limit can be cut off, or any if the task is `interruptible`. Its transaction is
+        abandoned, and comes again when its lease has run out. Safe from any thread.
         """
         for call in list(self._engine.running.values()):
             call.hurry()

@@ -89,6 +89,7 @@ class Call:
         """Everything that needs to know how this call waits."""
         task, wiring = self.task, self.wiring
         ports.on_crash = self.crashed
+        ports.interruptible = task.interruptible
         ids = task._engine.ids
         if self.watch is not None:
             self.context.run(self.watch.loop_begins, lambda: len(ids.holders))

@@ -50,6 +50,8 @@ class AsyncPorts:
     """Ports of one call, bound to the running event loop."""
 
     def __init__(self, clock: Clock, stuck_grace: float, on_expiry: Callable[[Work, Limit], None]) -> None:
+        self.interruptible = False
+        """Whether an attempt without a time limit can be cut off, too: see `BaseTask.hurry`."""
         self.now = clock.now
         self.sleeping = clock.sleeping
         self._deadlines = Deadlines(stuck_grace, on_expiry)
@@ -70,7 +72,7 @@ class AsyncPorts:
     def invoke(
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
     ) -> Any:
-        if timeout is None and work.deadline == inf:
+        if timeout is None and work.deadline == inf and not self.interruptible:
             try:
                 reply = call(*arguments)
             except BaseException as error:  # noqa: BLE001  what user code raises is a reply

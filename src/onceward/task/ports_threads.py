@@ -90,6 +90,8 @@ class BlockingPorts:
     """Ports of one call. `on_expiry` is told when an attempt is asked to stop, from the watchdog's thread."""
 
     def __init__(self, clock: Clock, stuck_grace: float, on_expiry: Callable[[Work, Limit], None]) -> None:
+        self.interruptible = False
+        """Whether an attempt without a time limit can be cut off, too: see `BaseTask.hurry`."""
         self.now = clock.now
         self.sleeping = clock.sleeping
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
@@ -109,7 +111,7 @@ class BlockingPorts:
     def invoke(
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
     ) -> Any:
-        if timeout is None and work.deadline == inf:
+        if timeout is None and work.deadline == inf and not self.interruptible:
             try:
                 return call(*arguments)
             except BaseException as error:  # noqa: BLE001  what user code raises is a reply

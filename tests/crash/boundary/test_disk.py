@@ -28,9 +28,9 @@ NOBODY = 65534
 SERVE = """
 import asyncio, os, sys
 from pathlib import Path
-from onceward.boundary.server import serving
+from onceward.boundary.server.server import serving
 from onceward.boundary.boundary import Boundary
-from onceward.boundary.stores.sqlite import SqliteStore
+from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 # What is imported late would not be found any more.
 import concurrent.futures.thread, encodings.idna, hypercorn.asyncio.run, hypercorn.protocol.h11, hypercorn.protocol.h2
 if "humble" in sys.argv and os.getuid() == 0:
@@ -38,7 +38,7 @@ if "humble" in sys.argv and os.getuid() == 0:
     os.setuid(65534)
 
 async def main():
-    async with serving(Boundary(SqliteStore(sys.argv[1]))) as url:
+    async with serving(Boundary(SqliteBoundaryStore(sys.argv[1]))) as url:
         print(url, flush=True)
         await asyncio.Event().wait()
 

@@ -26,7 +26,7 @@ from onceward.connectors import AsyncSqliteConnector, SqliteConnector
 from onceward.inbox import NOT_DONE, AsyncInbox, Contract, Done, Inbox
 from onceward.inbox.attempts import AttemptLedger
 from onceward.inbox.effects import Heartbeat, Ledger
-from onceward.inbox.engine_adapter import _Served
+from onceward.inbox.middleware import ContractKeeper
 from onceward.inbox.sessions import EffectfulSession, InboxSession
 from onceward.inbox.sessions.session_asyncio import AsyncEffectfulSession, AsyncInboxSession
 from onceward.inbox.stores.postgresql import PostgreSqlStore
@@ -256,7 +256,7 @@ def arm(worker: Worker) -> None:
 
     if worker.orders.heartless:
         Heartbeat._renew = does_nothing  # type: ignore[assignment]
-    before(_Served, "_expect", fetched)
+    before(ContractKeeper, "_expect", fetched)
     after(AttemptLedger, "expect", batch_started)
     after(AttemptLedger, "start", started)
     after(Ledger, "_intend", lambda self, *_: reached("intended", self._claim.key.tracking_id))

@@ -110,7 +110,7 @@ def test_an_outage_of_the_database_in_the_midst_is_waited_out_and_spends_nothing
 
 def test_a_drain_gives_up_on_a_database_that_stays_away(site: Site) -> None:
     text = CHARGING.format(asynchronous=site.mode == "asyncio")
-    text += "\nfrom onceward.run import keeping\nkeeping.PATIENCE = 0.5\n"
+    text += "\nfrom onceward.run import outages\noutages.PATIENCE = 0.5\n"
     (site.directory / "shop.py").write_text(text)
     site.send(*({"id": f"o{number}"} for number in range(300)))
     with own_postgres() as server, closing(Charges(server.url)) as charges:

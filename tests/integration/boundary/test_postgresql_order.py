@@ -7,7 +7,6 @@ import itertools
 import subprocess
 import sys
 from contextlib import closing
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -19,12 +18,12 @@ from onceward.boundary.stores.group_commit import MOST_AT_ONCE
 from onceward.boundary.stores.postgresql.schema import ROW_BYTES
 from onceward.boundary.wire import stored
 from onceward.testing.boundary import fact
-from tests import crash
+from tests.support import ROOT
 from tests.support.boundary.databases import StorePlace, place
 
 __all__ = ["place"]
 
-APPENDER = Path(crash.__path__[0]) / "boundary_appender.py"
+APPENDER = ROOT / "tests" / "crash" / "boundary" / "appender.py"
 APPEND_ONE = """
     SELECT "offset" FROM onceward_boundary_append(
         ARRAY[%s], ARRAY['\\x00'::bytea], ARRAY['\\x00'::bytea], ARRAY['operational'], ARRAY[1::bigint])

@@ -153,7 +153,7 @@ def test_a_drain_waits_for_a_source_that_is_away_and_gives_up_after_a_while(
     tmp_path: Path, mode: str
 ) -> None:
     site = Site(tmp_path, mode)
-    text = f"{SHOP.read_text()}\nfrom onceward.run import keeping\nkeeping.PATIENCE = 0.5\n"
+    text = f"{SHOP.read_text()}\nfrom onceward.run import outages\noutages.PATIENCE = 0.5\n"
     (tmp_path / "shop.py").write_text(text)
     with free_port() as port:
         nobody = f"redis://127.0.0.1:{port}/orders?group=shop"

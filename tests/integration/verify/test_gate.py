@@ -170,7 +170,7 @@ def test_the_environment_shuts_the_gate_and_a_parameter_goes_before_it(
 @pytest.mark.req("CC-001")
 def test_a_handler_of_process_must_be_in_the_code_that_was_proven(world: World) -> None:
     world.record(proof(world.consumer))
-    with pytest.raises(UnprovenConsumerError, match=r"its handler is in .*test_verify_gate"):
+    with pytest.raises(UnprovenConsumerError, match=r"its handler is in .*test_gate"):
         world.process(lambda event, session: None)
     handler = consumers.bill_async if world.base.asynchronous else consumers.bill
     assert world.process(handler).handling == "done"
