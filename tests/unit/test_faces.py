@@ -50,6 +50,13 @@ def test_every_generated_module_says_that_it_is_and_holds_no_awaits_of_its_own()
         assert [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Await)] == []
 
 
+def test_blocking_classes_do_not_load_the_asyncio_part_of_sqlalchemy() -> None:
+    packages = "onceward.db, onceward.inbox, onceward.deadletters, onceward.queue"
+    code = f"import sys, {packages}; print('sqlalchemy.ext.asyncio' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout == "False\n"
+
+
 def test_lint_checks_them_and_make_faces_writes_them() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     assert "python tools/faces.py --check" in makefile.partition("\nlint:")[2].partition("\n\n")[0]
