@@ -21,7 +21,9 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     except StopIteration as end:
         return cast(T, end.value)
     coroutine.close()
-    raise RuntimeError("something awaited an event loop, and there is none: this task runs in threads")
+    raise RuntimeError(
+        "a coroutine suspended to wait for an event loop, and there is none: this task runs in threads"
+    )
 
 
 class Raised(Exception):

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from onceward.backoff import Backoff
 from onceward.connectors.dead_message import BurialReason
 from onceward.errors import ConfigurationError
 from onceward.task.exceptions import ExceptionCategory
@@ -73,8 +74,9 @@ class LeaseRules(msgspec.Struct, frozen=True, kw_only=True):
             return Bury(BurialReason.FAILED)
         if deliveries >= self.max_deliveries:
             return Bury(BurialReason.MAX_DELIVERIES)
-        return Redeliver(self._delay_after(deliveries))
+        return Redeliver(self.backoff.delay(deliveries - 1))
 
-    def _delay_after(self, deliveries: int) -> float:
-        doublings = min(deliveries - 1, 60)  # far beyond the cap already, and a float still
-        return min(self.redelivery_delay * 2.0**doublings, max(self.redelivery_delay, LONGEST_DELAY))
+    @property
+    def backoff(self) -> Backoff:
+        """Between the deliveries of one message: doubling, up to a minute."""
+        return Backoff(self.redelivery_delay, cap=max(self.redelivery_delay, LONGEST_DELAY))

@@ -8,7 +8,6 @@ only when it is about to run, alone, so that it cannot take its neighbours' coun
 from __future__ import annotations
 
 import logging
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from onceward._text import driver_message
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.contract import Contract
-from onceward.inbox.errors import Breach, Busy, ContractError
+from onceward.inbox.errors import AT_ONCE, Breach, Busy, ContractError
 from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Attempts, Key
@@ -168,7 +167,7 @@ def _taken(waiting: deque[T]) -> list[T]:
 def in_hand(found: Attempts, lease: float) -> Busy:
     """Who has it keeps its lease, again and again. The longer nobody did, the less often it is worth asking."""
     silent = max(lease - found.locked_for, 0.0) if found.locked else 0.0
-    wait = max(random.uniform(0.05, 0.25), min(silent / 4, found.locked_for, LONGEST_WAIT))
+    wait = max(AT_ONCE.delay(), min(silent / 4, found.locked_for, LONGEST_WAIT))
     left = f"; its lease runs for {found.locked_for:.0f} s" if found.locked_for >= 1 else ""
     return Busy(f"another copy of it is in hand, or was when its process died{left}", delay=wait)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from onceward.backoff import Backoff
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException
 
@@ -91,6 +92,13 @@ class EffectInDoubtError(OncewardError):
 
 
 # Reasons to come again later. No failures: nothing is counted, nothing is acknowledged.
+
+
+IN_A_MOMENT = Backoff(0.1, 1.0, jitter=0.8)
+AT_ONCE = Backoff(0.25, 1.0, jitter=0.8)
+SOON = Backoff(1.0, 1.0, jitter=0.8)
+LATER = Backoff(1.5, 1.0, jitter=2 / 3)
+"""How long an event waits that is busy: with jitter, so copies do not come back together."""
 
 
 class Busy(Postponed):

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import random
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
@@ -36,7 +35,7 @@ from onceward.inbox.attempts import AttemptLedger, Start, poisoned
 from onceward.inbox.availability import Availability
 from onceward.inbox.contract import Contract
 from onceward.inbox.effects import Claim, Heartbeat, Ledger
-from onceward.inbox.errors import Breach, Busy, ContractError, LeaseLostError, Parked
+from onceward.inbox.errors import AT_ONCE, LATER, SOON, Breach, Busy, ContractError, LeaseLostError, Parked
 from onceward.inbox.event import Event
 from onceward.inbox.metrics import Instruments, Watch, instruments
 from onceward.inbox.ports import InboxPorts, Session
@@ -44,7 +43,7 @@ from onceward.inbox.sequencing import OutOfTurn
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Key, MissingDay, as_date
 from onceward.inbox.upcasting import check_type, upcast
-from onceward.storage.ports import SERIALIZATION_RETRIES, pause_after
+from onceward.storage.ports import SERIALIZATION_PAUSE, SERIALIZATION_RETRIES
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.lifecycle import text_of
 
@@ -191,8 +190,8 @@ class EventProcessor:
                 if not self._only_bad_luck(error):
                     raise
                 _log.info("event %s: a serialization failure, trying again", key.tracking_id)
-                await self.ports.sleep(pause_after(attempt))
-        raise Busy("the database could not serialise it with others", delay=random.uniform(0.2, 1.0))
+                await self.ports.sleep(SERIALIZATION_PAUSE.delay(attempt))
+        raise Busy("the database could not serialise it with others", delay=SOON.delay())
 
     async def _transactional(
         self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, start: Start
@@ -234,7 +233,7 @@ class EventProcessor:
             return
         if found.floor_day is not None and key.day < found.floor_day:
             raise ContractError(too_old(key, found.floor_day), Breach.TOO_OLD, key.tracking_id)
-        raise Busy("another copy of it is in hand", delay=random.uniform(0.05, 0.25))
+        raise Busy("another copy of it is in hand", delay=AT_ONCE.delay())
 
     async def _effectful(
         self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, start: Start
@@ -286,12 +285,12 @@ class EventProcessor:
         try:
             return await ask(*args)
         except LockTimeoutError as error:
-            raise Busy("the database is locked", delay=random.uniform(0.05, 0.25)) from error
+            raise Busy("the database is locked", delay=AT_ONCE.delay()) from error
         except DBAPIError as error:
             if self._backend.is_lock_timeout(error):
-                raise Busy("somebody keeps its row", delay=random.uniform(0.5, 1.5)) from error
+                raise Busy("somebody keeps its row", delay=LATER.delay()) from error
             if self.availability.is_to_blame(error):
-                raise Busy("the database is not available", delay=random.uniform(0.5, 1.5)) from error
+                raise Busy("the database is not available", delay=LATER.delay()) from error
             raise
 
     def _only_bad_luck(self, error: DBAPIError | Raised) -> bool:

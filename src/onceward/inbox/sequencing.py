@@ -6,12 +6,11 @@ set aside when they do not come in time.
 
 from __future__ import annotations
 
-import random
 from enum import Enum, auto
 
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.contract import Contract
-from onceward.inbox.errors import Breach, Busy, ContractError, Parked
+from onceward.inbox.errors import IN_A_MOMENT, Breach, Busy, ContractError, Parked
 from onceward.inbox.event import Event
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Key
@@ -37,7 +36,7 @@ def take_place(transaction: DbTransaction, store: Store, contract: Contract, key
     """Move the aggregate on to this event, in the transaction that also does it."""
     aggregate_id, sequence = place_of(event)
     if not store.lock(transaction, f"{contract.consumer_id}:aggregate:{aggregate_id}"):
-        raise Busy(f"another event of aggregate {aggregate_id} is in hand", delay=random.uniform(0.02, 0.1))
+        raise Busy(f"another event of aggregate {aggregate_id} is in hand", delay=IN_A_MOMENT.delay())
     last = store.last_sequence(transaction, key, aggregate_id)
     if contract.sequencing == "strict":
         expected = contract.first_sequence if last is None else last + 1

@@ -16,19 +16,20 @@ from typing import Any
 from onceward._sync import run_blocking
 from onceward.app.app import Consumer, Onceward
 from onceward.app.build import built, built_async
+from onceward.backoff import Backoff
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.run.progress import Progress
 from onceward.run.protocol import ConsumerStatus, WorkerState
 from onceward.task.exceptions import LoopError
-from onceward.task.lifecycle import compute_backoff, text_of
+from onceward.task.lifecycle import text_of
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.report import Report
 from onceward.transaction import Verdict
 
 _log = logging.getLogger("onceward.run")
 
-FIRST_WAIT, LONGEST_WAIT = 0.25, 10.0
-"""Seconds between two tries during an outage."""
+OUTAGE = Backoff(0.25, cap=10.0)
+"""Between two tries during an outage."""
 CALM = 15.0
 """Seconds without an outage after which the next one counts as the first."""
 PATIENCE = 60.0
@@ -111,7 +112,7 @@ class Keeper:
             raise SourceUnreachable(
                 f"{self.consumer.name} has waited {PATIENCE:.3g} s for its source or database: {self._problem}"
             )
-        wait = compute_backoff(FIRST_WAIT, 2.0, LONGEST_WAIT, self._tries)
+        wait = OUTAGE.delay(self._tries)
         self._tries += 1
         self._failed_at = time.monotonic()
         _log.warning(

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import msgspec
 
+from onceward.backoff import Backoff
 from onceward.run.protocol import (
     CUT_OFF,
     DRAIN,
@@ -29,7 +30,6 @@ from onceward.run.protocol import (
     WorkerStatus,
 )
 from onceward.run.worker_process import WorkerProcess, ending
-from onceward.task.lifecycle import compute_backoff
 
 # What a run has come to, summed up at its end.
 
@@ -60,8 +60,8 @@ def _listed(counts: Counter[str]) -> str:
 _log = logging.getLogger("onceward.run")
 
 FAILED = 1
-FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
-"""Seconds until a worker that crashed is started anew."""
+RESTART = Backoff(0.5, cap=30.0)
+"""Until a worker that crashed is started again."""
 STEADY = 30.0
 """Seconds after which a worker has worked for a while: its next crash counts as the first."""
 GIVEN_UP = 10
@@ -230,7 +230,7 @@ class Supervisor:
     async def _after_a_crash(self, place: WorkerSlot, process: WorkerProcess) -> bool:
         if time.monotonic() - process.started_at >= STEADY:
             place.crashes = 0
-        wait = compute_backoff(FIRST_WAIT, 2.0, LONGEST_WAIT, place.crashes)
+        wait = RESTART.delay(place.crashes)
         place.crashes += 1
         if place.problem is None and place.crashes == 1:
             return True  # nothing is wrong with the next one

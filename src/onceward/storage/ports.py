@@ -7,7 +7,6 @@ suspends (`onceward._sync`).
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -19,6 +18,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 
 from onceward._sync import run_blocking
+from onceward.backoff import Backoff
 from onceward.db import DbSession
 from onceward.db.backends import backend_of
 from onceward.errors import ConfigurationError
@@ -29,12 +29,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SERIALIZATION_RETRIES = 20
-LONGEST_PAUSE = 0.25
-"""Seconds between two tries after a serialization failure, at most."""
-
-
-def pause_after(attempt: int) -> float:
-    return random.uniform(0, min(LONGEST_PAUSE, 0.005 * 2**attempt))
+SERIALIZATION_PAUSE = Backoff(0.005, cap=0.25, jitter=1.0)
+"""Between two tries after a serialization failure."""
 
 
 class StoragePorts(ABC):
@@ -52,7 +48,7 @@ class StoragePorts(ABC):
             except DBAPIError as error:
                 if not backend.is_serialization_failure(error):
                     raise
-            await self.sleep(pause_after(attempt))
+            await self.sleep(SERIALIZATION_PAUSE.delay(attempt))
         return await self._transact(operation, *args)
 
     @abstractmethod

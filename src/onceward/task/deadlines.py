@@ -107,10 +107,6 @@ class Deadlines:
 # Time as the engine sees it: the one thing, with randomness, that a test may replace.
 
 
-LONGEST_SLEEP = 1e9
-"""Seconds. Threads and timers refuse to sleep for as long as a float can say."""
-
-
 class Clock:
     """The real clock. `onceward.testing.FakeClock` replaces it in tests."""
 

@@ -31,7 +31,7 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
-from onceward.task.deadlines import LONGEST_SLEEP
+from onceward.backoff import Backoff
 from onceward.task.exceptions import ExceptionCategory, IOGuardError, Postponed, TransactionException
 from onceward.task.mixins.policies import RetryPolicy
 from onceward.task.script import ENDING, Exited, Failed, Limit, Script
@@ -49,9 +49,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     call: Callable[..., Any]
     max_attempts: int
     timeout: float | None
-    backoff: float
-    backoff_multiplier: float
-    backoff_cap: float
+    backoff: Backoff
     always_system: bool = False
     """Whatever it raises is SYSTEM, also if it says otherwise."""
     has_attempt_spans: bool = False
@@ -67,9 +65,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
             call=call,
             max_attempts=retry.max_attempts,
             timeout=retry.timeout,
-            backoff=retry.backoff,
-            backoff_multiplier=retry.backoff_multiplier,
-            backoff_cap=retry.backoff_cap,
+            backoff=Backoff(retry.backoff, retry.backoff_multiplier, retry.backoff_cap),
             **more,
         )
 
@@ -79,19 +75,6 @@ class Decision(msgspec.Struct, frozen=True):
 
     error: TransactionException
     delay: float | None
-
-
-def compute_backoff(backoff: float, multiplier: float, cap: float, attempt: int) -> float:
-    """Seconds to wait after failed attempt number `attempt`, counted from 0.
-
-    `backoff * multiplier ** attempt`, and at most `cap` when `cap` is above 0. Never overflows, and is never
-    longer than a thread can sleep, which is some decades.
-    """
-    try:
-        delay = backoff * multiplier**attempt if backoff else 0.0
-    except OverflowError:
-        delay = inf
-    return min(delay, cap if cap > 0 else LONGEST_SLEEP, LONGEST_SLEEP)
 
 
 def decide(step: Step, attempt: int, failed: Failed, transaction_id: str | None) -> Decision:
@@ -106,7 +89,7 @@ def decide(step: Step, attempt: int, failed: Failed, transaction_id: str | None)
     )
     if final:
         return Decision(error, None)
-    return Decision(error, compute_backoff(step.backoff, step.backoff_multiplier, step.backoff_cap, attempt))
+    return Decision(error, step.backoff.delay(attempt))
 
 
 def classify(step: Step, attempt: int, failed: Failed, transaction_id: str | None) -> TransactionException:

@@ -14,8 +14,9 @@ from itertools import islice
 from math import inf
 from typing import Any
 
+from onceward.backoff import Backoff
 from onceward.task.exceptions import InputException
-from onceward.task.lifecycle import compute_backoff, text_of
+from onceward.task.lifecycle import text_of
 from onceward.task.mixins.policies import ConsumerLoopPolicy
 from onceward.task.report import StopReason
 from onceward.task.script import Failed, Limit, Script
@@ -131,7 +132,7 @@ def consume(loop: Loop) -> Script[StopReason]:
             reason = StopReason.EMPTY
             break
         queue = policy.empty_queue
-        delay = compute_backoff(queue.backoff, queue.backoff_multiplier, queue.backoff_cap, empties)
+        delay = Backoff(queue.backoff, queue.backoff_multiplier, queue.backoff_cap).delay(empties)
         yield from rest(loop, delay)
         empties += 1
     return (yield from finish(loop, reason))

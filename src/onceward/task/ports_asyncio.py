@@ -14,7 +14,8 @@ from math import inf
 from types import CoroutineType, coroutine
 from typing import Any
 
-from onceward.task.deadlines import LONGEST_SLEEP, Clock, Deadlines, Try, first_limit
+from onceward.backoff import LONGEST_SLEEP
+from onceward.task.deadlines import Clock, Deadlines, Try, first_limit
 from onceward.task.lifecycle import closed, live, opening
 from onceward.task.script import DISOWNED, Exited, Failed, Limit, Script, caught, caught_in_task, drive_async
 from onceward.task.slots import WAIT, Item

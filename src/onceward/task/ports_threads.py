@@ -14,7 +14,8 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from onceward.task.deadlines import LONGEST_SLEEP, Clock, Deadlines, Try, first_limit
+from onceward.backoff import LONGEST_SLEEP
+from onceward.task.deadlines import Clock, Deadlines, Try, first_limit
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.lifecycle import closed, live, opening
 from onceward.task.script import DISOWNED, Exited, Failed, Limit, Script, caught, drive

@@ -312,9 +312,9 @@ class EngineSpans(Middleware):
                 **self._task,
                 "step": step.name,
                 "max_attempts": step.max_attempts,
-                "backoff": step.backoff,
-                "backoff_multiplier": step.backoff_multiplier,
-                "backoff_cap": step.backoff_cap,
+                "backoff": step.backoff.first,
+                "backoff_multiplier": step.backoff.factor,
+                "backoff_cap": step.backoff.cap,
             }
             if step.timeout is not None:
                 made["timeout"] = step.timeout

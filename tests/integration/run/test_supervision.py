@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from onceward.backoff import Backoff
 from onceward.connectors import BurialReason
 from onceward.run import supervisor as supervising
 from onceward.run.protocol import Assignment
@@ -56,8 +57,7 @@ def hasty(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.chdir(site.directory)
     for name, value in site.environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(supervising, "FIRST_WAIT", 0.01)
-    monkeypatch.setattr(supervising, "LONGEST_WAIT", 0.3)
+    monkeypatch.setattr(supervising, "RESTART", Backoff(0.01, cap=0.3))
     return site
 
 

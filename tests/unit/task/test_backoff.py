@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from onceward.task.lifecycle import compute_backoff
 from onceward.task.mixins import utils
 from onceward.task.mixins.policies import EmptyQueuePolicy
+from onceward.task.mixins.utils import compute_backoff
 from onceward.task.report import StopReason
 from onceward.testing.clock import FakeClock
 from tests.support.world import ListSource, World, consuming, results, retry, transactions

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from connectrpc.errors import ConnectError
 
+from onceward.backoff import Backoff
 from onceward.boundary import errors, wire
 from onceward.boundary.client.errors import failure
 from onceward.boundary.client.transport import BoundaryPort
@@ -25,8 +26,8 @@ CHUNK = 256 * 1024
 INLINE = 1024 * 1024
 """Bytes; a larger object is sent in pieces."""
 MOST_CALLS = 10
-FIRST_WAIT = 0.1
-"""Seconds; doubled after every call that failed, so that ten calls take 51.1 s of waiting."""
+PATIENCE = Backoff(0.1)
+"""Between two calls of `patiently`: ten calls take 51.1 s of waiting."""
 
 T = TypeVar("T")
 
@@ -133,8 +134,8 @@ class Calls:
     ) -> T:
         """Call until it succeeds, ten times at most, with longer and longer waits. The last error is raised, and at
         once one that is not worth another try."""
-        wait = FIRST_WAIT
-        for left in range(MOST_CALLS - 1, 0, -1):
+        for number in range(MOST_CALLS - 1):
+            wait, left = PATIENCE.delay(number), MOST_CALLS - 1 - number
             try:
                 return await call()
             except BoundaryError as error:
@@ -142,7 +143,6 @@ class Calls:
                     raise
                 _log.info("%s: %s; %d more tries, the next in %.1f s", what, error, left, wait)
             await self.port.sleep(wait)
-            wait *= 2
         return await call()
 
     async def _put_pieces(

@@ -12,10 +12,10 @@ the receiving zone itself are passed over, so that none comes home; ids keep all
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 
+from onceward.backoff import Backoff
 from onceward.boundary.boundary import Boundary
 from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
 from onceward.boundary.errors import BoundaryError, InvalidArgument, Unavailable
@@ -85,7 +85,8 @@ class ZoneLink:
         self._receiver: Receiver = receiver_of(side)
         self._from_zones = frozenset(from_zones)
         self._to_zones = frozenset(to_zones)
-        self._longest_wait = longest_wait
+        # With jitter: not all links of a zone at the same moment.
+        self._backoff = Backoff(FIRST_WAIT, cap=longest_wait, jitter=0.5)
         self._page = page
         self._sleep = sleep
         self._is_ending = False
@@ -93,20 +94,20 @@ class ZoneLink:
 
     async def run(self) -> None:
         """Until `end()`. Whatever goes wrong is told, and tried again after a while; it never gives up."""
-        wait = FIRST_WAIT
+        tries = 0
         while not self._is_ending:
             try:
                 async with self._connect() as source:
                     while not self._is_ending:
                         is_empty = not await self._forward_page(source)
                         self.report.is_well()
-                        wait = FIRST_WAIT
+                        tries = 0
                         if is_empty:
                             await self._wait(EMPTY_WAIT)
             except Exception as error:  # noqa: BLE001  a link must outlive whatever happens to it
                 self.report.failed(error)
-                await self._wait(wait * random.uniform(0.5, 1))  # not all links of a zone at the same moment
-                wait = min(wait * 2, self._longest_wait)
+                await self._wait(self._backoff.delay(tries))
+                tries += 1
 
     def end(self) -> None:
         """`run` and `drain` return after the page in hand."""

@@ -10,7 +10,6 @@ A crash leaves a table in one of these states, and whoever comes next goes on fr
 
 from __future__ import annotations
 
-import random
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 from onceward.db.backends import backend_of
 from onceward.db.operations import key_of
 from onceward.errors import OncewardError
-from onceward.inbox.errors import Busy
+from onceward.inbox.errors import LATER, Busy
 from onceward.inbox.stores.types import as_date, begun
 
 MAINTENANCE: Final = "onceward inbox partitions"
@@ -93,7 +92,7 @@ def make(connection: Connection, day: int) -> None:
         if state is State.ATTACHED:
             return
         if state is State.DETACHING:
-            raise Busy(f"the partition {name} is being removed", delay=random.uniform(0.5, 1.5))
+            raise Busy(f"the partition {name} is being removed", delay=LATER.delay())
         if state is None:
             connection.exec_driver_sql(f"CREATE TABLE {name} (LIKE onceward_dedup INCLUDING ALL)")
             connection.exec_driver_sql(

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
-from onceward.task.lifecycle import compute_backoff
+from onceward.backoff import Backoff
 from onceward.task.ports_threads import interrupt
 from onceward.telemetry.context import attempt_expired as cancel_requested
 
@@ -100,3 +100,11 @@ async def run_with_timeout_async(
         if error.args:
             raise
         raise TimeoutError(f"{getattr(fn, '__qualname__', fn)} took longer than {timeout} s") from None
+
+
+def compute_backoff(backoff: float, multiplier: float, cap: float, attempt: int) -> float:
+    """Seconds to wait after failed attempt number `attempt`, counted from 0.
+
+    `backoff * multiplier ** attempt`, and at most `cap` when `cap` is above 0.
+    """
+    return Backoff(backoff, multiplier, cap).delay(attempt)
