@@ -222,6 +222,11 @@ def test_a_directive_replaces_text_across_lines_and_between_ellipses() -> None:
     )
 
 
+def test_a_sentence_that_is_replaced_by_nothing_leaves_no_gap() -> None:
+    body = 'def run():\n    """Safe.\n\n    A cancelled run ends first.\n    """'
+    assert blocking(body, 'text: "A cancelled … first." → ""') == 'def run():\n    """Safe."""'
+
+
 @pytest.mark.parametrize("line", ["run_blocking: self._nothing", "port: _nothing", 'text: "nothing" → "x"'])
 def test_a_directive_that_changes_nothing_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match="found nothing to change for"):
