@@ -18,6 +18,7 @@ TITLES = {
     "BC": "Boundary and its consumers",
     "CN": "Connectors",
     "MW": "Middleware",
+    "FA": "Public classes of both modes",
 }
 
 

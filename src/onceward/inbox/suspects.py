@@ -37,7 +37,7 @@ class Turns:
         self.alone = False
 
 
-class Gate:
+class BlockingGate:
     def __init__(self) -> None:
         self._turns = Turns()
         self._lock = threading.Lock()

@@ -55,7 +55,7 @@ def check(address: Address) -> None:
 
 def open_log(address: Address, *, asynchronous: bool) -> Any:
     with required_package("connectrpc", "boundary"), required_package("pyqwest", "boundary"):
-        from onceward.connectors.boundary.connector import open_boundary
+        from onceward.connectors.boundary.factory import open_boundary
 
     settings = dict(address.settings)
     consumer = settings.pop("consumer", None)

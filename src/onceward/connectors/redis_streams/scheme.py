@@ -33,7 +33,7 @@ def check(address: Address) -> None:
 
 def open_stream(address: Address, *, asynchronous: bool) -> Any:
     with required_package("redis", "redis"):
-        from onceward.connectors.redis_streams.connector import (
+        from onceward.connectors.redis_streams import (
             AsyncRedisStreamsConnector,
             RedisStreamsConnector,
         )

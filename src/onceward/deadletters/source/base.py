@@ -11,18 +11,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from onceward._sync import run_blocking
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.deliveries import LeasedDeliveries
 from onceward.deadletters.burial import burial_of_dead
-from onceward.deadletters.dead_letters import AsyncDeadLetters, DeadLetters
+from onceward.deadletters.operations import DeadLetterOperations
+from onceward.deadletters.source.ports import SourcePort
 from onceward.errors import ConfigurationError
 from onceward.transaction import Settlement, Transaction, Verdict
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("onceward.deadletters.source")
 
 CHECK_EVERY = 1.0
 """Seconds between two checks for redriven letters while the source has work, which must not pay for them."""
@@ -30,26 +29,23 @@ MOVED_AT_ONCE = 10
 """Letters in one transaction: they may be large."""
 
 
-class _WithDeadLetters:
-    """Written for both modes: `_ask` and `_letters` are coroutines that block in one of them."""
+class LetterSource:
+    """Decides for both modes. `_ask` and `_letters` wait; in threads they block."""
 
-    def __init__(self, source: Any, dead_letters: Any, consumer: str, origin: str | None) -> None:
+    def __init__(
+        self, port: SourcePort, letters: DeadLetterOperations, consumer: str, origin: str | None
+    ) -> None:
         if not consumer:
             raise ConfigurationError(
                 "dead letters are kept by consumer: give its name, the contract's consumer_id"
             )
-        source = _Nothing() if source is None else source
-        suffix = "_async" if isinstance(self, AsyncWithDeadLetters) else ""
-        missing = [name for name in ("dead_letters", "forget_dead") if not hasattr(source, name + suffix)]
-        if missing:
-            raise ConfigurationError(
-                f"{type(source).__name__} has no {missing[0]}{suffix}: a source whose dead letters can be moved has "
-                "dead_letters and forget_dead, as the connectors here have"
-            )
+        port.check()
+        source = port.source
         if hasattr(source, "bury_failures"):
             source.bury_failures()
         self._inner = source
-        self._letters = dead_letters._core
+        self._ask = port.ask
+        self._letters = letters
         self._consumer = consumer
         self._origin = origin or type(source).__name__
         self.lease: float = getattr(source, "lease", 60.0)
@@ -61,9 +57,6 @@ class _WithDeadLetters:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._inner, name)  # `counts` and what else a connector has
-
-    async def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
 
     async def _fetch(self, size: int, **extra: Any) -> Sequence[Transaction]:
         checks = not self._closed and time.monotonic() - self._checked_at >= CHECK_EVERY
@@ -143,115 +136,3 @@ class _WithDeadLetters:
                 moved += keys
         except Exception as error:  # noqa: BLE001
             _log.error("dead letters stay with their source for now, they could not be moved: %s", error)
-
-
-class WithDeadLetters(_WithDeadLetters):
-    """A `Connector` around a `Connector`: `WithDeadLetters(source, DeadLetters(engine), consumer="billing")`.
-
-    `consumer` is the contract's consumer_id, or any name by which the letters shall be found; `origin` says in words
-    where they came from. With None for a source it delivers redriven letters only, for use beside a loop of your own.
-    A redriven letter that fails once is dead again: the retries of its task have been spent by then.
-    """
-
-    def __init__(
-        self, source: Any, dead_letters: DeadLetters, *, consumer: str, origin: str | None = None
-    ) -> None:
-        if not isinstance(dead_letters, DeadLetters):
-            raise ConfigurationError(
-                f"WithDeadLetters needs DeadLetters, not {type(dead_letters).__name__}; AsyncDeadLetters go with "
-                "AsyncWithDeadLetters"
-            )
-        super().__init__(source, dead_letters, consumer, origin)
-
-    async def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._inner, method)(*args, **kwargs)
-
-    def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
-        """Redriven letters that are due, or else what the source has."""
-        return run_blocking(self._fetch(batch_size, **extra))
-
-    def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
-        self._inner.dispatch_transactions(transactions)
-
-    def settle_transactions(self, settlements: Sequence[Settlement], /) -> None:
-        """Each to the source or the store it came from. What the source buries goes to the store."""
-        run_blocking(self._settle(settlements))
-
-    def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
-        run_blocking(self._extend(transactions))
-
-    def close(self) -> None:
-        self._closed = True
-        self._inner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class AsyncWithDeadLetters(_WithDeadLetters):
-    """`WithDeadLetters` for asyncio."""
-
-    def __init__(
-        self, source: Any, dead_letters: AsyncDeadLetters, *, consumer: str, origin: str | None = None
-    ) -> None:
-        if not isinstance(dead_letters, AsyncDeadLetters):
-            raise ConfigurationError(
-                f"AsyncWithDeadLetters needs AsyncDeadLetters, not {type(dead_letters).__name__}"
-            )
-        super().__init__(source, dead_letters, consumer, origin)
-
-    async def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return await getattr(self._inner, f"{method}_async")(*args, **kwargs)
-
-    async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
-        return await self._fetch(batch_size, **extra)
-
-    async def dispatch_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
-        await self._inner.dispatch_transactions_async(transactions)
-
-    async def settle_transactions_async(self, settlements: Sequence[Settlement], /) -> None:
-        await self._settle(settlements)
-
-    async def extend_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
-        await self._extend(transactions)
-
-    async def close_async(self) -> None:
-        self._closed = True
-        await self._inner.close_async()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close_async()
-
-
-class _Nothing:
-    """No source: only redriven letters."""
-
-    def fetch_transactions(self, _: int, /) -> Sequence[Transaction]:
-        return ()
-
-    async def fetch_transactions_async(self, _: int, /) -> Sequence[Transaction]:
-        return ()
-
-    def dead_letters(self, _: int) -> Sequence[Any]:
-        return ()
-
-    async def dead_letters_async(self, _: int) -> Sequence[Any]:
-        return ()
-
-    def forget_dead(self, _: Sequence[Any]) -> None: ...
-
-    async def forget_dead_async(self, _: Sequence[Any]) -> None: ...
-
-    def close(self) -> None: ...
-
-    async def close_async(self) -> None: ...
