@@ -99,27 +99,26 @@ async def _built(
     app.check()
     connector = consumer.source.open(asynchronous=asynchronous)
     at_the_end(connector.close_async if asynchronous else connector.close)
-    chain = [*app.middleware]
+    chain = [*middleware]
     if app.settings.database is not None:
         engine = app.create_async_engine() if asynchronous else app.create_engine()
         at_the_end(engine.dispose)
-        connector = await _with_dead_letters(connector, engine, consumer, asynchronous)
+        chain.append(await _dead_letters(engine, consumer, asynchronous))
         if consumer.contract is not None:
             inbox = await _inbox(engine, app.settings.env, consumer.contract, asynchronous)
-            chain.append(inbox.middleware())
+            chain.insert(0, inbox.middleware())
     task = task_class(consumer)({"source": connector}, settings=app.settings.engine)
-    task.middleware = (*chain, *middleware)
+    task.middleware = (*app.middleware, *chain)
     return task
 
 
-async def _with_dead_letters(connector: Any, engine: Any, consumer: Consumer, asynchronous: bool) -> Any:
+async def _dead_letters(engine: Any, consumer: Consumer, asynchronous: bool) -> Middleware:
     from onceward.deadletters import AsyncDeadLetters, DeadLetters
-    from onceward.deadletters.source import AsyncWithDeadLetters, WithDeadLetters
+    from onceward.deadletters.source.middleware import DeadLetterMiddleware
 
     letters = AsyncDeadLetters(engine) if asynchronous else DeadLetters(engine)
     await _done(letters.migrate())
-    kind: Any = AsyncWithDeadLetters if asynchronous else WithDeadLetters
-    return kind(connector, letters, consumer=consumer_id(consumer), origin=consumer.source.origin)
+    return DeadLetterMiddleware(letters, consumer=consumer_id(consumer), origin=consumer.source.origin)
 
 
 async def _inbox(engine: Any, env: str, contract: Contract, asynchronous: bool) -> Any:

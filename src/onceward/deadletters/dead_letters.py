@@ -30,28 +30,28 @@ class DeadLetters:
     """
 
     def __init__(self, engine: Engine, *, clock: Callable[[], float] = time.time) -> None:
-        self._core = DeadLetterOperations(BlockingLetterPorts(engine), clock)
+        self.operations = DeadLetterOperations(BlockingLetterPorts(engine), clock)
 
     def migrate(self) -> list[str]:
         """Make the tables, or bring them up to date. Returns the names of what was applied."""
-        return run_blocking(self._core.migrate())
+        return run_blocking(self.operations.migrate())
 
     def bury(self, *burials: Burial) -> int:
         """Keep these, all or none; durable when this returns: acknowledge afterwards. Burying the same death twice is
         harmless. Returns how many were new."""
-        return run_blocking(self._core.bury(burials))
+        return run_blocking(self.operations.bury(burials))
 
     def find(self, wanted: Filter = EVERYTHING, *, limit: int = 100) -> list[DeadLetter]:
         """Those that fit, in the order in which they first died."""
-        return run_blocking(self._core.find(wanted, limit))
+        return run_blocking(self.operations.find(wanted, limit))
 
     def count(self, wanted: Filter = EVERYTHING) -> int:
         """How many fit."""
-        return run_blocking(self._core.count(wanted))
+        return run_blocking(self.operations.count(wanted))
 
     def body(self, letter_id: int) -> bytes:
         """What was delivered, byte for byte."""
-        return run_blocking(self._core.body(letter_id))
+        return run_blocking(self.operations.body(letter_id))
 
     def redrive(
         self,
@@ -67,40 +67,40 @@ class DeadLetters:
         `rca` says why they died and which fix is deployed, or is the number of an open one. With a `redrive_id` of
         yours a second call does nothing. Poison is never redriven. Raises `RedriveRefusedError`, and says what to do.
         """
-        return run_blocking(self._core.redrive(wanted, rca, rate, operator, redrive_id))
+        return run_blocking(self.operations.redrive(wanted, rca, rate, operator, redrive_id))
 
     def redrives(self, *, limit: int = 20) -> list[dict[str, Any]]:
         """The last redrives: how many wait, succeeded, died again."""
-        return run_blocking(self._core.redrives(limit))
+        return run_blocking(self.operations.redrives(limit))
 
     def rcas(self, *, limit: int = 20) -> list[dict[str, Any]]:
         """The last root causes: category, fix, operator, and whether each is open."""
-        return run_blocking(self._core.rcas(limit))
+        return run_blocking(self.operations.rcas(limit))
 
     def discard(self, wanted: Filter, *, reason: str, operator: str) -> int:
         """Close open letters without sending them again. They are kept as long as all others."""
-        return run_blocking(self._core.discard(wanted, reason, operator))
+        return run_blocking(self.operations.discard(wanted, reason, operator))
 
     def hold(self, wanted: Filter, *, reason: str, operator: str) -> int:
         """Keep these whatever happens, until `release`."""
-        return run_blocking(self._core.hold(wanted, reason, operator))
+        return run_blocking(self.operations.hold(wanted, reason, operator))
 
     def release(self, wanted: Filter, *, reason: str, operator: str) -> int:
         """End the hold on these."""
-        return run_blocking(self._core.release(wanted, reason, operator))
+        return run_blocking(self.operations.release(wanted, reason, operator))
 
     def purge(self, *, operator: str) -> int:
         """Remove letters that are resolved or discarded, old enough and not held. Never happens by itself."""
-        return run_blocking(self._core.purge(operator))
+        return run_blocking(self.operations.purge(operator))
 
     def stats(self) -> list[dict[str, Any]]:
         """How many there are, by consumer, type, category and status."""
-        return run_blocking(self._core.stats())
+        return run_blocking(self.operations.stats())
 
     def audit(self, *, limit: int = 100) -> list[dict[str, Any]]:
         """The operators' actions, newest first."""
-        return run_blocking(self._core.audit(limit))
+        return run_blocking(self.operations.audit(limit))
 
     def verify_audit(self) -> AuditVerdict:
         """Whether the audit is what was written."""
-        return run_blocking(self._core.verify_audit())
+        return run_blocking(self.operations.verify_audit())

@@ -1,7 +1,7 @@
 """Dead letters for asyncio."""
 
 # make faces writes dead_letters.py, with
-#   run_blocking: self._core
+#   run_blocking: self.operations
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ class AsyncDeadLetters:
     """
 
     def __init__(self, engine: AsyncEngine, *, clock: Callable[[], float] = time.time) -> None:
-        self._core = DeadLetterOperations(AsyncLetterPorts(engine), clock)
+        self.operations = DeadLetterOperations(AsyncLetterPorts(engine), clock)
 
     async def migrate(self) -> list[str]:
         """Make the tables, or bring them up to date. Returns the names of what was applied."""
-        return await self._core.migrate()
+        return await self.operations.migrate()
 
     async def bury(self, *burials: Burial) -> int:
         """Keep these, all or none; durable when this returns: acknowledge afterwards. Burying the same death twice is
         harmless. Returns how many were new."""
-        return await self._core.bury(burials)
+        return await self.operations.bury(burials)
 
     async def find(self, wanted: Filter = EVERYTHING, *, limit: int = 100) -> list[DeadLetter]:
         """Those that fit, in the order in which they first died."""
-        return await self._core.find(wanted, limit)
+        return await self.operations.find(wanted, limit)
 
     async def count(self, wanted: Filter = EVERYTHING) -> int:
         """How many fit."""
-        return await self._core.count(wanted)
+        return await self.operations.count(wanted)
 
     async def body(self, letter_id: int) -> bytes:
         """What was delivered, byte for byte."""
-        return await self._core.body(letter_id)
+        return await self.operations.body(letter_id)
 
     async def redrive(
         self,
@@ -68,40 +68,40 @@ class AsyncDeadLetters:
         `rca` says why they died and which fix is deployed, or is the number of an open one. With a `redrive_id` of
         yours a second call does nothing. Poison is never redriven. Raises `RedriveRefusedError`, and says what to do.
         """
-        return await self._core.redrive(wanted, rca, rate, operator, redrive_id)
+        return await self.operations.redrive(wanted, rca, rate, operator, redrive_id)
 
     async def redrives(self, *, limit: int = 20) -> list[dict[str, Any]]:
         """The last redrives: how many wait, succeeded, died again."""
-        return await self._core.redrives(limit)
+        return await self.operations.redrives(limit)
 
     async def rcas(self, *, limit: int = 20) -> list[dict[str, Any]]:
         """The last root causes: category, fix, operator, and whether each is open."""
-        return await self._core.rcas(limit)
+        return await self.operations.rcas(limit)
 
     async def discard(self, wanted: Filter, *, reason: str, operator: str) -> int:
         """Close open letters without sending them again. They are kept as long as all others."""
-        return await self._core.discard(wanted, reason, operator)
+        return await self.operations.discard(wanted, reason, operator)
 
     async def hold(self, wanted: Filter, *, reason: str, operator: str) -> int:
         """Keep these whatever happens, until `release`."""
-        return await self._core.hold(wanted, reason, operator)
+        return await self.operations.hold(wanted, reason, operator)
 
     async def release(self, wanted: Filter, *, reason: str, operator: str) -> int:
         """End the hold on these."""
-        return await self._core.release(wanted, reason, operator)
+        return await self.operations.release(wanted, reason, operator)
 
     async def purge(self, *, operator: str) -> int:
         """Remove letters that are resolved or discarded, old enough and not held. Never happens by itself."""
-        return await self._core.purge(operator)
+        return await self.operations.purge(operator)
 
     async def stats(self) -> list[dict[str, Any]]:
         """How many there are, by consumer, type, category and status."""
-        return await self._core.stats()
+        return await self.operations.stats()
 
     async def audit(self, *, limit: int = 100) -> list[dict[str, Any]]:
         """The operators' actions, newest first."""
-        return await self._core.audit(limit)
+        return await self.operations.audit(limit)
 
     async def verify_audit(self) -> AuditVerdict:
         """Whether the audit is what was written."""
-        return await self._core.verify_audit()
+        return await self.operations.verify_audit()

@@ -45,6 +45,7 @@ class LetterSource:
             source.bury_failures()
         self._inner = source
         self._ask = port.ask
+        self._moves = port.gives_letters
         self._letters = letters
         self._consumer = consumer
         self._origin = origin or type(source).__name__
@@ -58,7 +59,7 @@ class LetterSource:
             raise AttributeError(name)
         return getattr(self._inner, name)  # `counts` and what else a connector has
 
-    async def _fetch(self, size: int, **extra: Any) -> Sequence[Transaction]:
+    async def fetch(self, size: int, **extra: Any) -> Sequence[Transaction]:
         checks = not self._closed and time.monotonic() - self._checked_at >= CHECK_EVERY
         if checks:
             redriven = await self._fetch_redriven(size)
@@ -66,7 +67,9 @@ class LetterSource:
                 return redriven
             self._checked_at = time.monotonic()
         batch: Sequence[Transaction] = await self._ask("fetch_transactions", size, **extra)
-        if checks or not batch:  # a fetch may bury: what was lost too often, what cannot be decoded
+        if self._moves and (
+            checks or not batch
+        ):  # a fetch may bury: what was lost too often, what cannot be decoded
             await self._move()
         if not batch and not checks and not self._closed:
             # There is time to check, and a run may be about to end.
@@ -83,7 +86,7 @@ class LetterSource:
             self._redriven.record(transaction, held, number)
         return [transaction for _, _, transaction in delivered]
 
-    async def _settle(self, settlements: Sequence[Settlement]) -> None:
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
         ours, rest = [], []
         failed = False
         for settlement in settlements:
@@ -103,10 +106,10 @@ class LetterSource:
                 delivery.settled = True
         if rest:
             await self._ask("settle_transactions", rest)
-            if failed:
+            if failed and self._moves:
                 await self._move()
 
-    async def _extend(self, transactions: Sequence[Transaction]) -> None:
+    async def extend(self, transactions: Sequence[Transaction]) -> None:
         ours, rest = [], []
         for transaction in transactions:
             delivery = self._redriven.find(transaction)

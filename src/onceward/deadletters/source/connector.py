@@ -33,11 +33,11 @@ class WithDeadLetters(LetterSource):
                 "AsyncWithDeadLetters"
             )
         self._port = BlockingSourcePort(source)
-        super().__init__(self._port, dead_letters._core, consumer, origin)
+        super().__init__(self._port, dead_letters.operations, consumer, origin)
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """Redriven letters that are due, or else what the source has."""
-        return run_blocking(self._fetch(batch_size, **extra))
+        return run_blocking(self.fetch(batch_size, **extra))
 
     def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Passed on to the source."""
@@ -45,11 +45,11 @@ class WithDeadLetters(LetterSource):
 
     def settle_transactions(self, settlements: Sequence[Settlement], /) -> None:
         """Each to the source or the store it came from. What the source buries goes to the store."""
-        run_blocking(self._settle(settlements))
+        run_blocking(self.settle(settlements))
 
     def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Keep these leased, by the source or the store they came from."""
-        run_blocking(self._extend(transactions))
+        run_blocking(self.extend(transactions))
 
     def close(self) -> None:
         """Close the source as well."""

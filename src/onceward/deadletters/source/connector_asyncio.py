@@ -1,7 +1,7 @@
 """A source with a store of dead letters, for asyncio."""
 
 # make faces writes connector.py, with
-#   run_blocking: self._fetch, self._settle, self._extend, self._port
+#   run_blocking: self.fetch, self.settle, self.extend, self._port
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class AsyncWithDeadLetters(LetterSource):
                 "WithDeadLetters"
             )
         self._port = AsyncSourcePort(source)
-        super().__init__(self._port, dead_letters._core, consumer, origin)
+        super().__init__(self._port, dead_letters.operations, consumer, origin)
 
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """Redriven letters that are due, or else what the source has."""
-        return await self._fetch(batch_size, **extra)
+        return await self.fetch(batch_size, **extra)
 
     async def dispatch_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
         """Passed on to the source."""
@@ -46,11 +46,11 @@ class AsyncWithDeadLetters(LetterSource):
 
     async def settle_transactions_async(self, settlements: Sequence[Settlement], /) -> None:
         """Each to the source or the store it came from. What the source buries goes to the store."""
-        await self._settle(settlements)
+        await self.settle(settlements)
 
     async def extend_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
         """Keep these leased, by the source or the store they came from."""
-        await self._extend(transactions)
+        await self.extend(transactions)
 
     async def close_async(self) -> None:
         """Close the source as well."""

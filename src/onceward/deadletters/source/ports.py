@@ -7,10 +7,15 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from onceward.errors import ConfigurationError
+from onceward.middleware import SourceCalls
 from onceward.transaction import Transaction
+
+LETTER_METHODS = ("dead_letters", "forget_dead")
+"""What a source has whose dead letters can be moved."""
 
 
 class SourcePort(ABC):
+    gives_letters = True
     suffix: ClassVar[str]
     """What the names of the source's methods end with."""
 
@@ -19,7 +24,7 @@ class SourcePort(ABC):
 
     def check(self) -> None:
         """Raises `ConfigurationError` if dead letters cannot be moved away from the source."""
-        names = [name + self.suffix for name in ("dead_letters", "forget_dead")]
+        names = [name + self.suffix for name in LETTER_METHODS]
         missing = [name for name in names if not hasattr(self.source, name)]
         if missing:
             raise ConfigurationError(
@@ -43,6 +48,29 @@ class AsyncSourcePort(SourcePort):
 
     async def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return await getattr(self.source, method + self.suffix)(*args, **kwargs)
+
+
+class WrappedSourcePort(SourcePort):
+    """A source as a middleware gets it."""
+
+    def __init__(self, calls: SourceCalls) -> None:
+        super().__init__(calls.connector)
+        self._calls = {
+            "fetch_transactions": calls.fetch,
+            "settle_transactions": calls.settle,
+            "extend_transactions": calls.extend,
+        }
+        self._ask = calls.ask
+        self.gives_letters = all(
+            hasattr(self.source, name) or hasattr(self.source, f"{name}_async") for name in LETTER_METHODS
+        )
+
+    def check(self) -> None:
+        """Any source will do: one that keeps its dead letters still gets those that are redriven."""
+
+    async def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        call = self._calls.get(method)
+        return await (self._ask(method, *args) if call is None else call(*args, **kwargs))
 
 
 class NoSource:
