@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from onceward.inbox import Contract
 
 
+Layer = Middleware | type[Middleware]
+
+
 def task_class(consumer: Consumer) -> type[Any]:
     """The task that a consumer's function stands for, with its name. Evidence is bound to the function's module."""
     function, signature = consumer.function, consumer.signature
@@ -110,6 +113,16 @@ async def _built(
     task = task_class(consumer)({"source": connector}, settings=app.settings.engine)
     task.middleware = (*app.middleware, *chain)
     return task
+
+
+def middleware_of(app: Onceward, consumer: Consumer, *more: Layer) -> list[Layer]:
+    """What is around a consumer, outermost first, without opening anything. `more` is what the runner adds."""
+    from onceward.deadletters.source.middleware import DeadLetterMiddleware
+    from onceward.inbox.middleware import InboxMiddleware
+
+    inbox = [] if consumer.contract is None else [InboxMiddleware]
+    letters = [] if app.settings.database is None else [DeadLetterMiddleware]
+    return [*app.middleware, *inbox, *more, *letters]
 
 
 async def _dead_letters(engine: Any, consumer: Consumer, asynchronous: bool) -> Middleware:
