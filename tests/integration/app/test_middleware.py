@@ -68,13 +68,13 @@ def test_it_is_around_consumers_and_producers(tmp_path: Path) -> None:
 def test_explain_prints_the_middleware_that_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guard: str
 ) -> None:
-    (tmp_path / "shop_with_middleware.py").write_text(
+    (tmp_path / f"shop_guard_{guard}.py").write_text(
         "from pathlib import Path\n"
         "from tests.integration.app.test_middleware import Seen, shop\n"
         f"app = shop(Path({str(tmp_path)!r}), Seen(), engine={{'io_guard': {guard!r}}})\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    target = "shop_with_middleware:app"
+    target = f"shop_guard_{guard}:app"
     printed = CliRunner().invoke(command, ["explain", target, "--verbose", "--json"])
     shown = CliRunner().invoke(command, ["explain", target, "-v"], env={"COLUMNS": "200"})
     assert (printed.exit_code, shown.exit_code) == (0, 0)
