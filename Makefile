@@ -6,7 +6,7 @@ SITE    = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench conformance reference proto docs format clean
+.PHONY: help demo test lint bench conformance reference proto faces docs format clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || grep '##' $(MAKEFILE_LIST)
@@ -25,6 +25,7 @@ lint: $(VENV)/.test ## Check style, types, import directions and generated docs
 	@$(BIN)/python spec/conformance.py --check
 	@$(BIN)/python spec/cli_reference.py --check
 	@$(BIN)/python proto/generate.py --check
+	@$(BIN)/python tools/faces.py --check
 	@$(SITE) --site-dir $(VENV)/site > $(VENV)/site.log 2>&1 || { cat $(VENV)/site.log; exit 1; }
 
 bench: $(VENV)/.test ## Measure, beside bare loops in the same run, and print ratios
@@ -38,6 +39,9 @@ reference: $(VENV)/.test ## Regenerate docs/reference/cli.md from the commands
 
 proto: $(VENV)/.test ## Regenerate src/onceward/boundary/v1 from boundary.proto
 	@$(BIN)/python proto/generate.py
+
+faces: $(VENV)/.test ## Regenerate the blocking public classes from the asyncio ones
+	@$(BIN)/python tools/faces.py
 
 docs: $(VENV)/.test ## Build the documentation into site/
 	@$(SITE)

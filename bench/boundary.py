@@ -15,8 +15,7 @@ from pathlib import Path
 from bench.measure import Line, compare, ratio
 from onceward.boundary.boundary import Boundary
 from onceward.boundary.canonical import content_digest
-from onceward.boundary.client.client import envelope_for, fact_of
-from onceward.boundary.model import Envelope, Fact
+from onceward.boundary.model import Envelope, Fact, envelope_for, fact_of
 from onceward.boundary.stores import sqlite
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.boundary.wire import record

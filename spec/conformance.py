@@ -16,7 +16,9 @@ TITLES = {
     "CC": "Consumer contract (RULE-010)",
     "QC": "Queue consumer",
     "BC": "Boundary and its consumers",
+    "CN": "Connectors",
     "MW": "Middleware",
+    "FA": "Public classes of both modes",
     "ST": "Stability",
 }
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 
-class Stop:
+class BlockingStop:
     """For threads: a pipe that is readable once stopped, so one poll can watch it and a socket."""
 
     def __init__(self) -> None:

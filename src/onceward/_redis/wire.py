@@ -14,13 +14,13 @@ from redis.connection import AbstractConnection
 from redis.exceptions import ResponseError, TimeoutError
 
 from onceward._redis.connections import Connections, RedisCommand, drain, is_worth_waiting, pack
-from onceward._redis.stop import Stop
+from onceward._redis.stop import BlockingStop
 
 
 class BlockingRedisWire:
     """Threads may share one: each exchange has a connection of its own, kept for the next."""
 
-    def __init__(self, client: Any, stop: Stop | None = None) -> None:
+    def __init__(self, client: Any, stop: BlockingStop | None = None) -> None:
         self._connections = Connections(client, AbstractConnection, "redis.Redis")
         self.server = self._connections.server
         self._stop = stop

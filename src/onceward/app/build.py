@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from onceward.inbox import Contract
 
 
+Layer = Middleware | type[Middleware]
+
+
 def task_class(consumer: Consumer) -> type[Any]:
     """The task that a consumer's function stands for, with its name. Evidence is bound to the function's module."""
     function, signature = consumer.function, consumer.signature
@@ -99,27 +102,36 @@ async def _built(
     app.check()
     connector = consumer.source.open(asynchronous=asynchronous)
     at_the_end(connector.close_async if asynchronous else connector.close)
-    chain = [*app.middleware]
+    chain = [*middleware]
     if app.settings.database is not None:
         engine = app.create_async_engine() if asynchronous else app.create_engine()
         at_the_end(engine.dispose)
-        connector = await _with_dead_letters(connector, engine, consumer, asynchronous)
+        chain.append(await _dead_letters(engine, consumer, asynchronous))
         if consumer.contract is not None:
             inbox = await _inbox(engine, app.settings.env, consumer.contract, asynchronous)
-            chain.append(inbox.middleware())
+            chain.insert(0, inbox.middleware())
     task = task_class(consumer)({"source": connector}, settings=app.settings.engine)
-    task.middleware = (*chain, *middleware)
+    task.middleware = (*app.middleware, *chain)
     return task
 
 
-async def _with_dead_letters(connector: Any, engine: Any, consumer: Consumer, asynchronous: bool) -> Any:
+def middleware_of(app: Onceward, consumer: Consumer, *more: Layer) -> list[Layer]:
+    """What is around a consumer, outermost first, without opening anything. `more` is what the runner adds."""
+    from onceward.deadletters.source.middleware import DeadLetterMiddleware
+    from onceward.inbox.middleware import InboxMiddleware
+
+    inbox = [] if consumer.contract is None else [InboxMiddleware]
+    letters = [] if app.settings.database is None else [DeadLetterMiddleware]
+    return [*app.middleware, *inbox, *more, *letters]
+
+
+async def _dead_letters(engine: Any, consumer: Consumer, asynchronous: bool) -> Middleware:
     from onceward.deadletters import AsyncDeadLetters, DeadLetters
-    from onceward.deadletters.source import AsyncWithDeadLetters, WithDeadLetters
+    from onceward.deadletters.source.middleware import DeadLetterMiddleware
 
     letters = AsyncDeadLetters(engine) if asynchronous else DeadLetters(engine)
     await _done(letters.migrate())
-    kind: Any = AsyncWithDeadLetters if asynchronous else WithDeadLetters
-    return kind(connector, letters, consumer=consumer_id(consumer), origin=consumer.source.origin)
+    return DeadLetterMiddleware(letters, consumer=consumer_id(consumer), origin=consumer.source.origin)
 
 
 async def _inbox(engine: Any, env: str, contract: Contract, asynchronous: bool) -> Any:

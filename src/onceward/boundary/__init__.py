@@ -11,7 +11,8 @@ embeds one finds `service`, `stores` and `server` beside it.
 """
 
 from onceward.boundary.artifacts import ArtifactError, ArtifactMissingError, BadReferenceError, IntegrityError
-from onceward.boundary.client.client import AsyncBoundaryClient, BoundaryClient
+from onceward.boundary.client.client import BoundaryClient
+from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
 from onceward.boundary.consumer import AsyncBoundaryConsumer, BoundaryConsumer
 from onceward.boundary.errors import BoundaryError
 from onceward.boundary.model import (

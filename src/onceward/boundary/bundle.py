@@ -25,7 +25,7 @@ import msgspec
 
 from onceward.boundary.artifacts import Landing
 from onceward.boundary.boundary import Boundary
-from onceward.boundary.client.client import AsyncBoundaryClient
+from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
 from onceward.boundary.errors import BoundaryError
 from onceward.boundary.links.receiver import (
     Receiver,

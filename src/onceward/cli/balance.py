@@ -58,9 +58,9 @@ def balance(
     Exit code: 0 if it holds; 1 if messages are missing, or are there that nobody appended; 2 for wrong arguments, for
     something that cannot be reached, or for a --source or --database that is not there.
     """
+    from onceward.connectors.reports import ServerUnreachable
     from onceward.errors import ConfigurationError
     from onceward.inspection.counts import balance_of
-    from onceward.inspection.probes import ServerUnreachable
 
     try:
         accounts = _accounts(app, source, consumer, database)
@@ -160,7 +160,7 @@ def _show(name: str, struck: Balance) -> None:
         for problem in struck.problems:
             typer.secho(f"It does not hold: {problem}.", fg="red", err=True)
     elif struck.appended is None:
-        typer.echo("It cannot be told whether it holds; nothing speaks against it.")
+        typer.echo("Cannot confirm the balance; found no contradiction.")
     elif struck.appended == 0:
         typer.echo("It holds: nothing was appended.")
     else:
@@ -172,7 +172,7 @@ def _row(what: str, count: int | None, struck: Balance) -> dict[str, Any]:
 
 
 def _number(count: int | None) -> str:
-    return "cannot be told" if count is None else f"{count:,}"
+    return "unknown" if count is None else f"{count:,}"
 
 
 def _equation(struck: Balance) -> str:

@@ -12,11 +12,14 @@ from onceward.cli.output import WIDE, print_json
 if TYPE_CHECKING:
     from onceward.app import Onceward
     from onceward.inspection.guarantees import GuaranteeVerdict
+    from onceward.middleware import Middleware
 
 EXPLAIN_EXAMPLES = """
 Examples:
 
 - `onceward explain shop:app` for all consumers of an app
+
+- `onceward explain shop:app --verbose` with the middleware of each
 
 - `onceward explain shop:app --json | jq '.[] | {consumer, guarantee}'` for machines
 """
@@ -26,12 +29,15 @@ STYLES = {"may lose": "bold red", "at least once": "yellow", "effects once": "gr
 
 def explain(
     app: Annotated[str, typer.Argument(metavar="MODULE:APP", help="The app, as in shop:app.")],
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also print the middleware of each consumer.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what each consumer guarantees, its weakest link, and what would mend it.
+    """Show what each consumer guarantees, its weakest link, and how to strengthen it.
 
-    It looks at sources, contracts and settings, and asks Redis, PostgreSQL, SQLite and boundaries how durable they are
-    set up to be. What cannot be reached is said.
+    Checks sources, contracts and settings, and asks Redis, PostgreSQL, SQLite and boundaries how durable their setup
+    is. Reports what it cannot reach.
 
     Exit code: 0, whatever it found; 2 for wrong arguments.
     """
@@ -47,15 +53,16 @@ def explain(
     except ConfigurationError as error:
         fail(str(error), as_json, MISUSED)
     if as_json:
-        print_json([_plain(loaded, name, verdict) for name, verdict in verdicts.items()])
+        print_json([_plain(loaded, name, verdict, verbose) for name, verdict in verdicts.items()])
         return
     if not verdicts:
         typer.echo(f"{app} has no consumers: nothing is consumed, and nothing guaranteed.")
     for name, verdict in verdicts.items():
-        _show(loaded, name, verdict)
+        _show(loaded, name, verdict, verbose)
 
 
-def _plain(app: Onceward, name: str, verdict: GuaranteeVerdict) -> dict[str, Any]:
+def _plain(app: Onceward, name: str, verdict: GuaranteeVerdict, verbose: bool) -> dict[str, Any]:
+    chain = {"middleware": [each.name for each in _chain(app, name)]} if verbose else {}
     return {
         "consumer": name,
         "source": str(app.consumers[name].source),
@@ -66,10 +73,11 @@ def _plain(app: Onceward, name: str, verdict: GuaranteeVerdict) -> dict[str, Any
             {"strength": str(link.strength), "why": link.why, "advice": link.advice} for link in verdict.links
         ],
         "not_checked": list(verdict.not_checked),
+        **chain,
     }
 
 
-def _show(app: Onceward, name: str, verdict: GuaranteeVerdict) -> None:
+def _show(app: Onceward, name: str, verdict: GuaranteeVerdict, verbose: bool) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -91,4 +99,28 @@ def _show(app: Onceward, name: str, verdict: GuaranteeVerdict) -> None:
     for each in verdict.not_checked:
         table.add_row(Text("not checked", "magenta"), Text(each))
     console.print(table)
+    if verbose:
+        console.print("  middleware, outermost first:")
+        layers = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 4))
+        for layer in _chain(app, name):
+            layers.add_row(Text(layer.name), Text(_about(layer), "dim"))
+        console.print(layers)
     console.print()
+
+
+def _chain(app: Onceward, name: str) -> list[Middleware | type[Middleware]]:
+    """What `onceward run` puts around a consumer, outermost first."""
+    from onceward.app.build import middleware_of
+    from onceward.run.progress import Progress
+    from onceward.task.io_guard import IoGuard
+    from onceward.telemetry.engine_spans import EngineSpans
+
+    guard = [] if app.settings.engine.io_guard == "off" else [IoGuard]
+    return [EngineSpans, *guard, *middleware_of(app, app.consumers[name], Progress)]
+
+
+def _about(middleware: Middleware | type[Middleware]) -> str:
+    """The first line of its docstring, without one where it is from."""
+    kind = middleware if isinstance(middleware, type) else type(middleware)
+    about = (kind.__doc__ or "").strip().partition("\n")[0]
+    return about if kind.__doc__ else f"{kind.__module__}:{kind.__qualname__}"

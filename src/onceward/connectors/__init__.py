@@ -1,13 +1,28 @@
-"""Wires: where transactions come from and go to. `base` has the contract, the rest implements it."""
+"""Wires: where transactions come from and go to. `base` has the contract, the rest implements it.
+
+`scheme` and `reports` are for packages that add a connector: see docs/how-to/write-a-connector.md.
+"""
 
 from onceward.connectors.base import AsyncConnector, Connector, ConnectorClosedError
 from onceward.connectors.codec import DecodeError, PayloadError
 from onceward.connectors.dead_message import BurialReason
 from onceward.connectors.dead_message import DeadMessage as DeadLetter
 from onceward.connectors.memory import AsyncMemoryConnector, MemoryConnector
+from onceward.connectors.reports import (
+    Durability,
+    Hazard,
+    ServerUnreachable,
+    SourceCounts,
+    SourceFacts,
+    Survives,
+)
+from onceward.connectors.scheme import LEASE_SETTINGS, Scheme, Setting
 from onceward.connectors.sqlite import AsyncSqliteConnector, DatabaseBusyError, SqliteConnector
+from onceward.connectors.urls import Address
 
 __all__ = [
+    "LEASE_SETTINGS",
+    "Address",
     "AsyncConnector",
     "AsyncMemoryConnector",
     "AsyncSqliteConnector",
@@ -17,7 +32,15 @@ __all__ = [
     "DatabaseBusyError",
     "DeadLetter",
     "DecodeError",
+    "Durability",
+    "Hazard",
     "MemoryConnector",
     "PayloadError",
+    "Scheme",
+    "ServerUnreachable",
+    "Setting",
+    "SourceCounts",
+    "SourceFacts",
     "SqliteConnector",
+    "Survives",
 ]

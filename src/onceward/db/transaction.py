@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from threading import Lock
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, NoReturn, ParamSpec, TypeVar
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import Pool, StaticPool
 
-from onceward.db.backends import backend_of
+from onceward.db.backends import BACKENDS, backend_of
 from onceward.db.errors import LockTimeoutError, SessionError
 
 _log = logging.getLogger(__name__)
@@ -62,11 +62,8 @@ _lock = Lock()
 _in_use: WeakSet[Pool] = WeakSet()
 
 
-def reserve(engine: Engine) -> Pool | None:
-    """The pool to `free` at the end, if this is such an engine."""
-    pool = engine.pool
-    if not isinstance(pool, StaticPool):
-        return None
+def reserve(pool: StaticPool) -> Pool:
+    """The pool, to `free` at the end."""
     with _lock:
         if pool in _in_use:
             raise SessionError(
@@ -77,10 +74,22 @@ def reserve(engine: Engine) -> Pool | None:
     return pool
 
 
-def free(pool: Pool | None) -> None:
-    if pool is not None:
-        with _lock:
-            _in_use.discard(pool)
+def free(pool: Pool) -> None:
+    with _lock:
+        _in_use.discard(pool)
+
+
+@contextmanager
+def reserved(engine: Engine) -> Iterator[None]:
+    """For the block, if this is such an engine."""
+    if not isinstance(engine.pool, StaticPool):
+        yield
+        return
+    pool = reserve(engine.pool)
+    try:
+        yield
+    finally:
+        free(pool)
 
 
 # Begin once, end once: the life of a session's transaction, for both kinds of session.
@@ -122,7 +131,7 @@ class DbTransaction:
     """One transaction. `name` is what the user knows it by: the session's class."""
 
     def __init__(self, engine: Engine, name: str) -> None:
-        self.backend = backend_of(engine.dialect)
+        self.backend = BACKENDS.get(engine.dialect.name) or backend_of(engine.dialect)
         self.committed = False
         self.had_conflict = False
         """Set by an optimistic update that found another version; see `optimistic.py`."""
@@ -135,20 +144,23 @@ class DbTransaction:
     @property
     def connection(self) -> Connection:
         if self._state is not State.OPEN:  # asked for by every statement
-            self._refuse_if(CANNOT_USE)
+            self._refuse(CANNOT_USE)
         assert self._connection is not None
         return self._connection
 
     @contextmanager
     def opening(self) -> Iterator[None]:
         """Around connecting and `begin`."""
-        self._refuse_if(CANNOT_ENTER)
+        if self._state is not State.NEW:
+            self._refuse(CANNOT_ENTER)
         self._state = State.ENDED
-        self._shared = reserve(self._engine)
+        pool = self._engine.pool
+        self._shared = reserve(pool) if isinstance(pool, StaticPool) else None
         try:
             yield
         except BaseException:
-            free(self._shared)
+            if self._shared is not None:
+                free(self._shared)
             raise
         self._state = State.OPEN
 
@@ -190,7 +202,8 @@ class DbTransaction:
 
     def end(self, error: BaseException | None) -> None:
         """Commit, or roll back because of the error. The connection is given back in any case."""
-        self.check_entered()
+        if self._state in CANNOT_END:
+            self._refuse(CANNOT_END)
         connection = self._connection
         assert connection is not None
         lost, self._state = self._state is State.LOST, State.ENDED
@@ -204,16 +217,16 @@ class DbTransaction:
             try:
                 give_back(connection)
             finally:
-                free(self._shared)
+                if self._shared is not None:
+                    free(self._shared)
 
     def check_entered(self) -> None:
-        if self._state is not State.OPEN:
-            self._refuse_if(CANNOT_END)
+        if self._state in CANNOT_END:
+            self._refuse(CANNOT_END)
 
-    def _refuse_if(self, refusals: dict[State, str]) -> None:
-        if self._state in refusals:
-            block = "async with" if self._engine.dialect.is_async else "with"
-            raise SessionError(refusals[self._state].format(name=self._name, block=block))
+    def _refuse(self, refusals: dict[State, str]) -> NoReturn:
+        block = "async with" if self._engine.dialect.is_async else "with"
+        raise SessionError(refusals[self._state].format(name=self._name, block=block))
 
     def _commit(self, connection: Connection, lost: bool) -> None:
         try:

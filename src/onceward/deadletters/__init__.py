@@ -1,6 +1,7 @@
 """Messages that failed permanently: kept with their history, to inspect, discard or redrive safely."""
 
-from onceward.deadletters.dead_letters import AsyncDeadLetters, DeadLetters
+from onceward.deadletters.dead_letters import DeadLetters
+from onceward.deadletters.dead_letters_asyncio import AsyncDeadLetters
 from onceward.deadletters.letter import Burial, Category, DeadLetter, Failure, Status
 from onceward.deadletters.queries import Filter
 from onceward.deadletters.redrive import Redrive

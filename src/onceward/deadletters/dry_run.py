@@ -27,7 +27,7 @@ from onceward.inbox.event import Event
 from onceward.inbox.ports import AsyncInboxPorts, BlockingInboxPorts, InboxPorts
 from onceward.inbox.processor import too_old, with_token
 from onceward.inbox.registry import Registry
-from onceward.inbox.sessions import NOT_EFFECTFUL, WRITTEN, has_written
+from onceward.inbox.sessions.rules import NOT_EFFECTFUL, WRITTEN, has_written
 from onceward.inbox.stores import store_of
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.postgresql import DAYS_AHEAD

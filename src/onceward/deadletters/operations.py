@@ -30,7 +30,7 @@ class DeadLetterOperations:
     """Each operation is one transaction. The coroutines never suspend over blocking ports (`onceward._sync`)."""
 
     def __init__(self, ports: StoragePorts, clock: Callable[[], float]) -> None:
-        self._ports = ports
+        self.ports = ports
         self._schema = store_of(ports.dialect, clock)
         self._rows = Sql(ports.dialect.name, clock)
         self._alerts = alerts.Alerts()
@@ -38,12 +38,12 @@ class DeadLetterOperations:
 
     async def _transact(self, operation: Callable[..., T], *args: Any) -> T:
         if not self._checked:  # for an error that says how to create missing tables
-            await self._ports.transact(migrations.check, self._schema)
+            await self.ports.transact(migrations.check, self._schema)
             self._checked = True
-        return await self._ports.transact(operation, *args)
+        return await self.ports.transact(operation, *args)
 
     async def migrate(self) -> list[str]:
-        return await self._ports.transact(migrations.apply, self._schema)
+        return await self.ports.transact(migrations.apply, self._schema)
 
     async def bury(self, burials: Sequence[Burial]) -> int:
         """All or none, durable when this returns. Returns how many deaths were new."""

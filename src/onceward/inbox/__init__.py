@@ -27,13 +27,14 @@ from onceward.inbox.errors import (
     UnregisteredConsumerError,
 )
 from onceward.inbox.event import Event
-from onceward.inbox.inbox import AsyncInbox, Inbox
+from onceward.inbox.inbox import Inbox
+from onceward.inbox.inbox_asyncio import AsyncInbox
 from onceward.inbox.processor import Handling, Result
 from onceward.inbox.purge.purge import PurgeInProgressError, PurgeReport
 from onceward.inbox.sessions import InboxSession
 
 if TYPE_CHECKING:
-    from onceward.inbox.sessions_asyncio import AsyncInboxSession
+    from onceward.inbox.sessions.session_asyncio import AsyncInboxSession
 
 __all__ = [
     "NOT_DONE",
@@ -64,7 +65,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # SQLAlchemy's asyncio part needs greenlet, which comes with the extra onceward[asyncio].
     if name == "AsyncInboxSession":
-        from onceward.inbox.sessions_asyncio import AsyncInboxSession
+        from onceward.inbox.sessions.session_asyncio import AsyncInboxSession
 
         return AsyncInboxSession
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 from onceward._text import driver_message
@@ -56,22 +57,19 @@ class AttemptLedger:
     async def expect(self, contract: Contract, keys: Sequence[Key]) -> dict[str, Start]:
         """Write down a start of each, in one transaction. Those that are missing in the answer need their own."""
 
-        def expect(transaction: DbTransaction) -> dict[str, Start]:
+        def expect(transaction: DbTransaction) -> list[tuple[str, int]]:
             # In order: who has copies of the same events waits for the other, and not both in a circle.
-            distinct = sorted({key.tracking_id: key for key in keys}.values())
+            distinct = sorted(dict(zip(map(attrgetter("tracking_id"), keys), keys, strict=True)).values())
             if not distinct:
-                return {}
-            return {
-                tracking_id: Start(starts)
-                for tracking_id, starts in self._store.record_starts(
-                    transaction, contract.consumer_id, distinct, contract.lease
-                )
-            }
+                return []
+            return self._store.record_starts(transaction, contract.consumer_id, distinct, contract.lease)
 
         if not keys and not self._finished and not self._unwritten:
             return {}
-        starts = await self._with_leftovers(expect)
-        self._open.update((contract.consumer_id, tracking_id) for tracking_id in starts)
+        starts: dict[str, Start] = {}
+        for tracking_id, number in await self._with_leftovers(expect):
+            self._open.add((contract.consumer_id, tracking_id))
+            starts[tracking_id] = Start(number)
         return starts
 
     async def start(self, contract: Contract, key: Key, alone: bool = False) -> Start | None:
@@ -134,8 +132,14 @@ class AttemptLedger:
 
     async def _with_leftovers(self, operation: Callable[[DbTransaction], T]) -> T:
         """The operation, in one transaction with what is still to be written down. That stays so until it commits."""
-        ends = _taken(self._unwritten)
-        finished = _taken(self._finished)
+        ends: list[End] = []
+        finished: list[Key] = []
+        with suppress(IndexError):  # others may add and take meanwhile
+            while True:
+                ends.append(self._unwritten.popleft())
+        with suppress(IndexError):
+            while True:
+                finished.append(self._finished.popleft())
 
         def write(transaction: DbTransaction) -> T:
             self._store.limit_waiting(transaction)
@@ -154,14 +158,6 @@ class AttemptLedger:
             self._unwritten.extendleft(reversed(ends))
             self._finished.extendleft(reversed(finished))
             raise
-
-
-def _taken(waiting: deque[T]) -> list[T]:
-    """All there are now. Others may add and take meanwhile."""
-    taken: list[T] = []
-    with suppress(IndexError):
-        taken.extend(waiting.popleft() for _ in range(len(waiting)))
-    return taken
 
 
 def in_hand(found: Attempts, lease: float) -> Busy:

@@ -38,7 +38,7 @@ class Expected(NamedTuple):
 
 
 class InboxMiddleware(Middleware):
-    """Keeps the contract of each task it is bound to."""
+    """Keeps the contract: each event once, its record in one transaction with the handler's writes."""
 
     keeps_contract = True
     name = "inbox"

@@ -10,13 +10,15 @@ from sqlalchemy import Engine
 
 from onceward._sync import Raised
 from onceward.inbox.event import Event
-from onceward.inbox.sessions import EffectfulSession, InboxSession
-from onceward.inbox.suspects import AsyncGate, Gate
+from onceward.inbox.sessions import EffectfulSession, InboxSession, Joined
+from onceward.inbox.suspects import AsyncGate, BlockingGate
 from onceward.storage.ports import AsyncStoragePorts, BlockingStoragePorts
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from onceward.db.session import DbSession
+    from onceward.db.session_asyncio import AsyncDbSession
     from onceward.inbox.effects import Claim, Ledger
 
 T = TypeVar("T")
@@ -37,13 +39,16 @@ class Session(Protocol):
 class BlockingInboxPorts(BlockingStoragePorts):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        self.gate = Gate()
+        self.gate = BlockingGate()
 
     def session(self, event: Event) -> InboxSession:
         return InboxSession(self.engine, event)
 
     def effectful(self, event: Event, claim: Claim, ledger: Ledger) -> InboxSession:
         return EffectfulSession(self.engine, event, claim, ledger)
+
+    def join(self, session: DbSession, event: Event) -> Session:
+        return Joined(session, event)
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """User code. What it raises comes as `Raised`."""
@@ -66,14 +71,19 @@ class AsyncInboxPorts(AsyncStoragePorts):
         self.gate = AsyncGate()
 
     def session(self, event: Event) -> Session:
-        from onceward.inbox.sessions_asyncio import AsyncInboxSession
+        from onceward.inbox.sessions.session_asyncio import AsyncInboxSession
 
         return AsyncInboxSession(self.engine, event)
 
     def effectful(self, event: Event, claim: Claim, ledger: Ledger) -> Session:
-        from onceward.inbox.sessions_asyncio import AsyncEffectfulSession
+        from onceward.inbox.sessions.session_asyncio import AsyncEffectfulSession
 
         return AsyncEffectfulSession(self.engine, event, claim, ledger)
+
+    def join(self, session: AsyncDbSession, event: Event) -> Session:
+        from onceward.inbox.sessions.session_asyncio import AsyncJoined
+
+        return AsyncJoined(session, event)
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """User code. What it raises comes as `Raised`."""

@@ -108,7 +108,8 @@ class EventProcessor:
         watch = Watch(contract, event, metrics)
         key = Key(contract.consumer_id, event.tracking_id, event.day)
         try:
-            check_type(contract, event)
+            if not contract.accepts(event.event_type):
+                check_type(contract, event)
             digest = event.digest
             if start is None:
                 start = await self.reachable(self.ledger.start, contract, key)
@@ -117,7 +118,11 @@ class EventProcessor:
             try:
                 if start is None:
                     start = await self.reachable(self.ledger.start, contract, key, True)
-                current = with_token(upcast(contract, event), start)
+                current = event
+                if contract.model is not None or event.schema_version != contract.schema_version:
+                    current = upcast(contract, event)
+                if current.lock_token is None:
+                    current = with_token(current, start)
                 result = await self._attempts(contract, key, digest, current, handler, start)
             finally:
                 self.ports.gate.leave()
@@ -303,9 +308,7 @@ class EventProcessor:
 
 
 def with_token(event: Event, start: Start) -> Event:
-    """The token of the source's claim, if it has one; otherwise that of the inbox's own."""
-    if event.lock_token is not None:
-        return event
+    """Where the source has no claim with a token, the inbox's own."""
     claimed = copy.copy(event)  # not `replace`, which would check every field once more
     msgspec.structs.force_setattr(claimed, "lock_token", str(start.token))
     return claimed

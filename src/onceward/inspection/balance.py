@@ -12,31 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-
-class SourceCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a source can count of one consumer. Before anybody looks into a database, all that ended is `done`."""
-
-    appended: int | None = None
-    done: int | None = None
-    """Acknowledged, and no dead letter that the source knows of."""
-    pending: int | None = None
-    """Waiting, in somebody's hands, or put off."""
-    untouched: int = 0
-    """Of these, how many were certainly never handed out: they cannot be applied already."""
-    dead: int | None = None
-    """Dead letters that the source itself keeps."""
-    moved: int | None = None
-    """Dead letters that were taken to a database. None: the source does not count them, and they are among the done."""
-    dropped: Mapping[str, int] = {}
-    """By reason."""
-    gone: int = 0
-    """No longer there; whether they were done before nobody can tell."""
-    has_copies: bool = True
-    """Whether one message may be there twice."""
-    untold: Mapping[str, str] = {}
-    """Why a number is not known, or not what it seems."""
-    missing: str | None = None
-    """What there is not, and what to check: nobody has used it yet, or its URL is mistyped."""
+from onceward.connectors.reports import SourceCounts
 
 
 class LetterCounts(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,8 +6,8 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from onceward.connectors.reports import Messages, Seen
 from onceward.inspection.balance import LetterCounts, RecordCounts
-from onceward.inspection.counts_redis import Messages, Seen
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -1,4 +1,4 @@
-"""What is to be known of a consumer before it is judged: from its settings, and from the servers themselves."""
+"""What is to be known of a consumer before it is judged: from its settings, its source and its database."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from onceward.app.app import Consumer, Onceward
 from onceward.app.build import database_url, task_class
-from onceward.connectors.urls import Address, stream_of
+from onceward.connectors.reports import ServerUnreachable, SourceFacts
+from onceward.connectors.urls import Address
 from onceward.inbox.evidence.evidence import is_production
 from onceward.inspection.guarantees import Facts
-from onceward.inspection.probes import ServerUnreachable, ask_boundary, asking_database, asking_redis
+from onceward.inspection.probes import asking_database
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -18,35 +19,31 @@ SQLITE_SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
 
 
 def facts_of(app: Onceward, consumer: Consumer) -> Facts:
-    found = {**_said_of_source(consumer.source), **_said_of_database(app.settings.database)}
-    unreachable: list[str] = []
-    for look in (_look_at_source, _look_at_database):
-        try:
-            found |= look(app, consumer)
-        except ServerUnreachable as error:
-            unreachable.append(str(error))
+    found = _read_database_url(app.settings.database)
+    unreachable: tuple[str, ...] = ()
+    try:
+        found |= _ask_database(app.settings.database, consumer)
+    except ServerUnreachable as error:
+        unreachable = (str(error),)
     contract = consumer.contract
     return Facts(
         **found,
         name=f"{consumer.function.__module__}:{consumer.function.__qualname__}",
+        source=_ask_source(consumer.source),
         mode=None if contract is None else contract.mode,
         production=is_production(app.settings.env),
-        unreachable=tuple(unreachable),
+        unreachable=unreachable,
     )
 
 
-# ── what is said ────────────────────────────────────────────────────────────────────────────────────────
+def _ask_source(source: Address) -> SourceFacts:
+    try:
+        return source.facts()
+    except ServerUnreachable as error:
+        return SourceFacts(unreachable=(str(error),))
 
 
-def _said_of_source(source: Address) -> dict[str, Any]:
-    return {
-        "source": source.kind,
-        "synchronous": source.settings.get("synchronous", "FULL"),
-        "maxlen": source.settings.get("maxlen"),
-    }
-
-
-def _said_of_database(database: str | None) -> dict[str, Any]:
+def _read_database_url(database: str | None) -> dict[str, Any]:
     if database is None:
         return {}
     url = database_url(database, asynchronous=False)
@@ -54,43 +51,11 @@ def _said_of_database(database: str | None) -> dict[str, Any]:
     return {"database": kind, "in_memory": kind == "sqlite" and url.database in (None, "", ":memory:")}
 
 
-# ── what servers say ────────────────────────────────────────────────────────────────────────────────────
-
-
-def _look_at_source(app: Onceward, consumer: Consumer) -> dict[str, Any]:
-    if consumer.source.kind == "redis":
-        return _redis(consumer.source)
-    if consumer.source.kind == "boundary":
-        ask_boundary(consumer.source)
-    return {}
-
-
-def _redis(source: Address) -> dict[str, Any]:
-    from redis.exceptions import ResponseError
-
-    server, _ = stream_of(source)
-    with asking_redis(server) as redis:
-        info = redis.info()
-        try:
-            fsync = redis.config_get("appendfsync").get("appendfsync")
-        except ResponseError:  # servers of providers do not tell
-            fsync = None
-    return {
-        "redis_version": info["redis_version"],
-        "aof": bool(info.get("aof_enabled")),
-        "fsync": fsync,
-        "eviction": info.get("maxmemory_policy"),
-        "replicas": info.get("connected_slaves"),
-    }
-
-
-def _look_at_database(app: Onceward, consumer: Consumer) -> dict[str, Any]:
-    if app.settings.database is None:
+def _ask_database(database: str | None, consumer: Consumer) -> dict[str, Any]:
+    if database is None:
         return {}
-    with asking_database(app.settings.database) as connection:
-        if (
-            connection is None
-        ):  # in memory, or a file that the first run makes, with what SQLite does by itself
+    with asking_database(database) as connection:
+        if connection is None:  # in memory, or a file that the first run makes, with SQLite's defaults
             return {"proven": _proven(consumer, [])}
         return {**_durability(connection), "proven": _proven(consumer, _evidence(connection, consumer))}
 
@@ -108,7 +73,7 @@ def _durability(connection: Connection) -> dict[str, Any]:
 
 
 def _evidence(connection: Connection, consumer: Consumer) -> list[Any]:
-    """Of verifications, newest first."""
+    """The evidence of verifications, newest first."""
     import msgspec
     from sqlalchemy import inspect, text
 

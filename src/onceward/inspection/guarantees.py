@@ -1,16 +1,18 @@
-"""What a consumer truly guarantees: facts in, verdict out. Nothing here asks anybody anything.
+"""What a consumer truly guarantees: facts in, verdict out. Nothing here asks a server.
 
 Every rule says of some facts what they are worth. The verdict is that of the weakest rule that applies, because a chain
-is as strong as its weakest link.
+is as strong as its weakest link. What the facts of a source are is up to its connector; what they are worth is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 import msgspec
+
+from onceward.connectors.reports import SourceFacts, Survives
 
 
 class Strength(IntEnum):
@@ -27,22 +29,11 @@ class Strength(IntEnum):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one consumer, its source, its database and their settings. None: it was not to be had."""
+    """What is known of one consumer, its source and its database. None if it could not be determined."""
 
     name: str = "MODULE:NAME"
     """What `onceward verify` knows it by."""
-    source: str
-    """sqlite, redis, boundary or memory."""
-    synchronous: str = "FULL"
-    """Of a queue in SQLite."""
-    redis_version: str | None = None
-    aof: bool | None = None
-    fsync: str | None = None
-    """When Redis writes its append-only file to the disk: always, everysec or no."""
-    eviction: str | None = None
-    """What Redis does when its memory is full."""
-    replicas: int | None = None
-    maxlen: int | None = None
+    source: SourceFacts
     mode: str | None = None
     """Of the contract: transactional or effectful; None without one."""
     database: str | None = None
@@ -57,7 +48,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether there is evidence for today's code."""
     production: bool = False
     unreachable: tuple[str, ...] = ()
-    """What could not be asked, and why."""
+    """What could not be asked besides the source, and why."""
 
 
 class WeakLink(msgspec.Struct, frozen=True):
@@ -84,23 +75,55 @@ class Rule(NamedTuple):
     applies: Callable[[Facts], Any]
     strength: Strength
     why: str
-    """May name facts, as in {redis_version}."""
+    """May name facts, as in {database_synchronous}."""
     advice: str = ""
 
 
 def judge(facts: Facts) -> GuaranteeVerdict:
-    applied = [rule for rule in RULES if rule.applies(facts)]
     known = msgspec.structs.asdict(facts)
     links = [
-        WeakLink(rule.strength, rule.why.format(**known), rule.advice.format(**known)) for rule in applied
+        WeakLink(rule.strength, rule.why.format(**known), rule.advice.format(**known))
+        for rule in RULES
+        if rule.applies(facts)
     ]
+    links += _links_of(facts.source)
     links.sort(key=lambda link: link.strength)
-    return GuaranteeVerdict(links[0].strength, tuple(links), facts.unreachable)
+    not_checked = (*facts.source.unreachable, *_unknowns_of(facts.source), *facts.unreachable)
+    return GuaranteeVerdict(links[0].strength, tuple(links), not_checked)
+
+
+def _links_of(source: SourceFacts) -> Iterator[WeakLink]:
+    if (durability := source.durability) is not None:
+        holds = durability.survives in (None, Survives.MACHINE_CRASH)
+        yield WeakLink(HOLDS if holds else LOSE, durability.why, durability.advice)
+    for hazard in source.hazards:
+        yield WeakLink(LOSE if hazard.loses else AT_LEAST, hazard.why, hazard.advice)
+    if source.redelivers:
+        yield WeakLink(
+            HOLDS, "delivery is at least once: what a killed process had in flight is delivered again"
+        )
+    elif source.redelivers is False and not _loses_everything(source):
+        yield WeakLink(
+            LOSE,
+            "the source does not redeliver: what a killed process had in flight is lost",
+            "name a source that redelivers: sqlite:///orders.db, or redis://host/orders",
+        )
+
+
+def _loses_everything(source: SourceFacts) -> bool:
+    return source.durability is not None and source.durability.survives is Survives.NOTHING
+
+
+def _unknowns_of(source: SourceFacts) -> Iterator[str]:
+    if source.unreachable:  # which says more
+        return
+    if source.durability is None:
+        yield "how durable the source is: its connector does not say"
+    if source.redelivers is None:
+        yield "whether the source redelivers what a killed process had in flight: its connector does not say"
 
 
 LOSE, AT_LEAST, ONCE, HOLDS = Strength
-KEEPS_STREAMS = (None, "noeviction", "volatile-lru", "volatile-lfu", "volatile-random", "volatile-ttl")
-"""What Redis may do when its memory is full without dropping a stream."""
 
 RULES = (
     # ── what runs the effects
@@ -170,101 +193,12 @@ RULES = (
         "messages are acknowledged by then",
         "leave synchronous at FULL",
     ),
-    # ── the source
+    # ── the source, together with the database; `_links_of` has the rest
     Rule(
-        lambda f: f.source == "memory",
-        LOSE,
-        "memory:// is gone with the process, and every process has its own",
-        "name a source that lasts: sqlite:///orders.db, or redis://host/orders",
-    ),
-    Rule(
-        lambda f: f.source == "sqlite" and f.synchronous in ("FULL", "EXTRA"),
-        HOLDS,
-        "the queue's file is written through to the disk with every call; kill -9 and a power cut lose nothing",
-    ),
-    Rule(
-        lambda f: f.source == "sqlite" and f.synchronous == "NORMAL",
-        LOSE,
-        "the queue runs with synchronous=NORMAL: a power cut may undo the last calls; what was sent is lost, what was "
-        "acknowledged comes again",
-        "leave synchronous out of the source's URL: FULL is the default",
-    ),
-    Rule(
-        lambda f: f.source == "sqlite" and f.synchronous == "OFF",
-        LOSE,
-        "the queue runs with synchronous=OFF: a power cut may lose messages, and break the file",
-        "leave synchronous out of the source's URL: FULL is the default",
-    ),
-    Rule(
-        lambda f: f.source == "redis" and f.aof is False,
-        LOSE,
-        "Redis {redis_version} keeps no append-only file: acknowledged messages may be lost when it restarts",
-        "set appendonly yes and appendfsync always in redis.conf",
-    ),
-    Rule(
-        lambda f: f.source == "redis" and f.aof and f.fsync in ("everysec", "no"),
-        LOSE,
-        "Redis {redis_version} runs with appendfsync {fsync}: a crash of its machine may lose what it was told last",
-        "set appendfsync always in redis.conf",
-    ),
-    Rule(
-        lambda f: f.source == "redis" and f.aof and f.fsync == "always",
-        HOLDS,
-        "Redis {redis_version} writes every command to its append-only file before it answers",
-    ),
-    Rule(
-        lambda f: f.source == "redis" and f.aof and f.fsync is None,
-        HOLDS,
-        "Redis {redis_version} has an append-only file; it does not say how often that is written to the disk",
-        "see that it runs with appendfsync always",
-    ),
-    Rule(
-        lambda f: f.source == "redis" and f.eviction not in KEEPS_STREAMS,
-        LOSE,
-        "Redis runs with maxmemory-policy {eviction}: it may drop the whole stream when its memory is full",
-        "set maxmemory-policy noeviction",
-    ),
-    Rule(
-        lambda f: f.source == "redis" and f.replicas,
-        LOSE,
-        "Redis has replicas, and tells them after it has answered: a failover may lose what it was told last",
-        "keep what must not be lost in one Redis with appendfsync always, or in a boundary on PostgreSQL",
-    ),
-    Rule(
-        lambda f: f.source == "redis" and f.maxlen is not None,
-        LOSE,
-        "the stream is trimmed to about {maxlen} entries: what is not read by then is lost, what is in work becomes a "
-        "dead letter without its content",
-        "leave maxlen out, and trim what is done with XTRIM MINID; or choose one that is never reached",
-    ),
-    Rule(
-        lambda f: f.source == "boundary",
-        HOLDS,
-        "a boundary answers when a fact is durable in its store; facts are kept for a week or as it is told, and who "
-        "is away for longer is told what it missed",
-    ),
-    Rule(
-        lambda f: f.source == "boundary" and f.database is None,
+        lambda f: not f.source.keeps_dead_letters and f.database is None,
         AT_LEAST,
-        "without a database there is no place for dead letters: a fact that keeps failing holds up all after it",
+        "without a database there is no place for dead letters: a message that keeps failing holds up all after it",
         "give the app a database",
     ),
-    Rule(
-        lambda f: f.redis_version is not None and _older(f.redis_version, (6, 2)),
-        AT_LEAST,
-        "Redis {redis_version} is too old: streams are consumed with commands of Redis 6.2",
-        "upgrade Redis",
-    ),
-    # ── delivery
-    Rule(
-        lambda f: f.source != "memory",
-        HOLDS,
-        "delivery is at least once: what a killed process had in hand is delivered again",
-    ),
 )
-"""All that is known, and what it is worth."""
-
-
-def _older(version: str, than: tuple[int, int]) -> bool:
-    parts = version.split(".")
-    return (int(parts[0]), int(parts[1])) < than
+"""What the facts besides those of the source are worth."""

@@ -1,82 +1,24 @@
-"""Servers that are asked about themselves, by commands that look and change nothing."""
+"""The database of an app, opened to be inspected: nothing in it is changed."""
 
 from __future__ import annotations
 
-import json
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceward.app.build import database_url
-from onceward.connectors.urls import Address, boundary_of, shown_url
-from onceward.errors import ConfigurationError, OncewardError
+from onceward.connectors.reports import ANSWER_SECONDS, CHECK_SERVER, ServerUnreachable
+from onceward.connectors.urls import shown_url
+from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-SECONDS = 5.0
-"""How long a server may take to answer."""
-WHAT_TO_DO = "see that it runs, and that its URL is right"
-
-
-class ServerUnreachable(OncewardError):
-    """A server does not answer, or refuses what it is asked."""
-
-
-@contextmanager
-def asking_redis(server: str) -> Iterator[Any]:
-    """A client of bytes."""
-    try:
-        from redis import Redis
-        from redis.exceptions import RedisError
-    except ModuleNotFoundError:
-        raise ConfigurationError("this source needs redis: pip install 'onceward[redis]'") from None
-
-    client = Redis.from_url(server, socket_timeout=SECONDS, socket_connect_timeout=SECONDS)
-    try:
-        yield client
-    except (RedisError, OSError) as error:
-        place = server.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
-        raise ServerUnreachable(
-            f"Redis at {place} cannot be asked: {str(error).rstrip('.')}; {WHAT_TO_DO}"
-        ) from None
-    finally:
-        client.close()
-
-
-def ask_boundary(source: Address) -> dict[str, Any]:
-    """What its page /stats says."""
-    from http.client import HTTPException
-    from urllib.request import urlopen
-
-    page = f"{boundary_of(source)}/stats"
-    try:
-        with urlopen(page, timeout=SECONDS, context=_trust(source)) as answer:
-            stats: dict[str, Any] = json.load(answer)
-            stats["first"], stats["last"], stats["consumers"]
-            return stats
-    except (OSError, HTTPException) as error:
-        raise ServerUnreachable(
-            f"{page} cannot be read: {getattr(error, 'reason', error)}; {WHAT_TO_DO}"
-        ) from None
-    except (ValueError, LookupError, TypeError):
-        raise ServerUnreachable(f"{page} does not answer as a boundary does; mend its URL") from None
-
-
-def _trust(source: Address) -> ssl.SSLContext | None:
-    if source.scheme != "boundary+https":
-        return None
-    context = ssl.create_default_context(cafile=source.settings.get("ca"))
-    if "cert" in source.settings:
-        context.load_cert_chain(source.settings["cert"], source.settings["key"])
-    return context
-
 
 @contextmanager
 def asking_database(database: str) -> Iterator[Connection | None]:
-    """None for a file that is not there: SQLite would make it."""
+    """None for a file that does not exist: SQLite would create it."""
     from sqlalchemy import create_engine
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -87,9 +29,9 @@ def asking_database(database: str) -> Iterator[Connection | None]:
         if not url.database or not Path(url.database).is_file():
             yield None
             return
-        arguments: dict[str, Any] = {"timeout": SECONDS}
+        arguments: dict[str, Any] = {"timeout": ANSWER_SECONDS}
     else:
-        arguments = {"connect_timeout": int(SECONDS), "application_name": "onceward"}
+        arguments = {"connect_timeout": int(ANSWER_SECONDS), "application_name": "onceward"}
     try:
         engine = create_engine(url, connect_args=arguments)
     except ModuleNotFoundError:
@@ -99,7 +41,7 @@ def asking_database(database: str) -> Iterator[Connection | None]:
             yield connection
     except SQLAlchemyError as error:
         raise ServerUnreachable(
-            f"the database {shown_url(database)} cannot be asked: {driver_message(error)}; {WHAT_TO_DO}"
+            f"the database {shown_url(database)} cannot be asked: {driver_message(error)}; {CHECK_SERVER}"
         ) from None
     finally:
         engine.dispose()

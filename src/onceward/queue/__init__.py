@@ -5,10 +5,12 @@ code. docs/concepts/queue.md says how to use them.
 """
 
 from onceward.queue.config import QueueConfig
-from onceward.queue.consumer import AsyncQueueConsumer, QueueConsumer
+from onceward.queue.consumer import QueueConsumer
+from onceward.queue.consumer_asyncio import AsyncQueueConsumer
 from onceward.queue.errors import QueueError, QueuePayloadError, UndecodableEntryError
 from onceward.queue.messages import BacklogStats, QueueMessage
-from onceward.queue.queue import AsyncRedisStreamsQueue, RedisStreamsQueue
+from onceward.queue.queue import RedisStreamsQueue
+from onceward.queue.queue_asyncio import AsyncRedisStreamsQueue
 
 __all__ = [
     "AsyncQueueConsumer",

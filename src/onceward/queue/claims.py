@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from onceward._redis.stop import AsyncStop, Stop
+from onceward._redis.stop import AsyncStop, BlockingStop
 from onceward.queue.errors import QueueError, UndecodableEntryError
 from onceward.queue.messages import QueueMessage
 from onceward.queue.protocol import START, RedisGroup
@@ -20,7 +20,7 @@ PAGE = 100
 
 
 class Claims:
-    def __init__(self, group: RedisGroup, stop: Stop | AsyncStop) -> None:
+    def __init__(self, group: RedisGroup, stop: BlockingStop | AsyncStop) -> None:
         self._group = group
         self._commands = group.commands
         self._stop = stop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from onceward._redis.stop import AsyncStop, Stop
+from onceward._redis.stop import AsyncStop, BlockingStop
 from onceward.queue.claims import Claims
 from onceward.queue.messages import QueueMessage
 from onceward.queue.protocol import START, QueueCore
@@ -14,7 +14,7 @@ Attempt = Callable[[QueueMessage], Awaitable[BaseException | None]]
 
 
 class ConsumerLoop:
-    def __init__(self, queue: QueueCore, claims: Claims, stop: Stop | AsyncStop) -> None:
+    def __init__(self, queue: QueueCore, claims: Claims, stop: BlockingStop | AsyncStop) -> None:
         self._queue = queue
         self._claims = claims
         self._stop = stop

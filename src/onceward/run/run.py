@@ -29,11 +29,11 @@ def check(app: Onceward) -> None:
             f"{app.name} has no consumers, so that there is nothing to run; decorate a function with "
             "@app.consumer('sqlite:///orders.db')"
         )
-    in_memory = [consumer.name for consumer in app.consumers.values() if consumer.source.scheme == "memory"]
-    if in_memory:
+    local = [consumer for consumer in app.consumers.values() if consumer.source.in_process]
+    if local:
         raise ConfigurationError(
-            f"{', '.join(in_memory)} of {app.name} consumes from memory://, which is within one process and for "
-            "tests: nobody could send anything to a worker; take sqlite:///orders.db"
+            f"{', '.join(each.name for each in local)} of {app.name} consumes from {local[0].source.scheme}://, which "
+            "is within one process and for tests: no other process could send to a worker; use sqlite:///orders.db"
         )
     if app.settings.health is not None:
         parse_address(app.settings.health)

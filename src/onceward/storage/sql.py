@@ -33,7 +33,9 @@ class Sql:
         return connection.execute(_statement(sql, self._now), values)
 
     def run(self, transaction: DbTransaction, sql: str, **values: Any) -> Any:
-        return self.on(transaction.connection, sql, **values)
+        if self._needs_time:
+            values["now"] = self._clock()
+        return transaction.connection.execute(_statement(sql, self._now), values)
 
     def many(self, transaction: DbTransaction, sql: str, values: list[dict[str, Any]]) -> None:
         """Run it once for each."""

@@ -110,9 +110,8 @@ class Deadlines:
 class Clock:
     """The real clock. `onceward.testing.FakeClock` replaces it in tests."""
 
-    def now(self) -> float:
-        """Seconds on a clock that never goes back."""
-        return time.monotonic()
+    now = staticmethod(time.monotonic)
+    """Seconds on a clock that never goes back."""
 
     def sleeping(self, seconds: float) -> float:
         """Told before the engine sleeps out a backoff; answers how long it shall really sleep."""

@@ -57,7 +57,7 @@ _hooked = False
 
 
 class IoGuard(Middleware):
-    """Watches the main step of one task."""
+    """Reports I/O that a task does itself instead of through a connector or service."""
 
     name = "I/O guard"
 

@@ -87,7 +87,7 @@ class LifeSpans:
 
 
 class EngineSpans(Middleware):
-    """One call, watched."""
+    """Makes spans and metrics of each attempt, when an OpenTelemetry SDK is set up."""
 
     name = "telemetry"
 

@@ -92,7 +92,7 @@ def preload(place: URL, asynchronous: bool) -> None:
     engine_at(place)
     if asynchronous:
         async_engine_at(place)
-        import onceward.inbox.sessions_asyncio  # noqa: F401
+        import onceward.inbox.sessions.session_asyncio  # noqa: F401
 
 
 def _unsafe(connection: Any, _: Any) -> None:

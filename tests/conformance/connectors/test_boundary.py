@@ -16,7 +16,8 @@ import pytest
 
 from onceward.boundary import AsyncBoundaryClient, BoundaryClient, envelope_for, fact_of
 from onceward.boundary.model import StoredFact
-from onceward.connectors.boundary.connector import AsyncBoundaryConnector, BoundaryConnector, Facts
+from onceward.connectors.boundary import AsyncBoundaryConnector, BoundaryConnector
+from onceward.connectors.boundary.base import Facts
 from onceward.connectors.codec import encode_all
 from onceward.testing.connectors import ConnectorConformance
 from onceward.transaction import Transaction

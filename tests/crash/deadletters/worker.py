@@ -12,9 +12,9 @@ from sqlalchemy import create_engine
 from onceward import ConsumerTask, Transaction
 from onceward.connectors import SqliteConnector
 from onceward.deadletters import DeadLetters, Filter, Rca, burial
-from onceward.deadletters import source as wrapper
 from onceward.deadletters.operations import DeadLetterOperations
 from onceward.deadletters.source import WithDeadLetters
+from onceward.deadletters.source import base as wrapper
 from onceward.inbox import Contract, Inbox
 from onceward.storage.sql import Sql
 from onceward.task.exceptions import ExceptionCategory, TransactionException

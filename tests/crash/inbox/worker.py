@@ -27,7 +27,7 @@ from onceward.inbox import NOT_DONE, AsyncInbox, Contract, Done, Inbox
 from onceward.inbox.attempts import AttemptLedger
 from onceward.inbox.effects import Heartbeat, Ledger
 from onceward.inbox.sessions import EffectfulSession, InboxSession
-from onceward.inbox.sessions_asyncio import AsyncEffectfulSession, AsyncInboxSession
+from onceward.inbox.sessions.session_asyncio import AsyncEffectfulSession, AsyncInboxSession
 from onceward.inbox.stores.postgresql import PostgreSqlStore
 from onceward.inbox.stores.sqlite import SqliteStore
 from onceward.task.mixins.policies import (

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from onceward.boundary.boundary import Boundary
-from onceward.boundary.client.client import envelope_for, fact_of
 from onceward.boundary.copy import Copied, CopyError, copy
+from onceward.boundary.model import envelope_for, fact_of
 from onceward.boundary.store import BoundaryStore
 from onceward.boundary.stores import open_store
 from onceward.boundary.wire import stored

@@ -12,9 +12,8 @@ import pytest
 
 from onceward.boundary.boundary import Boundary, BoundarySettings
 from onceward.boundary.capacity import Fill
-from onceward.boundary.client.client import envelope_for, fact_of
 from onceward.boundary.errors import Backpressure, BoundaryError
-from onceward.boundary.model import Appended, Gap
+from onceward.boundary.model import Appended, Gap, envelope_for, fact_of
 from onceward.boundary.retention import Retention
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.errors import ConfigurationError

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from onceward.boundary.boundary import Boundary, BoundarySettings
-from onceward.boundary.client.client import envelope_for, fact_of
 from onceward.boundary.errors import (
     ArtifactMissing,
     ConflictingDuplicate,
@@ -20,7 +19,16 @@ from onceward.boundary.errors import (
     NotFound,
     OffsetOutOfRange,
 )
-from onceward.boundary.model import LARGEST_FACT, LARGEST_PAGE, Appended, Envelope, Fact, Gap
+from onceward.boundary.model import (
+    LARGEST_FACT,
+    LARGEST_PAGE,
+    Appended,
+    Envelope,
+    Fact,
+    Gap,
+    envelope_for,
+    fact_of,
+)
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.boundary.v1.boundary_connect import BoundaryService
 from onceward.boundary.wire import Record

@@ -17,7 +17,8 @@ from onceward.boundary import AsyncBoundaryClient, BoundaryClient, Page
 from onceward.boundary.errors import ConflictingDuplicate, Unavailable
 from onceward.boundary.model import Gap
 from onceward.connectors import ConnectorClosedError, PayloadError
-from onceward.connectors.boundary.connector import MOST_IN_HAND, AsyncBoundaryConnector, BoundaryConnector
+from onceward.connectors.boundary import AsyncBoundaryConnector, BoundaryConnector
+from onceward.connectors.boundary.base import MOST_IN_HAND
 from onceward.errors import ConfigurationError
 from onceward.task.exceptions import ConsumerLoopTimeoutException, FetchException
 from onceward.task.mixins.policies import EmptyQueuePolicy

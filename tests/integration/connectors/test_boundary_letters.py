@@ -125,7 +125,7 @@ def test_while_the_store_is_away_the_cursor_stays(
         raise ConnectionError("the store is away")
 
     with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
-        patched.setattr(letters.made._core, "bury", away)
+        patched.setattr(letters.made.operations, "bury", away)
         letters.consume(source, refuse_second)
     assert "the store is away" in caplog.text
     assert (site.cursor(), letters.count()) == (1, 0)

@@ -125,7 +125,7 @@ def test_a_store_that_is_away_costs_nothing_but_time(
 ) -> None:
     source = letters.around(letters.queue(on_failure="dead_letter"))
     letters.dispatch(source, order("o1"), order("o2"))
-    core = letters.made._core
+    core = letters.made.operations
 
     async def away(*_: Any) -> None:
         raise ConnectionError("the store is away")
@@ -310,7 +310,7 @@ def test_an_outcome_that_could_not_be_told_is_told_again(
     letters.bury(burial_of(order("o1"), consumer="billing", error="first"))
     letters.dispatch(source, order("o2"))
     letters.send_again()
-    core = letters.made._core
+    core = letters.made.operations
     real, failures = core.settle, iter([ConnectionError("away")])
 
     async def settle(*args: Any) -> Any:

@@ -18,7 +18,7 @@ import redis
 import redis.asyncio
 
 from onceward import Transaction
-from onceward._redis.stop import AsyncStop, Stop
+from onceward._redis.stop import AsyncStop, BlockingStop
 from onceward._redis.wire import BlockingRedisWire
 from onceward._redis.wire_asyncio import AsyncRedisWire
 from onceward._sync import run_blocking
@@ -39,7 +39,7 @@ class Wired:
         self.stop: Any
         self._wire: Any
         if self._loop is None:
-            self.stop = Stop()
+            self.stop = BlockingStop()
             self._wire = BlockingRedisWire(redis.Redis.from_url(url, **settings), self.stop)
         else:
             self.stop = AsyncStop()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onceward.deadletters import operations
-from onceward.deadletters import source as wrapper
+from onceward.deadletters.source import base as wrapper
 from onceward.storage.sql import Sql
 from tests.support.deadletters.world import Letters
 

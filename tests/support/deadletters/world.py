@@ -108,7 +108,7 @@ class Letters:
         return self.database.run(result) if inspect.isawaitable(result) else result
 
     def core(self, name: str, *args: Any) -> Any:
-        coroutine = getattr(self.made._core, name)(*args)
+        coroutine = getattr(self.made.operations, name)(*args)
         if self.database.asynchronous:
             return self.database.run(coroutine)
         from onceward._sync import run_blocking

@@ -99,12 +99,12 @@ def test_two_functions_with_one_consumer_id_are_refused_and_two_sources_of_one_f
 
 
 def test_what_is_no_source_or_sink_is_refused_with_the_name_of_the_function(app: Onceward) -> None:
-    with pytest.raises(ConfigurationError, match=r"^charge: 'sqllite:///orders\.db' is no source"):
+    with pytest.raises(ConfigurationError, match=r"^charge: 'sqllite:///orders\.db' is not a source"):
 
         @app.consumer("sqllite:///orders.db")
         def charge(order: Order) -> None: ...
 
-    with pytest.raises(ConfigurationError, match=r"^place: 'sqllite:///orders\.db' is no sink"):
+    with pytest.raises(ConfigurationError, match=r"^place: 'sqllite:///orders\.db' is not a sink"):
 
         @app.producer("sqllite:///orders.db")
         def place() -> None: ...

@@ -9,7 +9,10 @@ import pytest
 
 from onceward import Transaction
 from onceward.connectors.base import ConnectorClosedError
-from onceward.connectors.urls import Address, boundary_of, file_of, shown_url, stream_of
+from onceward.connectors.boundary.scheme import server_of
+from onceward.connectors.redis_streams.scheme import stream_of
+from onceward.connectors.sqlite.scheme import file_of
+from onceward.connectors.urls import Address, shown_url
 from onceward.errors import ConfigurationError
 from onceward.transaction import Settlement, Verdict
 from tests.support.world import World
@@ -26,7 +29,7 @@ SECRET = "hunter2"
     ],
 )
 def test_a_queue_in_a_file(url: str, path: str) -> None:
-    assert (Address(url).kind, file_of(Address(url))) == ("sqlite", path)
+    assert (Address(url).scheme, file_of(Address(url))) == ("sqlite", path)
 
 
 @pytest.mark.parametrize(
@@ -43,9 +46,12 @@ def test_a_stream(url: str, server: str, stream: str) -> None:
 
 
 def test_a_boundary() -> None:
-    assert boundary_of(Address("boundary+http://h:7700?consumer=c")) == "http://h:7700"
-    assert boundary_of(Address("boundary+https://h/?consumer=c&ca=a&cert=b&key=c")) == "https://h"
-    assert Address("boundary+http://h:7700?from_zone=a&to_zone=b", sink=True).kind == "boundary"
+    assert server_of(Address("boundary+http://h:7700?consumer=c")) == "http://h:7700"
+    assert server_of(Address("boundary+https://h/?consumer=c&ca=a&cert=b&key=c")) == "https://h"
+    assert Address("boundary+http://h:7700?from_zone=a&to_zone=b", sink=True).settings == {
+        "from_zone": "a",
+        "to_zone": "b",
+    }
 
 
 def test_settings_are_numbers_where_the_connector_wants_numbers() -> None:
@@ -81,9 +87,9 @@ WRONG = [
     (f"redis://:{SECRET}@localhost/a/b", "names no stream"),
     ("redis://localhost/or%2Fders", "names no stream"),
     ("redis:///orders", "names no host"),
-    (f"redis://:{SECRET}@localhost:port/orders", "it is no URL"),
+    (f"redis://:{SECRET}@localhost:port/orders", "not a valid URL"),
     (f"redis://:{SECRET}#x@localhost/orders", "%23"),
-    (f"redis://:x/{SECRET}@localhost/orders", "it is no URL"),
+    (f"redis://:x/{SECRET}@localhost/orders", "not a valid URL"),
     (f"redis://localhost/orders?password={SECRET}", "no setting 'password'"),
     ("redis://localhost/orders?group=", "group is empty"),
     ("redis://localhost/orders?maxlen=0", "maxlen must be 1 or more"),

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from onceward.inspection.balance import Balance, LetterCounts, RecordCounts, SourceCounts, strike
+from onceward.connectors.reports import SourceCounts
+from onceward.inspection.balance import Balance, LetterCounts, RecordCounts, strike
 
 
 def source(**changes: Any) -> SourceCounts:

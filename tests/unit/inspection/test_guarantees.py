@@ -7,24 +7,37 @@ from typing import Any
 
 import pytest
 
+from onceward.connectors.boundary.scheme import FACTS
+from onceward.connectors.redis_streams.durability import describe_server
+from onceward.connectors.reports import Durability, Hazard, SourceFacts, Survives
+from onceward.connectors.urls import Address
 from onceward.inspection.guarantees import RULES, Facts, Strength, judge
 
+
+def source(url: str) -> dict[str, Any]:
+    """As the connector of this URL describes it."""
+    return {"source": Address(url).facts()}
+
+
+def redis(**server: Any) -> dict[str, Any]:
+    good = {
+        "version": "7.2.4",
+        "aof": True,
+        "fsync": "always",
+        "eviction": "noeviction",
+        "replicas": 0,
+    }
+    return {"source": describe_server(**{**good, **server})}
+
+
+BOUNDARY: dict[str, Any] = {"source": FACTS}
 GOOD: dict[str, Any] = {
-    "source": "sqlite",
+    **source("sqlite:///orders.db"),
     "mode": "transactional",
     "database": "postgresql",
     "database_synchronous": "ON",
     "database_fsync": True,
     "proven": True,
-}
-REDIS: dict[str, Any] = {
-    **GOOD,
-    "source": "redis",
-    "redis_version": "7.2.4",
-    "aof": True,
-    "fsync": "always",
-    "eviction": "noeviction",
-    "replicas": 0,
 }
 SQLITE: dict[str, Any] = {
     **GOOD,
@@ -36,8 +49,8 @@ SQLITE: dict[str, Any] = {
 VERDICTS: list[tuple[dict[str, Any], dict[str, Any], str, str, str]] = [
     (GOOD, {}, "effects once", "one PostgreSQL transaction", ""),
     (SQLITE, {}, "effects once", "one SQLite transaction", ""),
-    (REDIS, {}, "effects once", "one PostgreSQL transaction", ""),
-    ({**GOOD, "source": "boundary"}, {}, "effects once", "one PostgreSQL transaction", ""),
+    (GOOD, redis(), "effects once", "one PostgreSQL transaction", ""),
+    (GOOD, BOUNDARY, "effects once", "one PostgreSQL transaction", ""),
     (
         GOOD,
         {"mode": None},
@@ -53,27 +66,33 @@ VERDICTS: list[tuple[dict[str, Any], dict[str, Any], str, str, str]] = [
         "hand `session.effect`'s key on",
     ),
     (
-        {"source": "boundary"},
+        BOUNDARY,
         {"mode": "transactional"},
         "at least once",
-        "a fact that keeps failing holds up all after it",
+        "a message that keeps failing holds up all after it",
         "database",
     ),
-    (GOOD, {"source": "memory"}, "may lose", "memory:// is gone with the process", "sqlite:///"),
+    (GOOD, source("memory://orders"), "may lose", "memory:// is gone with the process", "sqlite:///"),
     (
         GOOD,
-        {"synchronous": "NORMAL"},
+        source("sqlite:///orders.db?synchronous=normal"),
         "may lose",
         "a power cut may undo the last calls",
         "FULL is the default",
     ),
-    (GOOD, {"synchronous": "OFF"}, "may lose", "synchronous=OFF", "FULL is the default"),
-    (REDIS, {"aof": False}, "may lose", "Redis 7.2.4 keeps no append-only file", "appendonly yes"),
-    (REDIS, {"fsync": "everysec"}, "may lose", "appendfsync everysec", "appendfsync always"),
-    (REDIS, {"eviction": "allkeys-lru"}, "may lose", "maxmemory-policy allkeys-lru", "noeviction"),
-    (REDIS, {"replicas": 2}, "may lose", "a failover may lose", "appendfsync always"),
-    (REDIS, {"maxlen": 1000}, "may lose", "trimmed to about 1000 entries", "leave maxlen out"),
-    (REDIS, {"redis_version": "6.0.9"}, "at least once", "Redis 6.0.9 is too old", "upgrade"),
+    (
+        GOOD,
+        source("sqlite:///orders.db?synchronous=off"),
+        "may lose",
+        "synchronous=OFF",
+        "FULL is the default",
+    ),
+    (GOOD, redis(aof=False), "may lose", "Redis 7.2.4 keeps no append-only file", "appendonly yes"),
+    (GOOD, redis(fsync="everysec"), "may lose", "appendfsync everysec", "appendfsync always"),
+    (GOOD, redis(eviction="allkeys-lru"), "may lose", "maxmemory-policy allkeys-lru", "noeviction"),
+    (GOOD, redis(replicas=2), "may lose", "a failover may lose", "appendfsync always"),
+    (GOOD, redis(maxlen=1000), "may lose", "trimmed to about 1000 entries", "leave maxlen out"),
+    (GOOD, redis(version="6.0.9"), "at least once", "Redis 6.0.9 is too old", "upgrade"),
     (GOOD, {"database_synchronous": "OFF"}, "may lose", "synchronous_commit=off", "synchronous_commit = on"),
     (GOOD, {"database_fsync": False}, "may lose", "fsync=off", "fsync = on"),
     (
@@ -98,7 +117,7 @@ def test_the_weakest_link_is_the_verdict_with_its_reason_and_what_would_mend_it(
 
 
 def test_links_go_from_weak_to_strong() -> None:
-    links = judge(Facts(source="memory", mode=None)).links
+    links = judge(Facts(**source("memory://orders"), mode=None)).links
     assert [link.strength for link in links] == sorted(link.strength for link in links)
     assert len(links) > 1
 
@@ -112,15 +131,60 @@ def test_unproven_code_is_said_and_production_refuses_it() -> None:
 
 
 def test_an_eviction_that_spares_keys_without_an_end_spares_streams() -> None:
-    assert judge(Facts(**{**REDIS, "eviction": "volatile-lru"})).guarantee is Strength.EFFECTS_ONCE
+    assert judge(Facts(**{**GOOD, **redis(eviction="volatile-lru")})).guarantee is Strength.EFFECTS_ONCE
 
 
 def test_what_was_not_to_be_had_is_not_judged_but_said() -> None:
     verdict = judge(
-        Facts(source="redis", mode="transactional", database="postgresql", unreachable=("Redis is away",))
+        Facts(
+            source=describe_server(unreachable=("Redis is away",)),
+            mode="transactional",
+            database="postgresql",
+            unreachable=("PostgreSQL is away",),
+        )
     )
     assert verdict.guarantee is Strength.EFFECTS_ONCE
-    assert verdict.not_checked == ("Redis is away",)
+    assert verdict.not_checked == ("Redis is away", "PostgreSQL is away")
+
+
+def test_a_redis_that_does_not_say_when_it_writes_holds_with_an_advice() -> None:
+    verdict = judge(Facts(**{**GOOD, **redis(fsync=None)}))
+    assert verdict.guarantee is Strength.EFFECTS_ONCE
+    assert any("does not say how often" in link.why and link.advice for link in verdict.links)
+
+
+@pytest.mark.req("CN-03")
+def test_what_a_connector_does_not_say_is_not_judged_but_said() -> None:
+    verdict = judge(Facts(**{**GOOD, "source": SourceFacts()}))
+    assert verdict.guarantee is Strength.EFFECTS_ONCE
+    durable, redelivers = verdict.not_checked
+    assert "how durable the source is: its connector does not say" in durable
+    assert "whether the source redelivers" in redelivers
+    assert not any("delivery is at least once" in link.why for link in verdict.links)
+
+
+@pytest.mark.parametrize(
+    ("facts", "guarantee", "why"),
+    [
+        (
+            SourceFacts(durability=Durability(Survives.PROCESS_CRASH, "on one disk")),
+            "may lose",
+            "disk",
+        ),
+        (SourceFacts(hazards=(Hazard("it forgets after a day", "raise its limit"),)), "may lose", "forgets"),
+        (SourceFacts(hazards=(Hazard("it is old", "upgrade it", loses=False),)), "at least once", "is old"),
+        (SourceFacts(redelivers=False), "may lose", "does not redeliver"),
+    ],
+)
+def test_facts_are_judged_whatever_source_they_are_of(facts: SourceFacts, guarantee: str, why: str) -> None:
+    verdict = judge(Facts(**{**GOOD, "source": facts}))
+    assert str(verdict.guarantee) == guarantee
+    assert why in verdict.weakest.why
+
+
+def test_a_loss_is_reported_once_where_nothing_survives() -> None:
+    links = judge(Facts(**{**GOOD, **source("memory://orders")})).links
+    assert [link.why for link in links if link.strength is Strength.MAY_LOSE] == [links[0].why]
 
 
 def test_every_rule_applies_to_some_facts_above_and_nothing_promises_exactly_once() -> None:
@@ -128,7 +192,6 @@ def test_every_rule_applies_to_some_facts_above_and_nothing_promises_exactly_onc
     cases += [
         Facts(**{**GOOD, "proven": False}),
         Facts(**{**GOOD, "proven": False, "production": True}),
-        Facts(**{**REDIS, "fsync": None}),
     ]
     unused = [rule.why for rule in RULES if not any(rule.applies(case) for case in cases)]
     assert unused == []

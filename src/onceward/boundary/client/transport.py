@@ -69,6 +69,9 @@ class BlockingBoundaryPort:
         for piece in data:
             yield piece
 
+    def stream(self, pieces: AsyncGenerator[T]) -> Iterator[T]:
+        return blocking(pieces)
+
     async def do(self, function: Callable[..., T], *args: Any) -> T:
         return function(*args)
 
@@ -131,6 +134,9 @@ class AsyncBoundaryPort:
         else:
             for piece in data:
                 yield piece
+
+    def stream(self, pieces: AsyncGenerator[T]) -> AsyncGenerator[T]:
+        return pieces
 
     async def do(self, function: Callable[..., T], *args: Any) -> T:
         return await asyncio.to_thread(function, *args)

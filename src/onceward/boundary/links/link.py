@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager, aclosing
 
 from onceward.backoff import Backoff
 from onceward.boundary.boundary import Boundary
-from onceward.boundary.client.client import AsyncBoundaryClient
+from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
 from onceward.boundary.errors import BoundaryError, InvalidArgument, Unavailable
 from onceward.boundary.links.receiver import Receiver, append_until_refused, artifact_of, receiver_of
 from onceward.boundary.links.report import LinkReport, LinkStopped

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from onceward.boundary.boundary import Boundary
-from onceward.boundary.client.client import AsyncBoundaryClient
+from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
 from onceward.boundary.client.transport import checked_url
 from onceward.boundary.links.link import LONGEST_WAIT, ZoneLink
 from onceward.boundary.links.report import LinkStopped

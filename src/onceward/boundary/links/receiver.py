@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from onceward.boundary.artifacts import BadReferenceError, Check, reference_of
 from onceward.boundary.boundary import Boundary
-from onceward.boundary.client.client import AsyncBoundaryClient
+from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
 from onceward.boundary.errors import BoundaryError, ConflictingDuplicate, InvalidArgument, ObjectConflict
 from onceward.boundary.model import Appended, Fact, ObjectRef, StoredFact, check_object_name
 

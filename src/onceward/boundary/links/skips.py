@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from onceward.boundary.canonical import content_digest
-from onceward.boundary.client.client import AsyncBoundaryClient
+from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
 from onceward.boundary.errors import BoundaryError, ObjectConflict
 from onceward.boundary.model import StoredFact
 from onceward.errors import OncewardError

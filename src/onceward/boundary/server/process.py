@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 from onceward.boundary.boundary import Boundary
-from onceward.boundary.client.client import AsyncBoundaryClient
+from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
 from onceward.boundary.links.manager import Links, LinkSettings
 from onceward.boundary.model import check_consumer
 from onceward.boundary.retention import Retention

@@ -28,13 +28,13 @@ def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, a
     from onceward.deadletters.root_causes import RedriveRefusedError
 
     check(wanted, 0, RATE)
-    engine: Any = letters._core._ports.engine  # type: ignore[attr-defined]
+    engine: Any = letters.operations.ports.engine  # type: ignore[attr-defined]
     task = _made(task_path, engine)
     _check_consumer(task, task_path, wanted)
     found = letters.find(msgspec.structs.replace(wanted, status="open"), limit=limit)
     found.sort(key=lambda letter: (-1 if letter.sequence is None else letter.sequence, letter.id))
     if not found:
-        raise RedriveRefusedError(run_blocking(letters._core.nothing_fits(wanted)))
+        raise RedriveRefusedError(run_blocking(letters.operations.nothing_fits(wanted)))
     readable: dict[int, Transaction] = {}
     predicted: dict[int, Prediction] = {}
     for letter in found:
@@ -65,7 +65,7 @@ def _transaction(letters: DeadLetters, letter: Any) -> Transaction:
     return transaction_of(
         letters.body(letter.id),
         message_id=letter.message_id,
-        event_at=run_blocking(letters._core.event_at(letter.id)),
+        event_at=run_blocking(letters.operations.event_at(letter.id)),
         first_failed_at=letter.first_failed_at.timestamp(),
     )
 

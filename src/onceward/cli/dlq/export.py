@@ -50,7 +50,7 @@ def export(
         if not total:
             fail("no letter fits; nothing was written", as_json)
         details = {"filter": chosen.as_dict(), "letters": total, "file": str(file)}
-        run_blocking(letters._core.note(who(operator), "export", details))
+        run_blocking(letters.operations.note(who(operator), "export", details))
         part = file.with_name(f"{file.name}.part")
         try:
             with part.open("w", encoding="utf-8") as lines, _progress(total, as_json) as progress:
@@ -73,7 +73,7 @@ def _lines(letters: DeadLetters, wanted: Filter) -> Iterator[str]:
     from onceward._sync import run_blocking
 
     after = 0
-    while page := run_blocking(letters._core.find(wanted, PAGE, after)):
+    while page := run_blocking(letters.operations.find(wanted, PAGE, after)):
         for letter in page:
             body = base64.b64encode(letters.body(letter.id)).decode()
             yield json.dumps({**described(letter), "body": body}, ensure_ascii=False)

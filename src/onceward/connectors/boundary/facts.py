@@ -21,9 +21,8 @@ from typing import Any
 import msgspec
 
 from onceward.boundary.canonical import canonical
-from onceward.boundary.client.client import fact_of
 from onceward.boundary.errors import InvalidArgument
-from onceward.boundary.model import Envelope, Fact, StoredFact, check_append
+from onceward.boundary.model import Envelope, Fact, StoredFact, check_append, fact_of
 from onceward.connectors.codec import (
     PayloadError,
     encode_with,

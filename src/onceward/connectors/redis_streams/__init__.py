@@ -1,5 +1,18 @@
 """Redis Streams as a wire: one stream, one consumer group, leases by idle time. Needs `onceward[redis]`."""
 
-from onceward.connectors.redis_streams.connector import AsyncRedisStreamsConnector, RedisStreamsConnector
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onceward.connectors.redis_streams.connector import RedisStreamsConnector
+    from onceward.connectors.redis_streams.connector_asyncio import AsyncRedisStreamsConnector
 
 __all__ = ["AsyncRedisStreamsConnector", "RedisStreamsConnector"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the connectors on first use: the scheme beside them needs no driver."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "connector_asyncio" if name.startswith("Async") else "connector"
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
+from onceward._sync import run_blocking
 from onceward.connectors.redis_streams.protocol import Entry
 
 LOAD = 100
@@ -15,10 +16,10 @@ LOAD = 100
 appends them."""
 
 
-class Coalescer:
+class BlockingCoalescer:
     """For threads: the first caller sends for all that come meanwhile, and all get the same answer."""
 
-    def __init__(self, append: Callable[[Sequence[Entry]], Any]) -> None:
+    def __init__(self, append: Callable[[Sequence[Entry]], Coroutine[Any, Any, Any]]) -> None:
         self._append = append
         self._lock = threading.Lock()
         self._next: _Load | None = None
@@ -36,7 +37,7 @@ class Coalescer:
                 with self._lock:
                     self._next = None
                 try:
-                    self._append(load.entries)
+                    run_blocking(self._append(load.entries))
                 except BaseException as error:  # noqa: BLE001  every caller's; none may wait forever
                     load.error = error
                 load.sent.set()

@@ -47,17 +47,14 @@ class Backend(Protocol):
         """Take the lock, and keep it until the transaction has ended."""
 
 
-# What differs between databases, one file each. `base.py` says what a file has to offer.
-
-
-_BACKENDS: dict[str, type[Backend]] = {"sqlite": Sqlite, "postgresql": PostgreSql}
+BACKENDS: dict[str, Backend] = {"sqlite": Sqlite(), "postgresql": PostgreSql()}
+"""By SQLAlchemy's name of the dialect, one file each."""
 
 
 def backend_of(dialect: Dialect) -> Backend:
-    backend = _BACKENDS.get(dialect.name)
+    backend = BACKENDS.get(dialect.name)
     if backend is None:
         raise ConfigurationError(
-            f"a session works on {' and '.join(_BACKENDS)}, not on {dialect.name!r}; "
-            "give it an engine of one of these"
+            f"a session works on {' and '.join(BACKENDS)}, not on {dialect.name!r}; give it an engine of one of these"
         )
-    return backend()
+    return backend

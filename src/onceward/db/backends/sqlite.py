@@ -35,22 +35,31 @@ UNAVAILABLE: Final = frozenset(
 
 class Sqlite:
     def begin(self, connection: Connection) -> None:
-        driver = connection.connection.driver_connection
-        if _in_transaction(driver) and not _is_always_in_transaction(driver):
+        driver: Any = connection.connection.driver_connection
+        if driver.in_transaction and not _is_always_in_transaction(driver):
             raise SessionError(
                 "this thread or engine has one connection for all, and it is in a transaction already; "
                 "end that one first, or use a database file"
             )
-        _keep_when_interrupted(connection)
+        if connection.dialect not in _listening:
+            _keep_when_interrupted(connection.dialect)
         connection.begin()
-        if _in_transaction(driver):  # begun by autocommit=False or by a listener, as DEFERRED most likely
+        if driver.in_transaction:  # begun by autocommit=False or by a listener, as DEFERRED most likely
             connection.exec_driver_sql("ROLLBACK")
-        _begin_immediate(connection)
-        connection.info[_MARK] = _changes(connection)
+        try:
+            # Past SQLAlchemy, which would spend more time on these two words than SQLite does.
+            cursor = connection.connection.cursor()
+            cursor.execute("BEGIN IMMEDIATE")
+            cursor.close()
+        except sqlite3.DatabaseError as error:  # locked, or no database at all
+            kind = OperationalError if isinstance(error, sqlite3.OperationalError) else DatabaseError
+            raise kind("BEGIN IMMEDIATE", None, error) from error
+        connection.info[_MARK] = driver.total_changes
 
     def has_ended(self, connection: Connection) -> bool:
         # As after a full disk, an I/O error or RAISE(ROLLBACK).
-        return not _in_transaction(connection.connection.driver_connection)
+        driver: Any = connection.connection.driver_connection
+        return not driver.in_transaction
 
     def will_not_commit(self, connection: Connection) -> bool:
         return False  # an error undoes its own statement, and the transaction goes on
@@ -65,8 +74,8 @@ class Sqlite:
         return _code(error) & 0xFF in UNAVAILABLE
 
     def has_written(self, connection: Connection) -> bool:
-        changes = _changes(connection)
-        return bool(changes != connection.info.get(_MARK, changes))
+        driver: Any = connection.connection.driver_connection
+        return bool(driver.total_changes != connection.info.get(_MARK, driver.total_changes))
 
     def is_lock_timeout(self, error: DBAPIError) -> bool:
         return _code(error) & 0xFF in LOCKED  # the low byte is the code, the rest its details
@@ -80,30 +89,18 @@ class Sqlite:
 
 
 _MARK: Final = "onceward_session"
-"""Under this name a connection's `info` has what its `_changes` were when its session began."""
+"""Under this name a connection's `info` has how many rows it had changed when its session began."""
 _listening: WeakSet[Dialect] = WeakSet()
 
 
-def _begin_immediate(connection: Connection) -> None:
-    """Past SQLAlchemy, which would spend more time on these two words than SQLite does."""
-    try:
-        cursor = connection.connection.cursor()
-        cursor.execute("BEGIN IMMEDIATE")
-        cursor.close()
-    except sqlite3.DatabaseError as error:  # locked, or no database at all
-        kind = OperationalError if isinstance(error, sqlite3.OperationalError) else DatabaseError
-        raise kind("BEGIN IMMEDIATE", None, error) from error
-
-
-def _keep_when_interrupted(connection: Connection) -> None:
+def _keep_when_interrupted(dialect: Dialect) -> None:
     """Have an interrupted statement leave the connection open, so that it can be rolled back.
 
     SQLAlchemy closes it otherwise. A closed SQLite connection keeps its lock while a cursor is alive, and the
     traceback of the interrupt keeps the cursor alive. The listener looks at sessions' connections only.
     """
-    if connection.dialect not in _listening:
-        _listening.add(connection.dialect)
-        event.listen(connection.dialect, "handle_error", _is_no_disconnect)
+    _listening.add(dialect)
+    event.listen(dialect, "handle_error", _is_no_disconnect)
 
 
 def _is_no_disconnect(context: ExceptionContext) -> None:
@@ -112,17 +109,8 @@ def _is_no_disconnect(context: ExceptionContext) -> None:
         context.is_disconnect = False
 
 
-def _changes(connection: Connection) -> int:
-    """Rows changed since the connection was opened."""
-    return int(connection.connection.driver_connection.total_changes)  # type: ignore[union-attr]
-
-
 def _code(error: DBAPIError) -> int:
     return int(getattr(error.orig, "sqlite_errorcode", 0))
-
-
-def _in_transaction(driver: Any) -> bool:
-    return bool(driver.in_transaction)
 
 
 def _is_always_in_transaction(driver: Any) -> bool:

@@ -87,11 +87,8 @@ class RowRemoval(Removal):
         return done
 
     async def _if_free(self, operation: Callable[[Connection], T]) -> tuple[T, Times] | None:
-        shared = transaction.reserve(self._engine)
-        try:
+        with transaction.reserved(self._engine):
             return await self._ports.outside(self.store.if_free, operation)
-        finally:
-            transaction.free(shared)
 
     async def _give_back_space(self) -> None:
         pace, before = Pace(), -1

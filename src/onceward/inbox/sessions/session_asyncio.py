@@ -1,5 +1,9 @@
 """The sessions a handler gets in asyncio."""
 
+# make faces writes session.py, with
+#   run_blocking: self._ledger
+#   port: _enter, _leave, _apply
+
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
@@ -8,11 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from onceward._sync import Raised
-from onceward.db import SessionError
+from onceward.db.errors import SessionError
 from onceward.db.session_asyncio import AsyncDbSession
+from onceward.errors import ConfigurationError
 from onceward.inbox.errors import EffectError, LeaseLostError
 from onceward.inbox.event import Event
-from onceward.inbox.sessions import LOST, NOT_DECIDED, NOT_EFFECTFUL, WRITTEN, has_written
+from onceward.inbox.sessions.rules import LOST, NOT_DECIDED, NOT_EFFECTFUL, WRITTEN, has_written
 
 if TYPE_CHECKING:
     from onceward.inbox.effects import Claim, Ledger, Reconcile
@@ -21,16 +26,23 @@ T = TypeVar("T")
 
 
 class AsyncInboxSession(AsyncDbSession):
-    """As `InboxSession`, awaited."""
+    """An `AsyncDbSession` whose commit includes the inbox's row for `event`."""
 
     def __init__(self, engine: AsyncEngine, event: Event) -> None:
         super().__init__(engine)
         self.event = event
+        """The event in flight, as it was delivered."""
 
     async def effect(
         self, name: str, call: Callable[[str], Awaitable[Any]], *, reconcile: Reconcile | None = None
     ) -> Any:
-        """As `InboxSession.effect`; `call` and `reconcile` are awaited."""
+        """Run `await call(key)`, an effect outside the database, at most once to its known end.
+
+        The key is the same over every retry and every new claim of the event; give it to the provider as its
+        idempotency key. What `call` returns is kept, and a retry gets it without calling again. After a crash in
+        between it is unknown whether the effect happened: then `await reconcile(key)` says `Done(result)` or
+        `NOT_DONE`; without it, `call` is made again with the same key. Needs a contract with `mode="effectful"`.
+        """
         raise EffectError(NOT_EFFECTFUL)
 
     async def _enter(self) -> None:
@@ -44,13 +56,14 @@ class AsyncInboxSession(AsyncDbSession):
 
 
 class AsyncEffectfulSession(AsyncInboxSession):
-    """As `EffectfulSession`."""
+    """Opens its transaction only when the handler uses the database, and holds none during an effect."""
 
     def __init__(self, engine: AsyncEngine, event: Event, claim: Claim, ledger: Ledger) -> None:
         super().__init__(engine, event)
         self._claim = claim
         self._ledger: Ledger | None = ledger
         self._inner: AsyncDbSession | None = None
+        self._run = self._run_lazily
 
     @property
     def committed(self) -> bool:
@@ -65,10 +78,10 @@ class AsyncEffectfulSession(AsyncInboxSession):
         try:
             return await self._ledger.effect(name, call, reconcile)
         except Raised as carried:
-            raised = carried.raised
+            raised = carried.unwrap()
         raise raised
 
-    async def _run(self, operation: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    async def _run_lazily(self, operation: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         if self._claim.lost:
             raise LeaseLostError(LOST.format(self.event.tracking_id))
         if self._ledger is None:
@@ -80,6 +93,7 @@ class AsyncEffectfulSession(AsyncInboxSession):
         return await self._inner._run(operation, *args, **kwargs)
 
     async def _let_go(self) -> None:
+        """Nothing was written so far: end the transaction, so nothing is locked during the call."""
         inner = self._inner
         if inner is None:
             return
@@ -95,3 +109,24 @@ class AsyncEffectfulSession(AsyncInboxSession):
         self._ledger = None
         if self._inner is not None:
             await self._inner.__aexit__(None, error, None)
+
+
+class AsyncJoined:
+    """An event inside the caller's session, which the caller begins and ends. All else is that session's own."""
+
+    def __init__(self, session: AsyncDbSession, event: Event) -> None:
+        if not isinstance(session, AsyncDbSession):
+            raise ConfigurationError(f"session must be an AsyncDbSession, not {type(session).__name__}")
+        self._session = session
+        self.event = event
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    async def effect(self, *_: Any, **__: Any) -> Any:
+        raise EffectError(NOT_EFFECTFUL)
+
+    async def _enter(self) -> None: ...
+    async def _leave(self, error: BaseException | None) -> None: ...
+    async def _apply(self, operation: Callable[..., T], *args: Any) -> T:
+        return await self._session._run(operation, *args)

@@ -1,44 +1,28 @@
-"""What a Redis stream can tell. Entries stay in it when they are done, so that it is known which messages they were."""
+"""What a stream can count. Entries stay in it when they are done, so it can also list the messages."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from onceward.connectors.urls import Address, stream_of
-from onceward.inspection.balance import SourceCounts
-from onceward.inspection.probes import asking_redis
+from onceward.connectors.redis_streams.durability import connect
+from onceward.connectors.reports import Messages, Seen, SourceCounts
+
+if TYPE_CHECKING:
+    from onceward.connectors.urls import Address
 
 PAGE = 1000
-"""Entries that are asked for at once."""
+"""Entries per request."""
 
 
-class Seen(NamedTuple):
-    """A message that is in the stream."""
-
-    digest: bytes
-    """Of its bytes: a dead letter has the same."""
-    tracking_id: str
-    day: int
-
-
-class Messages(NamedTuple):
-    done: list[Seen]
-    """Acknowledged, and no dead letter that Redis keeps."""
-    others: list[Seen]
-    """Waiting, in somebody's hands, or dead."""
-
-
-def count_stream(source: Address) -> tuple[SourceCounts, Messages]:
-    """Reads the whole stream."""
+def count_stream(source: Address, server: str, stream: str, group: str) -> SourceCounts:
+    """Reads the whole stream. Raises `ServerUnreachable`."""
     from onceward.connectors.lease_rules import LeaseRules
     from onceward.connectors.redis_streams.protocol import StreamQueue
 
-    server, stream = stream_of(source)
-    group = source.settings.get("group", "onceward")
     queue = StreamQueue(server, stream, group, LeaseRules(), None, lambda: 0.0)
-    with asking_redis(server) as redis:
+    with connect(server) as redis:
         if not redis.exists(stream):
             return SourceCounts(
                 appended=0,
@@ -46,8 +30,9 @@ def count_stream(source: Address) -> tuple[SourceCounts, Messages]:
                 pending=0,
                 dead=0,
                 untold={"appended": f"nothing has been sent yet: there is no stream {stream}"},
-                missing=f"there is no stream {stream!r}; mend the source {str(source)!r}",
-            ), Messages([], [])
+                missing=f"there is no stream {stream!r}; check the source {str(source)!r}",
+                messages=Messages([], []),
+            )
         groups = {each["name"].decode(): each["last-delivered-id"] for each in redis.xinfo_groups(stream)}
         is_new = queue.group not in groups
         held = set() if is_new else set(_held(redis, stream, queue.group))
@@ -75,7 +60,7 @@ def count_stream(source: Address) -> tuple[SourceCounts, Messages]:
         )
     elif added > known:
         untold["gone"] = (
-            "they are in the stream no more; whether they were done before that, Redis does not know"
+            "they are no longer in the stream; whether they were done before that, Redis does not know"
         )
     if held - here:
         untold["pending"] = (
@@ -89,12 +74,13 @@ def count_stream(source: Address) -> tuple[SourceCounts, Messages]:
         gone=max((added or 0) - known, 0),
         untold=untold,
         missing=_no_group(source, queue.group, list(groups)) if is_new and groups else None,
-    ), seen
+        messages=seen,
+    )
 
 
 def _no_group(source: Address, group: str, others: list[str]) -> str:
     return (
-        f"the stream of {source.origin} has no group {group!r}, but {', '.join(others)}; mend ?group= of the source, "
+        f"the stream of {source.origin} has no group {group!r}, but {', '.join(others)}; check ?group= of the source, "
         "or start its consumer once"
     )
 

@@ -9,10 +9,10 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
-from threading import Lock, RLock
-from typing import Any, ParamSpec, TypeVar
+from threading import RLock
+from typing import ParamSpec, TypeVar
 
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.dead_message import BurialReason, DeadMessage, read_dead_message
@@ -278,40 +278,3 @@ class MemoryLeaseStore:
             heapify(waiting)
             self._waiting = waiting
         heappush(self._waiting, (visible_at, key))
-
-
-_stores: dict[str, MemoryLeaseStore] = {}
-_lock = Lock()
-
-
-def open_memory(name: str, settings: dict[str, Any], *, asynchronous: bool) -> Any:
-    """`memory://name`: one queue for each name in this process, so a producer's sink is a consumer's source."""
-    with _lock:
-        store = _stores.setdefault(name, MemoryLeaseStore())
-    wire = LeasingConnector(_Share(store), LeaseRules(**settings), time.time)
-    return _Async(wire) if asynchronous else wire
-
-
-class _Share:
-    """A store that several connectors share: closing one leaves it open for the others."""
-
-    def __init__(self, store: MemoryLeaseStore) -> None:
-        self._store = store
-        self._closed = False
-
-    def transaction(self, wait: float) -> AbstractContextManager[object]:
-        if self._closed:
-            raise ConnectorClosedError("this memory connector is closed; make a new one to go on")
-        return self._store.transaction(wait)
-
-    def close(self) -> None:
-        self._closed = True
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-
-class _Async(AsyncMemoryConnector):
-    def __init__(self, wire: LeasingConnector) -> None:
-        self._wire = wire
-        self.lease = wire.lease

@@ -1,0 +1,62 @@
+"""The consumer of a boundary for asyncio."""
+
+# make faces writes consumer.py, with
+#   run_blocking: self._run
+#   port: _fetch, _confirm, _nap
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
+from onceward.boundary.consumer.loop import EMPTY_WAIT, FactLoop
+from onceward.boundary.model import Page, StoredFact
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from onceward.db import AsyncDbSession
+
+    AsyncHandler = Callable[[StoredFact, AsyncDbSession], Awaitable[Any]]
+
+
+class AsyncBoundaryConsumer(FactLoop):
+    """Consumes a boundary's facts under a durable name, one after another, in asyncio."""
+
+    def __init__(
+        self,
+        client: AsyncBoundaryClient,
+        consumer_name: str,
+        limit: int = 100,
+        *,
+        empty_wait: float = EMPTY_WAIT,
+    ) -> None:
+        super().__init__(consumer_name, limit, empty_wait)
+        self._client = client
+
+    async def run(self, handler: AsyncHandler, engine: AsyncEngine, *, drain: bool = False) -> None:
+        """Until `stop()`, or with `drain` until there is nothing new: fetch, apply and persist, confirm.
+
+        `await handler(fact, session)` runs in one database transaction, committed before the next fact. Whatever it or
+        the commit raises is raised here, the same object with a note that names the fact: rolled back, nothing of the
+        batch confirmed, not tried again. What a call of the boundary raises is raised as well. Call `run` again to go
+        on.
+        """
+        from onceward.db import AsyncDbSession
+        from onceward.db.handlers import async_attempts
+
+        AsyncDbSession(engine)  # refuses an engine of the wrong kind before anything is fetched
+        error = await self._run(async_attempts(handler, engine), drain)
+        if error is not None:
+            raise error
+
+    async def _fetch(self) -> Page:
+        return await self._client.fetch(self.consumer_name, self.limit)
+
+    async def _confirm(self, offset: int) -> None:
+        await self._client.confirm(self.consumer_name, offset)
+
+    async def _nap(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)

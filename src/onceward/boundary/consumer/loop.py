@@ -1,0 +1,113 @@
+"""The loop of a boundary's consumer, in threads and in asyncio."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from onceward.boundary.errors import BoundaryError
+from onceward.boundary.model import Page, StoredFact
+from onceward.errors import ConfigurationError
+
+_log = logging.getLogger("onceward.boundary")
+
+EMPTY_WAIT = 0.1
+"""Seconds to wait when there is nothing new."""
+LONGEST_NAP = 0.1
+"""Seconds: a longer wait is taken in naps, so it ends soon after `stop()`, which need not wake it."""
+
+Attempt = Callable[[StoredFact], Awaitable[BaseException | None]]
+"""One session, the handler, the commit. What was raised is the reply."""
+
+
+class FactLoop:
+    """The loop of both modes: what waits is a port, a method that blocks in one and awaits in the other."""
+
+    def __init__(self, consumer_name: str, limit: int, empty_wait: float) -> None:
+        if not consumer_name:
+            raise ConfigurationError("a boundary consumer needs a durable name: its cursor goes by it")
+        if limit < 1:
+            raise ConfigurationError(f"limit must be 1 or more, not {limit}")
+        if not empty_wait > 0:
+            raise ConfigurationError(f"empty_wait must be more than 0 seconds, not {empty_wait}")
+        self.consumer_name = consumer_name
+        self.limit = limit
+        self._empty_wait = empty_wait
+        self._stop_requested = False
+
+    def stop(self) -> None:
+        """End after the fact in flight, permanently. Safe in a signal handler and from any thread.
+
+        In the middle of a batch nothing of it is confirmed: the facts that were applied come again, as duplicates.
+        """
+        self._stop_requested = True
+
+    async def _fetch(self) -> Page:
+        raise NotImplementedError
+
+    async def _confirm(self, offset: int) -> None:
+        raise NotImplementedError
+
+    async def _nap(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    async def _run(self, attempt: Attempt, drain: bool) -> BaseException | None:
+        while not self._is_stopped():
+            page = await self._fetch()
+            self._report_gap(page)
+            if page.facts:
+                for fact in page.facts:
+                    if self._is_stopped():
+                        return None
+                    error = await attempt(fact)
+                    if error is not None:
+                        return self._report(error, fact)
+                await self._confirm_batch(page)
+            elif drain:
+                return None
+            else:
+                await self._wait()
+        return None
+
+    def _is_stopped(self) -> bool:
+        return self._stop_requested
+
+    async def _confirm_batch(self, page: Page) -> None:
+        offset = page.facts[-1].offset
+        try:
+            await self._confirm(offset)
+        except BoundaryError as error:
+            error.add_note(
+                f"while confirming offset {offset} of consumer {self.consumer_name}; everything up to it is applied, "
+                "and comes again if the boundary has not got this"
+            )
+            raise
+
+    async def _wait(self) -> None:
+        left = self._empty_wait
+        while left > 0 and not self._is_stopped():
+            await self._nap(min(left, LONGEST_NAP))
+            left -= LONGEST_NAP
+
+    def _report_gap(self, page: Page) -> None:
+        if page.gap is not None:
+            _log.error(
+                "consumer %s missed facts %d to %d: they have expired",
+                self.consumer_name,
+                page.gap.first_missing,
+                page.gap.last_missing,
+                extra={"consumer": self.consumer_name, "offset": page.gap.first_missing},
+            )
+
+    def _report(self, error: BaseException, fact: StoredFact) -> BaseException:
+        where = f"message_id {fact.message_id}, offset {fact.offset}, consumer {self.consumer_name}"
+        error.add_note(f"while applying the fact with {where}; nothing of its batch was confirmed")
+        if isinstance(error, Exception):  # an interrupt is not a failure of the fact
+            _log.error(
+                "a fact failed, and its batch is not confirmed: %s: %s: %s",
+                where,
+                type(error).__name__,
+                error,
+                extra={"message_id": fact.message_id, "offset": fact.offset, "consumer": self.consumer_name},
+            )
+        return error

@@ -1,0 +1,256 @@
+"""A boundary under the engine: facts concurrently, and a cursor that passes only what is done without a hole.
+
+A fact that fails comes again after a while, and meanwhile holds the cursor, as the boundary's rules have it. Under
+`WithDeadLetters` one that fails permanently is buried in the store first, and then the cursor passes it. Leases and
+delivery counts are kept in memory: after a crash the boundary delivers again what was not confirmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
+
+from onceward._sync import run_blocking
+from onceward.boundary.client.client import BoundaryClient
+from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
+from onceward.boundary.errors import InvalidArgument
+from onceward.boundary.model import LARGEST_PAGE, Envelope, Fact, Page, StoredFact, check_consumer
+from onceward.connectors.base import ConnectorClosedError
+from onceward.connectors.boundary.facts import as_body, as_fact
+from onceward.connectors.boundary.window import WindowQueue
+from onceward.connectors.codec import current_trace_context
+from onceward.connectors.lease_rules import LeaseRules, OnFailure
+from onceward.errors import ConfigurationError
+from onceward.transaction import Settlement, Transaction
+
+_log = logging.getLogger("onceward.connectors.boundary.connector")
+
+MOST_IN_HAND = LARGEST_PAGE
+"""Facts beyond the cursor: pages begin at the cursor, and no larger ones are served."""
+WORTH_ASKING = 100
+"""Room for so many facts, or no page is asked for: those that are held are sent again with each."""
+PAUSE_PER_REPEAT = 0.0002
+"""Seconds until the next page after one that brought fewer new facts than old ones, for each of these."""
+AT_ONCE = 32
+"""Appends that are under way together, and share what the boundary pays for durability."""
+
+Facts = list[tuple[Envelope, Fact]]
+Work = Callable[[], Coroutine[Any, Any, None]]
+C = TypeVar("C", BoundaryClient, AsyncBoundaryClient)
+
+
+class FactConnector(Generic[C]):
+    """Written for both modes: `_call`, `_sleep` and `_together` block in one and await in the other."""
+
+    _needs: type[C]
+
+    def __init__(
+        self,
+        client: C,
+        consumer_name: str | None = None,
+        *,
+        from_zone: str | None = None,
+        to_zone: str | None = None,
+        lease: float = 60.0,
+        max_deliveries: int = 5,
+        redelivery_delay: float = 1.0,
+        on_failure: OnFailure = "auto",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._check_client(client)
+        rules = LeaseRules(
+            lease=lease,
+            max_deliveries=max_deliveries,
+            redelivery_delay=redelivery_delay,
+            on_failure=on_failure,
+        )
+        _check_settings(consumer_name, from_zone, to_zone)
+        self._client: C = client
+        self._consumer = consumer_name
+        self._zones = (from_zone, to_zone) if from_zone and to_zone else None
+        self._queue = WindowQueue(rules, clock)
+        self._window = self._queue.window
+        self._ask_at = 0.0
+        self._reported_gap = self._reported_obstacle = 0
+        self._closed = False
+        self.rules = rules
+        self.lease = rules.lease
+
+    def _check_client(self, client: C) -> None:
+        if not isinstance(client, self._needs):
+            raise ConfigurationError(
+                f"{type(self).__name__} needs a {self._needs.__name__}, not {type(client).__name__}; BoundaryConnector "
+                "goes with BoundaryClient, AsyncBoundaryConnector with AsyncBoundaryClient"
+            )
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+    async def _sleep(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    async def _together(self, work: Work, times: int) -> None:
+        raise NotImplementedError
+
+    # ── facts in ────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _fetch(self, size: int, extra: dict[str, Any]) -> Sequence[Transaction]:
+        self._check_open()
+        if self._consumer is None:
+            raise ConfigurationError(
+                "to fetch facts, a boundary connector needs a consumer_name: a cursor goes by it"
+            )
+        await self._confirm()  # if that failed before
+        await self._ask(max(size, 1))
+        return self._queue.fetch_transactions(size, **extra)
+
+    async def _ask(self, size: int) -> None:
+        """Ask for a page, unless there is enough at hand. Never in a hot loop, however often a fetch is repeated."""
+        ready = self._queue.ready(size)
+        wait = self._ask_at - time.monotonic()
+        if ready >= size or (ready and wait > 0):
+            return
+        if wait > 0:
+            await self._sleep(wait)
+        held = len(self._window)
+        full = held > MOST_IN_HAND - WORTH_ASKING
+        # What is held is sent again. Twice as much as that, and the old never outnumber the new for long.
+        limit = 1 if full else min(2 * held + size, MOST_IN_HAND)
+        page: Page = await self._call("fetch", self._consumer, limit)
+        fresh = [fact for fact in page.facts if fact.offset > self._window.last and not full]
+        self._queue.add([(fact.offset, self._body_of(fact)) for fact in fresh])
+        if page.facts:  # what is before it somebody else has confirmed, or it has expired
+            self._window.forget_up_to(page.facts[0].offset - 1)
+        if full or (len(fresh) < held and len(page.facts) < limit):
+            self._ask_at = time.monotonic() + held * PAUSE_PER_REPEAT
+        self._report(page, full)
+
+    def _body_of(self, stored: StoredFact) -> bytes:
+        return as_body(stored)
+
+    def _report(self, page: Page, full: bool) -> None:
+        if page.gap is not None and page.gap.last_missing > self._reported_gap:
+            self._reported_gap = page.gap.last_missing
+            _log.error(
+                "consumer %s missed facts %d to %d: they have expired",
+                self._consumer,
+                page.gap.first_missing,
+                page.gap.last_missing,
+            )
+        obstacle = self._window.obstacle() if full else None
+        if obstacle is not None and obstacle > self._reported_obstacle:
+            self._reported_obstacle = obstacle
+            _log.warning(
+                "consumer %s fetches no further: the fact at offset %d fails, and there is no room for more than %d "
+                "facts behind it; fix what fails, or let WithDeadLetters bury it",
+                self._consumer,
+                obstacle,
+                MOST_IN_HAND,
+            )
+
+    async def _settle(self, settlements: Sequence[Settlement]) -> None:
+        self._check_open()
+        self._queue.settle_transactions(settlements)
+        await self._confirm()
+
+    async def _forget_dead(self, keys: Sequence[Any]) -> None:
+        self._check_open()
+        self._queue.forget_dead(keys)
+        await self._confirm()
+
+    async def _confirm(self) -> None:
+        """Confirm the offset up to which everything is done. If that fails, the next settlement confirms it."""
+        offset = self._window.finished()
+        if offset is not None:
+            self._window.forget_up_to(await self._call("confirm", self._consumer, offset))
+
+    # ── facts out ───────────────────────────────────────────────────────────────────────────────────────
+
+    async def _dispatch(self, transactions: Sequence[Transaction]) -> None:
+        self._check_open()
+        lanes = list(self._lanes(transactions).values())
+        todo = iter(lanes)
+        errors: list[Exception] = []
+
+        async def work() -> None:
+            for lane in todo:  # which all share
+                for envelope, fact in lane:
+                    if errors:
+                        return
+                    try:
+                        await self._call("append", envelope, fact)
+                    except Exception as error:  # noqa: BLE001  whatever it is, the others need not go on
+                        errors.append(error)
+
+        if len(lanes) == 1:
+            await work()
+        elif lanes:
+            await self._together(work, min(len(lanes), AT_ONCE))
+        if errors:
+            raise errors[0]
+
+    def _lanes(self, transactions: Sequence[Transaction]) -> dict[str, Facts]:
+        """By subject: those of one subject keep their order, others go side by side."""
+        lanes: dict[str, Facts] = {}
+        for envelope, fact in self._facts_of(transactions):
+            lanes.setdefault(fact.subject, []).append((envelope, fact))
+        return lanes
+
+    def _facts_of(self, transactions: Sequence[Transaction]) -> Facts:
+        if self._zones is None:
+            raise ConfigurationError("to append facts, a boundary connector needs from_zone and to_zone")
+        trace_context = current_trace_context()
+        return [as_fact(transaction, self._zones, trace_context) for transaction in transactions]
+
+    # ── the rest ────────────────────────────────────────────────────────────────────────────────────────
+
+    def bury_failures(self) -> None:
+        """From now on facts that fail permanently become dead letters, and wait for `forget_dead`.
+
+        `WithDeadLetters` calls it: without a store for them, a fact is redelivered until it succeeds.
+        """
+        self._queue.bury_failures()
+
+    def _extend(self, transactions: Sequence[Transaction]) -> None:
+        self._check_open()
+        self._queue.extend_transactions(transactions)
+
+    def _close(self) -> None:
+        self._closed = True
+        self._queue.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectorClosedError("this boundary connector is closed; make a new one to go on")
+
+
+def _check_settings(consumer_name: str | None, from_zone: str | None, to_zone: str | None) -> None:
+    if consumer_name is None and not from_zone and not to_zone:
+        raise ConfigurationError(
+            "a boundary connector needs a consumer_name to consume, or from_zone and to_zone to produce, or all of them"
+        )
+    if bool(from_zone) is not bool(to_zone):
+        raise ConfigurationError(
+            "a fact goes from a zone to a zone: give both from_zone and to_zone, or neither"
+        )
+    if consumer_name is not None:
+        try:
+            check_consumer(consumer_name)
+        except InvalidArgument as error:
+            raise ConfigurationError(str(error)) from None
+
+
+def run_together(work: Work, times: int) -> None:
+    """Several at once, to the end of all, in threads."""
+    with ThreadPoolExecutor(times, "onceward-boundary-append") as threads:
+        for each in [threads.submit(lambda: run_blocking(work())) for _ in range(times)]:
+            each.result()
+
+
+async def run_together_async(work: Work, times: int) -> None:
+    """Several at once, to the end of all, in asyncio."""
+    await asyncio.gather(*(work() for _ in range(times)))

@@ -1,0 +1,92 @@
+"""A boundary as a source and a sink of the engine, in asyncio."""
+
+# make faces writes connector.py, with
+#   run_blocking: self._fetch, self._dispatch, self._settle, self._forget_dead
+#   port: _call, _sleep, _together
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
+from onceward.connectors.boundary.base import FactConnector, Work, run_together_async
+from onceward.connectors.dead_message import DeadMessage
+from onceward.transaction import Settlement, Transaction
+
+
+class AsyncBoundaryConnector(FactConnector[AsyncBoundaryClient]):
+    """An `AsyncConnector` to a boundary: `AsyncBoundaryConnector(AsyncBoundaryClient(url), "plant-a-receiver")`.
+
+    To consume it needs the durable `consumer_name`, to produce `from_zone` and `to_zone`. Transactions carry facts:
+    see `boundary_facts`. `max_deliveries` and `on_failure` say when a fact has failed permanently, which matters only
+    under `AsyncWithDeadLetters`: otherwise it is redelivered forever. The client stays yours to close.
+
+    Where it differs from a queue: two connectors of one name see the same facts; the facts of a killed process come
+    again at once; counts of deliveries die with the process; an id that is known is not appended a second time.
+    """
+
+    _needs = AsyncBoundaryClient
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        return await getattr(self._client, method)(*arguments)
+
+    async def _sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def _together(self, work: Work, times: int) -> None:
+        await run_together_async(work, times)
+
+    async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
+        """At most `batch_size` facts, those that come again first, then in the order of the log."""
+        return await self._fetch(batch_size, extra)
+
+    async def dispatch_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
+        """Append these; in this order, if they have one subject.
+
+        Not all or none: after an error some may be appended, and repeating all of them is safe. A transaction that is
+        not a fact is refused with `PayloadError` before anything is sent.
+        """
+        await self._dispatch(transactions)
+
+    async def settle_transactions_async(self, settlements: Sequence[Settlement], /) -> None:
+        """End these deliveries, and confirm what is done without a hole."""
+        await self._settle(settlements)
+
+    async def extend_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
+        """Keep these deliveries for another `lease`, from now."""
+        self._extend(transactions)
+
+    async def counts_async(self) -> dict[str, int]:
+        """How many of the facts that were fetched are `ready`, `leased`, `delayed` and `dead` now."""
+        return self._queue.counts()
+
+    async def dead_letters_async(self, limit: int = 100) -> list[DeadMessage]:
+        """Facts that failed permanently and hold the cursor until another store has them."""
+        return self._queue.dead_letters(limit)
+
+    async def forget_dead_async(self, keys: Sequence[Any]) -> None:
+        """Let the cursor pass these, by their `key`, once another store has them."""
+        await self._forget_dead(keys)
+
+    async def close_async(self) -> None:
+        """Idempotent. What is not confirmed comes again, to the next fetch under this name."""
+        self._close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close_async()
+
+
+class AsyncOwningBoundaryConnector(AsyncBoundaryConnector):
+    """Closes its client, which was made for it."""
+
+    async def close_async(self) -> None:
+        await super().close_async()
+        await self._client.close()

@@ -1,0 +1,143 @@
+"""`boundary+http://host:7700?consumer=billing`: the log of a boundary, under a durable name."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from onceward.connectors.reports import (
+    ANSWER_SECONDS,
+    CHECK_SERVER,
+    Durability,
+    ServerUnreachable,
+    SourceCounts,
+    SourceFacts,
+    Survives,
+)
+from onceward.connectors.scheme import LEASE_SETTINGS, Scheme, Setting, required_package
+
+if TYPE_CHECKING:
+    from onceward.connectors.urls import Address
+
+FILES = frozenset(("ca", "cert", "key"))
+FACTS = SourceFacts(
+    durability=Durability(
+        Survives.MACHINE_CRASH,
+        "a boundary answers when a fact is durable in its store; facts are kept for a week, or as it is set up; a "
+        "consumer that is away for longer gets a report of what it missed",
+    ),
+    redelivers=True,
+    keeps_dead_letters=False,
+)
+
+
+def server_of(address: Address) -> str:
+    """The boundary's own URL."""
+    return f"{address.scheme.removeprefix('boundary+')}://{address.place.rstrip('/')}"
+
+
+def check(address: Address) -> None:
+    given = address.settings.keys()
+    if not address.hostname:
+        address.refuse("it names no host; write boundary+http://localhost:7700?consumer=billing")
+    if not address.sink and "consumer" not in given:
+        address.refuse("a source needs a durable name for its cursor: add ?consumer=NAME")
+    if address.sink and not given >= {"from_zone", "to_zone"}:
+        address.refuse("a sink says from where to where facts go: add ?from_zone=HERE&to_zone=THERE")
+    if 0 < len(given & FILES) < len(FILES):
+        address.refuse("a certificate needs all of ca, cert and key")
+    if given & FILES and not _has_tls(address):
+        address.refuse("there are no certificates without TLS; write boundary+https://")
+
+
+def open_log(address: Address, *, asynchronous: bool) -> Any:
+    with required_package("connectrpc", "boundary"), required_package("pyqwest", "boundary"):
+        from onceward.connectors.boundary.factory import open_boundary
+
+    settings = dict(address.settings)
+    consumer = settings.pop("consumer", None)
+    tls = {name: settings.pop(name) for name in FILES & settings.keys()}
+    return open_boundary(server_of(address), consumer, tls, settings, asynchronous=asynchronous)
+
+
+def facts(address: Address) -> SourceFacts:
+    try:
+        read_stats(address)
+    except ServerUnreachable as error:
+        return msgspec.structs.replace(FACTS, unreachable=(str(error),))
+    return FACTS
+
+
+def counts(address: Address) -> SourceCounts:
+    stats = read_stats(address)
+    name = address.settings["consumer"]
+    offsets = {each["name"]: each["offset"] for each in stats["consumers"]}
+    offset = offsets.get(name)
+    confirmed = offset or 0
+    expired = max(stats["first"] - 1 - confirmed, 0)
+    return SourceCounts(
+        appended=stats["last"],
+        done=confirmed,
+        pending=stats["last"] - confirmed - expired,
+        dead=0,
+        dropped={"expired before it was confirmed": expired} if expired else {},
+        has_copies=False,
+        untold={} if offset is not None else {"pending": f"{name} has never fetched: all facts wait for it"},
+        missing=_no_cursor(address, name, list(offsets)) if offset is None and offsets else None,
+    )
+
+
+def _no_cursor(address: Address, name: str, others: list[str]) -> str:
+    return (
+        f"the boundary of {address.origin} knows no consumer {name!r}, but {', '.join(others)}; check ?consumer= of "
+        "the source, or start it once"
+    )
+
+
+def read_stats(address: Address) -> dict[str, Any]:
+    """What its page /stats has. Raises `ServerUnreachable`."""
+    from http.client import HTTPException
+    from urllib.request import urlopen
+
+    page = f"{server_of(address)}/stats"
+    try:
+        with urlopen(page, timeout=ANSWER_SECONDS, context=_trust(address)) as answer:
+            stats: dict[str, Any] = json.load(answer)
+            stats["first"], stats["last"], stats["consumers"]
+            return stats
+    except (OSError, HTTPException) as error:
+        raise ServerUnreachable(
+            f"{page} cannot be read: {getattr(error, 'reason', error)}; {CHECK_SERVER}"
+        ) from None
+    except (ValueError, LookupError, TypeError):
+        raise ServerUnreachable(f"{page} does not answer as a boundary does; check its URL") from None
+
+
+def _has_tls(address: Address) -> bool:
+    return address.scheme.endswith("https")
+
+
+def _trust(address: Address) -> ssl.SSLContext | None:
+    if not _has_tls(address):
+        return None
+    context = ssl.create_default_context(cafile=address.settings.get("ca"))
+    if "cert" in address.settings:
+        context.load_cert_chain(address.settings["cert"], address.settings["key"])
+    return context
+
+
+SCHEME = Scheme(
+    names=("boundary+http", "boundary+https"),
+    settings={
+        **LEASE_SETTINGS,
+        "consumer": Setting(divides=True),
+        **dict.fromkeys(("from_zone", "to_zone", *FILES), Setting()),
+    },
+    check=check,
+    open=open_log,
+    facts=facts,
+    counts=counts,
+)

@@ -1,0 +1,118 @@
+"""What the connectors to a stream share: how the commands of one `StreamQueue` are sent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from onceward._redis.wire import BlockingRedisWire
+from onceward._redis.wire_asyncio import AsyncRedisWire
+from onceward._sync import run_blocking
+from onceward.connectors.base import ConnectorClosedError
+from onceward.connectors.lease_rules import LeaseRules, OnFailure
+from onceward.connectors.redis_streams.protocol import Exchange, StreamQueue
+from onceward.errors import ConfigurationError
+from onceward.transaction import Settlement, Transaction, Verdict
+
+Batch = Sequence[Transaction]
+
+_log = logging.getLogger("onceward.connectors.redis_streams.connector")
+
+
+class StreamConnector:
+    """What both share: the settings, and how commands are sent. See `LeaseRules` for what the settings mean.
+
+    A failed or postponed message comes back after at most `lease`, even if its delay is longer.
+    `maxlen` trims the stream, roughly, when something is dispatched; None leaves that to you. Entries that are
+    trimmed before they are done become dead letters without a body.
+    """
+
+    def __init__(
+        self,
+        wire: BlockingRedisWire | AsyncRedisWire,
+        stream: str,
+        group: str = "onceward",
+        *,
+        lease: float = 60.0,
+        max_deliveries: int = 5,
+        redelivery_delay: float = 1.0,
+        on_failure: OnFailure = "auto",
+        maxlen: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        rules = LeaseRules(
+            lease=lease,
+            max_deliveries=max_deliveries,
+            redelivery_delay=redelivery_delay,
+            on_failure=on_failure,
+        )
+        self.lease = lease
+        self._wire = wire
+        self._queue = StreamQueue(wire.server, stream, group, rules, maxlen, clock)
+        self._closed = False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectorClosedError(
+                f"the connector to {self._queue.stream} is closed; make a new one to go on"
+            )
+
+    def _check(self, extra: dict[str, Any]) -> None:
+        if extra:
+            raise TypeError(f"{type(self).__name__} has no fetch option {', '.join(map(repr, extra))}")
+
+    async def _perform(self, exchange: Exchange) -> Any:
+        self._check_open()
+        replies: Any = None
+        try:
+            while True:
+                replies = await self._wire.exchange(exchange.send(replies))
+        except StopIteration as end:
+            return end.value
+        finally:
+            if self._closed:  # closed while this used a connection
+                await self._wire.close()
+
+    async def _fetch(self, size: int) -> Batch:
+        taken: Batch = await self._perform(self._queue.fetch(size))
+        return taken
+
+    async def _give_back(self, taken: Batch) -> None:
+        await self._perform(
+            self._queue.settle([Settlement(transaction, Verdict.RETURNED) for transaction in taken])
+        )
+
+
+def client_of(given: Any, kind: type[Any]) -> Any:
+    """A client that knows where to connect: the given one, or one made from a URL. It never connects itself."""
+    if isinstance(given, str):
+        return kind.from_url(given)
+    if not isinstance(given, kind):
+        raise ConfigurationError(
+            f"give a redis URL or a {kind.__module__.partition('.client')[0]}.{kind.__name__}, "
+            f"not {type(given).__module__}.{type(given).__name__}"
+        )
+    return given
+
+
+def take(fetch: Coroutine[Any, Any, Batch], give_back: Callable[[Batch], Coroutine[Any, Any, None]]) -> Batch:
+    """Run the fetch, in threads, where nothing cancels it."""
+    return run_blocking(fetch)
+
+
+async def take_async(
+    fetch: Coroutine[Any, Any, Batch], give_back: Callable[[Batch], Coroutine[Any, Any, None]]
+) -> Batch:
+    """Run the fetch. If it is cancelled, give back what it took."""
+    fetching = asyncio.ensure_future(fetch)
+    try:
+        return await asyncio.shield(fetching)
+    except asyncio.CancelledError:
+        try:
+            await give_back(await fetching)
+        except Exception as error:  # noqa: BLE001  the caller wants to be cancelled, and is
+            _log.warning("a cancelled fetch could not give back what it took; it comes again: %s", error)
+        raise

@@ -1,0 +1,138 @@
+"""How durable a stream is: Redis is asked for its settings, by commands that change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from onceward.connectors.reports import (
+    ANSWER_SECONDS,
+    CHECK_SERVER,
+    Durability,
+    Hazard,
+    ServerUnreachable,
+    SourceFacts,
+    Survives,
+)
+from onceward.connectors.scheme import required_package
+
+OLDEST = (6, 2)
+"""The version whose commands the connector uses."""
+KEEPS_STREAMS = (None, "noeviction", "volatile-lru", "volatile-lfu", "volatile-random", "volatile-ttl")
+"""What Redis may do when its memory is full without dropping a stream."""
+
+
+@contextmanager
+def connect(server: str) -> Iterator[Any]:
+    """A client of bytes. Raises `ServerUnreachable`, also for what happens within."""
+    with required_package("redis", "redis"):
+        from redis import Redis
+        from redis.exceptions import RedisError
+
+    client = Redis.from_url(server, socket_timeout=ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS)
+    try:
+        yield client
+    except (RedisError, OSError) as error:
+        place = server.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
+        raise ServerUnreachable(
+            f"Redis at {place} cannot be asked: {str(error).rstrip('.')}; {CHECK_SERVER}"
+        ) from None
+    finally:
+        client.close()
+
+
+def read_server(server: str) -> dict[str, Any]:
+    """What `describe_server` needs to know. Raises `ServerUnreachable`."""
+    with connect(server) as redis:
+        from redis.exceptions import ResponseError
+
+        info = redis.info()
+        try:
+            fsync = redis.config_get("appendfsync").get("appendfsync")
+        except ResponseError:  # hosted servers do not say
+            fsync = None
+    return {
+        "version": info["redis_version"],
+        "aof": bool(info.get("aof_enabled")),
+        "fsync": fsync,
+        "eviction": info.get("maxmemory_policy"),
+        "replicas": info.get("connected_slaves"),
+    }
+
+
+def describe_server(
+    *,
+    version: str | None = None,
+    aof: bool | None = None,
+    fsync: str | None = None,
+    eviction: str | None = None,
+    replicas: int | None = None,
+    maxlen: int | None = None,
+    unreachable: tuple[str, ...] = (),
+) -> SourceFacts:
+    """None is unknown. `fsync`: when Redis writes its append-only file to the disk (always, everysec or no);
+    `eviction`: what it does when its memory is full; `maxlen`: to how many entries the stream is trimmed."""
+    return SourceFacts(
+        durability=None if aof is None else _durability(f"Redis {version}", aof, fsync),
+        redelivers=True,
+        hazards=tuple(_hazards(version, eviction, replicas, maxlen)),
+        unreachable=unreachable,
+    )
+
+
+def _durability(redis: str, aof: bool, fsync: str | None) -> Durability:
+    if not aof:
+        return Durability(
+            Survives.NOTHING,
+            f"{redis} keeps no append-only file: acknowledged messages may be lost when it restarts",
+            "set appendonly yes and appendfsync always in redis.conf",
+        )
+    if fsync is None:
+        return Durability(
+            None,
+            f"{redis} has an append-only file; it does not say how often that is written to the disk",
+            "check that it runs with appendfsync always",
+        )
+    if fsync == "always":
+        return Durability(
+            Survives.MACHINE_CRASH,
+            f"{redis} writes every command to its append-only file before it answers",
+        )
+    return Durability(
+        Survives.PROCESS_CRASH,
+        f"{redis} runs with appendfsync {fsync}: a crash of its machine may lose the last messages",
+        "set appendfsync always in redis.conf",
+    )
+
+
+def _hazards(
+    version: str | None, eviction: str | None, replicas: int | None, maxlen: int | None
+) -> Iterator[Hazard]:
+    if eviction not in KEEPS_STREAMS:
+        yield Hazard(
+            f"Redis runs with maxmemory-policy {eviction}: it may drop the whole stream when its memory is full",
+            "set maxmemory-policy noeviction",
+        )
+    if replicas:
+        yield Hazard(
+            "Redis has replicas, and updates them after it has answered: a failover may lose the last messages",
+            "keep what must not be lost in one Redis with appendfsync always, or in a boundary on PostgreSQL",
+        )
+    if maxlen is not None:
+        yield Hazard(
+            f"the stream is trimmed to about {maxlen} entries: what is not read by then is lost, what is in flight "
+            "becomes a dead letter without its content",
+            "leave maxlen out, and trim what is done with XTRIM MINID; or choose one that is never reached",
+        )
+    if version is not None and _is_older(version, OLDEST):
+        yield Hazard(
+            f"Redis {version} is too old: streams are consumed with commands of Redis 6.2",
+            "upgrade Redis",
+            loses=False,
+        )
+
+
+def _is_older(version: str, than: tuple[int, int]) -> bool:
+    parts = version.split(".")
+    return (int(parts[0]), int(parts[1])) < than

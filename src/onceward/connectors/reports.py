@@ -1,0 +1,120 @@
+"""What a connector reports about a source: facts for `onceward explain`, counts for `onceward balance`.
+
+Unknown is unknown: a connector leaves out what it cannot determine, and no command guesses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import NamedTuple
+
+import msgspec
+
+from onceward.errors import OncewardError
+
+ANSWER_SECONDS = 5.0
+"""How long a server may take to answer when it is inspected."""
+CHECK_SERVER = "check that it is running, and that its URL is right"
+
+
+class ServerUnreachable(OncewardError):
+    """A server does not answer, or refuses to. The message says which, and what to check, without a password."""
+
+
+# ── facts ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Survives(IntEnum):
+    """The worst that a confirmed message survives."""
+
+    NOTHING = 0
+    PROCESS_CRASH = 1
+    """A crash of any process, the server's included."""
+    MACHINE_CRASH = 2
+    """A power cut as well."""
+
+
+class Durability(msgspec.Struct, frozen=True):
+    """How durable a message is once `dispatch_transactions` has returned."""
+
+    survives: Survives | None
+    """None if it could not be determined."""
+    why: str
+    advice: str = ""
+    """The change that would make it stronger."""
+
+
+class Hazard(msgspec.Struct, frozen=True):
+    """Something that weakens the source however durable it is: a limit, an eviction, a version."""
+
+    why: str
+    advice: str
+    loses: bool = True
+    """Whether messages may be lost. Otherwise effects may be repeated."""
+
+
+class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What can be said about a source as it is set up now. The defaults say nothing."""
+
+    durability: Durability | None = None
+    """None if it could not be determined."""
+    redelivers: bool | None = None
+    """Whether messages that a killed process had in flight are delivered again."""
+    keeps_dead_letters: bool = True
+    """Whether a message that keeps failing can be set aside in the source. Otherwise it blocks those after it."""
+    hazards: tuple[Hazard, ...] = ()
+    unreachable: tuple[str, ...] = ()
+    """What could not be asked, and why."""
+
+
+# ── counts ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Seen(NamedTuple):
+    """A message that is in the source."""
+
+    digest: bytes
+    """SHA-256 of its bytes, as its dead letter has it."""
+    tracking_id: str
+    day: int
+
+
+class Messages(NamedTuple):
+    """The messages themselves, where a source keeps those that are done."""
+
+    done: list[Seen]
+    """Acknowledged, and not a dead letter that the source keeps."""
+    others: list[Seen]
+    """Waiting, in flight, or dead."""
+
+
+class SourceCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a source can count for one consumer. A number that it does not know is None.
+
+    Without the database, everything that ended is `done`.
+    """
+
+    appended: int | None = None
+    done: int | None = None
+    """Acknowledged, and not a dead letter that the source knows of."""
+    pending: int | None = None
+    """Waiting, in flight, or delayed."""
+    untouched: int = 0
+    """How many of the pending were certainly never delivered: they cannot be applied already."""
+    dead: int | None = None
+    """Dead letters that the source itself keeps."""
+    moved: int | None = None
+    """Dead letters that were moved to a database. None: the source does not count them; they are among the done."""
+    dropped: Mapping[str, int] = {}
+    """By reason."""
+    gone: int = 0
+    """No longer there; whether they were done before is unknown."""
+    has_copies: bool = True
+    """Whether one message may be there twice."""
+    untold: Mapping[str, str] = {}
+    """Why a number is unknown, or not what it seems, by the name of the number."""
+    missing: str | None = None
+    """What does not exist, and what to check: it was never used, or its URL is mistyped."""
+    messages: Messages | None = None
+    """If the source can list them: then the database is asked about each instead of compared by totals."""

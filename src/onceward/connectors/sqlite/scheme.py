@@ -1,0 +1,111 @@
+"""`sqlite:///orders.db`: a queue in a file."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from onceward.connectors.reports import Durability, ServerUnreachable, SourceCounts, SourceFacts, Survives
+from onceward.connectors.scheme import LEASE_SETTINGS, Scheme, Setting
+from onceward.connectors.sqlite import statements as sql
+from onceward.connectors.sqlite.connector import AsyncSqliteConnector, SqliteConnector
+from onceward.connectors.sqlite.database import Synchronous
+from onceward.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from onceward.connectors.urls import Address
+
+USE_FULL = "leave synchronous out of the source's URL: FULL is the default"
+SAFE = Durability(
+    Survives.MACHINE_CRASH,
+    "the queue's file is written through to the disk with every call; kill -9 and a power cut lose nothing",
+)
+DURABILITY = {
+    "OFF": Durability(
+        Survives.PROCESS_CRASH,
+        "the queue runs with synchronous=OFF: a power cut may lose messages, and break the file",
+        USE_FULL,
+    ),
+    "NORMAL": Durability(
+        Survives.PROCESS_CRASH,
+        "the queue runs with synchronous=NORMAL: a power cut may undo the last calls; what was sent is lost, what was "
+        "acknowledged comes again",
+        USE_FULL,
+    ),
+    "FULL": SAFE,
+    "EXTRA": SAFE,
+}
+
+
+def file_of(address: Address) -> str:
+    """The path of the queue."""
+    return address.path.removeprefix("/")
+
+
+def check(address: Address) -> None:
+    if address.netloc or file_of(address) in ("", ":memory:") or file_of(address).endswith("/"):
+        address.refuse("it names no file; write sqlite:///orders.db, or sqlite:////var/lib/orders.db")
+    mode, modes = address.settings.get("synchronous", "FULL"), get_args(Synchronous)
+    if mode not in modes:
+        address.refuse(f"synchronous must be one of {', '.join(modes)}, not {mode!r}")
+
+
+def open_queue(address: Address, *, asynchronous: bool) -> Any:
+    kind: Any = AsyncSqliteConnector if asynchronous else SqliteConnector
+    return kind(file_of(address), **address.settings)
+
+
+def facts(address: Address) -> SourceFacts:
+    return SourceFacts(
+        durability=DURABILITY[address.settings.get("synchronous", "FULL")],
+        redelivers=True,
+    )
+
+
+def counts(address: Address) -> SourceCounts:
+    path = Path(file_of(address)).absolute()
+    if not path.is_file():
+        return SourceCounts(
+            appended=0,
+            done=0,
+            pending=0,
+            dead=0,
+            moved=0,
+            untold={"appended": f"nothing has been sent yet: there is no file {path.name}"},
+            missing=f"there is no file {path}; check the source {str(address)!r} (three slashes: from this directory "
+            "on, four: from the root)",
+        )
+    with _connect(path) as connection:
+        connection.execute("PRAGMA query_only = ON")
+        if connection.execute(sql.READ_APPLICATION_ID).fetchone()[0] != sql.APPLICATION_ID:
+            raise ConfigurationError(f"{path} is not a queue of onceward; check the source {str(address)!r}")
+        if connection.execute(sql.READ_USER_VERSION).fetchone()[0] < sql.TALLIED_SINCE:
+            pending, dead = connection.execute(sql.HELD).fetchone()
+            why = {
+                "appended": "an older onceward did not count; it is counted from the next opening of the file on"
+            }
+            return SourceCounts(pending=pending, dead=dead, untold=why)
+        connection.row_factory = sqlite3.Row
+        return SourceCounts(**dict(connection.execute(sql.BALANCE).fetchone()))
+
+
+@contextmanager
+def _connect(path: Path) -> Iterator[sqlite3.Connection]:
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=10.0)) as connection:
+            yield connection
+    except sqlite3.Error as error:
+        raise ServerUnreachable(f"the queue {path} cannot be read: {error}") from None
+
+
+SCHEME = Scheme(
+    names=("sqlite",),
+    settings={**LEASE_SETTINGS, "synchronous": Setting(str.upper)},
+    check=check,
+    open=open_queue,
+    facts=facts,
+    counts=counts,
+)

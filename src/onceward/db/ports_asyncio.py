@@ -1,0 +1,65 @@
+"""How a session for asyncio reaches its connection: SQLAlchemy runs every operation in a greenlet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from onceward.db.transaction import DbTransaction
+from onceward.errors import ConfigurationError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncSessionPort:
+    """One transaction on one connection of the engine's. Operations of several tasks run one after another."""
+
+    def __init__(self, engine: AsyncEngine, session: str) -> None:
+        if not isinstance(engine, AsyncEngine):
+            raise ConfigurationError(
+                f"AsyncDbSession needs an AsyncEngine as create_async_engine makes it, not {engine!r}; "
+                "an Engine goes to DbSession"
+            )
+        self._engine = engine
+        self.transaction = DbTransaction(engine.sync_engine, session)
+        self._turn = asyncio.Lock()
+
+    async def begin(self) -> None:
+        with self.transaction.opening():
+            self._connection: AsyncConnection = await self._engine.connect()
+            await self._connection.run_sync(self.transaction.begin)
+
+    async def run(
+        self, operation: Callable[Concatenate[DbTransaction, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return await self._in_turn(lambda: self.transaction.run(operation, *args, **kwargs))
+
+    async def end(self, error: BaseException | None) -> None:
+        await _finish(self._in_turn(partial(self.transaction.end, error)))
+
+    async def _in_turn(self, call: Callable[[], T]) -> T:
+        async with self._turn:
+            self.transaction.check_entered()
+            return await self._connection.run_sync(lambda _: call())
+
+
+async def _finish(ending: Coroutine[Any, Any, None]) -> None:
+    """Wait for a session's end, through cancellations; the last of these is raised after it."""
+    task = asyncio.create_task(ending)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None or task.cancelled():
+        return task.result()
+    failure = task.exception()
+    if failure is not None:
+        raise cancelled from failure
+    raise cancelled

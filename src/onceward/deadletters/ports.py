@@ -1,0 +1,42 @@
+"""How dead letters reach their database, in threads and in asyncio."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from sqlalchemy import Engine
+
+from onceward.errors import ConfigurationError
+from onceward.storage.ports import AsyncStoragePorts, BlockingStoragePorts
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+AnyEngine = TypeVar("AnyEngine", "Engine", "AsyncEngine")
+
+
+class BlockingLetterPorts(BlockingStoragePorts):
+    def __init__(self, engine: Engine) -> None:
+        if not isinstance(engine, Engine) or engine.dialect.is_async:
+            raise ConfigurationError(
+                f"DeadLetters needs an Engine as create_engine makes it, not {engine!r}; an AsyncEngine goes to "
+                "AsyncDeadLetters"
+            )
+        super().__init__(_read_committed(engine))
+
+
+class AsyncLetterPorts(AsyncStoragePorts):
+    def __init__(self, engine: AsyncEngine) -> None:
+        if not hasattr(engine, "sync_engine"):
+            raise ConfigurationError(
+                f"AsyncDeadLetters needs an AsyncEngine as create_async_engine makes it, not {engine!r}; an Engine "
+                "goes to DeadLetters"
+            )
+        super().__init__(_read_committed(engine))
+
+
+def _read_committed(engine: AnyEngine) -> AnyEngine:
+    """What waits for a lock has to see what its holder has done, whatever the engine's own isolation."""
+    if getattr(engine.dialect, "name", "") != "postgresql":
+        return engine
+    return engine.execution_options(isolation_level="READ COMMITTED")

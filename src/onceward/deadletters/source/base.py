@@ -1,0 +1,141 @@
+"""A source whose dead letters are kept in a `DeadLetters` store, and come back from there when they are redriven.
+
+    source ──fetch──► engine          buried by the source ──► moved to the store, then forgotten by the source
+    store ───fetch──► engine          redriven letters whose time has come, under a lease of the store
+
+A letter stays in the source until the store has it; moving it twice buries it once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from onceward.connectors.base import ConnectorClosedError
+from onceward.connectors.deliveries import LeasedDeliveries
+from onceward.deadletters.burial import burial_of_dead
+from onceward.deadletters.operations import DeadLetterOperations
+from onceward.deadletters.source.ports import SourcePort
+from onceward.errors import ConfigurationError
+from onceward.transaction import Settlement, Transaction, Verdict
+
+_log = logging.getLogger("onceward.deadletters.source")
+
+CHECK_EVERY = 1.0
+"""Seconds between two checks for redriven letters while the source has work, which must not pay for them."""
+MOVED_AT_ONCE = 10
+"""Letters in one transaction: they may be large."""
+
+
+class LetterSource:
+    """Decides for both modes. `_ask` and `_letters` wait; in threads they block."""
+
+    def __init__(
+        self, port: SourcePort, letters: DeadLetterOperations, consumer: str, origin: str | None
+    ) -> None:
+        if not consumer:
+            raise ConfigurationError(
+                "dead letters are kept by consumer: give its name, the contract's consumer_id"
+            )
+        port.check()
+        source = port.source
+        if hasattr(source, "bury_failures"):
+            source.bury_failures()
+        self._inner = source
+        self._ask = port.ask
+        self._moves = port.gives_letters
+        self._letters = letters
+        self._consumer = consumer
+        self._origin = origin or type(source).__name__
+        self.lease: float = getattr(source, "lease", 60.0)
+        self._redriven = LeasedDeliveries()
+        self._checked_at = float("-inf")
+        self._closed = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._inner, name)  # `counts` and what else a connector has
+
+    async def fetch(self, size: int, **extra: Any) -> Sequence[Transaction]:
+        checks = not self._closed and time.monotonic() - self._checked_at >= CHECK_EVERY
+        if checks:
+            redriven = await self._fetch_redriven(size)
+            if redriven:
+                return redriven
+            self._checked_at = time.monotonic()
+        batch: Sequence[Transaction] = await self._ask("fetch_transactions", size, **extra)
+        if self._moves and (
+            checks or not batch
+        ):  # a fetch may bury: what was lost too often, what cannot be decoded
+            await self._move()
+        if not batch and not checks and not self._closed:
+            # There is time to check, and a run may be about to end.
+            return await self._fetch_redriven(size)
+        return batch
+
+    async def _fetch_redriven(self, size: int) -> list[Transaction]:
+        try:
+            delivered = await self._letters.deliver(self._consumer, size, self.lease)
+        except Exception as error:  # noqa: BLE001
+            _log.error("redriven letters have to wait, the source goes on without them: %s", error)
+            return []
+        for held, number, transaction in delivered:
+            self._redriven.record(transaction, held, number)
+        return [transaction for _, _, transaction in delivered]
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        ours, rest = [], []
+        failed = False
+        for settlement in settlements:
+            delivery = self._redriven.find(settlement.transaction)
+            if delivery is None:
+                rest.append(settlement)
+                failed |= settlement.verdict is Verdict.FAILED
+            elif not delivery.settled:
+                ours.append((delivery, settlement))
+        if ours:
+            if self._closed:
+                raise ConnectorClosedError("this connector is closed; make a new one to go on")
+            endings = [(delivery.held, settlement) for delivery, settlement in ours]
+            for letter_id, _ in await self._letters.settle(self._consumer, endings):
+                _log.warning("dead letter %d: lease expired before its outcome was recorded", letter_id)
+            for delivery, _ in ours:  # whatever becomes of the rest, and however often that is tried
+                delivery.settled = True
+        if rest:
+            await self._ask("settle_transactions", rest)
+            if failed and self._moves:
+                await self._move()
+
+    async def extend(self, transactions: Sequence[Transaction]) -> None:
+        ours, rest = [], []
+        for transaction in transactions:
+            delivery = self._redriven.find(transaction)
+            if delivery is None:
+                rest.append(transaction)
+            elif not delivery.settled:
+                ours.append(delivery.held)
+        if ours:
+            for letter_id, _ in await self._letters.extend(ours, self.lease):
+                _log.warning("dead letter %d: lease expired, too late to extend it", letter_id)
+        if rest:
+            await self._ask("extend_transactions", rest)
+
+    async def _move(self) -> None:
+        """Bury in the store what the source has buried. Where that fails it is done later: nothing is lost."""
+        moved: list[Any] = []
+        try:
+            while found := await self._ask("dead_letters", MOVED_AT_ONCE):
+                keys, burials = [], []
+                for dead in found:
+                    keys.append(dead.key)
+                    burials.append(burial_of_dead(dead, consumer=self._consumer, origin=self._origin))
+                if keys[0] in moved:
+                    raise RuntimeError(f"{type(self._inner).__name__}.forget_dead has not forgotten them")
+                await self._letters.bury(burials)
+                await self._ask("forget_dead", keys)
+                moved += keys
+        except Exception as error:  # noqa: BLE001
+            _log.error("dead letters stay with their source for now, they could not be moved: %s", error)

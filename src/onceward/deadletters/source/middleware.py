@@ -1,0 +1,32 @@
+"""The store of dead letters around the source of a task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onceward.deadletters.dead_letters import DeadLetters
+from onceward.deadletters.source.base import LetterSource
+from onceward.deadletters.source.ports import WrappedSourcePort
+from onceward.middleware import Middleware, SourceCalls
+
+
+class DeadLetterMiddleware(Middleware):
+    """Moves what the source buries to the store of dead letters, and delivers letters that are redriven.
+
+    A source that cannot give its dead letters away keeps them; redriven letters are delivered all the same.
+    """
+
+    name = "dead letters"
+
+    def __init__(self, dead_letters: Any, *, consumer: str, origin: str | None = None) -> None:
+        self._letters: DeadLetters = dead_letters
+        self._consumer = consumer
+        self._origin = origin
+
+    def wrap_source(self, source: SourceCalls) -> SourceCalls:
+        letters = LetterSource(
+            WrappedSourcePort(source), self._letters.operations, self._consumer, self._origin
+        )
+        return source.replace(
+            fetch=letters.fetch, settle=letters.settle, extend=letters.extend, lease=letters.lease
+        )
