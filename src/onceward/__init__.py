@@ -1,4 +1,4 @@
-"""onceward: take messages from anywhere and have each effect once in the end."""
+"""onceward: consume messages from anywhere and have every effect happen once, whatever crashes or arrives twice."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from onceward.task.report import Report
     from onceward.transaction import Transaction
 
-logs.install()  # so that a formatter can name the log fields from the first line of a program on
+logs.install()  # formatters can use the log fields from the first line of a program
 
 __all__ = [
     "AsyncConsumerTask",

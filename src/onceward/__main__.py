@@ -1,4 +1,4 @@
-"""`python -m onceward` is `onceward`."""
+"""`python -m onceward` runs the `onceward` command."""
 
 from onceward.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Finding what a command names in somebody's code."""
+"""Import the object that a command names, such as `shop.billing:Bill`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 
 
 def import_name(path: str) -> Any:
-    """What `module:name` names. The working directory counts, as it does for `python -m`."""
+    """Import `module:name`, also from the working directory, as `python -m` does. Raises ConfigurationError."""
     from onceward.errors import ConfigurationError
 
     module, _, name = path.partition(":")
     if not name or not module:
         raise ConfigurationError(
-            f"{path!r} names nothing in a module; write MODULE:NAME, as in shop.billing:Bill"
+            f"{path!r} does not name an object in a module; write MODULE:NAME, as in shop.billing:Bill"
         )
     if "/" in module or module.endswith(".py"):
-        name_of_module = module.removesuffix(".py").removeprefix("./").replace("/", ".")
-        raise ConfigurationError(f"{module} is a file; write its module: {name_of_module}:{name}")
-    found: Any = _imported(module)
+        dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise ConfigurationError(f"{module} is a file; write its module: {dotted}:{name}")
+    found: Any = _import_module(module)
     for part in name.split("."):
         if not hasattr(found, part):
             raise ConfigurationError(f"{module} has no {name}")
@@ -30,7 +30,7 @@ def import_name(path: str) -> Any:
     return found
 
 
-def _imported(module: str) -> ModuleType:
+def _import_module(module: str) -> ModuleType:
     from onceward.errors import ConfigurationError
 
     here = str(Path.cwd())
@@ -41,8 +41,8 @@ def _imported(module: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
             raise ConfigurationError(
-                f"{module} cannot be imported: there is no module {error.name!r} in {here}, nor among the installed "
-                "packages; mend the name, or run this where the module is"
+                f"{module} cannot be imported: there is no module {error.name!r} in {here} or among the installed "
+                "packages; check the name, or run this from the directory that contains the module"
             ) from None
         raise ConfigurationError(f"{module} cannot be imported: {error}{_where(error)}") from None
     except ImportError as error:
@@ -50,7 +50,7 @@ def _imported(module: str) -> ModuleType:
 
 
 def _where(error: ImportError) -> str:
-    """The line of somebody's code that could not import something."""
+    """The line of user code whose import failed."""
     ours = (__file__, importlib.__file__)
     frames = traceback.extract_tb(error.__traceback__)
     lines = [each for each in frames if each.filename not in ours and Path(each.filename).is_file()]

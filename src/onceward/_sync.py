@@ -1,8 +1,7 @@
-"""How one piece of code runs with threads and with asyncio.
+"""Run the same code in threads and in asyncio.
 
-Everything in this package that decides is a coroutine. What waits is a port: with asyncio it really awaits; with
-threads it is an `async def` that blocks and returns. So with threads a coroutine never suspends, and one `send`
-runs it to its end.
+Code that makes decisions is a coroutine; code that waits is a port. In asyncio a port awaits; in threads it is an
+`async def` that blocks and returns. So in threads a coroutine never suspends, and one `send` runs it to its end.
 """
 
 from __future__ import annotations
@@ -15,33 +14,33 @@ T = TypeVar("T")
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run to the end a coroutine whose ports block."""
+    """Run a coroutine whose ports block, and return its result."""
     try:
         coroutine.send(None)
     except StopIteration as end:
         return cast(T, end.value)
     coroutine.close()
     raise RuntimeError(
-        "a coroutine suspended to wait for an event loop, and there is none: this task runs in threads"
+        "a coroutine waits for an event loop, but this task runs in threads; use the Async… class"
     )
 
 
 class Raised(Exception):
-    """What user code raised, carried through coroutines: a StopIteration would not come through them."""
+    """Carries an error of user code through coroutines, which a StopIteration cannot cross."""
 
     def __init__(self, raised: Exception) -> None:
         super().__init__(raised)
         self.raised = raised
 
     def unwrap(self) -> Exception:
-        """The very object, with what was noted on the way."""
+        """The original error, with the notes added on the way."""
         for note in getattr(self, "__notes__", ()):
             self.raised.add_note(note)
         return self.raised
 
 
 def as_coroutine(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """A function that blocks, to be awaited."""
+    """Make a blocking function awaitable."""
 
     async def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -49,9 +48,9 @@ def as_coroutine(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, A
         except StopIteration as error:
             raise Raised(error) from error
         if inspect.iscoroutine(result):
-            result.close()  # it has not run: to go on would lose what it was to do
+            result.close()  # it never ran; going on would lose its work
             raise TypeError(
-                f"{getattr(function, '__qualname__', function)} returned a coroutine, and this runs in threads; make "
+                f"{getattr(function, '__qualname__', function)} returned a coroutine, but this runs in threads; make "
                 "it a plain `def`, or use the Async… class"
             )
         return result
@@ -60,7 +59,7 @@ def as_coroutine(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, A
 
 
 def as_function(call: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
-    """A coroutine function whose ports block, to be called."""
+    """Make a coroutine function whose ports block callable."""
 
     def run(*args: Any, **kwargs: Any) -> T:
         try:

@@ -1,4 +1,4 @@
-"""How long to wait before trying again. Every delay of this package is one of these."""
+"""How long to wait before the next attempt. Every retry delay of this package is a `Backoff`."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from math import inf
 import msgspec
 
 LONGEST_SLEEP = 1e9
-"""Seconds. Threads and timers refuse to sleep for as long as a float can say."""
+"""Seconds. Threads and timers reject much longer sleeps."""
 
 
 class Backoff(msgspec.Struct, frozen=True):
-    """`first * factor ** attempt` seconds, at most `cap`, less a random part of it."""
+    """`first * factor ** attempt` seconds, at most `cap`, minus a random part."""
 
     first: float
     factor: float = 2.0
     cap: float = 0.0
-    """0 for none."""
+    """Seconds; 0 is no cap."""
     jitter: float = 0.0
-    """How much of a delay is random: 0 for none of it, 1 for anything between nothing and the whole delay."""
+    """The random share of a delay: 0 is none; with 1 it is anything from 0 to the whole delay."""
 
     def delay(self, attempt: int = 0) -> float:
         """Seconds to wait after failed attempt number `attempt`, counted from 0.
 
-        Never overflows, and is never longer than a thread can sleep, which is some decades.
+        Never overflows, and never exceeds `LONGEST_SLEEP`, about 30 years.
         """
         try:
             delay = self.first * self.factor**attempt if self.first else 0.0

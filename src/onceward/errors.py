@@ -1,4 +1,4 @@
-"""The base classes of every error this package raises. `onceward.task.exceptions` draws the whole tree."""
+"""Base classes of every error this package raises. See `onceward.task.exceptions` for the whole tree."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, Self
 
 
 class OncewardError(Exception):
-    """The base of every error this package raises."""
+    """Base of every error this package raises."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, self.__dict__.copy(), _causes(self))
 
     def __copy__(self) -> Self:
-        # Within a process nothing has to be portable: the cause stays the very one.
+        # Within a process nothing has to be picklable: keep the original cause.
         copied = type(self).__new__(type(self), *self.args)
         copied.args = self.args
         copied.__dict__.update(self.__dict__)
@@ -35,7 +35,7 @@ def _rebuild(
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The chain of causes, up to the first that is one of ours: that one brings its own."""
+    """The chain of causes, up to the first OncewardError, which carries its own causes."""
     chain: list[BaseException] = []
     cause = error.__cause__
     while cause is not None:
@@ -47,15 +47,15 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _portable(cause: BaseException) -> BaseException:
-    """The cause itself, or, if it cannot leave its process, what it was and said."""
+    """The cause itself; if it does not pickle, an OncewardError with its type and message."""
     if isinstance(cause, OncewardError):
         return cause
     try:
         pickle.loads(pickle.dumps(cause))
-    except Exception:  # noqa: BLE001  whatever a stranger's class does
+    except Exception:  # noqa: BLE001  pickling runs foreign code
         return OncewardError(f"{type(cause).__name__}: {cause}")
     return cause
 
 
 class ConfigurationError(OncewardError, ValueError):
-    """Something was put together in a way that cannot work. The message says what to do."""
+    """An invalid configuration. The message says how to fix it."""

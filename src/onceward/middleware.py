@@ -1,8 +1,8 @@
-"""One seam for everything that goes around a task's source or its steps.
+"""Middleware: code that wraps a task's source or its steps.
 
 A middleware is written once, as coroutines, and works in threads and in asyncio: in threads `await call(…)` runs the
-rest of the chain to its end before it returns. So a middleware may await what it was given, other coroutines built on
-that, and `sleep` below; anything that needs an event loop works in asyncio only.
+rest of the chain before it returns. So a middleware may await the calls it wraps, coroutines built on them, and
+`sleep` below; anything that needs an event loop works in asyncio only.
 
 The chain of a consumer, outermost first:
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from onceward.transaction import Settlement, Transaction
 
 StepCall = Callable[..., Coroutine[Any, Any, Any]]
-"""One attempt at a step: `await call(transaction, …)`. What it raises is the failure of the attempt."""
+"""One attempt at a step: `await call(transaction, …)`. If it raises, the attempt has failed."""
 
 
 class StepInfo(Protocol):
-    """The step that is wrapped."""
+    """The step a middleware wraps."""
 
     @property
     def name(self) -> str:
@@ -45,56 +45,56 @@ class StepInfo(Protocol):
 
 
 class SourceCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine asks of a source."""
+    """The calls the engine makes to a source."""
 
     connector: Any
     fetch: Callable[..., Awaitable[Sequence[Transaction]]]
-    """`await fetch(size)`: transactions, at most `size`."""
+    """`await fetch(size)` returns at most `size` transactions."""
     settle: Callable[[Sequence[Settlement]], Awaitable[None]] | None = None
-    """None where the source has nothing to settle. So for `extend`."""
+    """None if the source does not settle; likewise `extend`."""
     extend: Callable[[Sequence[Transaction]], Awaitable[None]] | None = None
     ask: Callable[..., Awaitable[Any]]
-    """`await ask("collect", 10)`: any other method of the connector, by the name it has in threads."""
+    """`await ask("collect", 10)` calls any other method of the connector, by its name in threads."""
     lease: float = inf
-    """Seconds until a delivery that is neither settled nor extended comes again."""
+    """Seconds until a delivery that is neither settled nor extended is redelivered."""
 
     def replace(self, **changes: Any) -> SourceCalls:
-        """A copy with other calls, such as `source.replace(fetch=counted)`."""
+        """Return a copy with other calls: `source.replace(fetch=count_fetches)`."""
         return msgspec.structs.replace(self, **changes)
 
 
 class Middleware:
-    """Derive from it, and override what you need. One instance serves all calls of all tasks it is given to."""
+    """Derive from it and override what you need. One instance serves every call of every task that lists it."""
 
     name: str = ""
-    """What `onceward explain --verbose` calls it; the name of its class unless you give another."""
+    """Shown by `onceward explain --verbose`; defaults to the class name."""
     keeps_contract: ClassVar[bool] = False
-    """Whether it is what keeps the contract of a task: an inbox."""
+    """Whether this middleware is an inbox, which keeps the contract of a task."""
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__dict__.get("name") or cls.__name__
 
     def bind(self, task: Any) -> Middleware:
-        """Called when a task begins a call. Return a copy that belongs to this call, if you keep state."""
+        """Called when a task begins a call. If you keep state, return a copy for this call."""
         return self
 
     async def begin(self) -> None:
-        """Called before the first fetch. What it raises refuses the whole call."""
+        """Called before the first fetch. If it raises, the call does not start and the caller gets the error."""
 
     async def end(self) -> None:
-        """Called after everything else, also when the call failed. What it raises is logged."""
+        """Called after everything else, also if the call failed. Errors are logged."""
 
     def wrap_source(self, source: SourceCalls) -> SourceCalls:
-        """What the engine shall ask instead: `return source.replace(fetch=…)`."""
+        """Return the calls the engine makes instead: `return source.replace(fetch=…)`."""
         return source
 
     def wrap_step(self, step: StepInfo, call: StepCall) -> StepCall:
-        """What the engine shall call instead of `call`, once for each attempt. Return `call` to leave a step alone."""
+        """Return what the engine calls instead of `call`, once per attempt. Return `call` to leave a step alone."""
         return call
 
 
 def check_middleware(given: Sequence[Any], owner: str) -> tuple[Middleware, ...]:
-    """What a task or an app was given, or an error that says how to write it."""
+    """Return the middleware of a task or an app as a tuple, or raise ConfigurationError."""
     for each in given:
         if not isinstance(each, Middleware):
             raise ConfigurationError(
@@ -104,7 +104,7 @@ def check_middleware(given: Sequence[Any], owner: str) -> tuple[Middleware, ...]
 
 
 async def sleep(seconds: float) -> None:
-    """Wait in a middleware, in either mode."""
+    """Wait, in threads as well as in asyncio."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Payloads in models: pydantic, msgspec, dataclasses and TypedDicts; what is wrong, without what was found there."""
+"""Convert payloads to models: pydantic, msgspec, dataclasses and TypedDicts. Problems never quote the payload."""
 
 from __future__ import annotations
 
@@ -12,64 +12,64 @@ from typing import Any, TypeGuard
 import msgspec
 
 _MOST_PROBLEMS = 10
-"""Named in one message; the rest is counted."""
+"""Listed in one message; the rest is counted."""
 
 _AT = re.compile(r" - at `((?:key in )?\$[^`]*)`$")
-"""How msgspec ends a message: with a path of field names, where keys that are data show as `[...]`."""
+"""The path at the end of msgspec's messages: field names; keys that are data appear as `[...]`."""
 _QUOTED = re.compile(r"(Invalid (?:enum )?value) .*", re.DOTALL)
-"""Where msgspec quotes what it found."""
+"""Messages of msgspec that quote the input."""
 
-_OF_THE_MODEL = {
+_SAFE_PROBLEMS = {
     "missing", "extra_forbidden", "literal_error", "enum", "greater_than", "greater_than_equal", "less_than",
     "less_than_equal", "string_too_short", "string_too_long", "string_pattern_mismatch", "int_parsing", "float_parsing",
     "bool_parsing", "decimal_parsing",
 }  # fmt: skip
-"""Errors of pydantic whose text says what the model wants, and nothing of what was found."""
+"""Errors of pydantic whose messages name only what the model expects, never the input."""
 
 
-def fitted(
+def convert_payload(
     model: Any, payload: Any, validate: Callable[[Any], Any] | None = None
 ) -> tuple[Any, str | None, Exception | None]:
-    """The payload in the model; or None, what is wrong with it, and what the model's own code raised.
+    """Return the payload as the model, None, None; or None, the problem, and the error its validators raised, if any.
 
-    `validate` is what `validator` has made of the model, for who does not want to have it made each time.
+    Pass `validate`, the result of `validator(model)`, to build it only once.
     """
     try:
         return (validate or validator(model))(payload), None, None
     except msgspec.ValidationError as error:
-        return None, _told_by_msgspec(error), None
-    except Exception as error:  # noqa: BLE001 - a model's validators are anybody's code
-        problem = _told_by_pydantic(error, model)
+        return None, _msgspec_problem(error), None
+    except Exception as error:  # noqa: BLE001 - validators are user code
+        problem = _pydantic_problem(error, model)
         return (None, problem, None) if problem else (None, f"its code raised {type(error).__name__}", error)
 
 
 def validator(model: Any) -> Callable[[Any], Any]:
-    """What makes the model of a payload, or raises."""
+    """Return a function that converts a payload to the model, or raises."""
     if not contains_pydantic(model):
         return partial(msgspec.convert, type=model)
     if hasattr(model, "model_validate"):
-        made: Callable[[Any], Any] = model.model_validate
-        return made
-    from pydantic import TypeAdapter  # a pydantic dataclass, or list[Order], so it is loaded already
+        validate: Callable[[Any], Any] = model.model_validate
+        return validate
+    from pydantic import TypeAdapter  # for a pydantic dataclass or list[Order]; already loaded by the model
 
     return TypeAdapter(model).validate_python
 
 
-def _told_by_msgspec(error: msgspec.ValidationError) -> str:
-    """What is wrong and where, without what was found there."""
+def _msgspec_problem(error: msgspec.ValidationError) -> str:
+    """What is wrong and where, without the input."""
     text = str(error)
     at = _AT.search(text)
     where = at[1] if at else "$"
-    if error.__cause__ is not None:  # raised by the model's __post_init__, in its words
+    if error.__cause__ is not None:  # raised by the model's __post_init__; its message may quote the input
         return f"{where}: its code raised {type(error.__cause__).__name__}"
     what = text[: at.start()] if at else text
     return f"{where}: " + _QUOTED.sub(r"\1", what)
 
 
-def _told_by_pydantic(error: Exception, model: type) -> str:
-    """What is wrong and where, without what was found there; empty if this is not a validation's result.
+def _pydantic_problem(error: Exception, model: type) -> str:
+    """What is wrong and where, without the input; empty if this is not a ValidationError.
 
-    In pydantic's words where they are of the model alone: others may quote the input, or are of anybody's code.
+    Uses pydantic's messages only if they cannot quote the input; the messages of custom validators can.
     """
     from pydantic import ValidationError
 
@@ -77,19 +77,19 @@ def _told_by_pydantic(error: Exception, model: type) -> str:
         return ""
     names = _field_names(model)
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    told = [f"{_path(problem['loc'], names)}: {_words(problem)}" for problem in found[:_MOST_PROBLEMS]]
+    lines = [f"{_path(problem['loc'], names)}: {_message(problem)}" for problem in found[:_MOST_PROBLEMS]]
     if len(found) > _MOST_PROBLEMS:
-        told.append(f"and {len(found) - _MOST_PROBLEMS} more")
-    return ", ".join(told)
+        lines.append(f"and {len(found) - _MOST_PROBLEMS} more")
+    return ", ".join(lines)
 
 
-def _words(problem: Any) -> str:
+def _message(problem: Any) -> str:
     kind: str = problem["type"]
-    return str(problem["msg"]) if kind in _OF_THE_MODEL or kind.endswith("_type") else kind
+    return str(problem["msg"]) if kind in _SAFE_PROBLEMS or kind.endswith("_type") else kind
 
 
 def _path(location: Iterable[int | str], names: set[str]) -> str:
-    """As msgspec writes it. Only names of fields are shown: the keys of a dict are data."""
+    """Format a path as msgspec does. Shows only field names: the keys of a dict are data."""
     return "$" + "".join(f".{part}" if part in names else "[...]" for part in location)
 
 
@@ -102,11 +102,11 @@ def _field_names(model: type) -> set[str]:
     return names
 
 
-# ───────────────────────────── which models there are ─────────────────────────────
+# ── inspecting models ───────────────────────────────────────────────────────────────────────────────────
 
 
 def is_model(thing: object) -> TypeGuard[type]:
-    """Whether this is a class that a payload can be converted into."""
+    """Whether a payload can be converted to this class."""
     if not isinstance(thing, type):
         return False
     return (
@@ -118,30 +118,30 @@ def is_model(thing: object) -> TypeGuard[type]:
 
 
 def is_typed_dict(thing: object) -> bool:
-    # By its marks, since `typing_extensions` has a TypedDict of its own.
+    # By its attributes: `typing_extensions` has its own TypedDict.
     return isinstance(thing, type) and issubclass(thing, dict) and hasattr(thing, "__required_keys__")
 
 
 def forbidding(model: type) -> type | None:
-    """The first class in a model, or among its fields, that refuses unknown fields."""
+    """The first class, of the model and its fields, that forbids unknown fields."""
     return next((part for part in _models_in(model) if _forbids(part)), None)
 
 
 def _forbids(model: Any) -> bool:
     if issubclass(model, msgspec.Struct):
         return bool(model.__struct_config__.forbid_unknown_fields)
-    # pydantic keeps it in one place for its models and in another for dataclasses and TypedDicts
+    # Models of pydantic have the first; its dataclasses and TypedDicts the second.
     config = getattr(model, "model_config", None) or getattr(model, "__pydantic_config__", None) or {}
     return bool(config.get("extra") == "forbid")
 
 
 def is_pydantic(model: type) -> bool:
-    # By a mark, so that pydantic is not loaded for those who do without it.
+    # By an attribute, which does not import pydantic.
     return hasattr(model, "__pydantic_validator__")
 
 
 def contains_pydantic(model: Any) -> bool:
-    """Whether pydantic has to make it: one of its models, or `list[Order]` and the like with one inside."""
+    """Whether pydantic must convert it: a pydantic model, or a type such as `list[Order]` that contains one."""
     if isinstance(model, type) and not hasattr(model, "__origin__"):
         return is_pydantic(model)
     return any(map(is_pydantic, _models_in(model)))
@@ -150,12 +150,12 @@ def contains_pydantic(model: Any) -> bool:
 def _pydantic_fields(model: Any) -> dict[str, Any]:
     if not is_pydantic(model):
         return {}
-    # A dataclass has only the second.
+    # Dataclasses have only the second.
     return dict(model.model_fields if hasattr(model, "model_fields") else model.__pydantic_fields__)
 
 
 def _models_in(model: type) -> list[type]:
-    """The model and those that its fields are made of, at any depth."""
+    """The model, and the models in its fields, at any depth."""
     found: list[type] = []
     todo: list[Any] = [model]
     while todo:
@@ -175,5 +175,5 @@ def _hints(model: Any) -> dict[str, Any]:
         return {name: field.annotation for name, field in _pydantic_fields(model).items()}
     try:
         return typing.get_type_hints(model, include_extras=True)
-    except Exception:  # noqa: BLE001 - a name that is not there yet; the model itself still counts
+    except Exception:  # noqa: BLE001 - an unresolved forward reference; the model itself still counts
         return {}

@@ -1,4 +1,4 @@
-"""The unit of work: all that connectors, engines and tasks exchange."""
+"""The unit of work that connectors, engines and tasks exchange, and how a connector learns its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ReadOnlyDict(dict[str, Any]):
-    """A dict that refuses change. Unlike `MappingProxyType` it pickles and serialises as a dict does."""
+    """A read-only dict. Unlike `MappingProxyType`, it pickles and serializes like a dict."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("a transaction's metadata is read-only; use transaction.derive(metadata=…)")
@@ -46,11 +46,11 @@ def _in_utc(value: Any) -> datetime:
 
 
 class Transaction(msgspec.Struct, frozen=True, weakref=True):
-    """Something to do once, immutable from birth to settlement.
+    """Something to do once; immutable.
 
-    `id` is globally unique and stays the same over all attempts, and from producer to consumer. A change
-    is another transaction: see `derive`. The engine never looks into `payload`; `metadata` is system
-    context (trace context, routing), never business data and never a credential.
+    `id` is globally unique and stays the same across attempts and from producer to consumer. To change a transaction,
+    `derive` a new one. The engine never inspects `payload`; `metadata` is system context (trace context, routing),
+    never business data and never a credential.
     """
 
     id: str = msgspec.field(default_factory=_new_id)
@@ -63,9 +63,9 @@ class Transaction(msgspec.Struct, frozen=True, weakref=True):
 
     def __post_init__(self) -> None:
         if type(self.id) is not str or not self.id:
-            shown = repr(self.id) if isinstance(self.id, str) else type(self.id).__name__
+            found = repr(self.id) if isinstance(self.id, str) else type(self.id).__name__
             raise ValueError(
-                f"a transaction's id must be a non-empty string, not {shown}; a payload is given as payload=…"
+                f"a transaction's id must be a non-empty string, not {found}; pass a payload as payload=…"
             )
         if type(self.metadata) is not ReadOnlyDict:
             if not isinstance(self.metadata, Mapping):
@@ -78,14 +78,14 @@ class Transaction(msgspec.Struct, frozen=True, weakref=True):
 
     @property
     def transaction_id(self) -> str:
-        """The same as `id`."""
+        """Same as `id`."""
         return self.id
 
     def derive(self, **changes: Any) -> Transaction:
-        """A new transaction with a new id, caused by this one.
+        """Return a transaction with a new id, caused by this one.
 
-        `parent_id` becomes this one's id, and `correlation_id` stays, or begins here. Anything named in
-        `changes` overrides that, except the id of this transaction itself: a change needs a new id.
+        `parent_id` is this one's id; `correlation_id` is inherited, or else this one's id. `changes` override any
+        field. Raises ValueError if they reuse this one's id.
         """
         if changes.get("id") == self.id:
             raise ValueError(f"a changed transaction needs a new id; {self.id!r} names the old one")
@@ -99,30 +99,28 @@ class Transaction(msgspec.Struct, frozen=True, weakref=True):
         return Transaction(**{**values, **changes})
 
     def __repr__(self) -> str:
-        # No payload: a repr ends up in logs and tracebacks.
+        # Without the payload: a repr ends up in logs and tracebacks.
         return (
             f"Transaction(id={self.id!r}, source={self.source!r}, created_at={self.created_at.isoformat()})"
         )
 
 
-# What the engine tells a connector about a transaction it fetched.
-
-
 class Verdict(StrEnum):
+    """How the engine settles a transaction with its connector."""
+
     DONE = "done"
-    """The success handler has ended: acknowledge."""
+    """The success handler has returned: acknowledge."""
     FAILED = "failed"
-    """The lifecycle ended in failure: the connector's failure rule decides, redelivery or dead letter."""
+    """The lifecycle failed: the connector's failure rule decides between redelivery and dead letter."""
     RETURNED = "returned"
-    """It was not started, or could not be yet: give it to somebody else after `delay`, and do not count this
-    delivery."""
+    """Not started, or postponed: deliver it again after `delay`, without counting this delivery."""
 
 
 class Settlement(msgspec.Struct, frozen=True):
-    """The end of one delivery. `transaction` is the very object the connector handed out."""
+    """The end of one delivery. `transaction` is the same object the connector delivered."""
 
     transaction: Transaction
     verdict: Verdict
     error: TransactionException | None = None
     delay: float = 0.0
-    """Seconds until something returned may be handed out again."""
+    """Seconds until a returned transaction may be delivered again."""

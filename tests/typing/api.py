@@ -77,7 +77,7 @@ from onceward.task.mixins.policies import (
 )
 from onceward.task.report import Report, StopReason
 from onceward.task.settings import EngineSettings
-from onceward.task.work import Outcome, Status
+from onceward.task.work import Outcome, OutcomeStatus
 
 # ── transactions ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -247,7 +247,7 @@ def produce(numbers: Iterator[int]) -> None:
         assert_type(error.category, ExceptionCategory)
     outcome = task.start_producing(order)
     assert_type(outcome.transaction, Transaction)
-    assert_type(outcome.status, Status)
+    assert_type(outcome.status, OutcomeStatus)
     assert_type(outcome.error, TransactionException | None)
     assert_type(outcome.attempt, int)
     task.stop()

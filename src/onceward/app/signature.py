@@ -9,7 +9,7 @@ from typing import Any, get_origin, get_type_hints
 import msgspec
 
 from onceward.errors import ConfigurationError
-from onceward.models import contains_pydantic, fitted, is_typed_dict, validator
+from onceward.models import contains_pydantic, convert_payload, is_typed_dict, validator
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.transaction import Transaction
 
@@ -110,7 +110,7 @@ class Fit:
     def __call__(self, payload: Any) -> Any:
         if self._class is not None and type(payload) is self._class:
             return payload  # it is one; or an inbox has made it already
-        value, problem, cause = fitted(self._model, payload, self._validate)
+        value, problem, cause = convert_payload(self._model, payload, self._validate)
         if problem is not None:
             raise TransactionException(
                 f"the payload does not fit {self._name} of {self._function}: {problem}",

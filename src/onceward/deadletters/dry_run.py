@@ -106,9 +106,9 @@ class _DryRun:
             raise ConfigurationError(
                 f"{type(task).__name__} has no contract: a dry run goes through the inbox, as consumers with one do"
             )
-        if task._asynchronous != ports.asynchronous:
+        if task.asynchronous != ports.asynchronous:
             raise ConfigurationError(
-                f"{type(task).__name__} runs in {'asyncio' if task._asynchronous else 'threads'}; dry_run is for "
+                f"{type(task).__name__} runs in {'asyncio' if task.asynchronous else 'threads'}; dry_run is for "
                 "threads, dry_run_async for asyncio"
             )
         self._ports = ports
@@ -237,7 +237,7 @@ def _guarded_handler(task: Any) -> Callable[..., Any]:
     method = task.process_transaction
     guard = IoGuard(task, raises=True)
     step = Step.of("process", "process", method, RetryPolicy())
-    if task._asynchronous:
+    if task.asynchronous:
         return guard.wrap_step(step, method)
     return as_function(guard.wrap_step(step, as_coroutine(method)))
 

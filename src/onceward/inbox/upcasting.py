@@ -15,7 +15,7 @@ import msgspec
 
 from onceward.inbox.errors import Breach, ContractError
 from onceward.inbox.event import Event
-from onceward.models import fitted, is_pydantic
+from onceward.models import convert_payload, is_pydantic
 
 if TYPE_CHECKING:
     from onceward.inbox.contract import Contract
@@ -127,7 +127,7 @@ def _in_model(contract: Contract, event: Event, payload: Any) -> Any:
     model: Any = contract.model
     if is_pydantic(model) and payload is event.payload:
         payload = _copied(contract, event)  # a validator may change its input in place
-    value, problem, cause = fitted(model, payload)
+    value, problem, cause = convert_payload(model, payload)
     if problem is None:
         return value
     # Outside the handler, and without a cause that quotes what it found.

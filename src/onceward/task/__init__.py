@@ -1,1 +1,1 @@
-"""The engine: transactions through a strict lifecycle, in threads and in asyncio. Knows no driver, SQL or wire."""
+"""The engine: takes transactions through a strict lifecycle, in threads or asyncio. No drivers, SQL or protocols."""

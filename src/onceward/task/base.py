@@ -1,4 +1,4 @@
-"""What a task is given before it runs, and what the engine keeps for each task instance."""
+"""Base classes of tasks, and the state the engine keeps for each task instance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onceward.task.slots import IdsInFlight
 
 
 class Running(Protocol):
-    """A call that runs, as its task sees it."""
+    """A running call, as its task sees it."""
 
     def stop(self) -> None: ...
     def hurry(self) -> None: ...
@@ -22,36 +22,37 @@ class Running(Protocol):
 
 
 class EngineState:
-    """The engine's memory of one task instance: what runs, what was asked to stop, which ids are in flight."""
+    """The engine's state of one task instance: running calls, requested stops, ids in flight."""
 
     def __init__(self) -> None:
         self.ids = IdsInFlight()
         self.running: dict[int, Running] = {}
         self.stops = 0
-        """How often `stop` was called."""
+        """How many times `stop` was called."""
         self.stops_obeyed = 0
-        """Up to which of them calls have come and gone."""
+        """How many of these stops have already ended a call."""
 
     def stop(self) -> None:
-        # Runs in signal handlers: no lock, nothing that waits.
+        # Called from signal handlers: must not lock or wait.
         self.stops += 1
         for call in list(self.running.values()):
             call.stop()
 
 
 class BaseTask:
-    """Connectors and services, injected. Domain logic only: a task builds none of them and opens nothing."""
+    """A task: domain logic only. Connectors and services are injected; a task neither creates nor opens them."""
 
+    asynchronous: ClassVar[bool]
+    """Whether the task runs in asyncio; if not, in threads."""
     _fetch_method: ClassVar[str]
     _other_fetch_method: ClassVar[str]
-    _asynchronous: ClassVar[bool]
 
     settings: EngineSettings = EngineSettings()
     clock: Clock = Clock()
     middleware: Sequence[Middleware] = ()
-    """What goes around the source and the steps of this task, outermost first."""
+    """Wraps the source and the steps of this task, outermost first."""
     interruptible: bool = False
-    """Whether `hurry` can cut off attempts that have no time limit. Costs a little for each attempt."""
+    """Whether `hurry` can interrupt attempts that have no time limit. Costs a little per attempt."""
     connectors: Mapping[str, Any]
     services: Mapping[str, Any]
 
@@ -65,8 +66,8 @@ class BaseTask:
         name = type(self).__name__
         if connectors is None:
             raise ConfigurationError(
-                f"{name} has no connectors; give it some: {name}(connectors={{'source': …}}). "
-                "A producer that needs none says so with connectors={}."
+                f"{name} has no connectors; pass them: {name}(connectors={{'source': …}}). "
+                "For a producer that needs none, pass connectors={}."
             )
         for kind, given in (("connectors", connectors), ("services", services or {})):
             if not isinstance(given, Mapping):
@@ -85,39 +86,39 @@ class BaseTask:
         self._check()
 
     def _check(self) -> None:
-        """Mixins look here whether what they need is there."""
+        """Mixins override this to check that what they need is present."""
 
     @property
     def name(self) -> str:
-        """What spans, metrics and log lines call this task."""
+        """The name of this task in spans, metrics and log lines."""
         return type(self).__name__
 
     @property
     def _engine(self) -> EngineState:
-        # Built on first use, so a task that overrides __init__ and forgets super() still works.
+        # Created on first use, so a task whose __init__ forgets super() still works.
         state: EngineState | None = self.__dict__.get("_engine_state")
         return self.__dict__.setdefault("_engine_state", EngineState()) if state is None else state
 
     def stop(self) -> None:
-        """End the calls that run now: what is in flight finishes, nothing more is started.
+        """End the running calls: work in flight finishes, nothing new is started.
 
-        Safe from a signal handler and from any thread, and as often as you like. Called while nothing
-        runs, it ends the next call before it begins.
+        Safe in signal handlers and from any thread; may be called repeatedly. If nothing is running, the next call
+        ends before it begins.
         """
         self._engine.stop()
 
     def hurry(self) -> None:
-        """Have the time of what is in flight run out now, as if `loop.timeout` had. For calls that have been stopped.
+        """Interrupt work in flight now, as if `loop.timeout` had run out. For calls that have been stopped.
 
-        Only an attempt under some time limit can be cut off, or any if the task is `interruptible`. Its transaction is
-        abandoned, and comes again when its lease has run out. Safe from any thread.
+        Interrupts attempts that have a time limit; all of them if the task is `interruptible`. Their transactions are
+        abandoned, and redelivered when the lease expires. Safe from any thread.
         """
         for call in list(self._engine.running.values()):
             call.hurry()
 
     @property
     def stuck(self) -> int:
-        """How many attempts are stuck now: asked to stop, given up on, and still running."""
+        """How many attempts are stuck: asked to stop, given up on, and still running."""
         return sum(call.stuck for call in list(self._engine.running.values()))
 
 
@@ -126,7 +127,7 @@ class Task(BaseTask):
 
     _fetch_method = "fetch_transactions"
     _other_fetch_method = "fetch_transactions_async"
-    _asynchronous = False
+    asynchronous = False
 
 
 class AsyncTask(BaseTask):
@@ -134,4 +135,4 @@ class AsyncTask(BaseTask):
 
     _fetch_method = "fetch_transactions_async"
     _other_fetch_method = "fetch_transactions"
-    _asynchronous = True
+    asynchronous = True

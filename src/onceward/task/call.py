@@ -1,4 +1,4 @@
-"""One call of an engine, put together: plan, slots, loop and ports; and its end, as a report or an error."""
+"""One call of an engine: assemble plan, slots, loop and ports, run them, and return a report or raise an error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from onceward.task.report import Report, StopReason
 from onceward.task.script import Exited, Failed, Limit, Script, drive_async
 from onceward.task.slots import Slots
 from onceward.task.source import Loop, LoopPorts, Source
-from onceward.task.work import Outcome, Plan, Work
+from onceward.task.work import CallPlan, Outcome, Work
 from onceward.telemetry import logs
 from onceward.telemetry.context import current_attempt, working_on
 from onceward.telemetry.engine_spans import EngineSpans, Names
@@ -37,15 +37,20 @@ from onceward.telemetry.engine_spans import EngineSpans, Names
 logger = logging.getLogger("onceward.engine")
 
 SIGNAL_CHECK = 0.25
-"""Seconds until the caller's thread looks for signals at the latest."""
+"""Seconds after which the main thread checks for signals."""
 LAST_WORD = LANDING + 2.0
-"""Seconds a call that is out of time waits for its loop to say how it ended: work that was not begun is given back to
-the source meanwhile. A loop that is stuck in its source does not keep the caller for longer."""
+"""Seconds a call that is out of time waits for its loop to end, while unstarted work goes back to the source. A loop
+that is stuck in its source does not hold the caller any longer."""
+NOT_DEFINED: set[Any] = set()
+"""The mixins' default handlers, which do nothing."""
+REQUIRED: set[Any] = set()
+"""The methods that a task has to define."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Wiring(msgspec.Struct, kw_only=True):
-    """What distinguishes one kind of call from another."""
+    """What one call runs: its steps, source, script and middleware."""
 
     span: str
     life_span: str
@@ -57,9 +62,9 @@ class Wiring(msgspec.Struct, kw_only=True):
     script: Callable[[Loop], Script[StopReason]]
     timeout_error: type[ConsumerLoopTimeoutException] | type[ProducerLoopTimeoutException]
     postpones: bool = False
-    """Whether what is postponed has somewhere to go back to."""
+    """Whether postponed transactions go back to the source."""
     chain: Sequence[Middleware] = ()
-    """What is around the steps and the source, outermost first, but for telemetry."""
+    """The middleware around steps and source, outermost first, without telemetry."""
     on_outcome: Callable[[Outcome], None] | None = None
 
 
@@ -73,9 +78,13 @@ class Call:
         self.now = task.clock.now
         self.began = self.now()
         self.deadline = inf if wiring.policy.loop.timeout is None else self.began + wiring.policy.loop.timeout
-        self.watch = EngineSpans.when_somebody_listens(
+        self.watch = EngineSpans.create_if_enabled(
             Names(
-                task.name, wiring.span, wiring.life_span, shown(wiring.policy), task.settings.telemetry_fields
+                task.name,
+                wiring.span,
+                wiring.life_span,
+                loop_attributes(wiring.policy),
+                task.settings.telemetry_fields,
             )
         )
         self.context = contextvars.copy_context()
@@ -86,15 +95,15 @@ class Call:
         self.loop: Loop
 
     def assemble(self, ports: BlockingPorts | AsyncPorts, hand_over: Callable[[Failed], None]) -> None:
-        """Everything that needs to know how this call waits."""
+        """Create everything that depends on whether the call runs in threads or asyncio."""
         task, wiring = self.task, self.wiring
-        ports.on_crash = self.crashed
+        ports.on_crash = self.handle_crash
         ports.interruptible = task.interruptible
         ids = task._engine.ids
         if self.watch is not None:
             self.context.run(self.watch.loop_begins, lambda: len(ids.holders))
         limited = self.deadline != inf or wiring.policy.loop.transaction_timeout is not None
-        plan = Plan(
+        plan = CallPlan(
             task=task.name,
             main=self._wrap(wiring.main),
             success=self._wrap(wiring.success),
@@ -137,25 +146,25 @@ class Call:
         return self.slots.stuck_now + self.stuck_asking
 
     def _wrap(self, step: Step) -> Step:
-        """The step inside its middleware; or, where nothing is around it, without a handler that does nothing."""
+        """Wrap the step in its middleware. Unwrapped, a default handler is `silent`: it is never called."""
         chain = self.wiring.chain if self.watch is None else (self.watch, *self.wiring.chain)
-        bare = call = step.call if self.task._asynchronous or not chain else as_coroutine(step.call)
+        bare = call = step.call if self.task.asynchronous or not chain else as_coroutine(step.call)
         for each in reversed(chain):
             call = each.wrap_step(step, call)
         if call is bare:
             return msgspec.structs.replace(step, silent=getattr(step.call, "__func__", None) in NOT_DEFINED)
-        return msgspec.structs.replace(step, call=call if self.task._asynchronous else as_function(call))
+        return msgspec.structs.replace(step, call=call if self.task.asynchronous else as_function(call))
 
     def _take_over(self, hand_over: Callable[[Failed], None], loop: Loop, reply: Failed) -> None:
-        """The source does not answer, and whoever asked it is stuck: another goes on with the loop."""
+        """The source does not answer, so the driver of the loop is stuck: let another one continue."""
         self.stuck_asking = True
         self.slots.tally.stuck += 1
         loop.context = loop.context.copy()
         loop.context.run(current_attempt.set, None)
         hand_over(reply)
 
-    def expired(self, work: Work, limit: Limit) -> None:
-        """Told when an attempt is asked to stop, whatever becomes of it: it may never end."""
+    def report_expiry(self, work: Work, limit: Limit) -> None:
+        """Log that an attempt is asked to stop. Does not wait for it to end, which may never happen."""
         with working_on(work):
             if limit is Limit.HURRY:
                 logger.warning(
@@ -165,15 +174,15 @@ class Call:
                 return
             logger.warning("%s attempt %d ran out of time (%s limit)", work.step, work.attempt + 1, limit)
         if self.watch is not None:
-            self.watch.timed_out(work, limit)
+            self.watch.record_timeout(work, limit)
 
-    def crashed(self, error: BaseException) -> None:
-        """Something in the engine itself broke: end the call with that error rather than hang."""
-        logger.critical("the engine broke", exc_info=error)
+    def handle_crash(self, error: BaseException) -> None:
+        """The engine itself failed: end the call with this error instead of hanging."""
+        logger.critical("the engine failed", exc_info=error)
         self.slots.break_off(error)
 
     def conclude(self, ended: StopReason | Exited) -> Report:
-        """The report of the call, or the error that carries it."""
+        """Return the report of the call, or raise the error that carries it."""
         engine = self.task._engine
         engine.running.pop(id(self), None)
         engine.stops_obeyed = max(engine.stops_obeyed, engine.stops)
@@ -195,7 +204,7 @@ class Call:
         else:
             report.stop_reason, error = ended, self.loop.error
         if self.loop.error is not None and error is not self.loop.error:
-            logger.error("the loop had a reason of its own to end: %s", self.loop.error)
+            logger.error("the loop also failed: %s", self.loop.error)
         if isinstance(error, LoopError):
             error.report = report
         if self.watch is not None:
@@ -206,7 +215,7 @@ class Call:
 
 
 async def begin_all(chain: Sequence[Middleware]) -> None:
-    """From the outermost on. Where one refuses, those that have begun are ended."""
+    """Begin each, outermost first. If one raises, end those that have begun."""
     for number, each in enumerate(chain):
         try:
             await each.begin()
@@ -216,6 +225,7 @@ async def begin_all(chain: Sequence[Middleware]) -> None:
 
 
 async def end_all(chain: Sequence[Middleware]) -> None:
+    """End each, innermost first. Errors are logged."""
     for each in reversed(chain):
         try:
             await each.end()
@@ -223,8 +233,8 @@ async def end_all(chain: Sequence[Middleware]) -> None:
             logger.exception("middleware %s failed at the end of the call", each.name)
 
 
-def shown(policy: ConsumerPolicy | ProducerPolicy) -> dict[str, Any]:
-    """The settings of a loop, as attributes of its span."""
+def loop_attributes(policy: ConsumerPolicy | ProducerPolicy) -> dict[str, Any]:
+    """The settings of a loop, as span attributes."""
     loop = policy.loop
     settings = {
         "batch_size": loop.batch.size,
@@ -238,31 +248,23 @@ def shown(policy: ConsumerPolicy | ProducerPolicy) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-NOT_DEFINED: set[Any] = set()
-"""The handlers that mixins bring along, which do nothing."""
-
-
 def does_nothing(handler: F) -> F:
-    """Marks a mixin's default handler."""
+    """Mark a mixin's default handler."""
     NOT_DEFINED.add(handler)
     return handler
 
 
-REQUIRED: set[Any] = set()
-"""The methods that a task has to define."""
-
-
 def required(method: F) -> F:
-    """Marks a method that a mixin names and a task defines."""
+    """Mark a mixin's method that a task has to define."""
     REQUIRED.add(method)
     return method
 
 
 def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
-    """The call, driven by threads; the caller's thread only waits."""
+    """Run the call in threads; the caller's thread only waits."""
     run_blocking(begin_all(wiring.chain))
     call = Call(task, wiring)
-    ports = BlockingPorts(task.clock, task.settings.stuck_grace, call.expired)
+    ports = BlockingPorts(task.clock, task.settings.stuck_grace, call.report_expiry)
     ended: list[StopReason | Exited] = []
     bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -272,12 +274,12 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
             ended.append(result)
             bell.put(None)
 
-    # In the main thread not for long: a signal may have been delivered to another thread, which wakes nobody.
+    # The main thread wakes often: a signal delivered to another thread does not wake it.
     longest = SIGNAL_CHECK if threading.current_thread() is threading.main_thread() else 3600.0
     ticket = [True]
 
     def begin() -> None:
-        # Only the first that comes: a Ctrl-C may have cut off the start of this thread, or just after it.
+        # Only once: a Ctrl-C may have interrupted the start of this thread, so it may be started twice.
         if ticket and ticket.pop():
             carry(None)
 
@@ -296,7 +298,7 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
             idle = not (call.slots.pending or call.slots.stuck_now or call.stuck_asking)
             ports.close(wait=bool(ended) and idle)
         except KeyboardInterrupt as error:
-            # The first lets work in flight finish, the second does not.
+            # The first Ctrl-C lets work in flight finish, the second does not.
             over = over or interrupted is not None
             interrupted = interrupted or error
             call.slots.exited = call.slots.exited or error
@@ -304,17 +306,17 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
             ports.alarm()
     try:
         run_blocking(end_all(wiring.chain))
-    finally:  # a Ctrl-C may come even now
+    finally:  # even if another Ctrl-C arrives now
         result = Exited(interrupted) if interrupted is not None else ended[0] if ended else StopReason.TIMEOUT
         report = call.conclude(result)
     return report
 
 
 async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
-    """The call, driven by asyncio tasks; the caller's task only waits."""
+    """Run the call in asyncio tasks; the caller's task only waits."""
     await begin_all(wiring.chain)
     call = Call(task, wiring)
-    ports = AsyncPorts(task.clock, task.settings.stuck_grace, call.expired)
+    ports = AsyncPorts(task.clock, task.settings.stuck_grace, call.report_expiry)
     ended: asyncio.Future[StopReason | Exited] = asyncio.get_running_loop().create_future()
 
     async def carry(reply: Any) -> None:
@@ -338,7 +340,7 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
         call.slots.close()
         tasks = ports.cancel()
         call.slots.dismiss()
-        # Whatever comes now, the caller wanted to cancel, and that is what it gets.
+        # Whatever happens now, the caller gets its cancellation.
         with suppress(asyncio.CancelledError, TimeoutError):
             if tasks:
                 await asyncio.wait(tasks, timeout=task.settings.stuck_grace)
@@ -347,6 +349,6 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
     ports.close()
     try:
         await end_all(wiring.chain)
-    finally:  # a cancellation may come even now
+    finally:  # even if another cancellation arrives now
         report = call.conclude(result)
     return report

@@ -1,8 +1,7 @@
-"""Attempts under a time limit, all watched by one watchdog per call.
+"""Attempts under a time limit, all watched by one watchdog per call; and the engine's clock.
 
-Entering an attempt is a dict entry, leaving it another; there is no timer, thread or task per attempt. The
-watchdog sleeps until the earliest deadline it knows of. Since most attempts end long before theirs, it
-mostly finds younger ones when it wakes, and sleeps again.
+An attempt costs a dict entry, but no timer, thread or task. The watchdog sleeps until the earliest deadline it knows.
+Most attempts end long before theirs, so when it wakes it mostly finds newer ones, and sleeps again.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from onceward.task.work import Life, Work
 
 
 def first_limit(work: Work, timeout: float | None, now: float) -> tuple[float, Limit]:
-    """When an attempt that starts now has to end, and which of its limits says so."""
+    """When an attempt that starts now has to end, and which limit sets that time."""
     if timeout is not None and now + timeout < work.deadline:
         return now + timeout, Limit.STEP
     return work.deadline, work.limit
 
 
 class Try:
-    """One attempt under a time limit: first it runs, then it may be overdue, then it may be stuck."""
+    """One attempt under a time limit: running, then perhaps expired, then perhaps stuck."""
 
     __slots__ = ("due", "expired", "limit", "work")
 
@@ -40,28 +39,28 @@ class Try:
         return self.limit is Limit.HURRY
 
     def expire(self) -> bool:
-        """Ask the attempt to stop, unless it has just ended: whether it was asked."""
+        """Ask the attempt to stop. False if it has just ended."""
         raise NotImplementedError
 
     def give_up(self) -> bool:
-        """Stop waiting for the attempt, unless it has just ended: whether it is stuck."""
+        """Stop waiting for the attempt, which is stuck. False if it has just ended."""
         raise NotImplementedError
 
 
 class Deadlines:
-    """The attempts in hand, by the thread or task they run in."""
+    """The attempts in flight, by the thread or task they run in."""
 
     def __init__(self, stuck_grace: float, on_expiry: Callable[[Work, Limit], None]) -> None:
         self.tries: dict[Any, Try] = {}
         self.watch_at = inf
-        """Whoever enters an attempt due before this pokes the watchdog."""
+        """An attempt due before this must poke the watchdog."""
         self._stuck_grace = stuck_grace
         self._on_expiry = on_expiry
         self._hurried = False
 
-    def look(self, now: float) -> float:
-        """Act on what is due, and say when to look again."""
-        # While it looks around, every newcomer pokes: none can slip past between look and sleep.
+    def check(self, now: float) -> float:
+        """Act on what is due, and return when to check next."""
+        # During the check every new attempt pokes, so none is missed before the watchdog sleeps.
         self.watch_at = inf
         nearest = inf
         if self._hurried:
@@ -75,20 +74,20 @@ class Deadlines:
         return nearest
 
     def hurry(self) -> None:
-        """Have the next look cut off every attempt at a transaction."""
-        # By the watchdog, and nobody beside it: an attempt that is due at this moment has one reason to end.
+        """Make the next check cut off every attempt at a transaction."""
+        # Only the watchdog acts: an attempt that is due right now must have one reason to end.
         self._hurried = True
 
     def _cut_off(self, now: float) -> None:
         for this in list(self.tries.values()):
-            # What the source is being told may be told to its end.
+            # Calls to the source may finish.
             if not this.expired and type(this.work) is Life:
                 this.limit, this.due = Limit.HURRY, now
 
     def _act(self, this: Try, now: float) -> None:
         if this.expired:
             this.due = inf
-            # Counted before: the moment it is given up, the stuck one may return and leave.
+            # Count first: once given up, the stuck driver may return and leave at any moment.
             this.work.count_drivers(+1)
             if this.give_up():
                 this.work.stuck = True
@@ -96,7 +95,7 @@ class Deadlines:
             else:
                 this.work.count_drivers(-1)
         else:
-            # Where the call ends, there is no next attempt to hold back, so no grace.
+            # If the call is ending, no attempt follows that would have to wait, so no grace.
             this.due = inf if this.limit in ENDING else now + self._stuck_grace
             if this.expire():
                 self._on_expiry(this.work, this.limit)
@@ -104,15 +103,12 @@ class Deadlines:
                 this.due = inf
 
 
-# Time as the engine sees it: the one thing, with randomness, that a test may replace.
-
-
 class Clock:
-    """The real clock. `onceward.testing.FakeClock` replaces it in tests."""
+    """The engine's time. Tests may replace it with `onceward.testing.FakeClock`."""
 
     now = staticmethod(time.monotonic)
-    """Seconds on a clock that never goes back."""
+    """Seconds on a monotonic clock."""
 
     def sleeping(self, seconds: float) -> float:
-        """Told before the engine sleeps out a backoff; answers how long it shall really sleep."""
+        """Called before the engine sleeps for a backoff; returns how long to really sleep."""
         return seconds

@@ -1,23 +1,23 @@
-"""What can go wrong, as one short tree.
+"""The errors of this package, as a tree.
 
     OncewardError
-    ├── ConfigurationError            (ValueError)   a task, policy or connector that cannot work
+    ├── ConfigurationError            (ValueError)   an invalid task, policy or connector
     ├── TransactionException                         one transaction failed; has a category
-    ├── Postponed                                    not now: raise it, and the transaction comes again later
-    ├── IOGuardError                                 a task opened a socket, file or process itself
+    ├── Postponed                                    not now: raise it to have the transaction redelivered later
+    ├── IOGuardError                                 a task itself opened a socket, file or process
     ├── QueueError, ConnectorClosedError, PayloadError, SessionError, …   in `queue`, `connectors`, `db`
     └── LoopError                                    a consume or produce call ended early; has a report
-        ├── FetchException                           the source failed for good
+        ├── FetchException                           the source failed permanently
         │   └── FetchTimeoutException (TimeoutError)
-        ├── SettlementException                      the source would not take an outcome
+        ├── SettlementException                      the source did not accept an outcome
         ├── InputException                           the caller's iterable failed
-        ├── NotSentException                         a producer of an app could not send all of its messages
+        ├── NotSentException                         an app's producer could not send all of its messages
         ├── ConsumerLoopTimeoutException (TimeoutError)
         └── ProducerLoopTimeoutException (TimeoutError)
 
     AttemptInterrupted (BaseException)               raised inside an attempt that ran out of time
 
-Every error pickles, and keeps its cause across pickling.
+Every error can be pickled, and keeps its cause.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ if TYPE_CHECKING:
 
 
 LONGEST_POSTPONEMENT = 86400.0
-"""Seconds. What has to wait longer belongs into a schedule, not into a queue."""
+"""Seconds. Anything that must wait longer belongs in a schedule, not in a queue."""
 
 
 class ExceptionCategory(StrEnum):
-    """Why a transaction failed. These three are the only reasons."""
+    """Why a transaction failed. There are no other reasons."""
 
     BUSINESS = "BUSINESS"
-    """The task said so: trying again would give the same answer. Never retried."""
+    """The task rejected it: another attempt would fail the same way. Never retried."""
     SYSTEM = "SYSTEM"
-    """Something unexpected: a bug, a network, a service. Retried within the policy."""
+    """Something unexpected: a bug, a network, a service. Retried under the policy."""
     TIMEOUT = "TIMEOUT"
-    """An attempt or a lifecycle ran out of time. Attempts are retried within the policy."""
+    """An attempt or a lifecycle ran out of time. Attempts are retried under the policy."""
 
 
 class IOGuardError(OncewardError):
-    """A task did I/O of its own instead of going through an injected service or connector. Never retried."""
+    """A task did its own I/O instead of using an injected service or connector. Never retried."""
 
 
 class TransactionException(OncewardError):
     """One transaction failed.
 
     Raise it from a task to say why: `TransactionException("card expired", category=ExceptionCategory.BUSINESS)`.
-    Whatever else a task raises reaches handlers and callers as one of these, with the original as `cause`.
+    Any other error of a task reaches handlers and callers as a TransactionException with the original as `cause`.
     """
 
     # For subclasses that forget to call this class's __init__.
@@ -79,7 +79,7 @@ class TransactionException(OncewardError):
 
     @property
     def cause(self) -> BaseException | None:
-        """What was raised in the first place, if this wraps something."""
+        """The original error, if this wraps one."""
         return self.__cause__
 
     def __str__(self) -> str:
@@ -94,14 +94,14 @@ class TransactionException(OncewardError):
 
 
 class Postponed(OncewardError):
-    """Not now. Raise it from `process_transaction`, and the transaction is delivered again after `delay` seconds.
+    """Not now. Raise it from `process_transaction` to have the transaction redelivered after `delay` seconds.
 
-    It is no failure: no attempt is spent, no delivery is counted, and the exception handler is not called. A source
-    that cannot take anything back has its transaction wait in the slot instead.
+    This is not a failure: it counts neither as an attempt nor as a delivery, and the exception handler is not called.
+    If the source cannot take the transaction back, it waits in its slot.
     """
 
     category: None = None
-    """It is none of the three kinds of failure."""
+    """Not a failure, so it has no category."""
     delay: float = 1.0
 
     def __init__(self, message: str = "", delay: float = 1.0) -> None:
@@ -114,37 +114,37 @@ class Postponed(OncewardError):
 
 
 class LoopError(OncewardError):
-    """A consume or produce call ended before its work did. `report` says how far it came."""
+    """A consume or produce call ended early. `report` says how far it got."""
 
     category = ExceptionCategory.SYSTEM
     report: Report | None = None
 
     @property
     def cause(self) -> BaseException | None:
-        """What was raised in the first place, if this wraps something."""
+        """The original error, if this wraps one."""
         return self.__cause__
 
 
 class FetchException(LoopError):
-    """The source failed, and the fetch policy allows no further attempt."""
+    """The source failed, and the fetch policy allows no more attempts."""
 
 
 class FetchTimeoutException(FetchException, TimeoutError):
-    """The source did not answer in time, and the fetch policy allows no further attempt."""
+    """The source did not answer in time, and the fetch policy allows no more attempts."""
 
     category = ExceptionCategory.TIMEOUT
 
 
 class SettlementException(LoopError):
-    """The source would not take an outcome. What it was not told is delivered again."""
+    """The source did not accept some outcomes. Their transactions are redelivered."""
 
 
 class InputException(LoopError):
-    """The iterable given to `produce_transactions` raised, or yielded something else than transactions."""
+    """The iterable passed to `produce_transactions` raised, or yielded something other than a Transaction."""
 
 
 class NotSentException(LoopError):
-    """Some messages of an app's producer did not get to its sink. The others did; `report` counts both."""
+    """An app's producer could not send some messages to its sink. `report` counts those and the sent ones."""
 
 
 class ConsumerLoopTimeoutException(LoopError, TimeoutError):
@@ -162,6 +162,6 @@ class ProducerLoopTimeoutException(LoopError, TimeoutError):
 class AttemptInterrupted(BaseException):
     """Raised by the engine inside a thread whose attempt ran out of time.
 
-    Not an `Exception`, so that `except Exception` in a task does not swallow it. A task may catch it to
-    clean up, and should let it go on.
+    Not an `Exception`, so `except Exception` in a task does not swallow it. A task may catch it to clean up, and
+    should re-raise it.
     """

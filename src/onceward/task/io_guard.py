@@ -1,9 +1,9 @@
-"""The I/O guard: a task that opens a socket, file or process of its own is told so.
+"""The I/O guard: warn or raise if a task itself opens a socket, file or process.
 
-Tasks get their I/O injected. With `EngineSettings.io_guard` set to `warn` or `raise`, an audit hook looks at what
-CPython reports while `process_transaction` or `produce_transaction` runs. I/O is the task's own if the call stack leads
-from the call to the task's method without passing through an injected connector or service. With the guard off,
-there is no hook, and nothing is wrapped.
+Tasks get their I/O injected. With `EngineSettings.io_guard` set to `warn` or `raise`, an audit hook checks what CPython
+reports while `process_transaction` or `produce_transaction` runs. I/O is the task's own if the call stack leads back
+to the task's method without passing through an injected connector or service. With the guard off, there is no hook
+and nothing is wrapped.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ NOT_THE_TASKS_DOING = (
     "opentelemetry",
     "zoneinfo",
 )
-"""Modules that open files on behalf of the interpreter or of the log: an import, a log line, a traceback."""
+"""Modules that open files for the interpreter or the log: imports, log lines, tracebacks."""
 SESSIONS = ("onceward.db.", "onceward.inbox.", "onceward.storage.")
-"""Modules whose I/O is that of the session a task was given."""
+"""Modules that do the I/O of a session passed to the task."""
 
 
 class Watched(NamedTuple):
-    """The task's method that runs in this context, and what may do I/O for it."""
+    """The task's method running in this context, and what may do I/O for it."""
 
     method: CodeType
     name: str
@@ -112,8 +112,8 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     try:
         where = _line_in_task(sys._getframe(1), watched)
         text = (
-            f"{watched.name} did I/O of its own: {event}({_shown(event, arguments)}) at {where}. "
-            "Put it behind a service or connector and inject that."
+            f"{watched.name} did its own I/O: {event}({_format(event, arguments)}) at {where}. "
+            "Move it into a service or connector and inject that."
         )
         if watched.raises:
             raise IOGuardError(text)
@@ -152,7 +152,7 @@ def _line_in_task(frame: FrameType | None, watched: Watched) -> str:
     return "an unknown line"
 
 
-def _shown(event: str, arguments: tuple[Any, ...]) -> str:
-    # A path, an address or a program name says enough; environments and bodies stay out of messages.
+def _format(event: str, arguments: tuple[Any, ...]) -> str:
+    # Only a path, an address or a program name; environments and bodies stay out of messages.
     shown = arguments[1:2] if event in ("socket.connect", "socket.bind", "socket.sendto") else arguments[:1]
     return ", ".join(repr(each) for each in shown)[:200]

@@ -1,4 +1,4 @@
-"""THE life of one transaction, for consumers and producers, threads and asyncio.
+"""The lifecycle of one transaction, for consumers and producers, in threads and asyncio.
 
     START ──► main step (process or produce)
                 ├─ DUPLICATE: done before ──────────────────────────► SUCCEEDED, as a duplicate
@@ -10,15 +10,15 @@
 
 Each step has its own attempts, timeout and backoff (`retry` below). Rules:
 
-* BUSINESS is never retried. Whatever a producer's success handler raises counts as SYSTEM, BUSINESS too.
-* A step that times out is TIMEOUT and retried; a stuck one forfeits its remaining attempts.
-* When `transaction_timeout` runs out, the lifecycle is TIMEOUT: the exception handler is entered, under its own
-  policy, unless it has been entered before.
+* BUSINESS is never retried. Anything a producer's success handler raises, even BUSINESS, counts as SYSTEM.
+* A step that times out is TIMEOUT and retried; a stuck step forfeits its remaining attempts.
+* When `transaction_timeout` runs out, the lifecycle is TIMEOUT: the exception handler runs, under its own policy,
+  unless it has run before.
 * When the loop's own time runs out, or the call is hurried or cancelled, the transaction is abandoned as in a crash.
-* Postponed spends no attempt. Where the source cannot take it back, the transaction waits here and goes on.
-* The exception handler's last error, if it gives up too, is the outcome's error.
+* Postponed does not count as an attempt. If the source cannot take the transaction back, it waits here.
+* If the exception handler gives up too, its last error is the outcome's error.
 
-What follows an attempt is decided by `decide`, a plain function.
+`decide`, a plain function, decides what follows an attempt.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from onceward.task.script import ENDING, Exited, Failed, Limit, Script
 from onceward.task.work import ABANDONED, DUPLICATE, FAILED, LOOP, POSTPONED, SUCCEEDED, Life, Outcome, Work
 from onceward.telemetry.context import current_work
 
-# What one step is, and what follows when an attempt at it fails. Plain values and functions.
+logger = logging.getLogger("onceward.engine")
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a plan: what to call, and how often and how long."""
+    """One step of a lifecycle: what to call, how often, and for how long."""
 
     name: str
     span: str
@@ -51,11 +51,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None
     backoff: Backoff
     always_system: bool = False
-    """Whatever it raises is SYSTEM, also if it says otherwise."""
+    """Whatever it raises is SYSTEM, even if the error has another category."""
     has_attempt_spans: bool = False
-    """A span for the step and one inside it for each attempt, instead of one for each attempt."""
+    """One span for the step with a child span per attempt, instead of one span per attempt."""
     silent: bool = False
-    """Nobody listens: the task does not define this handler, and there is no telemetry."""
+    """Nothing to call: the task does not define this handler, and no middleware wraps it."""
 
     @classmethod
     def of(cls, name: str, span: str, call: Callable[..., Any], retry: RetryPolicy, **more: Any) -> Step:
@@ -71,14 +71,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What follows a failed attempt: another one after `delay` seconds, or none when `delay` is None."""
+    """What follows a failed attempt: another one after `delay` seconds, or none if `delay` is None."""
 
     error: TransactionException
     delay: float | None
 
 
 def decide(step: Step, attempt: int, failed: Failed, transaction_id: str | None) -> Decision:
-    """The one place that says which errors are retried, and when."""
+    """Decide whether a failed attempt is retried, and when. Nothing else does."""
     error = classify(step, attempt, failed, transaction_id)
     final = (
         error.category is ExceptionCategory.BUSINESS
@@ -93,7 +93,7 @@ def decide(step: Step, attempt: int, failed: Failed, transaction_id: str | None)
 
 
 def classify(step: Step, attempt: int, failed: Failed, transaction_id: str | None) -> TransactionException:
-    """The error of a failed attempt as a `TransactionException`, with the original as its cause."""
+    """Return the error of a failed attempt as a `TransactionException`, with the original as its cause."""
     error = failed.error
     if failed.limit is not None:
         what = {
@@ -109,7 +109,7 @@ def classify(step: Step, attempt: int, failed: Failed, transaction_id: str | Non
         if error.transaction_id is None:
             error.transaction_id = transaction_id
         elif error.transaction_id != transaction_id:
-            # One error object was raised for several transactions: each gets its own.
+            # The same error object was raised for several transactions: each gets a copy.
             error = copy.copy(error)
             error.transaction_id = transaction_id
         return error
@@ -117,32 +117,29 @@ def classify(step: Step, attempt: int, failed: Failed, transaction_id: str | Non
 
 
 def text_of(error: BaseException | None) -> str:
-    """What kind of error it is and what it says."""
+    """The type and message of an error."""
     try:
-        said = str(error)
-    except Exception:  # noqa: BLE001  the error of an error must not hide it
-        said = "(its text cannot be shown)"
+        message = str(error)
+    except Exception:  # noqa: BLE001  a broken __str__ must not hide the error
+        message = "(its message cannot be shown)"
     if isinstance(error, TransactionException):
-        return said
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def line_of(error: BaseException) -> str:
-    """The same in one line, for the log: what a database says may fill a page."""
+    """`text_of` on one line, for the log: messages of databases can be long."""
     return " ".join(text_of(error).split())
 
 
-logger = logging.getLogger("onceward.engine")
-
-
 class LifePorts(Protocol):
-    """What a life needs from outside."""
+    """The I/O a life needs."""
 
     def now(self) -> float: ...
     def invoke(
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
     ) -> Any:
-        """The reply of one attempt: what it returned, or `Failed`, or `DISOWNED`. Obeys `work.deadline` too."""
+        """Make one attempt. Replies what it returned, `Failed` or `DISOWNED`. Also obeys `work.deadline`."""
         ...
 
     def pause(self, work: Work, seconds: float) -> Any:
@@ -150,10 +147,10 @@ class LifePorts(Protocol):
         ...
 
 
-def opening(life: Life, ports: LifePorts) -> Any:
-    """Attempt 0 of the main step, called in the life's context.
+def first_attempt(life: Life, ports: LifePorts) -> Any:
+    """Make attempt 0 of the main step, in the life's context.
 
-    It stands before the script because most lives need no more than this: see `closed`.
+    It runs before the script because most lives need no more than this: see `early_outcome`.
     """
     current_work.set(life)
     plan = life.plan
@@ -166,19 +163,19 @@ def opening(life: Life, ports: LifePorts) -> Any:
             plan.watch.life_begins(life)
             plan.watch.step_begins(life, step)
     if life.blocked:
-        return blocked(life)
+        return fail_blocked(life)
     return ports.invoke(life, step.call, (life.transaction,), step.timeout)
 
 
-def closed(life: Life, reply: Any) -> Outcome | None:
-    """The outcome, if the opening attempt was all there is to do."""
+def early_outcome(life: Life, reply: Any) -> Outcome | None:
+    """The outcome, if nothing is left to do after the first attempt."""
     if life.plan.success.silent and type(reply) is not Failed and reply is not DUPLICATE:
         return Outcome(life.transaction, SUCCEEDED, reply, None, life.step)
     return None
 
 
 def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
-    """Take a transaction from the reply of its opening attempt to its one outcome."""
+    """Take a transaction from the reply of its first attempt to its one outcome."""
     plan = life.plan
     transaction = life.transaction
     step = plan.main
@@ -192,7 +189,7 @@ def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
     if type(reply) is not Failed:
         result = reply
         if not plan.success.silent:
-            reply = yield from whole_step(life, plan.success, (transaction, result), ports)
+            reply = yield from run_step(life, plan.success, (transaction, result), ports)
         if type(reply) is not Failed:
             return Outcome(transaction, SUCCEEDED, result, None, life.step, life.attempt)
     if reply.exits:
@@ -200,22 +197,22 @@ def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
     error = cast(TransactionException, reply.error)
     if reply.limit not in ENDING and not plan.exception.silent:
         if reply.limit is Limit.TRANSACTION:
-            # The handler runs under its own policy, not in what is left of a time that has run out.
+            # The handler has its own policy; the transaction's time limit no longer applies.
             life.deadline, life.limit = plan.loop_deadline, LOOP
-        reply = yield from whole_step(life, plan.exception, (transaction, error), ports)
+        reply = yield from run_step(life, plan.exception, (transaction, error), ports)
         if type(reply) is Failed:
             if reply.exits:
                 return Exited(cast(BaseException, reply.error))
             error = cast(TransactionException, reply.error)
     if type(reply) is Failed and reply.limit in ENDING:
-        if reply.limit is LOOP:  # a hurry has been told of the moment it cut this off
+        if reply.limit is LOOP:  # a hurry is logged when it cuts off the attempt
             logger.warning("%s was cut off; transaction %s is abandoned", life.step, life.transaction_id)
         return Outcome(transaction, ABANDONED, None, None, life.step, life.attempt)
     return Outcome(transaction, FAILED, None, error, life.step, life.attempt)
 
 
-def whole_step(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts) -> Script[Any]:
-    """A handler, from attempt 0 until it returns or gives up."""
+def run_step(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts) -> Script[Any]:
+    """Run a handler, from attempt 0 until it returns or gives up."""
     life.step = step.name
     life.attempt = 0
     if life.plan.watch is not None:
@@ -228,7 +225,7 @@ def whole_step(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePo
 
 
 def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, reply: Any) -> Script[Any]:
-    """Go on with a step whose attempt 0 failed, until it returns or gives up.
+    """Continue a step whose attempt 0 failed, until it returns or gives up.
 
     Returns its value, or `Failed` with the final error.
     """
@@ -239,8 +236,8 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
         if postponed:
             logger.info("%s is postponed for %.3g s: %s", step.name, reply.error.delay, reply.error)
             if life.plan.postpones:
-                return Failed(plainly(reply.error))
-            decision = Decision(not_now(reply.error, life), reply.error.delay)
+                return Failed(base_postponed(reply.error))
+            decision = Decision(postponement_error(reply.error, life), reply.error.delay)
         else:
             life.timeouts += reply.limit is not None
             decision = decide(step, life.attempt, reply, life.transaction_id)
@@ -248,7 +245,7 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
             if decision.delay is None:
                 return Failed(decision.error, reply.limit)
             if life.plan.watch is not None:
-                life.plan.watch.decided(life, step, decision.delay)
+                life.plan.watch.record_retry(life, step, decision.delay)
             life.retries += 1
         if decision.delay:
             yield ports.pause, (life, decision.delay)
@@ -260,25 +257,25 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
             return reply
 
 
-def plainly(error: Postponed) -> Postponed:
-    """The postponement itself, of whatever class it was raised."""
+def base_postponed(error: Postponed) -> Postponed:
+    """The error as a plain `Postponed`, also if a subclass was raised."""
     return error if type(error) is Postponed else Postponed(str(error), error.delay)
 
 
-def not_now(postponed: Postponed, life: Life) -> TransactionException:
-    """What becomes of a postponement if the time runs out before it does."""
+def postponement_error(postponed: Postponed, life: Life) -> TransactionException:
+    """The error if time runs out during a postponement."""
     return TransactionException(text_of(postponed), ExceptionCategory.SYSTEM, life.transaction_id, postponed)
 
 
 def leave_step(life: Life, step: Step, reply: Any) -> None:
     if life.plan.watch is not None:
-        # Anything else is no failure of the step: it was postponed, left, or cut off, whatever it raised then.
+        # Anything else is not a failure of the step: it was postponed, interrupted or cut off.
         failed = type(reply) is Failed and isinstance(reply.error, TransactionException)
         life.plan.watch.step_ends(life, step, reply.error if failed else None)
 
 
 def out_of_time(life: Life, step: Step, last_error: TransactionException) -> Failed:
-    """The time ran out during a backoff."""
+    """The reply if time runs out during a backoff."""
     reply = Failed(last_error, life.limit)
     if life.limit is Limit.TRANSACTION:
         life.timeouts += 1
@@ -294,7 +291,7 @@ def set_limits(life: Life, now: float) -> None:
         life.deadline, life.limit = now + plan.transaction_timeout, Limit.TRANSACTION
 
 
-def blocked(life: Life) -> Failed:
+def fail_blocked(life: Life) -> Failed:
     text = "an earlier delivery with this id is stuck and still running; this one was not started"
     error = TransactionException(text, ExceptionCategory.TIMEOUT, life.transaction_id)
     logger.error("%s", error)

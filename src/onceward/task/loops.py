@@ -1,10 +1,10 @@
-"""The two loops, written once: take transactions in, keep the slots busy, tell the source, end for a reason.
+"""The two loops: take transactions, keep the slots busy, settle with the source, end for a reason.
 
     consume:  fetch ─► submit ─► attend (settle, extend leases) ─► fetch …
     produce:  next batch of the caller's iterable ─► submit ─► attend ─► …
 
-A loop ends in one of the ways of `StopReason`. However it ends, work in flight comes to its end first, except
-when time has run out: then attempts in flight are interrupted, and their transactions abandoned unsettled.
+`StopReason` lists the ways a loop ends. Work in flight finishes first, unless time has run out: then attempts in
+flight are interrupted, and their transactions abandoned unsettled.
 """
 
 from __future__ import annotations
@@ -25,85 +25,8 @@ from onceward.task.source import Loop, chores, fail, fetch, patience, rest, sett
 from onceward.telemetry.context import current_work
 from onceward.transaction import Settlement, Transaction, Verdict
 
-# The caller's iterable, a batch at a time.
-
-
-class _Input:
-    """Holds no more than it hands out. When the iterable raises, what it gave before is handed out first; the
-    error comes with the next call."""
-
-    def __init__(self) -> None:
-        self._error: Exception | None = None
-        self.held: list[Transaction] = []
-        """What a call took that was cut off before it could hand it out."""
-
-    def _begin(self) -> list[Transaction]:
-        if self._error is not None:
-            raise self._error
-        self.held = []
-        return self.held
-
-    def _end(self) -> list[Transaction]:
-        taken, self.held = self.held, []
-        return taken
-
-    def _stumble(self, error: Exception) -> None:
-        if not self.held:
-            raise error
-        self._error = error
-
-
-class Batches(_Input):
-    """Takes the next so many."""
-
-    def __init__(self, transactions: Iterable[Transaction]) -> None:
-        super().__init__()
-        self._iterator = iter(transactions)
-
-    def __call__(self, size: int) -> list[Transaction]:
-        taken = self._begin()
-        try:
-            for item in islice(self._iterator, size):
-                taken.append(_checked(item))
-        except Exception as error:  # noqa: BLE001
-            self._stumble(error)
-        return self._end()
-
-
-class AsyncBatches(_Input):
-    """Takes the next so many, in asyncio, of either kind of iterable."""
-
-    def __init__(self, transactions: Iterable[Transaction] | AsyncIterable[Transaction]) -> None:
-        super().__init__()
-        self._iterator = aiter(
-            transactions if isinstance(transactions, AsyncIterable) else _each(transactions)
-        )
-
-    async def __call__(self, size: int) -> list[Transaction]:
-        taken = self._begin()
-        try:
-            while len(taken) < size:
-                taken.append(_checked(await anext(self._iterator)))
-        except StopAsyncIteration:
-            pass
-        except Exception as error:  # noqa: BLE001
-            self._stumble(error)
-        return self._end()
-
-
-async def _each(transactions: Iterable[Transaction]) -> AsyncIterator[Transaction]:
-    for transaction in transactions:
-        yield transaction
-
-
-def _checked(item: Any) -> Transaction:
-    if not isinstance(item, Transaction):
-        raise TypeError(f"expected a Transaction, got {type(item).__name__}; wrap it: Transaction(payload=…)")
-    return item
-
-
 LANDING = 0.25
-"""Seconds interrupted attempts get to end when the loop's time has run out."""
+"""Seconds interrupted attempts get to end after the loop has run out of time."""
 
 
 def consume(loop: Loop) -> Script[StopReason]:
@@ -139,7 +62,7 @@ def consume(loop: Loop) -> Script[StopReason]:
 
 
 def produce(loop: Loop, take: Batches | AsyncBatches) -> Script[StopReason]:
-    """Produce what `take` hands out, batch by batch, until there is a reason to end."""
+    """Produce what `take` returns, batch by batch, until there is a reason to end."""
     current_work.set(loop)
     while True:
         reason = loop.ending()
@@ -183,7 +106,7 @@ def attend(loop: Loop, low_water: int) -> Script[None]:
 
 
 def finish(loop: Loop, reason: StopReason) -> Script[StopReason]:
-    """Let work in flight end, give back what was not started, and tell the source."""
+    """Let work in flight end, give back what was not started, and settle."""
     slots = loop.slots
     slots.wake_at = 0
     if reason in (StopReason.INTERRUPTED, StopReason.SETTLE_ERROR) or (
@@ -191,7 +114,7 @@ def finish(loop: Loop, reason: StopReason) -> Script[StopReason]:
     ):
         slots.close()
     while slots.pending > 0 and not loop.out_of_time():
-        # At once: what is in flight may take long, or never end, and somebody else could begin with these.
+        # Right away: work in flight may take long or never end, and another consumer could start on these.
         return_unstarted(slots)
         yield from chores(loop)
         yield loop.ports.park, (patience(loop),)
@@ -211,12 +134,12 @@ def finish(loop: Loop, reason: StopReason) -> Script[StopReason]:
 
 
 def give_back(loop: Loop) -> Script[None]:
-    """The last words to the source: what has ended, and what was never started."""
+    """Settle for the last time: what has ended, and what was never started."""
     slots = loop.slots
     loop.deadline = inf
     return_unstarted(slots)
     if slots.settled is not None:
-        # Stuck attempts may never end; the call does, and the source shall not have to guess.
+        # Stuck attempts may never end, but the call does: settle their outcomes now.
         slots.settled.extend(slots.deferred.values())
         slots.deferred.clear()
         yield from settle(loop)
@@ -226,3 +149,76 @@ def return_unstarted(slots: Slots) -> None:
     unstarted = slots.take_unstarted()
     if slots.settled is not None:
         slots.settled.extend(Settlement(transaction, Verdict.RETURNED) for transaction in unstarted)
+
+
+class _Input:
+    """The caller's iterable, in batches. If it raises, its items so far are returned first; the next call raises."""
+
+    def __init__(self) -> None:
+        self._error: Exception | None = None
+        self.held: list[Transaction] = []
+        """Items taken by a call that was cut off before it could return them."""
+
+    def _begin(self) -> list[Transaction]:
+        if self._error is not None:
+            raise self._error
+        self.held = []
+        return self.held
+
+    def _end(self) -> list[Transaction]:
+        taken, self.held = self.held, []
+        return taken
+
+    def _defer(self, error: Exception) -> None:
+        if not self.held:
+            raise error
+        self._error = error
+
+
+class Batches(_Input):
+    """Returns the next `size` transactions."""
+
+    def __init__(self, transactions: Iterable[Transaction]) -> None:
+        super().__init__()
+        self._iterator = iter(transactions)
+
+    def __call__(self, size: int) -> list[Transaction]:
+        taken = self._begin()
+        try:
+            for item in islice(self._iterator, size):
+                taken.append(_check_transaction(item))
+        except Exception as error:  # noqa: BLE001
+            self._defer(error)
+        return self._end()
+
+
+class AsyncBatches(_Input):
+    """Returns the next `size` transactions, in asyncio, from an iterable or an async iterable."""
+
+    def __init__(self, transactions: Iterable[Transaction] | AsyncIterable[Transaction]) -> None:
+        super().__init__()
+        self._iterator = aiter(
+            transactions if isinstance(transactions, AsyncIterable) else _each(transactions)
+        )
+
+    async def __call__(self, size: int) -> list[Transaction]:
+        taken = self._begin()
+        try:
+            while len(taken) < size:
+                taken.append(_check_transaction(await anext(self._iterator)))
+        except StopAsyncIteration:
+            pass
+        except Exception as error:  # noqa: BLE001
+            self._defer(error)
+        return self._end()
+
+
+async def _each(transactions: Iterable[Transaction]) -> AsyncIterator[Transaction]:
+    for transaction in transactions:
+        yield transaction
+
+
+def _check_transaction(item: Any) -> Transaction:
+    if not isinstance(item, Transaction):
+        raise TypeError(f"expected a Transaction, got {type(item).__name__}; wrap it: Transaction(payload=…)")
+    return item

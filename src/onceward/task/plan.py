@@ -1,4 +1,4 @@
-"""From a task and a policy to what the engine runs; and the checks that say early what cannot work."""
+"""Turn a task and a policy into what the engine runs, and check early that it can work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onceward.task.work import Outcome
 from onceward.transaction import Transaction
 
 SERVICE = "inbox"
-"""The name of the service that keeps a task's contract."""
+"""The name of the service that enforces a task's contract."""
 
 CONSUMER_HANDLERS = ("process_transaction", "handle_transaction_success", "handle_transaction_exception")
 PRODUCER_HANDLERS = ("produce_transaction", "handle_produce_success", "handle_produce_exception")
@@ -88,25 +88,25 @@ def producer(
 
 
 def _taker(task: BaseTask, transactions: Any) -> Any:
-    if task._asynchronous and isinstance(transactions, AsyncIterable):
+    if task.asynchronous and isinstance(transactions, AsyncIterable):
         return AsyncBatches(transactions)
     if not isinstance(transactions, Iterable) or isinstance(transactions, (str, bytes, Transaction, dict)):
         raise ConfigurationError(
             f"produce_transactions of {task.name} takes an iterable of Transaction, not {type(transactions).__name__}"
         )
-    return AsyncBatches(transactions) if task._asynchronous else Batches(transactions)
+    return AsyncBatches(transactions) if task.asynchronous else Batches(transactions)
 
 
-class Kept:
-    """A wiring for one transaction, and the place its outcome is kept."""
+class SingleRun:
+    """Runs one transaction, and holds its outcome."""
 
     def __init__(self, wiring: Wiring, transaction: Transaction, take: Any) -> None:
         self._transaction = transaction
         self._outcome: Outcome | None = None
         script = partial(produce, take=take)
-        self.wiring = msgspec.structs.replace(wiring, source=None, script=script, on_outcome=self._keep)
+        self.wiring = msgspec.structs.replace(wiring, source=None, script=script, on_outcome=self._record)
 
-    def _keep(self, outcome: Outcome) -> None:
+    def _record(self, outcome: Outcome) -> None:
         self._outcome = outcome
 
     @property
@@ -118,9 +118,10 @@ class Kept:
         return self._outcome
 
 
-def one(wiring: Wiring, transaction: Transaction, asynchronous: bool) -> Kept:
+def single_run(wiring: Wiring, transaction: Transaction, asynchronous: bool) -> SingleRun:
+    """Wire a single transaction, which needs no source."""
     take = AsyncBatches([transaction]) if asynchronous else Batches([transaction])
-    return Kept(wiring, transaction, take)
+    return SingleRun(wiring, transaction, take)
 
 
 def _policy(task: BaseTask, policy: Any, cls: Any, method: str) -> Any:
@@ -134,11 +135,11 @@ def _policy(task: BaseTask, policy: Any, cls: Any, method: str) -> Any:
     return policy
 
 
-# ── what is around it ───────────────────────────────────────────────────────────────────────────────────
+# ── middleware ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _chain(task: BaseTask) -> list[Middleware]:
-    """The middleware of one call, outermost first. Telemetry goes around it when somebody listens: see `Call`."""
+    """The middleware of one call, outermost first. If telemetry is on, `Call` wraps it around this chain."""
     chain = [each.bind(task) for each in task.middleware]
     if task.settings.io_guard != "off":
         chain.insert(0, IoGuard(task, raises=task.settings.io_guard == "raise"))
@@ -151,12 +152,12 @@ def _chain(task: BaseTask) -> list[Middleware]:
 
 def _inbox(task: BaseTask) -> Any:
     inbox = task.services.get(SERVICE)
-    kind = "AsyncInbox" if task._asynchronous else "Inbox"
+    kind = "AsyncInbox" if task.asynchronous else "Inbox"
     if inbox is None:
         raise ConfigurationError(
-            f"{task.name} has a contract, so it needs an inbox: give it services={{'{SERVICE}': {kind}(engine)}}"
+            f"{task.name} has a contract, so it needs an inbox: pass services={{'{SERVICE}': {kind}(engine)}}"
         )
-    if getattr(inbox, "middleware", None) is None or inbox.asynchronous != task._asynchronous:
+    if getattr(inbox, "middleware", None) is None or inbox.asynchronous != task.asynchronous:
         raise ConfigurationError(
             f"the service {SERVICE!r} of {task.name} must be an {kind}, not {type(inbox).__name__}"
         )
@@ -169,22 +170,22 @@ def _inbox(task: BaseTask) -> Any:
 def _source(task: BaseTask, policy: FetchPolicy, chain: Sequence[Middleware]) -> Source:
     name = _source_name(task, policy.connector_name)
     connector = task.connectors[name]
-    suffix = "_async" if task._asynchronous else ""
-    asked = {
+    suffix = "_async" if task.asynchronous else ""
+    calls = {
         each: getattr(connector, f"{each}_transactions{suffix}", None)
         for each in ("fetch", "settle", "extend")
     }
-    if asked["fetch"] is None:
+    if calls["fetch"] is None:
         raise ConfigurationError(
             f"connector {name!r} of {task.name} ({type(connector).__name__}) has no {task._fetch_method}; "
-            "name another one in steps.fetch.connector_name"
+            "choose another connector in steps.fetch.connector_name"
         )
     lease = getattr(connector, "lease", inf)
     if any(type(each).wrap_source is not Middleware.wrap_source for each in chain):
-        asked, lease = _wrap_source(connector, asked, lease, suffix, chain)
+        calls, lease = _wrap_source(connector, calls, lease, suffix, chain)
     steps = {
         each: None if call is None else Step.of(each, f"{each}_transactions", call, policy.retry)
-        for each, call in asked.items()
+        for each, call in calls.items()
     }
     assert steps["fetch"] is not None
     return Source(
@@ -193,19 +194,21 @@ def _source(task: BaseTask, policy: FetchPolicy, chain: Sequence[Middleware]) ->
 
 
 def _wrap_source(
-    connector: Any, asked: dict[str, Any], lease: float, suffix: str, chain: Sequence[Middleware]
+    connector: Any, calls: dict[str, Any], lease: float, suffix: str, chain: Sequence[Middleware]
 ) -> tuple[dict[str, Any], float]:
-    """What the engine asks of a source, through everything around it."""
+    """Wrap the calls and the lease of a source in the middleware."""
     awaitable = (lambda call: call) if suffix else as_coroutine
 
     async def ask(method: str, *args: Any) -> Any:
         return await awaitable(getattr(connector, method + suffix))(*args)
 
-    given: dict[str, Any] = {each: None if call is None else awaitable(call) for each, call in asked.items()}
-    source = SourceCalls(connector=connector, ask=ask, lease=lease, **given)
+    awaitables: dict[str, Any] = {
+        each: None if call is None else awaitable(call) for each, call in calls.items()
+    }
+    source = SourceCalls(connector=connector, ask=ask, lease=lease, **awaitables)
     for each in reversed(chain):
         source = each.wrap_source(source)
-    wrapped = {each: getattr(source, each) for each in asked}
+    wrapped = {each: getattr(source, each) for each in calls}
     if not suffix:
         wrapped = {each: None if call is None else as_function(call) for each, call in wrapped.items()}
     return wrapped, source.lease
@@ -222,8 +225,8 @@ def _source_name(task: BaseTask, wanted: str | None) -> str:
     if "source" in task.connectors:
         return "source"
     raise ConfigurationError(
-        f"{task.name} has the connectors {names}; say which to fetch from in steps.fetch.connector_name, "
-        "or call it 'source'"
+        f"{task.name} has the connectors {names}; choose one to fetch from in steps.fetch.connector_name, "
+        "or name it 'source'"
     )
 
 
@@ -231,19 +234,19 @@ def _source_name(task: BaseTask, wanted: str | None) -> str:
 
 
 def check_consumer(task: BaseTask) -> None:
-    """A consumer needs handlers of its kind and at least one connector to fetch from."""
+    """Check the handlers, and that there is a connector to fetch from. Raises ConfigurationError."""
     check_handlers(task, CONSUMER_HANDLERS)
     if any(callable(getattr(connector, task._fetch_method, None)) for connector in task.connectors.values()):
         return
-    kind = "asynchronous" if task._asynchronous else "synchronous"
+    kind = "asynchronous" if task.asynchronous else "synchronous"
     for name, connector in task.connectors.items():
         if callable(getattr(connector, task._other_fetch_method, None)):
             cls = type(connector).__name__
-            other = f"Async{cls}" if task._asynchronous else cls.removeprefix("Async")
+            other = f"Async{cls}" if task.asynchronous else cls.removeprefix("Async")
             raise ConfigurationError(
                 f"{task.name} is {kind}, but its connector {name!r} ({cls}) has only {task._other_fetch_method}; "
-                f"give it one with {task._fetch_method} (perhaps {other}), or use "
-                f"{'ConsumerTask' if task._asynchronous else 'AsyncConsumerTask'}"
+                f"pass one with {task._fetch_method} (perhaps {other}), or use "
+                f"{'ConsumerTask' if task.asynchronous else 'AsyncConsumerTask'}"
             )
     have = ", ".join(f"{name!r} ({type(each).__name__})" for name, each in task.connectors.items()) or "none"
     raise ConfigurationError(
@@ -252,21 +255,21 @@ def check_consumer(task: BaseTask) -> None:
 
 
 def check_handlers(task: BaseTask, names: Iterable[str]) -> None:
-    """The main one is there; those of an asynchronous task are `async def`, those of the other are not."""
+    """Check that the main handler exists, and that handlers are `async def` only if the task runs in asyncio."""
     for name in names:
         handler = getattr(task, name)
         if getattr(handler, "__func__", None) in REQUIRED:
             raise ConfigurationError(
-                f"{task.name} does not define {name}(self, transaction); it has nothing to do"
+                f"{task.name} does not define {name}(self, transaction); add that method"
             )
-        if not task._asynchronous and inspect.iscoroutinefunction(handler):
+        if not task.asynchronous and inspect.iscoroutinefunction(handler):
             raise ConfigurationError(
                 f"{task.name}.{name} is `async def`, but {task.name} runs in threads; "
                 "derive it from the Async… class, or make it a plain `def`"
             )
         function = getattr(handler, "__func__", None)
         plain = inspect.isfunction(function) and not hasattr(function, "__wrapped__")
-        if task._asynchronous and plain and not inspect.iscoroutinefunction(handler):
+        if task.asynchronous and plain and not inspect.iscoroutinefunction(handler):
             raise ConfigurationError(
                 f"{task.name}.{name} is a plain `def`, but {task.name} runs in asyncio; make it `async def`"
             )

@@ -1,7 +1,7 @@
 """The engine's ports in asyncio.
 
-Workers are tasks. A life runs inside its worker's task, stepped in a context of its own, so that a
-transaction costs no task; a time limit costs one timer handle.
+Workers are tasks. A life runs inside its worker's task, but in its own context, so a transaction does not cost a
+task. All time limits share one timer.
 """
 
 from __future__ import annotations
@@ -16,19 +16,28 @@ from typing import Any
 
 from onceward.backoff import LONGEST_SLEEP
 from onceward.task.deadlines import Clock, Deadlines, Try, first_limit
-from onceward.task.lifecycle import closed, live, opening
-from onceward.task.script import DISOWNED, Exited, Failed, Limit, Script, caught, caught_in_task, drive_async
+from onceward.task.lifecycle import early_outcome, first_attempt, live
+from onceward.task.script import (
+    DISOWNED,
+    Exited,
+    Failed,
+    Limit,
+    Script,
+    drive_async,
+    failure_reply,
+    failure_reply_in_task,
+)
 from onceward.task.slots import WAIT, Item
 from onceward.task.work import Life, Work
 from onceward.telemetry.context import current_attempt
 from onceward.transaction import Transaction
 
 _outliving: set[asyncio.Task[Any]] = set()
-"""Tasks of engines, held here because the event loop holds its tasks only weakly."""
+"""The engine's tasks; the event loop holds only weak references to them."""
 
 
 class TaskTry(Try):
-    """An attempt in a task. Here nothing happens between two steps, so plain attributes settle who was first."""
+    """An attempt in a task. The event loop runs one step at a time, so plain attributes are race-free."""
 
     __slots__ = ("stuck", "task")
 
@@ -52,7 +61,7 @@ class AsyncPorts:
 
     def __init__(self, clock: Clock, stuck_grace: float, on_expiry: Callable[[Work, Limit], None]) -> None:
         self.interruptible = False
-        """Whether an attempt without a time limit can be cut off, too: see `BaseTask.hurry`."""
+        """Whether attempts without a time limit can be cut off too: see `BaseTask.hurry`."""
         self.now = clock.now
         self.sleeping = clock.sleeping
         self._deadlines = Deadlines(stuck_grace, on_expiry)
@@ -76,10 +85,10 @@ class AsyncPorts:
         if timeout is None and work.deadline == inf and not self.interruptible:
             try:
                 reply = call(*arguments)
-            except BaseException as error:  # noqa: BLE001  what user code raises is a reply
-                return caught(error)
-            # Awaited by the driver itself, which makes a reply of what it raises: one coroutine less.
-            return reply if type(reply) is CoroutineType else _awaited(reply)
+            except BaseException as error:  # noqa: BLE001  an error of user code is a reply
+                return failure_reply(error)
+            # The driver awaits it and turns its error into a reply: one coroutine less.
+            return reply if type(reply) is CoroutineType else _await(reply)
         return self._invoke_limited(work, call, arguments, timeout)
 
     async def _invoke_limited(
@@ -106,38 +115,38 @@ class AsyncPorts:
         if this.stuck:
             return DISOWNED
         if this.expired and task.uncancel() > 0:
-            # Somebody else wants this task cancelled, too.
+            # The task was also cancelled from outside.
             raise asyncio.CancelledError
         if this.expired:
             if error is None or isinstance(error, asyncio.CancelledError):
                 return Failed(None, this.limit)
-            return caught(error, this.limit)
-        return reply if error is None else caught_in_task(error)
+            return failure_reply(error, this.limit)
+        return reply if error is None else failure_reply_in_task(error)
 
-    def _look(self) -> None:
-        """The watchdog: a timer set for the earliest deadline."""
+    def _check_deadlines(self) -> None:
+        """The watchdog: runs on a timer set for the earliest deadline."""
         now = self.now()
         try:
-            nearest = self._deadlines.look(now)
+            nearest = self._deadlines.check(now)
         except Exception as error:  # noqa: BLE001  other attempts still need their watchdog
             self.on_crash(error)
-            nearest = self._deadlines.look(now)
+            nearest = self._deadlines.check(now)
         if nearest != inf:
             self._watch_from(nearest, now)
 
     def _watch_from(self, due: float, now: float) -> None:
-        # Always by a timer: a task that is running now could not be cancelled where it should.
+        # Always by a timer: cancelling the running task would hit the wrong place.
         if self._timer is not None:
             self._timer.cancel()
         self._deadlines.watch_at = due
-        self._timer = self._loop.call_later(min(max(due - now, 0.0), LONGEST_SLEEP), self._look)
+        self._timer = self._loop.call_later(min(max(due - now, 0.0), LONGEST_SLEEP), self._check_deadlines)
 
     def hurry(self) -> None:
         self._call_soon(self._hurry_now)
 
     def _hurry_now(self) -> None:
         self._deadlines.hurry()
-        self._look()
+        self._check_deadlines()
 
     @coroutine
     def pause(self, work: Work, seconds: float) -> Generator[Any, Any, None]:
@@ -146,10 +155,10 @@ class AsyncPorts:
             yield from asyncio.sleep(min(real, LONGEST_SLEEP)).__await__()
 
     def enter(self, life: Life) -> Any:
-        """Short work that never has to wait is over when this returns; the rest is a generator to await."""
+        """Return the outcome of a life that need not wait; otherwise a generator to await."""
         run = life.context.run
         try:
-            reply = run(opening, life, self)
+            reply = run(first_attempt, life, self)
             if type(reply) is CoroutineType:
                 try:
                     awaited = run(reply.send, None)
@@ -158,33 +167,33 @@ class AsyncPorts:
                     return self._go_on(life, reply, awaited)
                 except StopIteration as end:
                     reply = end.value
-                except BaseException as error:  # noqa: BLE001  what user code raises is a reply
-                    reply = caught_in_task(error)
-            return closed(life, reply) or self._go_on(life, None, reply)
-        except BaseException as error:  # noqa: BLE001  exits are reported, and raised by the loop
+                except BaseException as error:  # noqa: BLE001  an error of user code is a reply
+                    reply = failure_reply_in_task(error)
+            return early_outcome(life, reply) or self._go_on(life, None, reply)
+        except BaseException as error:  # noqa: BLE001  reported as an exit; the loop raises it
             return Exited(error)
 
     @coroutine
     def _go_on(
         self, life: Life, opened: CoroutineType[Any, Any, Any] | None, reply: Any
     ) -> Generator[Any, Any, Any]:
-        """From inside an opening attempt that waits for `reply`, or from its reply, to the outcome."""
+        """Go on to the outcome: from the reply of the first attempt, or from within it (`opened`), awaiting `reply`."""
         run = life.context.run
         try:
             if opened is not None:
                 try:
-                    reply = yield from _stepped(run, opened, reply)
+                    reply = yield from _await_in_context(run, opened, reply)
                 except _Closed:
                     raise
                 except BaseException as error:  # noqa: BLE001
-                    reply = caught_in_task(error)
+                    reply = failure_reply_in_task(error)
                 if reply is DISOWNED:
                     return None
-                outcome = closed(life, reply)
+                outcome = early_outcome(life, reply)
                 if outcome is not None:
                     return outcome
             life.script = live(life, self, reply)
-            result = yield from _stepped(run, drive_async(life.script))
+            result = yield from _await_in_context(run, drive_async(life.script))
         except _Closed:
             raise
         except BaseException as error:  # noqa: BLE001
@@ -195,7 +204,7 @@ class AsyncPorts:
     def enter_script(self, work: Work, reply: Failed | None) -> Generator[Any, Any, Any]:
         try:
             assert work.script is not None
-            result = yield from _stepped(work.context.run, drive_async(work.script, reply))
+            result = yield from _await_in_context(work.context.run, drive_async(work.script, reply))
         except _Closed:
             raise
         except BaseException as error:  # noqa: BLE001
@@ -231,12 +240,12 @@ class AsyncPorts:
             self._rouse()
 
     def _rouse_all(self) -> None:
-        # Work that waits is work to be done side by side: as many as there is work for, at once.
+        # Work that waits runs concurrently: rouse as many workers as there are items, at once.
         for _ in range(min(len(self._items), len(self._idle))):
             self._rouse()
 
     def _rouse(self) -> None:
-        # One at a time, each rousing the next: a worker that is quick about it finds no competition to wake.
+        # One at a time, each rousing the next: a fast worker takes all items without waking others.
         waiter = self._idle.popleft()
         if not waiter.done():
             self._rousing = True
@@ -254,10 +263,10 @@ class AsyncPorts:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         _outliving.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_done)
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         _outliving.discard(task)
         error = None if task.cancelled() else task.exception()
@@ -271,7 +280,7 @@ class AsyncPorts:
             self.alarm()
 
     def alarm(self) -> None:
-        # A signal handler runs in the event loop's own thread, but the loop may be asleep in its selector.
+        # A signal handler runs in the event loop's thread, but the loop may be asleep in its selector.
         self._call_soon(self._wake_now)
 
     def _wake_now(self) -> None:
@@ -283,7 +292,7 @@ class AsyncPorts:
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
-            # The event loop is closed: whoever would have been woken is gone.
+            # The event loop is closed: there is nothing to wake.
             return
 
     @coroutine
@@ -307,13 +316,13 @@ class AsyncPorts:
             self._timer.cancel()
 
     def cancel(self) -> list[asyncio.Task[Any]]:
-        """Cancel every task of this call, and name them."""
+        """Cancel every task of this call, and return them."""
         for task in self._tasks:
             task.cancel()
         return list(self._tasks)
 
 
-async def _awaited(awaitable: Awaitable[Any]) -> Any:
+async def _await(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 
@@ -321,13 +330,13 @@ _NOT_STARTED: Any = object()
 
 
 class _Closed(GeneratorExit):
-    """The task was closed from outside; any other GeneratorExit was raised by user code."""
+    """The task was closed from outside. Any other GeneratorExit comes from user code."""
 
 
-def _stepped(
+def _await_in_context(
     run: Callable[..., Any], driven: Coroutine[Any, Any, Any], awaited: Any = _NOT_STARTED
 ) -> Generator[Any, Any, Any]:
-    """Await a coroutine inside the current task, but in another context. `awaited` is what it waits for."""
+    """Await a coroutine in the current task, but in another context. `awaited` is what it is waiting for."""
     try:
         if awaited is _NOT_STARTED:
             awaited = run(driven.send, None)
@@ -337,7 +346,7 @@ def _stepped(
             except GeneratorExit as closing:
                 driven.close()
                 raise _Closed from closing
-            except BaseException as thrown:  # noqa: BLE001  whatever the event loop throws in goes on in
+            except BaseException as thrown:  # noqa: BLE001  pass on what the event loop throws
                 awaited = run(driven.throw, thrown)
             else:
                 awaited = run(driven.send, value)

@@ -1,7 +1,11 @@
 """The engine's ports in threads.
 
-Attempts run on the worker's own thread. An attempt with a time limit is entered in a list that one watchdog
-thread keeps an eye on; no thread and no timer is made for it.
+Attempts run on the worker's thread. One watchdog thread watches all attempts that have a time limit; an attempt does
+not cost a thread or a timer.
+
+To interrupt an attempt, an exception is raised in its thread. CPython delivers it when the thread next runs Python
+code: a pure Python loop stops at once, a blocking call in C only when it returns. It can also arrive after the attempt
+has ended, so a thread that may be interrupted calls `absorb` before it goes on.
 """
 
 from __future__ import annotations
@@ -17,19 +21,12 @@ from typing import Any
 from onceward.backoff import LONGEST_SLEEP
 from onceward.task.deadlines import Clock, Deadlines, Try, first_limit
 from onceward.task.exceptions import AttemptInterrupted
-from onceward.task.lifecycle import closed, live, opening
-from onceward.task.script import DISOWNED, Exited, Failed, Limit, Script, caught, drive
+from onceward.task.lifecycle import early_outcome, first_attempt, live
+from onceward.task.script import DISOWNED, Exited, Failed, Limit, Script, drive, failure_reply
 from onceward.task.slots import Item
 from onceward.task.work import Life, Work
 from onceward.telemetry.context import current_attempt
 from onceward.transaction import Transaction
-
-# Ask a thread to stop what it is doing, by an exception raised inside it.
-#
-# CPython delivers such an exception when the thread next runs Python code: a pure Python loop stops at once, a
-# blocking call in C only when it returns. It can also arrive after the work it was meant for has ended, so
-# whoever may be interrupted calls `absorb` before going on.
-
 
 _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _set_async_exc.argtypes = (ctypes.c_ulong, ctypes.py_object)
@@ -46,16 +43,16 @@ def interrupt(thread_ident: int) -> None:
 
 
 def absorb(thread_ident: int) -> None:
-    """Called by the thread itself: afterwards no interrupt is on its way. May raise the one that was."""
+    """Clear a pending interrupt of this thread, which calls this itself. May raise the interrupt."""
     _clear_async_exc(thread_ident, None)
 
 
 class ThreadTry(Try):
     """An attempt in a thread.
 
-    Thread and watchdog settle who was first with `list.pop`, which is atomic and, unlike a lock, cannot be
-    left half done by an interrupt: whoever pops `running` says whether the attempt ended or expired, and
-    whoever pops `landing` says whether an expired attempt ended after all or is stuck.
+    Thread and watchdog race with `list.pop`, which is atomic and, unlike a lock, cannot be left half done by an
+    interrupt. Who pops `running` first decides whether the attempt ended or expired; who pops `landing` first decides
+    whether an expired attempt ended after all or is stuck.
     """
 
     __slots__ = ("ident", "landing", "running", "sent")
@@ -80,6 +77,7 @@ class ThreadTry(Try):
 
 
 def _first(token: list[bool]) -> bool:
+    """Whether this is the first to pop the token."""
     try:
         token.pop()
     except IndexError:
@@ -88,15 +86,15 @@ def _first(token: list[bool]) -> bool:
 
 
 class BlockingPorts:
-    """Ports of one call. `on_expiry` is told when an attempt is asked to stop, from the watchdog's thread."""
+    """Ports of one call. The watchdog's thread calls `on_expiry` when it asks an attempt to stop."""
 
     def __init__(self, clock: Clock, stuck_grace: float, on_expiry: Callable[[Work, Limit], None]) -> None:
         self.interruptible = False
-        """Whether an attempt without a time limit can be cut off, too: see `BaseTask.hurry`."""
+        """Whether attempts without a time limit can be cut off too: see `BaseTask.hurry`."""
         self.now = clock.now
         self.sleeping = clock.sleeping
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        # Put to from signal handlers: a SimpleQueue is reentrant, an Event's lock is not.
+        # Used in signal handlers: a SimpleQueue is reentrant, an Event's lock is not.
         self._mail: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._deadlines = Deadlines(stuck_grace, on_expiry)
         self._tries = self._deadlines.tries
@@ -115,8 +113,8 @@ class BlockingPorts:
         if timeout is None and work.deadline == inf and not self.interruptible:
             try:
                 return call(*arguments)
-            except BaseException as error:  # noqa: BLE001  what user code raises is a reply
-                return caught(error)
+            except BaseException as error:  # noqa: BLE001  an error of user code is a reply
+                return failure_reply(error)
         return self._invoke_limited(work, call, arguments, timeout)
 
     def _invoke_limited(
@@ -140,7 +138,7 @@ class BlockingPorts:
             except BaseException as raised:  # noqa: BLE001
                 error = raised
             if not _first(this.running):
-                # Expired. The interrupt may have landed and been swallowed, or be still on its way.
+                # Expired. The interrupt may have been swallowed already, or may still be pending.
                 while not this.sent:
                     time.sleep(0)
                 absorb(ident)
@@ -149,12 +147,12 @@ class BlockingPorts:
         current_attempt.set(None)
         del self._tries[ident]
         if not this.expired:
-            return reply if error is None else caught(error)
+            return reply if error is None else failure_reply(error)
         if not _first(this.landing):
             return DISOWNED
         if error is None or isinstance(error, AttemptInterrupted):
             return Failed(None, this.limit)
-        return caught(error, this.limit)
+        return failure_reply(error, this.limit)
 
     def pause(self, work: Work, seconds: float) -> None:
         real = self.sleeping(max(min(seconds, work.deadline - self.now()), 0.0))
@@ -164,15 +162,15 @@ class BlockingPorts:
     def enter(self, life: Life) -> Any:
         try:
             outcome = life.context.run(self._live, life)
-        except BaseException as error:  # noqa: BLE001  exits are reported, and raised by the loop
+        except BaseException as error:  # noqa: BLE001  reported as an exit; the loop raises it
             return Exited(error)
         return None if outcome is DISOWNED else outcome
 
     def _live(self, life: Life) -> Any:
-        reply = opening(life, self)
+        reply = first_attempt(life, self)
         if reply is DISOWNED:
             return DISOWNED
-        outcome = closed(life, reply)
+        outcome = early_outcome(life, reply)
         if outcome is not None:
             return outcome
         life.script = live(life, self, reply)
@@ -208,11 +206,11 @@ class BlockingPorts:
     def _carry(self, script: Script[None]) -> None:
         try:
             drive(script)
-        except BaseException as error:  # noqa: BLE001  an engine that dies in silence would hang its caller
+        except BaseException as error:  # noqa: BLE001  if the engine died silently, its caller would hang
             self.on_crash(error)
 
     def start(self, target: Callable[..., Any], *arguments: Any) -> None:
-        """A new thread of the engine. Daemon, because a stuck one must not keep the process from ending."""
+        """Start a thread of the engine. A daemon, so a stuck one cannot keep the process alive."""
         thread = threading.Thread(target=target, args=arguments, name="onceward", daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -231,7 +229,7 @@ class BlockingPorts:
             return
 
     def close(self, *, wait: bool) -> None:
-        """End the watchdog, and see the workers, who have been sent home, out."""
+        """End the watchdog, and wait for the dismissed workers if `wait`."""
         if self._watchdog is not None:
             self._pokes.put(False)
             self._threads.append(self._watchdog)
@@ -260,7 +258,7 @@ class BlockingPorts:
         while True:
             now = self.now()
             try:
-                nearest = self._deadlines.look(now)
+                nearest = self._deadlines.check(now)
             except Exception as error:  # noqa: BLE001  other attempts still need their watchdog
                 self.on_crash(error)
                 continue

@@ -1,4 +1,4 @@
-"""What a consume or produce call did."""
+"""What a consume or produce call did, and why it ended."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class StopReason(StrEnum):
     """Why a loop ended."""
 
     EMPTY = "empty"
-    """The source had nothing more, and the policy does not stream."""
+    """The source is empty, and the policy does not stream."""
     DONE = "done"
-    """Everything the caller gave has been produced."""
+    """All of the caller's transactions have been produced."""
     LIMIT = "limit"
     STOPPED = "stopped"
     """`task.stop()` was called."""
@@ -24,29 +24,29 @@ class StopReason(StrEnum):
     SETTLE_ERROR = "settle_error"
     INPUT_ERROR = "input_error"
     INTERRUPTED = "interrupted"
-    """A KeyboardInterrupt, SystemExit or cancellation went through the call."""
+    """A KeyboardInterrupt, SystemExit or cancellation ended the call."""
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """The sum of one call. A loop that fails raises, and its error carries the report so far."""
+    """Totals of one call. A loop that fails raises an error that carries the report so far."""
 
     succeeded: int = 0
     duplicates: int = 0
-    """Of those, how many had been done before."""
+    """How many of the succeeded had been done before."""
     failed: int = 0
     failed_by_category: dict[ExceptionCategory, int] = msgspec.field(
         default_factory=lambda: dict.fromkeys(ExceptionCategory, 0)
     )
     postponed: int = 0
-    """Transactions that said `Postponed` and went back to their source."""
+    """Transactions that raised `Postponed` and went back to their source."""
     timed_out: int = 0
-    """Attempts and lifecycles that ran out of time, whatever became of their transactions."""
+    """Attempts and lifecycles that timed out, whatever the outcome of their transactions."""
     stuck: int = 0
-    """Attempts that were asked to stop, did not within `stuck_grace`, and were given up on."""
+    """Attempts that were asked to stop, did not end within `stuck_grace`, and were given up on."""
     abandoned: int = 0
-    """Transactions cut off without an outcome, as by a crash. A source that settles delivers them again."""
+    """Transactions cut off without an outcome, as by a crash. A source that settles redelivers them."""
     unstarted: int = 0
-    """Transactions taken in but not started, because the loop ended. A source that settles has them back."""
+    """Transactions fetched but not started, because the loop ended. A source that settles gets them back."""
     retries: int = 0
     fetches: int = 0
     empty_fetches: int = 0
@@ -56,5 +56,5 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def processed(self) -> int:
-        """Transactions that came to an outcome."""
+        """Transactions that succeeded or failed."""
         return self.succeeded + self.failed

@@ -1,12 +1,11 @@
-"""How one text of the engine runs in threads and in asyncio.
+"""Scripts: how the same code of the engine runs in threads and in asyncio.
 
-A *script* is a generator. It decides; it never waits. Where it needs something that waits or calls out, it
-yields `(port, arguments)` and is sent the reply. `drive` performs ports by calling them, `drive_async` by
-calling and, where a port hands back an awaitable, awaiting. So the semantics of the engine are written once, and
-the two modes differ in their ports alone.
+A *script* is a generator that makes decisions and never waits. To wait or to call user code, it yields
+`(port, arguments)` and is sent the reply. `drive` calls the port; `drive_async` also awaits the result if it is
+awaitable. So the engine's semantics are written once, and the two modes differ only in their ports.
 
-Because a script is suspended while a port runs, another thread or task can take it over when a port does
-not come back: it sends the reply itself, and the first driver lets go when it sees `DISOWNED`.
+A script is suspended while a port runs. If a port does not return, another thread or task can take over: it sends
+the reply itself, and the first driver stops when it gets `DISOWNED`.
 """
 
 from __future__ import annotations
@@ -17,28 +16,30 @@ from enum import StrEnum
 from types import CoroutineType, GeneratorType
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
-# What an attempt replies when it does not return a value.
+T = TypeVar("T")
+Request = tuple[Callable[..., Any], tuple[Any, ...]]
+Script = Generator[Request, Any, T]
 
 
 class Limit(StrEnum):
-    """What ended an attempt: one of the three independent time limits, or that the run is ending."""
+    """What ended an attempt: one of the three independent time limits, or the end of the run."""
 
     STEP = "step"
     TRANSACTION = "transaction"
     LOOP = "loop"
     HURRY = "hurry"
-    """`task.hurry()`: no policy's limit, and no time-out."""
+    """`task.hurry()`, which is neither a limit of the policy nor a timeout."""
 
 
 ENDING = (Limit.LOOP, Limit.HURRY)
-"""The call itself ends: what these cut off is abandoned, and nothing comes after it."""
+"""The call itself is ending: an attempt cut off by these is abandoned, and nothing follows it."""
 
 
 class Failed:
     """The reply of an attempt that did not return: it raised `error`, or `limit` ended it.
 
-    `exits` marks what is no failure of the work but a wish to leave: KeyboardInterrupt, SystemExit and their
-    like. It is never an outcome; the engine brings it to the caller.
+    `exits` marks a request to exit, not a failure: KeyboardInterrupt, SystemExit and the like. It is never an outcome;
+    the engine raises it in the caller.
     """
 
     __slots__ = ("error", "exits", "limit", "stuck")
@@ -58,34 +59,29 @@ class Failed:
 
 
 class Exited(NamedTuple):
-    """The end of a script that was left by way of a KeyboardInterrupt, SystemExit or cancellation."""
+    """The end of a script that a KeyboardInterrupt, SystemExit or cancellation ended."""
 
     error: BaseException
 
 
-def caught(error: BaseException, limit: Limit | None = None) -> Failed:
-    """What user code raised, as a reply; `limit` if that was only after its time had run out.
+def failure_reply(error: BaseException, limit: Limit | None = None) -> Failed:
+    """Make a reply of an error of user code; `limit` if its time had run out before.
 
-    A `CancelledError` that arrives here came out of the user's own code, with nobody cancelling the
-    engine: a failure like any other, or one poisonous message could take down every worker in turn.
+    A `CancelledError` here comes from user code; the engine was not cancelled. It is a failure like any other, or one
+    poison message could take down every worker in turn.
     """
     if isinstance(error, (Exception, asyncio.CancelledError)):
         return Failed(error, limit)
     return Failed(error, exits=True)
 
 
-def caught_in_task(error: BaseException) -> Failed:
-    """`caught`, in asyncio: a cancellation that somebody asked of this task goes on to whoever asked."""
+def failure_reply_in_task(error: BaseException) -> Failed:
+    """`failure_reply` in asyncio: a requested cancellation of this task is raised instead."""
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         if task is not None and task.cancelling() > 0:
             raise error
-    return caught(error)
-
-
-T = TypeVar("T")
-Request = tuple[Callable[..., Any], tuple[Any, ...]]
-Script = Generator[Request, Any, T]
+    return failure_reply(error)
 
 
 class _Disowned:
@@ -94,11 +90,11 @@ class _Disowned:
 
 
 DISOWNED: Final[_Disowned] = _Disowned()
-"""A port's reply when its script has been taken over meanwhile: touch nothing any more."""
+"""A port's reply if its script has been taken over: the driver must stop."""
 
 
 def drive(script: Script[T], reply: Any = None) -> T | _Disowned:
-    """Run a script to its end in this thread. `reply` is what a taken-over script is waiting for."""
+    """Run a script in this thread. `reply` is what a taken-over script is waiting for."""
     send = script.send
     try:
         while reply is not DISOWNED:
@@ -110,10 +106,10 @@ def drive(script: Script[T], reply: Any = None) -> T | _Disowned:
 
 
 async def drive_async(script: Script[T], reply: Any = None) -> T | _Disowned:
-    """The same in the running event loop.
+    """Run a script in the running event loop.
 
-    A port that need not wait replies at once. A coroutine is user code, and what it raises is its reply; the
-    engine's own waits are generators, and what they raise goes through.
+    A port that need not wait replies at once. A coroutine is user code: its error becomes the reply. The engine's own
+    waits are generators: their errors propagate.
     """
     send = script.send
     try:
@@ -124,7 +120,7 @@ async def drive_async(script: Script[T], reply: Any = None) -> T | _Disowned:
                 try:
                     reply = await reply
                 except BaseException as error:  # noqa: BLE001
-                    reply = caught_in_task(error)
+                    reply = failure_reply_in_task(error)
             elif type(reply) is GeneratorType:
                 reply = await reply  # type: ignore[misc]  # made awaitable by types.coroutine
     except StopIteration as end:

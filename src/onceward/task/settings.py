@@ -1,4 +1,4 @@
-"""Settings of the engine itself, as opposed to the policies of one call."""
+"""Settings of the engine, as opposed to the policies of one call."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from onceward.task.mixins.policies import Policy, Seconds, from_json_text
 
 
 class EngineSettings(Policy):
-    """How an engine behaves whatever its policy. Set as `settings` on a task class, or given to a task.
+    """How the engine behaves, whatever the policy. Set `settings` on a task class, or pass it to a task.
 
-    Loads from the environment as policies do: `EngineSettings.from_env("ONCEWARD_ENGINE__")`, the variables that an
-    app reads, too.
+    Loads from the environment as policies do: `EngineSettings.from_env("ONCEWARD_ENGINE__")` reads the variables an
+    app reads.
     """
 
     stuck_grace: Seconds = Field(
         default=30.0,
-        description="Seconds a timed-out attempt has to end before its slot is counted as stuck.",
+        description="Seconds a timed-out attempt has to end before its slot counts as stuck.",
     )
     io_guard: Literal["off", "warn", "raise"] = Field(
-        default="off", description="What to do when a task opens a socket, file or process of its own."
+        default="off", description="What to do if a task itself opens a socket, file or process."
     )
     telemetry_fields: Annotated[tuple[str, ...], BeforeValidator(from_json_text)] = Field(
         default=(),
-        description='What spans may show of the work, for example "payload.order_id" or "result.total".',
+        description='Fields that spans may show, for example "payload.order_id" or "result.total".',
     )

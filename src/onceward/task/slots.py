@@ -1,7 +1,7 @@
-"""Bounded work: at most `size` transactions in flight, refilled as they end.
+"""Bounded work: at most `size` transactions in flight, refilled as they end; and at most one per id.
 
-Workers (threads or tasks) run the script `work`. What differs between them is how they wait for an item,
-how a life enters its context, and how a worker is born: that is `SlotPorts`.
+Workers (threads or tasks) run the script `work`. How they wait for an item, enter a life's context and start is up
+to `SlotPorts`.
 """
 
 from __future__ import annotations
@@ -18,109 +18,11 @@ from typing import Any, NamedTuple, Protocol
 from onceward.task.lifecycle import LifePorts, live
 from onceward.task.report import Report
 from onceward.task.script import Exited, Failed, Script
-from onceward.task.work import ABANDONED, FAILED, POSTPONED, SUCCEEDED, Life, Outcome, Plan, Work
+from onceward.task.work import ABANDONED, FAILED, POSTPONED, SUCCEEDED, CallPlan, Life, Outcome, Work
 from onceward.telemetry.context import current_attempt, working_on
 from onceward.transaction import Settlement, Transaction, Verdict
 
-# Ids in flight: two transactions with one id never run at once in one task instance.
-
-
-class Waiting(Protocol):
-    """Where lives wait: the slots of one call."""
-
-    def call_up(self, life: Life) -> None:
-        """It is this life's turn."""
-        ...
-
-
-class IdsInFlight:
-    """Who holds which id, and who waits for it, in order of arrival.
-
-    Taking an id nobody else wants is `holders.setdefault(id, life) is life`, one atomic operation, done by
-    the slots themselves; the lock is for the rare id that is wanted twice.
-    """
-
-    def __init__(self) -> None:
-        self.holders: dict[str, Life] = {}
-        self._waiting: dict[str, deque[tuple[Waiting, Life]]] = {}
-        self._lock = threading.Lock()
-
-    def wait(self, life: Life, place: Waiting) -> bool:
-        """Another life holds the id: stand in line, and be called up when it is this one's turn.
-
-        True if there is nothing to wait for: the other has left meanwhile, and the id is ours; or it is
-        stuck, nobody knows until when, and `life` may go on, marked as blocked.
-        """
-        key = life.transaction.id
-        with self._lock:
-            # First stand in line, then look again: a holder that leaves now either sees us or lets us in.
-            line = self._waiting.setdefault(key, deque())
-            line.append((place, life))
-            holder = self.holders.setdefault(key, life)
-            if holder is not life and not holder.stuck:
-                return False
-            life.blocked = holder.stuck
-            line.pop()
-            if not line:
-                del self._waiting[key]
-            return True
-
-    def release(self, life: Life) -> None:
-        """Give the id back, to the next in line if there is one. No-op for a life that never held it."""
-        key = life.transaction.id
-        if self.holders.get(key) is not life:
-            return
-        if not self._waiting:
-            del self.holders[key]
-            if not self._waiting:
-                return
-        with self._lock:
-            line = self._waiting.get(key)
-            if line is None:
-                if self.holders.get(key) is life:
-                    del self.holders[key]
-                return
-            place, successor = line[0]
-            if self.holders.get(key) is life:
-                self.holders[key] = successor
-            elif self.holders.setdefault(key, successor) is not successor:
-                return  # a newcomer was faster; it will call up the line when it leaves
-            line.popleft()
-            if not line:
-                del self._waiting[key]
-        place.call_up(successor)
-
-    def block(self, life: Life) -> None:
-        """`life` is stuck: whoever waits for its id goes on as blocked."""
-        with self._lock:
-            line = self._waiting.pop(life.transaction.id, deque())
-        for place, waiting in line:
-            waiting.blocked = True
-            place.call_up(waiting)
-
-    def withdraw(self, place: Waiting) -> list[Life]:
-        """Take all who wait there out of line."""
-        withdrawn: list[Life] = []
-        with self._lock:
-            for key, line in list(self._waiting.items()):
-                withdrawn += [life for where, life in line if where is place]
-                stay = deque((where, life) for where, life in line if where is not place)
-                if stay:
-                    self._waiting[key] = stay
-                else:
-                    del self._waiting[key]
-        return withdrawn
-
-
 logger = logging.getLogger("onceward.engine")
-
-
-class Takeover(NamedTuple):
-    """A life whose worker is stuck, and the reply its script waits for."""
-
-    life: Life
-    reply: Failed | None
-
 
 DONE, NOT_DONE, RETURNED = Verdict.DONE, Verdict.FAILED, Verdict.RETURNED
 
@@ -128,14 +30,21 @@ WAIT: Any = object()
 NO_CONTEXT = Context()
 
 Item = Transaction | Life | None
-"""None sends a worker home."""
+"""None ends a worker."""
+
+
+class Takeover(NamedTuple):
+    """A life whose worker is stuck, and the reply its script is waiting for."""
+
+    life: Life
+    reply: Failed | None
 
 
 class SlotPorts(LifePorts, Protocol):
-    """What slots need from outside, beside what lives need."""
+    """The I/O slots need, in addition to that of lives."""
 
     def poll(self) -> Any:
-        """An item, or `WAIT` if that would take an await."""
+        """Return an item, or `WAIT` if that needs an await."""
         ...
 
     def take(self) -> Any:
@@ -143,43 +52,43 @@ class SlotPorts(LifePorts, Protocol):
         ...
 
     def enter(self, life: Life) -> Any:
-        """Live a life in its context. Replies `Outcome`, `Exited`, or None if it was taken over."""
+        """Run a life in its context. Replies `Outcome`, `Exited`, or None if it was taken over."""
         ...
 
     def enter_script(self, work: Work, reply: Failed | None) -> Any:
-        """Go on with a script in its context, beginning with this reply."""
+        """Continue a script in its context with this reply."""
         ...
 
     def put(self, *items: Item) -> None: ...
     def drain(self) -> list[Transaction | Life]:
-        """Take back what was put and not taken."""
+        """Remove and return the items that no worker has taken."""
         ...
 
     def spawn(self, script: Script[None]) -> None: ...
     def wake(self) -> None:
-        """Make the loop look at what has changed."""
+        """Wake the loop to check what has changed."""
         ...
 
 
 class Slots:
     """The slots of one call."""
 
-    def __init__(self, plan: Plan, ids: IdsInFlight, ports: SlotPorts, size: int, base: Context) -> None:
+    def __init__(self, plan: CallPlan, ids: IdsInFlight, ports: SlotPorts, size: int, base: Context) -> None:
         self.plan = plan
         self.size = size
         self.tally = Report()
         self.settled: deque[Settlement] | None = None
-        """Outcomes to tell the source; None for a source that cannot settle."""
+        """Outcomes to settle with the source; None if it cannot settle."""
         self.deferred: dict[int, Settlement] = {}
-        """Outcomes of transactions whose stuck attempt still runs."""
+        """Outcomes of transactions whose stuck attempt is still running."""
         self.on_outcome: Callable[[Outcome], None] | None = None
         self.unstarted: list[Transaction] = []
         self.exited: BaseException | None = None
         self.pending = 0
-        """Taken in and not yet ended."""
+        """Transactions submitted and not ended."""
         self.stuck_now = 0
         self.wake_at = 0
-        """The loop is woken when this many are left pending."""
+        """The loop is woken when this many are pending."""
         self._ids = ids
         self._holders = ids.holders
         self._ports = ports
@@ -189,13 +98,13 @@ class Slots:
         self._hand_over = self._take_over
         self._workers = 0
         self.closed = False
-        """Nothing more is started."""
+        """Start nothing more."""
         self._lock = threading.Lock()
 
     # ── the loop's side ─────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, transactions: Sequence[Transaction]) -> None:
-        """Take these in, in order."""
+        """Queue these, in order."""
         with self._lock:
             self.pending += len(transactions)
             newcomers = min(self.size - self._workers, self.pending - self._workers)
@@ -205,7 +114,7 @@ class Slots:
             self._ports.spawn(self.work())
 
     def close(self) -> None:
-        """Start nothing more; what waits for a slot becomes `unstarted`."""
+        """Start nothing more; transactions waiting for a slot become `unstarted`."""
         self.closed = True
         for item in self._ports.drain():
             self._turn_away(item)
@@ -213,14 +122,14 @@ class Slots:
             self._turn_away(life)
 
     def take_unstarted(self) -> list[Transaction]:
-        """What was turned away since the last time; it is counted here."""
+        """Return and count the transactions turned away since the last call."""
         with self._lock:
             taken, self.unstarted = self.unstarted, []
             self.tally.unstarted += len(taken)
         return taken
 
     def break_off(self, error: BaseException) -> None:
-        """The engine itself broke: nobody knows what is pending any more, and what still ends counts below 0."""
+        """The engine itself failed: abandon what is pending. What still ends makes `pending` negative."""
         with self._lock:
             self.exited = error
             self.tally.abandoned += self.pending
@@ -228,13 +137,13 @@ class Slots:
         self._ports.wake()
 
     def dismiss(self) -> None:
-        """Send the workers home."""
+        """End the workers."""
         self._ports.put(*[None] * self._workers)
 
     # ── the workers' side ───────────────────────────────────────────────────────────────────────────────
 
     def work(self, first: Takeover | None = None) -> Script[None]:
-        """What one worker does: take, live, end, until sent home or stuck."""
+        """Run one worker: take an item, live it, end it, until dismissed or stuck."""
         poll, enter = self._ports.poll, self._ports.enter
         if first is not None:
             outcome = yield self._ports.enter_script, first
@@ -268,11 +177,11 @@ class Slots:
         return None
 
     def call_up(self, life: Life) -> None:
-        """Its id is free now; or held by a stuck one, and it is blocked."""
+        """Queue a life whose id is free now, or that is blocked."""
         self._ports.put(life)
 
     def _is_over(self, life: Life, outcome: Outcome | Exited | None) -> bool:
-        """Whether this worker goes home: its life went on without it, or the call is to end."""
+        """Whether this worker ends: another took over its life, or the call must end."""
         if outcome is None:
             self._unstick(life)
             return True
@@ -284,7 +193,7 @@ class Slots:
     def _end(self, life: Life, outcome: Outcome) -> None:
         if not life.stuck:
             self._ids.release(life)
-        # The context refers to the life: cut the circle, or only the garbage collector could free them.
+        # The context refers to the life: break the cycle, or only the garbage collector could free them.
         life.context = NO_CONTEXT
         status = outcome.status
         if self._watch is not None:
@@ -293,7 +202,7 @@ class Slots:
             verdict = DONE if status is SUCCEEDED else NOT_DONE if status is FAILED else RETURNED
             settlement = Settlement(outcome.transaction, verdict, outcome.error, outcome.delay)
             if life.stuck:
-                # Told when the stuck attempt has ended: a redelivery would meet it still running.
+                # Settled when the stuck attempt has ended: a redelivery now would run beside it.
                 self.deferred[id(life)] = settlement
             else:
                 self.settled.append(settlement)
@@ -355,31 +264,118 @@ class Slots:
             self.tally.stuck += 1
             self.stuck_now += 1
         if self._watch is not None:
-            self._watch.stuck(+1)
+            self._watch.change_stuck(+1)
         life.context = life.context.copy()
         life.context.run(current_attempt.set, None)
         waiting_for: Failed | None = reply
         if life.script is None:
-            # Stuck in its opening attempt: the script begins with the reply instead of getting it.
+            # Stuck in its first attempt: start the script with the reply instead of sending it.
             life.script, waiting_for = live(life, self._ports, reply), None
         self._ids.block(life)
         self._ports.spawn(self.work(Takeover(life, waiting_for)))
 
     def _unstick(self, life: Life) -> None:
-        """A stuck attempt has ended after all. What it returned is nobody's business any more."""
+        """A stuck attempt has ended after all. Its result is discarded."""
         logger.warning(
             "a stuck attempt at transaction %s has ended; its result is discarded", life.transaction_id
         )
         with self._lock:
             self.stuck_now -= 1
         if self._watch is not None:
-            self._watch.stuck(-1)
+            self._watch.change_stuck(-1)
         self._leave(life)
 
     def _leave(self, life: Life) -> None:
-        """Give back the id when the last worker leaves the life, and let the source know at last."""
+        """When the last worker leaves the life, release the id and settle the deferred outcome."""
         if life.count_drivers(-1) == 0:
             self._ids.release(life)
             settlement = self.deferred.pop(id(life), None)
             if self.settled is not None and settlement is not None:
                 self.settled.append(settlement)
+
+
+class Waiting(Protocol):
+    """Where lives wait for their id: the slots of one call."""
+
+    def call_up(self, life: Life) -> None:
+        """Start this life: it is its turn."""
+        ...
+
+
+class IdsInFlight:
+    """The life that holds each id, and the lives waiting for it, in order of arrival.
+
+    Two transactions with the same id never run at once in one task instance. Slots take a free id with
+    `holders.setdefault(id, life) is life`, one atomic operation; the lock is for the rare id that is already held.
+    """
+
+    def __init__(self) -> None:
+        self.holders: dict[str, Life] = {}
+        self._waiting: dict[str, deque[tuple[Waiting, Life]]] = {}
+        self._lock = threading.Lock()
+
+    def wait(self, life: Life, place: Waiting) -> bool:
+        """Queue for an id that another life holds; `place.call_up` follows when it is this life's turn.
+
+        Returns True if there is no need to wait: the holder has left meanwhile and the id is ours, or the holder is
+        stuck and `life` goes on, marked as blocked.
+        """
+        key = life.transaction.id
+        with self._lock:
+            # Queue first, then check again: a holder that leaves now either sees us or frees the id.
+            line = self._waiting.setdefault(key, deque())
+            line.append((place, life))
+            holder = self.holders.setdefault(key, life)
+            if holder is not life and not holder.stuck:
+                return False
+            life.blocked = holder.stuck
+            line.pop()
+            if not line:
+                del self._waiting[key]
+            return True
+
+    def release(self, life: Life) -> None:
+        """Release the id, to the next in line if there is one. No-op for a life that does not hold it."""
+        key = life.transaction.id
+        if self.holders.get(key) is not life:
+            return
+        if not self._waiting:
+            del self.holders[key]
+            if not self._waiting:
+                return
+        with self._lock:
+            line = self._waiting.get(key)
+            if line is None:
+                if self.holders.get(key) is life:
+                    del self.holders[key]
+                return
+            place, successor = line[0]
+            if self.holders.get(key) is life:
+                self.holders[key] = successor
+            elif self.holders.setdefault(key, successor) is not successor:
+                return  # a newcomer was faster; it calls up the next when it leaves
+            line.popleft()
+            if not line:
+                del self._waiting[key]
+        place.call_up(successor)
+
+    def block(self, life: Life) -> None:
+        """`life` is stuck: lives waiting for its id go on as blocked."""
+        with self._lock:
+            line = self._waiting.pop(life.transaction.id, deque())
+        for place, waiting in line:
+            waiting.blocked = True
+            place.call_up(waiting)
+
+    def withdraw(self, place: Waiting) -> list[Life]:
+        """Remove the lives of `place` from the queue, and return them."""
+        withdrawn: list[Life] = []
+        with self._lock:
+            for key, line in list(self._waiting.items()):
+                withdrawn += [life for where, life in line if where is place]
+                stay = deque((where, life) for where, life in line if where is not place)
+                if stay:
+                    self._waiting[key] = stay
+                else:
+                    del self._waiting[key]
+        return withdrawn

@@ -1,7 +1,7 @@
-"""One loop's dealings with its source: asking for work, telling how it ended, keeping the leases.
+"""How a loop uses its source: fetch work, settle outcomes, extend leases.
 
-Everything the source is asked goes through `ask`, within the fetch policy. Outcomes are told together, at the
-end of a batch or after a moment.
+Every call to the source goes through `ask`, under the fetch policy. Outcomes are settled together, at the end of a
+batch or after `SETTLE_INTERVAL`.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from onceward.transaction import Settlement, Transaction
 logger = logging.getLogger("onceward.engine")
 
 SETTLE_INTERVAL = 0.2
-"""Seconds an outcome waits at most for company before the source is told, while others are in flight."""
+"""Seconds an outcome waits at most to be settled with others, while transactions are in flight."""
 
 
 class LoopPorts(SlotPorts, Protocol):
-    """What a loop needs from outside, beside what slots and lives need."""
+    """The I/O a loop needs, in addition to that of slots and lives."""
 
     def park(self, seconds: float | None) -> Any:
-        """Wait until woken, but no longer than this."""
+        """Wait until woken, at most this long."""
         ...
 
     def alarm(self) -> None:
-        """`wake`, safe from signal handlers and other threads."""
+        """`wake`, safe in signal handlers and from other threads."""
         ...
 
     def sleeping(self, seconds: float) -> float:
-        """How long a sleep of this length shall really take: see `Clock`."""
+        """How long to really sleep: see `Clock`."""
         ...
 
 
 class Source(msgspec.Struct, kw_only=True):
-    """Where transactions come from, as far as the loop cares."""
+    """The source of transactions, as the loop sees it."""
 
     fetch: Step
     extra: dict[str, Any]
@@ -87,7 +87,7 @@ class Loop(Work):
         self.error: LoopError | None = None
         self.reason: StopReason | None = None
         self.open: dict[int, Transaction] = {}
-        """Deliveries the source has not been told the end of, by identity."""
+        """Deliveries that are not settled yet, by identity."""
         self.settled_at = 0.0
         self.extend_due = inf
         if source is not None and source.settle is not None:
@@ -97,21 +97,21 @@ class Loop(Work):
         self.hand_over(self, reply)
 
     def stop(self) -> None:
-        """Asked to stop, perhaps in a signal handler: from now on nothing is started that can be given back."""
+        """Start nothing more that can be given back. Safe in signal handlers."""
         if self.returnable:
             self.slots.closed = True
         self.ports.alarm()
 
     @property
     def returnable(self) -> bool:
-        """Whether unstarted work has somewhere to go back to: to the source, or it never left the caller.
+        """Whether unstarted work can go back to the source, or never left the caller.
 
-        A source that cannot take back what it gave would lose it: that is finished even when stopped.
+        Work from a source that cannot take it back is finished even when the loop is stopped, or it would be lost.
         """
         return self.slots.settled is not None or self.source is None
 
     def ending(self) -> StopReason | None:
-        """A reason to end that does not come from the source, if there is one."""
+        """The reason to end now, if there is one. An empty source is not among them."""
         if self.error is not None:
             return self.reason
         if self.slots.exited is not None:
@@ -126,7 +126,7 @@ class Loop(Work):
         return self.deadline != inf and self.ports.now() >= self.deadline
 
     def room(self) -> int:
-        """How many to take in next: a batch, or what is left of the limit."""
+        """How many transactions to take next: a batch, or the rest of the limit."""
         size, limit = self.policy.batch.size, self.policy.limit
         return size if limit is None else min(size, limit - self.started)
 
@@ -141,12 +141,12 @@ class Loop(Work):
 
 
 def fetch(loop: Loop, size: int) -> Script[Sequence[Transaction] | None]:
-    """One batch, within the fetch policy. None when the loop has a reason to end instead."""
+    """Fetch one batch under the fetch policy. None if the loop has a reason to end instead."""
     source = loop.source
     assert source is not None
 
     def call(*arguments: Any) -> Any:
-        # A connector may do what it likes with its arguments; the policy stays as it was.
+        # A connector may change its arguments; the policy must stay the same.
         return source.fetch.call(*arguments, **copy.deepcopy(source.extra))
 
     reply = yield from ask(loop, source.fetch, call if source.extra else source.fetch.call, (size,))
@@ -162,28 +162,28 @@ def fetch(loop: Loop, size: int) -> Script[Sequence[Transaction] | None]:
     loop.slots.tally.fetches += 1
     loop.slots.tally.empty_fetches += not batch
     if not batch and loop.watch is not None:
-        loop.watch.empty()
-    problem = unfit(batch, size)
+        loop.watch.record_empty_fetch()
+    problem = batch_problem(batch, size)
     if problem:
         fail(loop, StopReason.FETCH_ERROR, FetchException(problem))
         return None
     return batch
 
 
-def unfit(batch: Any, size: int) -> str | None:
+def batch_problem(batch: Any, size: int) -> str | None:
     """What is wrong with a fetched batch, if anything."""
     if not isinstance(batch, Sequence):
         return f"the connector returned {type(batch).__name__}; fetch must return a list of Transaction"
     if len(batch) > size:
-        return f"the connector returned {len(batch)} transactions where at most {size} were asked for"
+        return f"the connector returned {len(batch)} transactions but at most {size} were requested"
     for kind in set(map(type, batch)):
         if not issubclass(kind, Transaction):
-            return f"the connector returned a {kind.__name__} among its transactions"
+            return f"the connector returned a {kind.__name__}; fetch must return only Transaction objects"
     return None
 
 
 def fetch_error(reply: Failed) -> FetchException:
-    """A fetch that gave up, as what the caller of the loop gets."""
+    """The error that the caller of the loop gets for a failed fetch."""
     if isinstance(reply.error, FetchException):
         return reply.error
     cls = FetchTimeoutException if reply.limit is not None else FetchException
@@ -193,8 +193,8 @@ def fetch_error(reply: Failed) -> FetchException:
 
 
 def fail(loop: Loop, reason: StopReason, error: LoopError) -> None:
-    """End the loop with this error, unless it has one already."""
-    logger.info("the loop ends: %s", error)  # no alarm: whoever made the call gets it
+    """End the loop with this error, unless it already has one."""
+    logger.info("the loop ends: %s", error)  # only info: the caller gets the error
     if loop.error is None:
         loop.error, loop.reason = error, reason
 
@@ -202,9 +202,9 @@ def fail(loop: Loop, reason: StopReason, error: LoopError) -> None:
 def ask(
     loop: Loop, step: Step, call: Callable[..., Any], arguments: tuple[Any, ...], *, insist: bool = False
 ) -> Script[Any]:
-    """Call the source, within a step's attempts. Returns its answer, or `Failed` with what it raised last.
+    """Call the source, within a step's attempts. Returns its answer, or `Failed` with its last error.
 
-    A loop that is to end asks no further, unless it insists: what has been done must be told.
+    A loop that is ending makes no further attempts unless it insists: outcomes must be settled.
     """
     watch = loop.watch
     attempt = 0
@@ -238,13 +238,13 @@ def ask(
 
 
 def rest(loop: Loop, seconds: float, *, insist: bool = False) -> Script[None]:
-    """Sleep out a backoff, with an eye on chores, or until the loop has a reason to end."""
+    """Sleep for a backoff, doing chores meanwhile, or until the loop has a reason to end."""
     if loop.watch is not None:
-        loop.watch.backoff(loop.step, seconds)
+        loop.watch.record_backoff(loop.step, seconds)
     until = loop.ports.now() + loop.ports.sleeping(seconds)
     while True:
         left = max(until - loop.ports.now(), 0.0)
-        # Also when there is nothing to wait for: others on the same event loop want their turn.
+        # Even without a delay: other tasks of the event loop need their turn.
         yield loop.ports.park, (min(left, patience(loop)),)
         if left == 0 or loop.out_of_time() or (loop.ending() is not None and not insist):
             return
@@ -253,7 +253,7 @@ def rest(loop: Loop, seconds: float, *, insist: bool = False) -> Script[None]:
 
 
 def patience(loop: Loop) -> float:
-    """Seconds until the loop has something to do, whatever happens."""
+    """Seconds until the loop has something to do, even if nothing happens."""
     now = loop.ports.now()
     until = min(loop.deadline, loop.extend_due)
     slots = loop.slots
@@ -263,10 +263,10 @@ def patience(loop: Loop) -> float:
 
 
 def chores(loop: Loop) -> Script[None]:
-    """Tell the source what is due."""
+    """Settle outcomes and extend leases, if due."""
     settled = loop.slots.settled
     if settled is None or loop.out_of_time():
-        return  # the last words to the source have no time limit
+        return  # `give_back` settles the rest, without a time limit
     now = loop.ports.now()
     extend_now = now >= loop.extend_due
     if extend_now or len(settled) >= loop.policy.batch.size or now - loop.settled_at >= SETTLE_INTERVAL:
@@ -276,30 +276,30 @@ def chores(loop: Loop) -> Script[None]:
 
 
 def settle(loop: Loop) -> Script[None]:
-    """Tell the source every outcome there is, in one call."""
+    """Settle every outcome there is, in one call."""
     loop.settled_at = loop.ports.now()
     settled = loop.slots.settled
     if not settled or loop.reason is StopReason.SETTLE_ERROR:
         return
     assert loop.source is not None
     assert loop.source.settle is not None
-    told: list[Settlement] = [settled.popleft() for _ in range(len(settled))]
-    reply = yield from ask(loop, loop.source.settle, loop.source.settle.call, (told,), insist=True)
+    batch: list[Settlement] = [settled.popleft() for _ in range(len(settled))]
+    reply = yield from ask(loop, loop.source.settle, loop.source.settle.call, (batch,), insist=True)
     if type(reply) is Failed and loop.out_of_time() and not reply.exits:
-        # Not the source's fault. It is told again with the last words, which have no time limit.
-        settled.extendleft(reversed(told))
+        # The loop is out of time; the source has not failed. `give_back` settles again, without a time limit.
+        settled.extendleft(reversed(batch))
         return
     if type(reply) is Failed:
-        error = SettlementException(f"{len(told)} outcomes could not be settled: {text_of(reply.error)}")
+        error = SettlementException(f"{len(batch)} outcomes could not be settled: {text_of(reply.error)}")
         error.__cause__ = reply.error
         fail(loop, StopReason.SETTLE_ERROR, error)
         return
-    for settlement in told:
+    for settlement in batch:
         loop.open.pop(id(settlement.transaction), None)
 
 
 def extend(loop: Loop) -> Script[None]:
-    """Keep every delivery that is not settled yet."""
+    """Extend the lease of every delivery that is not settled yet."""
     source = loop.source
     assert source is not None
     loop.extend_due = loop.ports.now() + source.lease / 3
@@ -307,7 +307,7 @@ def extend(loop: Loop) -> Script[None]:
         return
     reply = yield from ask(loop, source.extend, source.extend.call, (list(loop.open.values()),))
     if type(reply) is Failed:
-        # The next round may still be in time, and if not, redelivery is what leases are for.
+        # The next round may still be in time; if not, the source redelivers.
         logger.error(
             "leases of %d transactions could not be extended: %s", len(loop.open), text_of(reply.error)
         )

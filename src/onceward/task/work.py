@@ -1,4 +1,4 @@
-"""Work in hand: what all lifecycles of a call share, one lifecycle's own state, and how it ends."""
+"""Work in flight: what all lifecycles of a call share, the state of one lifecycle, and its outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from onceward.task.lifecycle import Step
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class CallPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What all lifecycles of one call share."""
 
     task: str
@@ -30,26 +30,28 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     transaction_timeout: float | None
     loop_deadline: float
     limited: bool
-    """Whether any time limit but a step's applies."""
+    """Whether the loop or a transaction has a time limit."""
     plain: bool
-    """Neither limits nor a watch."""
+    """Neither limited nor watched."""
     postpones: bool
-    """Whether what is postponed has somewhere to go back to; if not, it waits in its slot."""
+    """Whether postponed transactions go back to the source; if not, they wait in their slot."""
     watch: Any
-    """Spans and per-step metrics, or None when there is no SDK."""
+    """Spans and per-step metrics; None without an SDK."""
     tracebacks: Tracebacks
 
 
-class Status(StrEnum):
+class OutcomeStatus(StrEnum):
+    """How a transaction ended."""
+
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     POSTPONED = "postponed"
     ABANDONED = "abandoned"
 
 
-# Looking up an enum's member costs more than a step of the hot path.
-SUCCEEDED, FAILED, ABANDONED = Status.SUCCEEDED, Status.FAILED, Status.ABANDONED
-POSTPONED = Status.POSTPONED
+# On the hot path, looking up a member of an enum is too slow.
+SUCCEEDED, FAILED = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED
+POSTPONED, ABANDONED = OutcomeStatus.POSTPONED, OutcomeStatus.ABANDONED
 LOOP = Limit.LOOP
 
 
@@ -57,19 +59,19 @@ class Outcome(msgspec.Struct, frozen=True):
     """How one transaction ended. `attempt` is the number, from 0, of the last attempt of `step`."""
 
     transaction: Transaction
-    status: Status
+    status: OutcomeStatus
     result: Any = None
     error: TransactionException | None = None
     step: str = ""
     attempt: int = 0
     duplicate: bool = False
-    """It had been done before: a success, without anything done now."""
+    """A success that had been done before; nothing was done now."""
     delay: float = 0.0
-    """Seconds until something postponed shall come again."""
+    """Seconds until a postponed transaction is due again."""
 
 
 class DuplicateType:
-    """What a main step returns, instead of a result, for a transaction that had been done before."""
+    """A main step returns this instead of a result for a transaction that had been done before."""
 
     __slots__ = ()
 
@@ -79,15 +81,14 @@ class DuplicateType:
 
 DUPLICATE = DuplicateType()
 
-
 _drivers_lock = threading.Lock()
 
 
 class Work:
-    """A script that can change hands, with the context and the time limits it runs in.
+    """A script that another driver can take over, with its context and time limits.
 
-    It is also what log lines are stamped with: task, step, attempt and transaction id. What rarely changes
-    is a default of the class, so that making one costs little.
+    Log lines are stamped with its task, step, attempt and transaction id. Attributes that rarely change are class
+    defaults, so creating one is cheap.
     """
 
     __slots__ = ("__dict__", "context", "step")
@@ -101,7 +102,7 @@ class Work:
     deadline = inf
     limit = LOOP
     stuck = False
-    """An earlier driver has not come back; `script` is in other hands."""
+    """A driver has not returned; another one has taken over `script`."""
     _drivers = 1
 
     def __init__(self, context: Context) -> None:
@@ -109,13 +110,13 @@ class Work:
         self.step = ""
 
     def count_drivers(self, change: int) -> int:
-        """How many are still in it: more than one when all but the last are stuck."""
+        """Add `change` and return how many drivers there are; if more than one, all but the last are stuck."""
         with _drivers_lock:
             self._drivers += change
             return self._drivers
 
     def resume(self, reply: Failed) -> None:
-        """The driver is stuck: let another go on with the script, beginning with this reply."""
+        """The driver is stuck: let another one continue the script with this reply."""
         raise NotImplementedError
 
 
@@ -127,13 +128,13 @@ class Life(Work):
     retries = 0
     timeouts = 0
     blocked = False
-    """Another attempt at the same id is stuck; this one cannot start."""
+    """An attempt at the same id is stuck, so this one cannot start."""
     spans: Any = None
 
     def __init__(
         self,
         transaction: Transaction,
-        plan: Plan,
+        plan: CallPlan,
         context: Context,
         hand_over: Callable[[Life, Failed], None],
     ) -> None:

@@ -1,4 +1,4 @@
-"""What onceward tells the outside: spans, metrics and log fields. It watches, and decides nothing."""
+"""Spans, metrics and log fields. Telemetry observes; it never makes decisions."""
 
 from onceward.telemetry.setup import Telemetry, setup
 

@@ -1,4 +1,4 @@
-"""Everything onceward tells the outside, by name. What is not listed here is not emitted.
+"""Every span, metric and attribute that onceward emits, by name. It emits nothing else.
 
 Spans of a consumer:                        Spans of a producer:
 
@@ -14,8 +14,8 @@ Spans of a consumer:                        Spans of a producer:
 A transaction that carries a trace context continues that trace: its `start_processing` is a child of the
 producer's span, and linked to `consume_transactions`. All spans of a transaction are in one trace.
 
-Payloads, results, metadata and credentials are on no span, metric or log line, except fields named in
-`EngineSettings.telemetry_fields`.
+Payloads, results, metadata and credentials never appear on spans, metrics or log lines, except the fields listed
+in `EngineSettings.telemetry_fields`.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ METRICS: Final = {
     ),
     "onceward.deadletters.buried": Metric("counter", "{letter}", "buried", ("consumer", "category")),
     "onceward.deadletters.alerts": Metric(
-        "counter", "{alert}", "reasons to look at dead letters", ("consumer", "alert")
+        "counter", "{alert}", "alerts about dead letters", ("consumer", "alert")
     ),
     "onceward.deadletters.redriven": Metric(
         "counter", "{letter}", "delivered again, by what came of it", ("consumer", "outcome")

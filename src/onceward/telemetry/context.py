@@ -1,4 +1,4 @@
-"""What the code that runs now belongs to: for log lines, spans, and code that asks whether to go on."""
+"""The work that the running code belongs to: for log lines, spans, and code that checks whether to go on."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextvars import ContextVar
 from typing import Protocol
 
 
-class WorkInHand(Protocol):
-    """The facts of the work in hand. The engine's own work objects have them."""
+class CurrentWork(Protocol):
+    """The work in flight here. The engine's work objects implement it."""
 
     step: str
     attempt: int
@@ -20,37 +20,37 @@ class WorkInHand(Protocol):
     def transaction_id(self) -> str | None: ...
 
 
-class AttemptInHand(Protocol):
+class CurrentAttempt(Protocol):
     """An attempt under a time limit."""
 
     expired: bool
 
     @property
     def hurried(self) -> bool:
-        """Whether it was asked to stop because the run is ending, and not because its time had run out."""
+        """Whether it was asked to stop because the run is ending, not because its time ran out."""
         ...
 
 
-current_work: ContextVar[WorkInHand | None] = ContextVar("onceward_work", default=None)
-current_attempt: ContextVar[AttemptInHand | None] = ContextVar("onceward_attempt", default=None)
+current_work: ContextVar[CurrentWork | None] = ContextVar("onceward_work", default=None)
+current_attempt: ContextVar[CurrentAttempt | None] = ContextVar("onceward_attempt", default=None)
 """Set while an attempt under a time limit runs."""
 
 
 def attempt_expired() -> bool:
-    """Whether the attempt that runs here has been asked to stop."""
+    """Whether the attempt running here has been asked to stop."""
     attempt = current_attempt.get()
     return attempt is not None and attempt.expired
 
 
 def attempt_hurried() -> bool:
-    """Whether that was because the run is ending, and no time had run out."""
+    """Whether it was asked to stop because the run is ending."""
     attempt = current_attempt.get()
     return attempt is not None and attempt.expired and attempt.hurried
 
 
 @contextmanager
-def working_on(work: WorkInHand) -> Iterator[None]:
-    """Log lines in here belong to this work, although it runs elsewhere, or no more."""
+def working_on(work: CurrentWork) -> Iterator[None]:
+    """Stamp log lines in this block with this work, even if it runs elsewhere or has ended."""
     token = current_work.set(work)
     try:
         yield

@@ -1,8 +1,8 @@
-"""The engine's hooks, turned into spans and metrics. Exists only while somebody listens.
+"""Turn the engine's hooks into spans and metrics. Used only if an OpenTelemetry SDK is set up.
 
-The engine calls `life_begins`, `step_begins`, … in the transaction's own context. Instead of attach and detach with
-tokens, the context a span leaves is set again by value: a context is thrown away with its transaction, and a
-life that changes threads could not give back the tokens of another thread's context.
+The engine calls `life_begins`, `step_begins`, … in the transaction's own context. Contexts are restored by value, not
+detached by token: a context is discarded with its transaction, and a life that moves to another thread could not
+use the tokens of the first thread's context.
 """
 
 from __future__ import annotations
@@ -22,50 +22,15 @@ from onceward.telemetry.catalogue import RETRY_EVENT, SCOPE
 from onceward.telemetry.context import attempt_expired, attempt_hurried, current_work
 from onceward.telemetry.metrics import EngineInstruments, instruments
 
-# The fields of the work that spans may show, because they were named.
-
-
 LONGEST = 256
+"""Characters a field may show on a span."""
+
 _MISSING = object()
-
-
-class Fields:
-    """Paths such as `payload.order_id`, `metadata.tenant` or `result.total`; the name is the attribute's key."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._paths = [(name, name.split(".")) for name in names]
-
-    def __bool__(self) -> bool:
-        return bool(self._paths)
-
-    def of_transaction(self, transaction: Any) -> dict[str, Any]:
-        return self._read({"payload": transaction.payload, "metadata": transaction.metadata})
-
-    def of_result(self, result: Any) -> dict[str, Any]:
-        return self._read({"result": result})
-
-    def _read(self, roots: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, (root, *path) in self._paths:
-            value = roots.get(root, _MISSING)
-            for key in path:
-                value = _step(value, key)
-            if value is not _MISSING and value is not None:
-                found[name] = value if isinstance(value, (bool, int, float)) else str(value)[:LONGEST]
-        return found
-
-
-def _step(value: Any, key: str) -> Any:
-    if isinstance(value, Mapping):
-        return value.get(key, _MISSING)
-    return getattr(value, key, _MISSING) if value is not _MISSING else _MISSING
-
-
 _propagator = TraceContextTextMapPropagator()
 
 
 class Names(NamedTuple):
-    """What a call and its transactions are called in spans, and the settings its span shows."""
+    """The span names of a call and its transactions, and the settings and fields the spans show."""
 
     task: str
     loop: str
@@ -87,12 +52,13 @@ class LifeSpans:
 
 
 class EngineSpans(Middleware):
-    """Makes spans and metrics of each attempt, when an OpenTelemetry SDK is set up."""
+    """Records spans and metrics of each attempt, if an OpenTelemetry SDK is set up."""
 
     name = "telemetry"
 
     @classmethod
-    def when_somebody_listens(cls, names: Names) -> EngineSpans | None:
+    def create_if_enabled(cls, names: Names) -> EngineSpans | None:
+        """Return None if no OpenTelemetry SDK is set up."""
         tracers, meters = metrics.tracer_provider(), metrics.meter_provider()
         if tracers is None and meters is None:
             return None
@@ -106,7 +72,7 @@ class EngineSpans(Middleware):
         self._names = names
         self._tracer = tracers.get_tracer(SCOPE)
         self._metrics = metrics
-        self._fields = Fields(names.fields)
+        self._fields = SpanFields(names.fields)
         self._task = {"task": names.task}
         self._attributes: dict[int, dict[str, Any]] = {}
         self._counted = (0, 0, 0)
@@ -137,7 +103,7 @@ class EngineSpans(Middleware):
             }
         )
         if error is not None:
-            _mark(span, str(error) or type(error).__name__, None)
+            _mark_failed(span, str(error) or type(error).__name__, None)
         span.end()
         metrics = self._metrics
         if metrics is not None:
@@ -149,7 +115,7 @@ class EngineSpans(Middleware):
                 metrics.abandoned.add(report.abandoned, self._task)
 
     def count(self, tally: Any) -> None:
-        """Bring the counters up to a running tally: once a batch, not once a transaction."""
+        """Add what the tally gained since the last call: once per batch, not per transaction."""
         if self._metrics is None:
             return
         now = (tally.succeeded, tally.failed, tally.fetches)
@@ -172,18 +138,18 @@ class EngineSpans(Middleware):
         span, since = begun
         otel.attach(self._inside_loop)
         if error is not None:
-            _mark(span, error.message, error.category)
+            _mark_failed(span, error.message, error.category)
         span.end()
         if self._metrics is not None:
             self._metrics.duration.record(perf_counter() - since, {**self._task, "step": step.name})
             if delay is not None:
                 self._metrics.retries.add(1, {**self._task, "step": step.name})
 
-    def empty(self) -> None:
+    def record_empty_fetch(self) -> None:
         if self._metrics is not None:
             self._metrics.empty_fetches.add(1, self._task)
 
-    def backoff(self, step: str, seconds: float) -> None:
+    def record_backoff(self, step: str, seconds: float) -> None:
         if self._metrics is not None and seconds:
             self._metrics.backoff.add(seconds, {**self._task, "step": step})
 
@@ -195,7 +161,7 @@ class EngineSpans(Middleware):
         if "traceparent" in transaction.metadata:
             remote = _propagator.extract(_carrier(transaction.metadata), otel.Context())
             if trace.get_current_span(remote).get_span_context().is_valid:
-                # Continue the producer's trace; the batch it came in is a circumstance, not a cause.
+                # Continue the producer's trace; the batch it arrived in is only linked.
                 parent, links = remote, [Link(self._loop_span.get_span_context())]
         attributes = {**self._task, "transaction_id": transaction.id}
         if self._fields:
@@ -214,7 +180,7 @@ class EngineSpans(Middleware):
             if outcome.duplicate:
                 span.set_attribute("duplicate", True)
             if outcome.error is not None:
-                _mark(span, outcome.error.message, outcome.error.category)
+                _mark_failed(span, outcome.error.message, outcome.error.category)
         span.end()
 
     def step_begins(self, life: Any, step: Any) -> None:
@@ -230,33 +196,33 @@ class EngineSpans(Middleware):
         if spans.step is not None:
             spans.step.set_attribute("attempts", life.attempt + 1)
             if error is not None:
-                _mark(spans.step, error.message, error.category)
+                _mark_failed(spans.step, error.message, error.category)
             spans.step.end()
             spans.step, spans.inside_step = None, spans.inside_life
         otel.attach(spans.inside_life)
 
-    def decided(self, life: Any, step: Any, delay: float) -> None:
-        """Another attempt will follow, after this many seconds."""
+    def record_retry(self, life: Any, step: Any, delay: float) -> None:
+        """Record that another attempt follows after `delay` seconds."""
         if life.spans.life.is_recording():
             life.spans.life.add_event(
                 RETRY_EVENT, {"step": step.name, "attempt": life.attempt, "delay": delay}
             )
         if self._metrics is not None:
             self._metrics.retries.add(1, {**self._task, "step": step.name})
-            self.backoff(step.name, delay)
+            self.record_backoff(step.name, delay)
 
-    def timed_out(self, work: Any, limit: str) -> None:
+    def record_timeout(self, work: Any, limit: str) -> None:
         if self._metrics is not None:
             self._metrics.timeouts.add(1, {**self._task, "step": work.step, "limit": str(limit)})
 
-    def stuck(self, change: int) -> None:
+    def change_stuck(self, change: int) -> None:
         if self._metrics is not None:
             self._metrics.stuck.add(change, self._task)
 
     # ── an attempt ──────────────────────────────────────────────────────────────────────────────────────
 
     def wrap_step(self, step: Any, call: StepCall) -> StepCall:
-        """A span and a duration for each attempt."""
+        """Record a span and a duration for each attempt."""
 
         async def attempt(*arguments: Any) -> Any:
             begun = self._attempt_begins(step)
@@ -289,15 +255,15 @@ class EngineSpans(Middleware):
         span, parent, since = attempt
         otel.attach(parent)
         if attempt_hurried():
-            _mark(span, "cut off because the run is ending", None)
+            _mark_failed(span, "cut off because the run is ending", None)
         elif attempt_expired():
-            _mark(
+            _mark_failed(
                 span, f"took longer than {step.timeout} s" if step.timeout else "ran out of time", "TIMEOUT"
             )
         elif error is not None and getattr(error, "category", "SYSTEM") is None:
             span.set_attribute("outcome", "postponed")
         elif error is not None:
-            _mark(span, _message(error), getattr(error, "category", "SYSTEM"))
+            _mark_failed(span, _message(error), getattr(error, "category", "SYSTEM"))
         elif self._fields and step.name in ("process", "produce"):
             span.set_attributes(self._fields.of_result(result))
         span.end()
@@ -305,10 +271,10 @@ class EngineSpans(Middleware):
             self._metrics.duration.record(perf_counter() - since, {**self._task, "step": step.name})
 
     def _static(self, step: Any) -> dict[str, Any]:
-        """What every span of a step shows, made once."""
-        made = self._attributes.get(id(step))
-        if made is None:
-            made = self._attributes[id(step)] = {
+        """The attributes that every span of a step shows, cached."""
+        attributes = self._attributes.get(id(step))
+        if attributes is None:
+            attributes = self._attributes[id(step)] = {
                 **self._task,
                 "step": step.name,
                 "max_attempts": step.max_attempts,
@@ -317,11 +283,43 @@ class EngineSpans(Middleware):
                 "backoff_cap": step.backoff.cap,
             }
             if step.timeout is not None:
-                made["timeout"] = step.timeout
-        return made
+                attributes["timeout"] = step.timeout
+        return attributes
 
 
-def _mark(span: Span, message: str, category: Any) -> None:
+class SpanFields:
+    """The fields that spans may show, by path, such as `payload.order_id` or `result.total`; the path is the key."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._paths = [(name, name.split(".")) for name in names]
+
+    def __bool__(self) -> bool:
+        return bool(self._paths)
+
+    def of_transaction(self, transaction: Any) -> dict[str, Any]:
+        return self._read({"payload": transaction.payload, "metadata": transaction.metadata})
+
+    def of_result(self, result: Any) -> dict[str, Any]:
+        return self._read({"result": result})
+
+    def _read(self, roots: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, (root, *path) in self._paths:
+            value = roots.get(root, _MISSING)
+            for key in path:
+                value = _step(value, key)
+            if value is not _MISSING and value is not None:
+                found[name] = value if isinstance(value, (bool, int, float)) else str(value)[:LONGEST]
+        return found
+
+
+def _step(value: Any, key: str) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(key, _MISSING)
+    return getattr(value, key, _MISSING) if value is not _MISSING else _MISSING
+
+
+def _mark_failed(span: Span, message: str, category: Any) -> None:
     if not span.is_recording():
         return
     span.set_attribute("exception.message", message)

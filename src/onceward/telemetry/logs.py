@@ -1,7 +1,8 @@
-"""Log fields: every record made under an engine says which task, step, attempt and transaction it belongs to.
+"""Log fields and log lines.
 
 `transaction_id`, `task`, `step`, `attempt`, `trace_id` and `span_id` are attributes of every `LogRecord`, empty
-outside an engine, so that any formatter can name them.
+outside an engine, so any formatter can use them. Lines are JSON objects for machines or plain text for people, and
+never contain a payload.
 """
 
 from __future__ import annotations
@@ -18,20 +19,26 @@ from onceward.telemetry.context import current_work
 
 FIELDS = ("transaction_id", "task", "step", "attempt", "trace_id", "span_id")
 
-_make_record: Any = None
+QUIET = ("asyncio", "aiosqlite")
+"""Libraries that log every byte at debug level."""
+
+Fields = Callable[[logging.LogRecord], Mapping[str, Any]]
+"""Returns the fields that a line shows next to its message."""
+
+_wrapped_factory: Any = None
 
 
 def install() -> None:
-    """Add the fields to every record from now on, on top of whatever makes records now. Idempotent."""
-    global _make_record
-    if logging.getLogRecordFactory() is _stamped:
+    """Add the fields to every new record, on top of the current record factory. Idempotent."""
+    global _wrapped_factory
+    if logging.getLogRecordFactory() is _make_record:
         return
-    _make_record = logging.getLogRecordFactory()
-    logging.setLogRecordFactory(_stamped)
+    _wrapped_factory = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(_make_record)
 
 
-def _stamped(*arguments: Any, **more: Any) -> logging.LogRecord:
-    record: logging.LogRecord = _make_record(*arguments, **more)
+def _make_record(*arguments: Any, **more: Any) -> logging.LogRecord:
+    record: logging.LogRecord = _wrapped_factory(*arguments, **more)
     work = current_work.get()
     if work is None:
         record.transaction_id = record.task = record.step = record.attempt = ""
@@ -46,15 +53,8 @@ def _stamped(*arguments: Any, **more: Any) -> logging.LogRecord:
     return record
 
 
-# Log lines: a JSON object each for machines, one plain line each for people. Never a payload.
-
-
-Fields = Callable[[logging.LogRecord], Mapping[str, Any]]
-"""What a line says beside its message."""
-
-
 class JsonLines(logging.Formatter):
-    """Time, level, logger, message, the fields that apply, and an exception's traceback."""
+    """Formats a record as JSON: time, level, logger, message, its fields, and the traceback if it has one."""
 
     def __init__(self, fields: Fields) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "time": _moment(record),
+            "time": _timestamp(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -70,11 +70,11 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)  # in ASCII: no character of an id can break the line
+        return json.dumps(line, default=str)  # ASCII only: no character of an id can break the line
 
 
 class ConsoleLines(logging.Formatter):
-    """The same for people."""
+    """Formats a record as plain text for people."""
 
     def __init__(self, fields: Fields) -> None:
         super().__init__()
@@ -82,12 +82,12 @@ class ConsoleLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f"  {name}={value}" for name, value in self._fields(record).items())
-        line = f"{_moment(record)} {record.levelname:7} {record.getMessage()}{fields}"
+        line = f"{_timestamp(record)} {record.levelname:7} {record.getMessage()}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
 def log_to(stream: TextIO | None, form: str, fields: Fields) -> logging.Logger:
-    """Make this the one handler of the root logger, which is returned; None is stderr. `form` is json or console."""
+    """Make this the only handler of the root logger, and return that. None is stderr; `form` is json or console."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter((JsonLines if form == "json" else ConsoleLines)(fields))
     root = logging.getLogger()
@@ -96,26 +96,22 @@ def log_to(stream: TextIO | None, form: str, fields: Fields) -> logging.Logger:
     return root
 
 
-def _moment(record: logging.LogRecord) -> str:
+def _timestamp(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
-# Log lines of a run. Each says its worker's number, and what it is about: transaction, task, step, attempt, trace.
-
-
-QUIET = ("asyncio", "aiosqlite")
-"""Libraries that tell of every byte at the level of debugging."""
-
-
 def start_logging(form: str, level: str, worker: int | None = None) -> None:
-    """Log to stderr. What an app sets up for itself when it is imported comes later, and so wins."""
+    """Log a run to stderr, each line with its worker's number and the log fields.
+
+    An app that configures logging when it is imported does so later, and wins.
+    """
     install()
 
     def fields(record: logging.LogRecord) -> dict[str, Any]:
-        told = {"worker": getattr(record, "worker", worker)} | {
+        values = {"worker": getattr(record, "worker", worker)} | {
             name: getattr(record, name, "") for name in FIELDS
         }
-        return {name: value for name, value in told.items() if value not in (None, "")}
+        return {name: value for name, value in values.items() if value not in (None, "")}
 
     root = log_to(None, form, fields)
     root.setLevel(level.upper())

@@ -1,4 +1,4 @@
-"""The metrics of the catalogue, as instruments."""
+"""The engine's instruments, and the tracer and meter providers in use."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observa
 from onceward.telemetry.catalogue import METRICS, SCOPE
 
 SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-"""Bucket boundaries for durations; the SDK's own are made for milliseconds."""
+"""Bucket boundaries for durations; the SDK's defaults are for milliseconds."""
 
-_made: weakref.WeakKeyDictionary[MeterProvider, EngineInstruments] = weakref.WeakKeyDictionary()
+_instruments: weakref.WeakKeyDictionary[MeterProvider, EngineInstruments] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
+_override: tuple[trace.TracerProvider | None, metrics.MeterProvider | None] | None = None
 
 
 class EngineInstruments:
-    """One set per meter provider."""
+    """The engine's instruments, one set per meter provider."""
 
     def __init__(self, meter: Meter) -> None:
         self.processed = self._counter(meter, "onceward.transactions.processed")
@@ -42,7 +43,7 @@ class EngineInstruments:
         name = "onceward.slots.in_use"
         meter.create_observable_gauge(name, [self._in_use], METRICS[name].unit, METRICS[name].description)
         self.slots_in_use: dict[int, tuple[str, Callable[[], int]]] = {}
-        """Asked when metrics are collected, so that being in flight costs nothing."""
+        """Called only when metrics are collected, so a transaction in flight costs nothing."""
 
     def _counter(self, meter: Meter, name: str) -> Any:
         return meter.create_counter(name, METRICS[name].unit, METRICS[name].description)
@@ -55,35 +56,32 @@ class EngineInstruments:
 
 
 def instruments(provider: MeterProvider) -> EngineInstruments:
+    """The instruments of this provider, created on first use."""
     with _lock:
-        made = _made.get(provider)
-        if made is None:
-            made = _made[provider] = EngineInstruments(provider.get_meter(SCOPE))
-        return made
-
-
-# Who listens: the tracer and meter providers in force, or None where there is only the OpenTelemetry API.
-
-
-_overridden: tuple[trace.TracerProvider | None, metrics.MeterProvider | None] | None = None
+        found = _instruments.get(provider)
+        if found is None:
+            found = _instruments[provider] = EngineInstruments(provider.get_meter(SCOPE))
+        return found
 
 
 def tracer_provider() -> trace.TracerProvider | None:
-    if _overridden is not None:
-        return _overridden[0]
+    """The tracer provider in use; None if no OpenTelemetry SDK is set up."""
+    if _override is not None:
+        return _override[0]
     provider = trace.get_tracer_provider()
     return None if _is_api_only(provider, "opentelemetry.trace") else provider
 
 
 def meter_provider() -> metrics.MeterProvider | None:
-    if _overridden is not None:
-        return _overridden[1]
+    """The meter provider in use; None if no OpenTelemetry SDK is set up."""
+    if _override is not None:
+        return _override[1]
     provider = metrics.get_meter_provider()
     return None if _is_api_only(provider, "opentelemetry.metrics") else provider
 
 
 def _is_api_only(provider: object, api: str) -> bool:
-    # The API's own providers are proxies and no-ops; an SDK's class lives elsewhere.
+    # The API's own providers are proxies and no-ops; those of an SDK are defined elsewhere.
     module = type(provider).__module__
     return module == api or module.startswith(api + ".")
 
@@ -92,10 +90,10 @@ def _is_api_only(provider: object, api: str) -> bool:
 def override(
     tracer: trace.TracerProvider | None = None, meter: metrics.MeterProvider | None = None
 ) -> Iterator[None]:
-    """Use these instead of the global providers, which can be set only once in a process. For tests."""
-    global _overridden
-    before, _overridden = _overridden, (tracer, meter)
+    """Use these instead of the global providers, which can be set only once per process. For tests."""
+    global _override
+    before, _override = _override, (tracer, meter)
     try:
         yield
     finally:
-        _overridden = before
+        _override = before

@@ -1,4 +1,4 @@
-"""Wire the OpenTelemetry SDK from the standard `OTEL_*` variables. Nothing is opened that was not asked for."""
+"""Set up the OpenTelemetry SDK from the standard `OTEL_*` variables. Opens only what they ask for."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 FILE_DELAY_MS = 500
-"""How long spans wait for others before they go to the file: somebody looks at it."""
+"""How long spans are batched before they go to the file. Short, because people watch it."""
 
 
 class Telemetry:
-    """What `setup` started."""
+    """The exporters that `setup` started."""
 
     def __init__(self, stops: list[Callable[[], Any]]) -> None:
         self._stops = stops
 
     def shutdown(self) -> None:
-        """Send what is still waiting, and stop. Idempotent."""
+        """Export what is pending, and stop. Idempotent."""
         while self._stops:
             self._stops.pop()()
 
@@ -32,13 +32,12 @@ class Telemetry:
 def setup() -> Telemetry:
     """Install the SDK's tracer and meter providers, and the log fields. Call it once, when the process starts.
 
-    Obeys `OTEL_SDK_DISABLED`, `OTEL_TRACES_EXPORTER` (`otlp`, `console`, `none`), `OTEL_METRICS_EXPORTER` (`otlp`,
-    `console`, `prometheus`, `none`), and whatever the SDK and its exporters read themselves: `OTEL_SERVICE_NAME`,
+    Honors `OTEL_SDK_DISABLED`, `OTEL_TRACES_EXPORTER` (`otlp`, `console`, `none`), `OTEL_METRICS_EXPORTER` (`otlp`,
+    `console`, `prometheus`, `none`), and everything the SDK and its exporters read: `OTEL_SERVICE_NAME`,
     `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_TRACES_SAMPLER`, `OTEL_BSP_…`, …
-    A Prometheus port (`OTEL_EXPORTER_PROMETHEUS_HOST`, `…_PORT`) is opened only when that exporter is named.
+    A Prometheus port (`OTEL_EXPORTER_PROMETHEUS_HOST`, `…_PORT`) is opened only if that exporter is chosen.
 
-    `ONCEWARD_TRACE_FILE=path` writes spans to that file, for `onceward trace`; exporters are then only those that are
-    named.
+    `ONCEWARD_TRACE_FILE=path` writes spans to that file, for `onceward trace`; other exporters then default to `none`.
     """
     logs.install()
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -77,8 +76,8 @@ def setup() -> Telemetry:
 
 
 def _choice(variable: str) -> str:
-    usual = "none" if os.environ.get(FILE_VARIABLE) else "otlp"
-    return os.environ.get(variable, "").strip().lower() or usual
+    default = "none" if os.environ.get(FILE_VARIABLE) else "otlp"
+    return os.environ.get(variable, "").strip().lower() or default
 
 
 def _span_exporter(choice: str) -> SpanExporter | None:
@@ -92,7 +91,7 @@ def _span_exporter(choice: str) -> SpanExporter | None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         return OTLPSpanExporter()
-    raise ValueError(f"OTEL_TRACES_EXPORTER={choice} is not known here; use otlp, console or none")
+    raise ValueError(f"OTEL_TRACES_EXPORTER={choice} is not supported; use otlp, console or none")
 
 
 def _metric_reader(choice: str) -> MetricReader | None:
@@ -116,5 +115,5 @@ def _metric_reader(choice: str) -> MetricReader | None:
 
         return PeriodicExportingMetricReader(OTLPMetricExporter())
     raise ValueError(
-        f"OTEL_METRICS_EXPORTER={choice} is not known here; use otlp, console, prometheus or none"
+        f"OTEL_METRICS_EXPORTER={choice} is not supported; use otlp, console, prometheus or none"
     )

@@ -1,10 +1,10 @@
-"""Spans in a local file, for `onceward trace`: one JSON object a line, from as many processes as like to.
+"""Write spans to a local file, for `onceward trace`: one JSON object per line, from any number of processes.
 
-A batch of spans is one write under the file's lock. When the file is full it becomes `….1`, in place of the one that
-was that before; so two files are kept, of about `LIMIT` bytes each at most.
+A batch of spans is one write under the file's lock. A full file is renamed to `….1`, replacing the previous one, so
+there are at most two files of about `LIMIT` bytes each.
 
-Kept are times, names, the status, retries, and the attributes of the catalogue with the fields that were named in
-`EngineSettings.telemetry_fields`. What other libraries put on their spans is left out: it might be a payload.
+A span keeps its times, name, status and retries, the attributes of the catalogue, and the fields listed in
+`EngineSettings.telemetry_fields`. Attributes of other libraries are dropped: they might contain a payload.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from onceward.telemetry.catalogue import RETRY_EVENT, SPAN_ATTRIBUTES
 from onceward.telemetry.span_file import Retry, Span, older
 
 LIMIT = 32 * 1024 * 1024
-"""Bytes after which another file is begun."""
+"""Bytes after which a new file is started."""
 
-NAMED = ("payload.", "metadata.", "result.")
-"""How the attributes begin that are there because somebody asked for them."""
+REQUESTED = ("payload.", "metadata.", "result.")
+"""Prefixes of attributes that `EngineSettings.telemetry_fields` asked for."""
 
 _log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 
 class SpanFileExporter(SpanExporter):
-    """Appends spans to a file, which is made with its folder."""
+    """Appends spans to a file; creates it and its folder."""
 
     def __init__(self, path: str | os.PathLike[str], limit: int = LIMIT) -> None:
         self.path = Path(path)
@@ -48,21 +48,21 @@ class SpanFileExporter(SpanExporter):
             with self._locked(len(lines)) as file:
                 written = os.write(file, lines)
         except OSError as error:
-            _log.warning("%s spans are not in %s: %s", len(spans), self.path, error)
+            _log.warning("could not write %s spans to %s: %s", len(spans), self.path, error)
             return SpanExportResult.FAILURE
         return SpanExportResult.SUCCESS if written == len(lines) else SpanExportResult.FAILURE
 
     @contextmanager
     def _locked(self, length: int) -> Iterator[int]:
-        """The file with room for so many bytes, ours alone."""
+        """Open the file, locked, with room for this many bytes."""
         while True:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX)  # let go by close
+                fcntl.flock(file, fcntl.LOCK_EX)  # released by close
                 size = os.fstat(file).st_size
                 if not self._is_current(file):
-                    continue  # somebody has begun another one meanwhile
+                    continue  # another process has renamed it meanwhile
                 if size and size + length > self._limit:
                     os.replace(self.path, older(self.path))
                     continue
@@ -91,7 +91,7 @@ def span_of(span: ReadableSpan) -> Span:
         failed=span.status.status_code is StatusCode.ERROR,
         service=str(span.resource.attributes.get("service.name", "")),
         process=os.getpid(),
-        attributes=_kept(span.attributes or {}),
+        attributes=_filter(span.attributes or {}),
         retries=[
             msgspec.convert(dict(event.attributes or {}), Retry)
             for event in span.events
@@ -100,7 +100,9 @@ def span_of(span: ReadableSpan) -> Span:
     )
 
 
-def _kept(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _filter(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: value for name, value in attributes.items() if name in SPAN_ATTRIBUTES or name.startswith(NAMED)
+        name: value
+        for name, value in attributes.items()
+        if name in SPAN_ATTRIBUTES or name.startswith(REQUESTED)
     }

@@ -1,4 +1,4 @@
-"""Spans as a span file has them, and reading them. Needs no OpenTelemetry SDK."""
+"""Read span files. Does not need the OpenTelemetry SDK."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 import msgspec
 
 FILE_VARIABLE = "ONCEWARD_TRACE_FILE"
-"""The variable that names the file to write."""
+"""The environment variable with the path of the file to write."""
 
 FOLDER = Path(".onceward")
-"""Where span files are looked for."""
+"""Where `newest` searches for span files."""
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """Another attempt was decided on."""
+    """A failed attempt that is followed by another one."""
 
     step: str
     attempt: int
-    """The one that failed, from 0."""
+    """Number of the failed attempt, from 0."""
     delay: float
 
 
 class Span(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is kept of a span."""
+    """A span, as stored in a span file."""
 
     trace: str
     id: str
@@ -47,21 +47,21 @@ class Span(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SpanFile(msgspec.Struct, frozen=True):
-    """What was read."""
+    """The contents of a span file."""
 
     path: Path
     spans: list[Span]
     unreadable: int
-    """Lines that are no span, such as the last one of a process that was killed while it wrote."""
+    """Number of lines that are not spans, such as the last line of a process killed while writing."""
 
 
 def older(path: Path) -> Path:
-    """Where a full span file goes."""
+    """The path a full span file is renamed to."""
     return path.with_name(f"{path.name}.1")
 
 
 def read(path: Path) -> SpanFile:
-    """The file, and the full one before it."""
+    """Read this file and the full one before it."""
     spans, unreadable = [], 0
     decode = msgspec.json.Decoder(Span).decode
     for line in _lines(path):
@@ -80,7 +80,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def newest() -> Path | None:
-    """The file that spans are written to here, or were last."""
+    """The file spans are written to, or else the most recent one; None if there is none."""
     named = os.environ.get(FILE_VARIABLE)
     if named:
         return Path(named)

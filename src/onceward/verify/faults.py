@@ -108,7 +108,7 @@ class Probe:
 
     def attach(self, task: Any) -> None:
         process, succeed = task.process_transaction, task.handle_transaction_success
-        if task._asynchronous:
+        if task.asynchronous:
             task.process_transaction = self._around_async(process)
             task.handle_transaction_success = self._succeeding_async(succeed)
         else:

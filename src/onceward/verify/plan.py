@@ -215,7 +215,7 @@ def plan_of(consumer: Any, given: Mapping[str, Any]) -> Plan:
         events=events,
         old=as_transactions(_flat(asked.old), contract),
         refused=as_transactions(asked.refused, contract),
-        asynchronous=consumer._asynchronous,
+        asynchronous=consumer.asynchronous,
         seed=random.SystemRandom().randrange(2**31) if asked.seed is None else asked.seed,
     )
 

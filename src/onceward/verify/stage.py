@@ -18,7 +18,7 @@ from sqlalchemy import URL, text
 
 from onceward.connectors.memory import AsyncMemoryConnector, MemoryConnector
 from onceward.inbox import AsyncInbox, Inbox
-from onceward.task.work import Outcome, Status
+from onceward.task.work import Outcome, OutcomeStatus
 from onceward.transaction import Transaction
 from onceward.verify import intrusions, tables
 from onceward.verify.children import Watchdog
@@ -35,7 +35,7 @@ class Delivery(msgspec.Struct, frozen=True):
     """One delivery of an event, and what came of it."""
 
     event: str
-    status: Status
+    status: OutcomeStatus
     duplicate: bool = False
     called: bool = False
     """Whether the handler was."""
@@ -49,7 +49,7 @@ class Delivery(msgspec.Struct, frozen=True):
 
     @property
     def succeeded(self) -> bool:
-        return self.status is Status.SUCCEEDED
+        return self.status is OutcomeStatus.SUCCEEDED
 
 
 class Stage:
@@ -138,7 +138,7 @@ class Stage:
                 probe.begin(None)
                 outcome = await task.start_processing(event)
                 found.append(_delivery(event, outcome, probe))
-                if outcome.status is not Status.POSTPONED:
+                if outcome.status is not OutcomeStatus.POSTPONED:
                     break
                 await asyncio.sleep(LONGEST_WAIT)
             return found
@@ -173,7 +173,7 @@ class Stage:
             found.append(deliver(fault))
             if found[-1].succeeded or time.monotonic() > until:
                 return found
-            if found[-1].status is Status.POSTPONED:
+            if found[-1].status is OutcomeStatus.POSTPONED:
                 time.sleep(LONGEST_WAIT)
             elif fault is None:
                 return found
@@ -192,7 +192,7 @@ class Stage:
             with during(Phase.EARLY):
                 outcome = deliver()
         except (Exception, SystemExit) as error:  # noqa: BLE001  an exit of user code is no end of the kit
-            return Delivery(event.id, Status.ABANDONED, error=_text(error))
+            return Delivery(event.id, OutcomeStatus.ABANDONED, error=_text(error))
         return _delivery(event, outcome, probe)
 
     def _arm_the_store(self, probe: Probe) -> None:

@@ -214,7 +214,7 @@ def test_a_handler_that_reaches_around_the_session_is_stopped(letters: Letters, 
     task = Sneaky({"source": letters.queue()})
     (prediction,) = dry_run(task, [order("o1")], letters.database.default)
     assert prediction.outcome is PredictedOutcome.RAISE
-    assert "did I/O of its own" in prediction.detail
+    assert "did its own I/O" in prediction.detail
     assert not path.exists()
     assert task.settings.io_guard == "off"
 

@@ -28,7 +28,7 @@ from onceward.inbox import AsyncInbox, Contract, ContractError, Inbox, Unregiste
 from onceward.task.exceptions import ExceptionCategory, SettlementException
 from onceward.task.report import Report
 from onceward.task.settings import EngineSettings
-from onceward.task.work import Status
+from onceward.task.work import OutcomeStatus
 from onceward.testing.inbox import InboxDriver, InboxSuite
 from onceward.testing.inbox.effects import Provider, effectful
 from onceward.testing.inbox.samples import LONG_AGO, Held, Killed, contract, raising
@@ -241,8 +241,12 @@ class UnderTheEngine(InboxSuite):
         with self.shop() as shop:
             task = shop.task()
             first, second = (shop.driver.wait_for(task.start_processing(paid("t1"))) for _ in range(2))
-            assert (first.status, first.duplicate, first.result) == (Status.SUCCEEDED, False, "wrote t1")
-            assert (second.status, second.duplicate, second.result) == (Status.SUCCEEDED, True, None)
+            assert (first.status, first.duplicate, first.result) == (
+                OutcomeStatus.SUCCEEDED,
+                False,
+                "wrote t1",
+            )
+            assert (second.status, second.duplicate, second.result) == (OutcomeStatus.SUCCEEDED, True, None)
             assert shop.steps("success") == ["t1"]
 
     @pytest.mark.req("CC-002")

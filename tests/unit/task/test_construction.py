@@ -74,7 +74,7 @@ every_consumer = pytest.mark.parametrize("cls", CONSUMERS)
 
 
 def source_for(cls: Any) -> Any:
-    return AsyncSource() if cls._asynchronous else SyncSource()
+    return AsyncSource() if cls.asynchronous else SyncSource()
 
 
 # ── connectors ──────────────────────────────────────────────────────────────────────────────────────────

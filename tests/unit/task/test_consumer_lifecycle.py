@@ -12,7 +12,7 @@ from onceward import Transaction
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.report import StopReason
-from onceward.task.work import Outcome, Status
+from onceward.task.work import Outcome, OutcomeStatus
 from onceward.testing.clock import FakeClock
 from tests.support.world import (
     SHORT,
@@ -57,7 +57,7 @@ def test_whatever_process_returns_is_success_and_reaches_the_success_handler(
     ended = outcome(world, task)
     expected = value.value if isinstance(value, Exactly) else value
     assert got == [expected]
-    assert ended.status is Status.SUCCEEDED
+    assert ended.status is OutcomeStatus.SUCCEEDED
     assert ended.result == expected
     assert world.steps_of("t0") == ["process", "success"]
 
@@ -88,7 +88,7 @@ def test_business_goes_to_the_exception_handler_at_once(world: World) -> None:
     assert world.steps_of("t0") == ["process", "exception"]
     assert clock.sleeps == []
     assert world.errors[0][1] is refused
-    assert (ended.status, ended.error) == (Status.FAILED, refused)
+    assert (ended.status, ended.error) == (OutcomeStatus.FAILED, refused)
 
 
 @pytest.mark.req("CE-05")
@@ -131,7 +131,7 @@ def test_any_other_exception_becomes_system_with_its_cause_and_is_retried(world:
 def test_an_unexpected_exception_that_passes_leaves_no_trace_in_the_outcome(world: World) -> None:
     task = world.consumer(results(KeyError("k"), "fine"), success=results(None), exception=results(None))
     ended = outcome(world, task, consuming(process=retry(2)))
-    assert (ended.status, ended.result, ended.error) == (Status.SUCCEEDED, "fine", None)
+    assert (ended.status, ended.result, ended.error) == (OutcomeStatus.SUCCEEDED, "fine", None)
     assert "exception" not in world.steps_of("t0")
 
 
@@ -154,7 +154,7 @@ def test_a_failing_success_handler_is_retried_without_running_process_again(worl
     task = world.consumer(results("r"), success=results(OSError(), system(), None), exception=results(None))
     ended = outcome(world, task, consuming(process=retry(9), success=retry(3)))
     assert world.steps_of("t0") == ["process", "success", "success", "success"]
-    assert ended.status is Status.SUCCEEDED
+    assert ended.status is OutcomeStatus.SUCCEEDED
 
 
 @pytest.mark.req("CE-07", "CE-09")
@@ -163,7 +163,7 @@ def test_an_exhausted_success_handler_falls_to_the_exception_handler(world: Worl
     task = world.consumer(results("r"), success=results(raised), exception=results(None))
     ended = outcome(world, task, consuming(process=retry(5), success=retry(2)))
     assert world.steps_of("t0") == ["process", "success", "success", "exception"]
-    assert ended.status is Status.FAILED
+    assert ended.status is OutcomeStatus.FAILED
     assert world.errors[0][1].__cause__ is raised
     assert ended.error is world.errors[0][1]
 
@@ -201,7 +201,7 @@ def test_process_failures_use_up_none_of_the_success_budget(world: World) -> Non
         results(OSError(), OSError(), "r"), success=results(OSError(), None), exception=results(None)
     )
     ended = outcome(world, task, consuming(process=retry(3), success=retry(2)))
-    assert ended.status is Status.SUCCEEDED
+    assert ended.status is OutcomeStatus.SUCCEEDED
     assert world.steps_of("t0") == ["process"] * 3 + ["success"] * 2
 
 
@@ -223,7 +223,7 @@ def test_the_last_error_of_an_exhausted_exception_handler_is_the_outcome(world: 
     last = RuntimeError("the handler, too")
     task = world.consumer(results(business()), exception=results(OSError(), last))
     ended = outcome(world, task, consuming(exception=retry(2)))
-    assert ended.status is Status.FAILED
+    assert ended.status is OutcomeStatus.FAILED
     assert ended.error is not None
     assert ended.error.__cause__ is last
     assert ended.error.category is SYSTEM
@@ -297,7 +297,7 @@ def test_after_a_lifecycle_timeout_the_exception_handler_has_its_whole_policy(wo
     ended = outcome(world, task, policy)
     assert world.steps_of("t0") == ["process"] * 2 + ["exception"] * 3
     assert clock.sleeps == [6, 4, 50, 50]
-    assert ended.status is Status.FAILED
+    assert ended.status is OutcomeStatus.FAILED
 
 
 # ── the whole ───────────────────────────────────────────────────────────────────────────────────────────

@@ -152,7 +152,7 @@ def test_an_error_whose_text_cannot_be_shown_has_its_line(
 
     consume(world, results(Mute()), 1)
     [line] = gave_up(caplog)
-    assert line.getMessage() == "process gave up (attempt 1 of 1): (its text cannot be shown)"
+    assert line.getMessage() == "process gave up (attempt 1 of 1): (its message cannot be shown)"
 
 
 # ── what is remembered ──────────────────────────────────────────────────────────────────────────────────

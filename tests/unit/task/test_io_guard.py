@@ -56,9 +56,9 @@ def test_io_of_the_tasks_own_is_an_error_that_names_the_call(
     world: World, call: Callable[..., Any], named: str
 ) -> None:
     message = consume(world, call)
-    assert "did I/O of its own" in message
+    assert "did its own I/O" in message
     assert named in message
-    assert "Put it behind a service or connector" in message
+    assert "Move it into a service or connector" in message
 
 
 @pytest.mark.req("CE-40")
@@ -101,7 +101,7 @@ def test_an_import_or_a_log_line_in_a_task_is_not_its_io(world: World) -> None:
 
 @pytest.mark.req("CE-40")
 def test_warn_warns_and_lets_it_happen(world: World) -> None:
-    with pytest.warns(RuntimeWarning, match="did I/O of its own: open"):
+    with pytest.warns(RuntimeWarning, match="did its own I/O: open"):
         assert consume(world, lambda: open_file(__file__) and None, EngineSettings(io_guard="warn")) == ""
 
 

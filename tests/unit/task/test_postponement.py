@@ -9,7 +9,7 @@ import pytest
 
 from onceward import Transaction
 from onceward.task.exceptions import ExceptionCategory, Postponed
-from onceward.task.work import DUPLICATE, Outcome, Status
+from onceward.task.work import DUPLICATE, Outcome, OutcomeStatus
 from onceward.testing.clock import FakeClock
 from onceward.testing.telemetry import record
 from onceward.transaction import Settlement, Verdict
@@ -91,7 +91,7 @@ def test_an_outcome_says_that_it_is_postponed_and_for_how_long(world: World) -> 
     task = world.consumer(results(Postponed("later", delay=4.0)), source=SettlingSource())
     outcome = world.run(task.start_processing, Transaction(id="t0"))
     assert isinstance(outcome, Outcome)
-    assert (outcome.status, outcome.delay, outcome.error) == (Status.POSTPONED, 4.0, None)
+    assert (outcome.status, outcome.delay, outcome.error) == (OutcomeStatus.POSTPONED, 4.0, None)
 
 
 def test_what_had_been_done_before_is_a_success_and_a_duplicate(world: World) -> None:
@@ -109,7 +109,7 @@ def test_what_had_been_done_before_is_a_success_and_a_duplicate(world: World) ->
 def test_a_duplicate_is_one_also_without_a_success_handler(world: World) -> None:
     task = world.consumer(results(DUPLICATE), source=SettlingSource())
     outcome = world.run(task.start_processing, Transaction(id="t0"))
-    assert (outcome.status, outcome.duplicate, outcome.result) == (Status.SUCCEEDED, True, None)
+    assert (outcome.status, outcome.duplicate, outcome.result) == (OutcomeStatus.SUCCEEDED, True, None)
 
 
 def test_spans_show_postponement_and_duplicates_as_no_errors(world: World) -> None:

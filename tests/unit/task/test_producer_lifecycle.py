@@ -22,7 +22,7 @@ from onceward.task.exceptions import (
 from onceward.task.mixins.policies import ProducerPolicy
 from onceward.task.mixins.producer import AsyncProducerMixin, ProducerMixin
 from onceward.task.report import StopReason
-from onceward.task.work import Status
+from onceward.task.work import OutcomeStatus
 from onceward.testing.clock import FakeClock
 from tests.support.world import (
     SHORT,
@@ -187,13 +187,18 @@ def test_a_producer_fetches_nothing_from_its_connectors(world: World) -> None:
 def test_the_lifecycle_of_one_transaction_returns_its_outcome(world: World) -> None:
     ended = outcome(world, world.producer(lambda transaction: transaction.payload + "!"))
     assert ended.transaction is ONE
-    assert (ended.status, ended.result, ended.error) == (Status.SUCCEEDED, "p!", None)
+    assert (ended.status, ended.result, ended.error) == (OutcomeStatus.SUCCEEDED, "p!", None)
 
 
 @pytest.mark.req("PE-02")
 def test_the_outcome_of_a_failure_names_step_and_last_attempt(world: World) -> None:
     ended = outcome(world, world.producer(results(system())), producing(produce=retry(3)))
-    assert (ended.status, ended.result, ended.step, ended.attempt) == (Status.FAILED, None, "produce", 2)
+    assert (ended.status, ended.result, ended.step, ended.attempt) == (
+        OutcomeStatus.FAILED,
+        None,
+        "produce",
+        2,
+    )
 
 
 @pytest.mark.req("PE-13")
@@ -373,7 +378,7 @@ def test_the_exception_handler_is_retried_within_its_own_policy(world: World) ->
     task = world.producer(results(business("why")), exception=results(ValueError(), system(), None))
     ended = outcome(world, task, producing(produce=retry(9), exception=retry(3)))
     assert world.steps_of("t0") == ["produce", "exception", "exception", "exception"]
-    assert (ended.status, ended.error.message) == (Status.FAILED, "why")
+    assert (ended.status, ended.error.message) == (OutcomeStatus.FAILED, "why")
 
 
 @pytest.mark.req("PE-08")
@@ -392,7 +397,7 @@ def test_an_exhausted_exception_handler_makes_its_last_error_the_outcome(world: 
     )
     ended = outcome(world, task, producing(exception=retry(2)))
     assert world.steps_of("t0") == ["produce", "exception", "exception"]
-    assert (ended.status, ended.step, ended.error.category) == (Status.FAILED, "exception", SYSTEM)
+    assert (ended.status, ended.step, ended.error.category) == (OutcomeStatus.FAILED, "exception", SYSTEM)
     assert isinstance(ended.error.cause, KeyError)
 
 
@@ -452,7 +457,7 @@ def test_a_lifecycle_that_ends_in_its_exception_handler_does_not_enter_it_again(
     task = world.producer(results(business()), exception=lambda *_: FOREVER)
     ended = outcome(world, task, producing(exception=retry(3), transaction_timeout=SHORT))
     assert world.steps_of("t0") == ["produce", "exception"]
-    assert (ended.status, ended.error.category) == (Status.FAILED, TIMEOUT)
+    assert (ended.status, ended.error.category) == (OutcomeStatus.FAILED, TIMEOUT)
 
 
 # ── time limits of attempts ─────────────────────────────────────────────────────────────────────────────

@@ -23,7 +23,7 @@ from onceward.task.exceptions import (
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.mixins.utils import cancel_requested
 from onceward.task.settings import EngineSettings
-from onceward.task.work import Outcome, Status
+from onceward.task.work import Outcome, OutcomeStatus
 from tests.support.world import (
     SHORT,
     After,
@@ -113,7 +113,7 @@ def test_a_step_that_only_times_out_fails_as_timeout(world: World) -> None:
 def test_an_attempt_of_the_success_handler_that_times_out_is_tried_again(world: World) -> None:
     task = world.consumer(results("r"), success=results(FOREVER, None), exception=results(None))
     ended = outcome(world, task, consuming(success=retry(2, timeout=SHORT)))
-    assert ended.status is Status.SUCCEEDED
+    assert ended.status is OutcomeStatus.SUCCEEDED
     assert world.steps_of("t0") == ["process", "success", "success"]
 
 
@@ -144,7 +144,7 @@ def test_a_step_timeout_is_for_each_attempt_and_each_step_not_for_their_sum(worl
 def test_backoff_does_not_count_as_time_of_an_attempt(world: World) -> None:
     task = world.consumer(results(OSError(), "r"))
     ended = outcome(world, task, consuming(process=retry(2, timeout=SHORT, backoff=SHORT + 0.1)))
-    assert ended.status is Status.SUCCEEDED
+    assert ended.status is OutcomeStatus.SUCCEEDED
 
 
 @pytest.mark.req("CE-20")
@@ -362,7 +362,7 @@ def test_a_timed_out_attempt_never_overlaps_its_retry(world: World) -> None:
     task = world.consumer()
     type(task).process_transaction = deaf_for(world, 0.2, spans)
     ended = outcome(world, task, consuming(process=retry(3, timeout=SHORT)))
-    assert ended.status is Status.FAILED
+    assert ended.status is OutcomeStatus.FAILED
     assert len(spans.all) == 3
     assert all(before[1] <= after[0] for before, after in pairwise(spans.all))
 

@@ -102,7 +102,7 @@ def test_without_an_sdk_no_span_attribute_or_record_is_built() -> None:
         from onceward.telemetry import engine_spans
 
         def refuse(*_, **__):
-            raise AssertionError("somebody built something nobody listens to")
+            raise AssertionError("built telemetry although no SDK is set up")
 
         trace.NonRecordingSpan.__init__ = refuse
         trace.NoOpTracer.start_span = refuse
@@ -120,7 +120,7 @@ def test_without_an_sdk_no_span_attribute_or_record_is_built() -> None:
                 return None
 
         import onceward.telemetry.logs as logs
-        logs._stamped = refuse
+        logs._make_record = refuse
         assert Task({"source": Source()}).consume_transactions().succeeded == 3
     """
     done = subprocess.run(

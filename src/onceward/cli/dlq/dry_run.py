@@ -81,7 +81,7 @@ def _made(path: str, engine: Engine) -> Any:
 
     named = made = as_task(import_name(path))
     if isinstance(named, type) and issubclass(named, BaseTask):
-        source: Any = AsyncMemoryConnector() if named._asynchronous else MemoryConnector()
+        source: Any = AsyncMemoryConnector() if named.asynchronous else MemoryConnector()
         made = named({"source": source}, {"inbox": Inbox(engine)})
     elif callable(named) and _takes_nothing(named):
         made = named()
@@ -116,7 +116,7 @@ def _takes_nothing(function: Any) -> bool:
 def _predicted(task: Any, transactions: list[Transaction], engine: Engine) -> list[Prediction]:
     from onceward.deadletters.dry_run import dry_run
 
-    if not task._asynchronous:
+    if not task.asynchronous:
         return dry_run(task, transactions, engine)
     import asyncio
 

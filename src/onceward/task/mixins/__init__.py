@@ -1,1 +1,1 @@
-"""What a task class is mixed from."""
+"""Mixins for task classes, their policies, and helpers."""

@@ -1,4 +1,4 @@
-"""The consumer engine's face: what a consumer task defines, and what it can be asked to do."""
+"""Base classes of consumers: what a consumer task defines, and how to run it."""
 
 from __future__ import annotations
 
@@ -21,42 +21,41 @@ class ConsumerMixin(Task):
     """Consumes in threads. Define `process_transaction`; the handlers are optional."""
 
     contract: Contract | None = None
-    """What this consumer promises, and what its inbox sees to."""
+    """What this consumer guarantees; its inbox enforces it."""
 
     @required
     def process_transaction(self, transaction: Transaction, /, *session: Any, **_: Any) -> Any:
-        """Do what the transaction asks. What is returned goes to the success handler.
+        """Process the transaction. The success handler gets the return value.
 
-        With a `contract` it is `process_transaction(self, transaction, session)`, and what it writes through the
-        session is committed together with the inbox's row: see `onceward.inbox`.
+        With a `contract`, the signature is `process_transaction(self, transaction, session)`; writes through the
+        session are committed together with the inbox's row: see `onceward.inbox`.
 
-        Raise `TransactionException(…, category=BUSINESS)` to refuse it for good; anything else raised
-        is a system failure, tried again within the policy.
+        Raise `TransactionException(…, category=BUSINESS)` to reject it permanently; any other error is a system
+        failure, retried under the policy.
         """
         raise NotImplementedError(f"{self.name} does not define process_transaction")
 
     @does_nothing
     def handle_transaction_success(self, transaction: Transaction, result: Any) -> None:
-        """Called with what `process_transaction` returned. Its failure is a failure of the transaction."""
+        """Called with the result of `process_transaction`. If it fails, the transaction fails."""
 
     @does_nothing
     def handle_transaction_exception(self, transaction: Transaction, exc: TransactionException) -> None:
-        """Called once when the transaction has failed for good."""
+        """Called once, when the transaction has failed permanently."""
 
     def consume_transactions(self, policy: ConsumerPolicy | None = None) -> Report:
         """Fetch and process until the source is empty, the limit is reached, or `stop` is called.
 
-        Raises `FetchException` when the source fails for good, `ConsumerLoopTimeoutException` when
-        `loop.timeout` runs out, `SettlementException` when outcomes cannot be told to the source; each
-        carries the report so far.
+        Raises `FetchException` if the source fails permanently, `ConsumerLoopTimeoutException` if `loop.timeout` runs
+        out, `SettlementException` if outcomes cannot be settled; each carries the report so far.
         """
         return run_in_threads(self, plan.consumer(self, policy))
 
     def start_processing(self, transaction: Transaction, policy: ConsumerPolicy | None = None) -> Outcome:
-        """Take one transaction, from wherever, through its lifecycle. Nothing is fetched or settled."""
-        kept = plan.one(plan.consumer(self, policy, fetches=False), transaction, self._asynchronous)
-        run_in_threads(self, kept.wiring)
-        return kept.outcome
+        """Take this transaction through its lifecycle, and return how it ended. Nothing is fetched or settled."""
+        run = plan.single_run(plan.consumer(self, policy, fetches=False), transaction, self.asynchronous)
+        run_in_threads(self, run.wiring)
+        return run.outcome
 
     def _check(self) -> None:
         super()._check()
@@ -89,9 +88,9 @@ class AsyncConsumerMixin(AsyncTask):
         self, transaction: Transaction, policy: ConsumerPolicy | None = None
     ) -> Outcome:
         """As `ConsumerMixin.start_processing`."""
-        kept = plan.one(plan.consumer(self, policy, fetches=False), transaction, self._asynchronous)
-        await run_in_tasks(self, kept.wiring)
-        return kept.outcome
+        run = plan.single_run(plan.consumer(self, policy, fetches=False), transaction, self.asynchronous)
+        await run_in_tasks(self, run.wiring)
+        return run.outcome
 
     def _check(self) -> None:
         super()._check()

@@ -1,4 +1,4 @@
-"""Policies: how often, how long, how many at once. Data only, frozen, the same in every notation.
+"""Policies: how often, how long, how many at once. Frozen data, the same in every format.
 
 A policy is built in Python, or loaded: `ConsumerPolicy.load("policy.toml")` (or `.json`),
 `ConsumerPolicy.from_env("ORDERS_")`, `ConsumerPolicy.model_validate({...})`. Durations are seconds.
@@ -40,7 +40,7 @@ def from_json_text(value: Any) -> Any:
 
 
 def _must_be_json(value: dict[str, Any]) -> dict[str, Any]:
-    # A policy is data: it travels between processes and versions.
+    # A policy is data: processes and versions exchange it.
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -59,7 +59,7 @@ OptionalCount = Annotated[PositiveInt | None, BeforeValidator(none_from_text)]
 
 
 class Policy(BaseModel):
-    """What every policy shares: frozen, no unknown fields, loadable."""
+    """Base of every policy: frozen, rejects unknown fields, loads from files and the environment."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -75,11 +75,11 @@ class Policy(BaseModel):
             return cls.model_validate(tree)
         if file.suffix == ".json":
             return cls.model_validate_json(file.read_bytes())
-        raise ConfigurationError(f"{file}: a policy file ends in .toml or .json")
+        raise ConfigurationError(f"{file}: a policy file must end in .toml or .json")
 
     @classmethod
     def from_env(cls, prefix: str, environ: Mapping[str, str] | None = None) -> Self:
-        """Read variables like `PREFIX` + `LOOP__CONCURRENCY__VALUE=8`; two underscores step into a field."""
+        """Read variables such as `PREFIX` + `LOOP__CONCURRENCY__VALUE=8`; two underscores separate nested fields."""
         import os
 
         tree: dict[str, Any] = {}
@@ -91,7 +91,7 @@ class Policy(BaseModel):
                     node = node.setdefault(key, {})
                     if not isinstance(node, dict):
                         raise ConfigurationError(
-                            f"{name} steps into a field that another variable sets to a text"
+                            f"{name} sets a nested field, but another variable sets its parent; unset one of them"
                         )
                 node[leaf] = text
         return cls.model_validate(tree)
@@ -101,9 +101,9 @@ class Policy(BaseModel):
 
 
 class RetryPolicy(Policy):
-    """How one step is tried: attempt 0, then `backoff * backoff_multiplier ** n` seconds, then the next."""
+    """Attempts at one step: after failed attempt n, wait `backoff * backoff_multiplier ** n` seconds."""
 
-    max_attempts: PositiveInt = Field(default=1, description="The first attempt included.")
+    max_attempts: PositiveInt = Field(default=1, description="Including the first attempt.")
     timeout: Timeout = Field(default=None, description="Seconds each attempt may take.")
     backoff: Seconds = 0.0
     backoff_multiplier: Factor = 2.0
@@ -111,20 +111,20 @@ class RetryPolicy(Policy):
 
 
 class ConcurrencyPolicy(Policy):
-    """How many transactions are in flight at once. `min` and `max` bound what may be set here."""
+    """How many transactions are in flight at once. `min` and `max` bound `value`."""
 
     value: PositiveInt = 1
     min: PositiveInt = 1
     max: OptionalCount = None
 
     @model_validator(mode="after")
-    def _inside(self) -> Self:
-        _check_inside("value", self.value, "min", self.min, "max", self.max)
+    def _check_bounds(self) -> Self:
+        _check_between("value", self.value, "min", self.min, "max", self.max)
         return self
 
 
 class BatchPolicy(Policy):
-    """How many transactions are taken in at once."""
+    """How many transactions are fetched at once. `min_size` and `max_size` bound `size`."""
 
     size: PositiveInt = 10
     min_size: PositiveInt = 1
@@ -132,13 +132,13 @@ class BatchPolicy(Policy):
     interval: Seconds = Field(default=0.0, description="Reserved.")
 
     @model_validator(mode="after")
-    def _inside(self) -> Self:
-        _check_inside("size", self.size, "min_size", self.min_size, "max_size", self.max_size)
+    def _check_bounds(self) -> Self:
+        _check_between("size", self.size, "min_size", self.min_size, "max_size", self.max_size)
         return self
 
 
 class EmptyQueuePolicy(Policy):
-    """How long to wait after the n-th empty fetch in a row. Only when streaming."""
+    """How long to wait after the nth empty fetch in a row. Only when streaming."""
 
     backoff: Seconds = 0.1
     backoff_multiplier: Factor = 2.0
@@ -146,7 +146,7 @@ class EmptyQueuePolicy(Policy):
     interval: Seconds = Field(default=0.0, description="Reserved.")
 
 
-def _check_inside(name: str, value: int, low_name: str, low: int, high_name: str, high: int | None) -> None:
+def _check_between(name: str, value: int, low_name: str, low: int, high_name: str, high: int | None) -> None:
     if value < low:
         raise ValueError(f"{name} is {value}, below {low_name} ({low})")
     if high is not None and value > high:
@@ -157,14 +157,14 @@ def _check_inside(name: str, value: int, low_name: str, low: int, high_name: str
 
 
 class FetchPolicy(Policy):
-    """How the source is asked, and told outcomes: `retry` also covers settling with it."""
+    """How to fetch from the source. `retry` also applies to settling and extending leases."""
 
     retry: RetryPolicy = RetryPolicy()
     extra: Annotated[dict[str, Any], BeforeValidator(from_json_text), AfterValidator(_must_be_json)] = Field(
         default_factory=dict, description="Keyword arguments for the connector's fetch."
     )
     connector_name: Annotated[str | None, BeforeValidator(none_from_text)] = Field(
-        default=None, description="Which connector to fetch from; needed when a task has several."
+        default=None, description="The connector to fetch from; needed if a task has several."
     )
 
 
@@ -205,10 +205,10 @@ class ProducerLoopPolicy(Policy):
     concurrency: ConcurrencyPolicy = ConcurrencyPolicy()
     timeout: Timeout = Field(default=None, description="Seconds the whole call may take.")
     limit: Annotated[NonNegativeInt | None, BeforeValidator(none_from_text)] = Field(
-        default=None, description="How many transactions to start at most; 0 is none, None is no limit."
+        default=None, description="Maximum number of transactions to start; 0 is none, None is no limit."
     )
     transaction_timeout: Timeout = Field(
-        default=None, description="Seconds one lifecycle may take, retries and backoff included."
+        default=None, description="Seconds one lifecycle may take, including retries and backoff."
     )
 
 
@@ -224,14 +224,14 @@ class ConsumerLoopPolicy(ProducerLoopPolicy):
 
 
 class ProducerPolicy(Policy):
-    """Everything `produce_transactions` obeys."""
+    """The whole policy of `produce_transactions`."""
 
     loop: ProducerLoopPolicy = ProducerLoopPolicy()
     steps: ProducerSteps = ProducerSteps()
 
 
 class ConsumerPolicy(Policy):
-    """Everything `consume_transactions` obeys."""
+    """The whole policy of `consume_transactions`."""
 
     loop: ConsumerLoopPolicy = ConsumerLoopPolicy()
     steps: ConsumerSteps = ConsumerSteps()

@@ -1,4 +1,4 @@
-"""The producer engine's face: what a producer task defines, and what it can be asked to do."""
+"""Base classes of producers and hybrids: what a producer task defines, and how to run it."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ class ProducerMixin(Task):
 
     @required
     def produce_transaction(self, transaction: Transaction) -> Any:
-        """Hand the transaction on, through a connector or service. What is returned goes to the success handler.
+        """Send the transaction through a connector or service. The success handler gets the return value.
 
-        Raise `TransactionException(…, category=BUSINESS)` to refuse it for good; anything else raised
-        is a system failure, tried again within the policy.
+        Raise `TransactionException(…, category=BUSINESS)` to reject it permanently; any other error is a system
+        failure, retried under the policy.
         """
         raise NotImplementedError(f"{self.name} does not define produce_transaction")
 
     @does_nothing
     def handle_produce_success(self, transaction: Transaction, result: Any) -> None:
-        """Called with what `produce_transaction` returned. Whatever it raises is a system failure."""
+        """Called with the result of `produce_transaction`. Anything it raises is a system failure."""
 
     @does_nothing
     def handle_produce_exception(self, transaction: Transaction, exc: TransactionException) -> None:
-        """Called once when the transaction has failed for good."""
+        """Called once, when the transaction has failed permanently."""
 
     def produce_transactions(
         self, transactions: Iterable[Transaction], policy: ProducerPolicy | None = None
     ) -> Report:
-        """Produce all of these, a batch at a time, in order; never holds more than a batch of them.
+        """Produce all of these in order, a batch at a time; never holds more than one batch.
 
-        Raises `ProducerLoopTimeoutException` when `loop.timeout` runs out, `InputException` when the
-        iterable raises; each carries the report so far.
+        Raises `ProducerLoopTimeoutException` if `loop.timeout` runs out, `InputException` if the iterable raises; each
+        carries the report so far.
         """
         return run_in_threads(self, plan.producer(self, policy, transactions))
 
     def start_producing(self, transaction: Transaction, policy: ProducerPolicy | None = None) -> Outcome:
         """Take one transaction through its lifecycle, and return how it ended."""
-        kept = plan.one(plan.producer(self, policy, ()), transaction, self._asynchronous)
-        run_in_threads(self, kept.wiring)
-        return kept.outcome
+        run = plan.single_run(plan.producer(self, policy, ()), transaction, self.asynchronous)
+        run_in_threads(self, run.wiring)
+        return run.outcome
 
     def _check(self) -> None:
         super()._check()
@@ -85,9 +85,9 @@ class AsyncProducerMixin(AsyncTask):
         self, transaction: Transaction, policy: ProducerPolicy | None = None
     ) -> Outcome:
         """As `ProducerMixin.start_producing`."""
-        kept = plan.one(plan.producer(self, policy, ()), transaction, self._asynchronous)
-        await run_in_tasks(self, kept.wiring)
-        return kept.outcome
+        run = plan.single_run(plan.producer(self, policy, ()), transaction, self.asynchronous)
+        await run_in_tasks(self, run.wiring)
+        return run.outcome
 
     def _check(self) -> None:
         super()._check()

@@ -1,7 +1,7 @@
-"""Helpers of the engine that tasks, services and connectors may use as well.
+"""Helpers of the engine that tasks, services and connectors may use too.
 
 `run_with_timeout` and `with_context` carry the caller's context (contextvars, and so the OpenTelemetry context) into
-the function they run, and let nothing leak back.
+the function they run; nothing leaks back.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ R = TypeVar("R")
 
 
 def with_context(fn: Callable[P, R]) -> Callable[P, R]:
-    """`fn`, bound to the context of now: run it in whatever thread, and it sees what you see.
+    """Bind `fn` to the current context: it sees the same context variables in any thread.
 
-    Every call gets a copy of its own, so that calls see nothing of one another either.
+    Every call gets its own copy, so calls do not see each other's changes.
     """
     captured = contextvars.copy_context()
 
@@ -45,7 +45,7 @@ def with_context(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def with_context_async(fn: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-    """The same for a coroutine function: awaited from whatever task, it sees what you see."""
+    """Bind a coroutine function to the current context: it sees the same context variables in any task."""
     captured = contextvars.copy_context()
 
     @functools.wraps(fn)
@@ -59,11 +59,11 @@ def with_context_async(fn: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R
 
 
 def run_with_timeout(fn: Callable[P, R], timeout: float | None, /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """`fn(*args)`, or `TimeoutError` after `timeout` seconds.
+    """Return `fn(*args)`, or raise `TimeoutError` after `timeout` seconds.
 
-    A thread cannot be killed: when the time is out, `AttemptInterrupted` is raised in it, and it ends when it
-    next runs Python code. Its late result is discarded. For I/O, a timeout of the library that does
-    it is better. The engine itself makes no thread per attempt; this helper makes one per call.
+    A thread cannot be killed: on timeout `AttemptInterrupted` is raised in it, and it ends when it next runs Python
+    code. A late result is discarded. For I/O, prefer the timeout of the library. This helper starts a thread per call;
+    the engine does not.
     """
     bound = with_context(fn)
     if timeout is None:
@@ -73,7 +73,7 @@ def run_with_timeout(fn: Callable[P, R], timeout: float | None, /, *args: P.args
     def call() -> None:
         try:
             outcome.append((bound(*args, **kwargs), None))
-        except BaseException as error:  # noqa: BLE001  raised again in the caller's thread
+        except BaseException as error:  # noqa: BLE001  re-raised in the caller's thread
             outcome.append((None, error))
 
     thread = threading.Thread(target=call, name="onceward-timeout", daemon=True)
@@ -92,7 +92,7 @@ def run_with_timeout(fn: Callable[P, R], timeout: float | None, /, *args: P.args
 async def run_with_timeout_async(
     fn: Callable[P, Awaitable[R]], timeout: float | None, /, *args: P.args, **kwargs: P.kwargs
 ) -> R:
-    """`await fn(*args)`, or `TimeoutError` after `timeout` seconds, when it has been cancelled and has ended."""
+    """Await `fn(*args)`; on timeout cancel it, wait until it has ended, and raise `TimeoutError`."""
     try:
         async with asyncio.timeout(timeout):
             return await with_context_async(fn)(*args, **kwargs)
