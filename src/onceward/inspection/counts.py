@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from onceward.connectors.urls import Address, shown_url
+from onceward.connectors.urls import Address, redact_url
 from onceward.errors import ConfigurationError
 from onceward.inspection.balance import Balance, strike
 from onceward.inspection.counts_database import Kept, has_tables
@@ -67,7 +67,7 @@ def _recorded(account: Account) -> int:
 def _nothing_in(database: str, connection: Connection | None) -> str:
     what = "does not exist" if connection is None else "has no tables of an inbox"
     return (
-        f"database {shown_url(database)} {what}; check the URL, or create it with `onceward inbox migrate --database "
+        f"database {redact_url(database)} {what}; check the URL, or create it with `onceward inbox migrate --database "
         "URL`"
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceward.app.build import database_url
 from onceward.connectors.reports import ANSWER_SECONDS, CHECK_SERVER, ServerUnreachable
-from onceward.connectors.urls import shown_url
+from onceward.connectors.urls import redact_url
 from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def asking_database(database: str) -> Iterator[Connection | None]:
             yield connection
     except SQLAlchemyError as error:
         raise ServerUnreachable(
-            f"the database {shown_url(database)} cannot be asked: {driver_message(error)}; {CHECK_SERVER}"
+            f"the database {redact_url(database)} cannot be asked: {driver_message(error)}; {CHECK_SERVER}"
         ) from None
     finally:
         engine.dispose()

@@ -308,7 +308,7 @@ def test_a_stream_or_group_that_is_not_there_ends_with_2(redis_url: str, databas
     assert balance("--source", shop.source).exit_code == 0, "nobody has consumed yet, under any name"
     shop.consume()
     result = balance("--source", f"{redis_url}/{name}?group=biling")
-    assert (result.exit_code, "has no group 'biling', but billing" in result.stderr) == (2, True)
+    assert (result.exit_code, "has no group 'biling', only billing" in result.stderr) == (2, True)
     other = Shop(f"{redis_url}/{name}?group=mailing", database)
     assert "nothing has been consumed yet" in other.of_app().stdout
 
@@ -563,7 +563,7 @@ def test_memory_cannot_be_told() -> None:
         ((), "name an app"),
         (("shop:app", "--source", "memory://x"), "not both"),
         (("--source", "memory://x", "--database", "sqlite:///x.db"), "--consumer NAME"),
-        (("--source", "redis://:hunter2@127.0.0.1:1/orders"), "Redis at 127.0.0.1:1/0 cannot be asked"),
+        (("--source", "redis://:hunter2@127.0.0.1:1/orders"), "cannot query Redis at 127.0.0.1:1/0"),
         (("--source", "boundary+http://127.0.0.1:1?consumer=c"), "/stats cannot be read"),
     ],
 )

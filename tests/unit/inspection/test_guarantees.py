@@ -72,7 +72,7 @@ VERDICTS: list[tuple[dict[str, Any], dict[str, Any], str, str, str]] = [
         "a message that keeps failing holds up all after it",
         "database",
     ),
-    (GOOD, source("memory://orders"), "may lose", "memory:// is gone with the process", "sqlite:///"),
+    (GOOD, source("memory://orders"), "may lose", "memory:// is lost with the process", "sqlite:///"),
     (
         GOOD,
         source("sqlite:///orders.db?synchronous=normal"),
@@ -91,7 +91,7 @@ VERDICTS: list[tuple[dict[str, Any], dict[str, Any], str, str, str]] = [
     (GOOD, redis(fsync="everysec"), "may lose", "appendfsync everysec", "appendfsync always"),
     (GOOD, redis(eviction="allkeys-lru"), "may lose", "maxmemory-policy allkeys-lru", "noeviction"),
     (GOOD, redis(replicas=2), "may lose", "a failover may lose", "appendfsync always"),
-    (GOOD, redis(maxlen=1000), "may lose", "trimmed to about 1000 entries", "leave maxlen out"),
+    (GOOD, redis(maxlen=1000), "may lose", "trimmed to about 1000 entries", "remove maxlen"),
     (GOOD, redis(version="6.0.9"), "at least once", "Redis 6.0.9 is too old", "upgrade"),
     (GOOD, {"database_synchronous": "OFF"}, "may lose", "synchronous_commit=off", "synchronous_commit = on"),
     (GOOD, {"database_fsync": False}, "may lose", "fsync=off", "fsync = on"),
