@@ -177,7 +177,7 @@ def test_what_a_connector_neither_says_nor_counts_is_unknown(machine: Machine) -
     assert "Cannot confirm the balance; found no contradiction." in done.stdout
     told = machine.run("onceward explain shop:app").stdout
     assert "as far as it could be checked" in told
-    assert "how durable the source is: its connector does not say" in told
+    assert "how durable the source is: its connector does not report it" in told
 
 
 # ── it is broken, or there are two ──────────────────────────────────────────────────────────────────────
