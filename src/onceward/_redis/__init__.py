@@ -1,1 +1,1 @@
-"""How this package talks to Redis: over connections of its own, each command sent once and never retried."""
+"""How this package talks to Redis: over its own connections, sending each command once and never retrying it."""

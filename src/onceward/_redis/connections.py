@@ -1,9 +1,9 @@
-"""Connections of our own, to where the caller's client connects. That client itself is never touched.
+"""Our own connections, to where the caller's client connects. They never touch that client.
 
 Why not use the client: by default it gives up on a reply after five seconds, exactly as long as a read blocks, so a
 message that arrives at the edge would be pending without a consumer that knows of it. It also retries a failed command:
-an entry could be appended twice, and a lost connection would go unnoticed. Ours try once, and wait for as long as
-Redis was asked to block.
+an entry could be appended twice, and a lost connection would go unnoticed. Ours try once, and wait as long as Redis
+was asked to block.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LEFT_OUT: Final = ("parser_class", "event_dispatcher", "maint", "oss_cluster", 
 
 
 class Connections:
-    """Makes connections with the address, credentials and TLS of a client, and the rules of this package."""
+    """Creates connections with the address, credentials and TLS of a client, and the rules of this package."""
 
     def __init__(self, client: Any, kind: type[Any], wanted: str) -> None:
         pool: Any = getattr(client, "connection_pool", None)
@@ -79,12 +79,12 @@ class Connections:
 
 
 def pack(commands: Sequence[RedisCommand]) -> list[bytes]:
-    """The commands as one piece to send. redis-py packs in Python for asyncio: slow for an XACK of many ids."""
+    """Pack the commands into one piece. For asyncio redis-py packs in Python: slow for an XACK of many ids."""
     return [b"".join(map(pack_command, commands))]
 
 
 def is_worth_waiting(replies: Sequence[Any]) -> bool:
-    """Whether to wait for a command that blocks, after these replies. An error among them must not be held back."""
+    """Whether to wait for a blocking command after these replies. An error among them must not be delayed."""
     return not any(isinstance(reply, ResponseError) for reply in replies)
 
 

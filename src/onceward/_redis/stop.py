@@ -28,7 +28,7 @@ class BlockingStop:
 
     def fd(self) -> int:
         if self._pid != os.getpid():
-            # After a fork the pipe is shared with the parent, which this must not stop.
+            # After a fork the parent shares the pipe, and must not be stopped.
             self._open()
             if self.requested:
                 self.request()
@@ -37,7 +37,7 @@ class BlockingStop:
     def request(self) -> None:
         self.requested = True
         self.fd()
-        with suppress(BlockingIOError):  # full of earlier requests
+        with suppress(BlockingIOError):  # the pipe is full of earlier requests
             os.write(self._end, b".")
 
     async def pause(self, seconds: float) -> None:
@@ -62,12 +62,12 @@ class AsyncStop:
     def request(self) -> None:
         self.requested = True
         for loop, callback in list(self._waiting.values()):
-            with suppress(RuntimeError):  # the loop is closed, nothing waits there
+            with suppress(RuntimeError):  # the loop is closed; nothing waits there
                 loop.call_soon_threadsafe(callback)
 
     @contextmanager
     def calling(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Have it called as soon as stopped. Check `requested` inside: an earlier stop does not call back."""
+        """Call it when a stop is requested. Check `requested` inside: an earlier stop does not call back."""
         key = object()
         self._waiting[key] = (asyncio.get_running_loop(), callback)
         try:

@@ -18,7 +18,7 @@ from onceward._redis.stop import BlockingStop
 
 
 class BlockingRedisWire:
-    """Threads may share one: each exchange has a connection of its own, kept for the next."""
+    """Threads may share one: each exchange has its own connection, kept for the next."""
 
     def __init__(self, client: Any, stop: BlockingStop | None = None) -> None:
         self._connections = Connections(client, AbstractConnection, "redis.Redis")
@@ -32,7 +32,7 @@ class BlockingRedisWire:
         block_ms: int | None = None,
         arrivals: list[float] | None = None,
     ) -> list[Any]:
-        """The replies in order, error replies as values. Raises one of `FAILURES` if Redis is unavailable.
+        """Return the replies in order, error replies as values. Raises one of `FAILURES` if Redis is unavailable.
 
         With `block_ms` the last command blocks that long in Redis. A stop ends the wait at once, and an error reply
         to an earlier command skips it: the last reply is then None, as if nothing had arrived. `arrivals` collects
@@ -74,7 +74,7 @@ class BlockingRedisWire:
 
 
 class _Line:
-    """One connection, and what it takes to wait on it and on the stop signal at the same time."""
+    """One connection that can be waited on together with the stop signal."""
 
     __slots__ = ("_connection", "_either", "_pid", "_stop_fd", "_this")
 
@@ -85,7 +85,7 @@ class _Line:
         connection.connect()
         sock = connection._sock
         if isinstance(sock, ssl.SSLSocket):
-            # TLS sends messages of its own after the handshake, which must not be mistaken for a reply.
+            # After the handshake TLS sends its own messages, which must not be mistaken for a reply.
             connection.send_command("PING", check_health=False)
             connection.read_response()
         self._this = select.poll()
@@ -109,7 +109,7 @@ class _Line:
             return error
 
     def wait(self, seconds: float | None, after_others: bool) -> bool:
-        """Wait for a reply. False if a stop came first."""
+        """Wait for a reply. Return False if a stop came first."""
         if after_others and self._connection.can_read(0):
             return True  # it arrived together with the replies before it
         ready = self._either.poll(None if seconds is None else seconds * 1000)

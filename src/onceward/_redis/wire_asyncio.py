@@ -17,11 +17,11 @@ from onceward._redis.connections import FAILURES, Connections, RedisCommand, dra
 from onceward._redis.stop import AsyncStop
 
 _NONE_YET: Final = object()
-"""Stands for a reply that was not waited for, or not until it came."""
+"""Stands for a reply that has not arrived, because nothing waited for it or a stop ended the wait."""
 
 
 class AsyncRedisWire:
-    """Tasks may share one: each exchange has a connection of its own, kept for the next."""
+    """Tasks may share one: each exchange has its own connection, kept for the next."""
 
     def __init__(self, client: Any, stop: AsyncStop | None = None) -> None:
         self._connections = Connections(client, AbstractConnection, "redis.asyncio.Redis")
@@ -42,7 +42,7 @@ class AsyncRedisWire:
         patience = self._connections.patience(block_ms)
         connection = self._take()
         try:
-            # One limit for all of it: the connection's own would cost a task for each command.
+            # One limit for everything: the connection's own would cost a task per command.
             async with asyncio.timeout(patience):
                 if not connection.is_connected:
                     await connection.connect()

@@ -126,9 +126,9 @@ def _sink_origin(app: Onceward, producer: Producer) -> str:
 
 
 def _row(name: str, value: Any, origin: str) -> dict[str, Any]:
-    from onceward.connectors.urls import shown_url
+    from onceward.connectors.urls import redact_url
 
-    return {"name": name, "value": shown_url(value) if isinstance(value, str) else value, "origin": origin}
+    return {"name": name, "value": redact_url(value) if isinstance(value, str) else value, "origin": origin}
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Wires: where transactions come from and go to. `base` has the contract, the rest implements it.
+"""Wires: where transactions come from and go to. `base` defines the contract; the other modules implement it.
 
 `scheme` and `reports` are for packages that add a connector: see docs/how-to/write-a-connector.md.
 """

@@ -1,8 +1,8 @@
 """Transactions as bytes: MessagePack, the same on every wire that has no format of its own.
 
 A body is an array `[1, id, payload, metadata, created_at, source, correlation_id, parent_id]`. The leading
-number is the version of the format. Later versions may append fields, which this one ignores. Metadata carries
-system context and trace context, and never a credential.
+number is the format version. Later versions may append fields, which this one ignores. Metadata carries
+system context and trace context, never a credential.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from onceward.errors import OncewardError
 from onceward.transaction import ReadOnlyDict, Transaction
 
-__all__ = ["DecodeError", "PayloadError", "decode", "encode", "encode_all", "sanitise_metadata"]
+__all__ = ["DecodeError", "PayloadError", "decode", "encode", "encode_all", "sanitize_metadata"]
 
 _log = logging.getLogger(__name__)
 _propagator = TraceContextTextMapPropagator()
@@ -42,16 +42,16 @@ CREDENTIAL_KEYS = frozenset(
         "private_key",
     }
 )
-"""Names, in lower case, under which systems are known to keep credentials."""
+"""Lowercase names under which systems are known to keep credentials."""
 
-# https://www.w3.org/TR/trace-context/: only version 00 ends here; later versions may go on after a dash.
+# https://www.w3.org/TR/trace-context/: only version 00 ends here; later versions may continue after a dash.
 _TRACEPARENT = re.compile(
     r"(?!ff)(?P<version>[0-9a-f]{2})-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?P<more>-.*)?"
 )
 
 
 class PayloadError(OncewardError, ValueError):
-    """A transaction holds something that would not come back equal from a wire. Nothing was sent."""
+    """A transaction holds a value that would not come back equal from a wire. Nothing was sent."""
 
 
 class DecodeError(OncewardError, ValueError):
@@ -74,7 +74,7 @@ _FLAWS = {
     int: " beyond 64 bits",
     str: " that is not valid text",
 }
-"""What can be wrong with a value of a type that is right."""
+"""What can be wrong with a value of a supported type."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Body)
@@ -82,27 +82,27 @@ _NO_METADATA = ReadOnlyDict()
 
 
 def encode(transaction: Transaction) -> bytes:
-    """The bytes of a transaction, with the current trace context in its metadata.
+    """Encode a transaction, with the current trace context in its metadata.
 
-    Raises `PayloadError` for whatever `decode` would not give back equal.
+    Raises `PayloadError` for anything that `decode` would not return equal.
     """
     return encode_with(current_trace_context(), transaction)
 
 
 def encode_all(transactions: Iterable[Transaction]) -> list[bytes]:
-    """`encode` for each, which looks up the trace context only once."""
+    """`encode` each, looking up the trace context only once."""
     trace_context = current_trace_context()
     return [encode_with(trace_context, transaction) for transaction in transactions]
 
 
 def decode(body: bytes) -> Transaction:
-    """The transaction that was encoded, with sanitised metadata. Raises `DecodeError` for anything else."""
+    """Decode a transaction, and sanitize its metadata. Raises `DecodeError` for anything else."""
     try:
         wire = _decoder.decode(body)
         metadata = _NO_METADATA
         if wire.metadata:
             known = all_welcome(wire.metadata)
-            metadata = ReadOnlyDict(wire.metadata if known else sanitise_metadata(wire.metadata))
+            metadata = ReadOnlyDict(wire.metadata if known else sanitize_metadata(wire.metadata))
         return Transaction(
             wire.id,
             wire.payload,
@@ -118,9 +118,9 @@ def decode(body: bytes) -> Transaction:
 
 
 def encode_with(trace_context: Mapping[str, str], transaction: Transaction) -> bytes:
-    """`encode` with this trace context, for callers that encode many in one."""
+    """`encode` with this trace context, for callers that encode many."""
     if type(transaction) is not Transaction:
-        # A subclass may have fields that the wire does not carry.
+        # A subclass may have fields that this format does not carry.
         raise TypeError(f"only a Transaction can be sent, not a {type(transaction).__name__}")
     metadata: Mapping[str, Any] = transaction.metadata
     if metadata:
@@ -146,11 +146,11 @@ def encode_with(trace_context: Mapping[str, str], transaction: Transaction) -> b
     return body
 
 
-def sanitise_metadata(metadata: Mapping[Any, Any]) -> dict[str, Any]:
-    """The part of incoming metadata that a transaction may carry.
+def sanitize_metadata(metadata: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the part of incoming metadata that a transaction may carry.
 
-    Leaves out keys that are not strings, keys that name a credential, and a `traceparent` that is not one.
-    What was left out is logged by name; values are never logged.
+    Drops keys that are not strings, keys that name a credential, and an invalid `traceparent`. Logs the names
+    of dropped keys, never their values.
     """
     refused = [key for key, value in metadata.items() if not _is_welcome(key, value)]
     if refused:
@@ -159,7 +159,7 @@ def sanitise_metadata(metadata: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def all_welcome(metadata: Mapping[Any, Any]) -> bool:
-    """Whether `sanitise_metadata` would leave nothing out: a fast check for the usual case."""
+    """Whether `sanitize_metadata` would drop nothing: a fast check for the usual case."""
     for key in metadata:
         if not isinstance(key, str) or key.lower() in CREDENTIAL_KEYS:
             return False
@@ -171,7 +171,7 @@ def is_credential(key: str) -> bool:
 
 
 def current_trace_context() -> dict[str, str]:
-    """The W3C headers of the current span; empty when nothing is being traced."""
+    """Return the W3C headers of the current span; empty if there is none."""
     carrier: dict[str, str] = {}
     span = trace.get_current_span()
     if span is not trace.INVALID_SPAN and span.get_span_context().is_valid:
@@ -180,10 +180,10 @@ def current_trace_context() -> dict[str, str]:
 
 
 def with_trace_context(metadata: Mapping[str, Any], trace_context: Mapping[str, str]) -> dict[str, Any]:
-    """`metadata` with the trace it came with replaced, as a whole, by `trace_context`."""
+    """Return `metadata` with its own trace context, if any, replaced as a whole by `trace_context`."""
     merged = {**metadata, **trace_context}
     if "tracestate" not in trace_context:
-        merged.pop("tracestate", None)  # it belonged to the trace that was replaced
+        merged.pop("tracestate", None)  # it belonged to the replaced trace
     return merged
 
 
@@ -197,7 +197,7 @@ def _check_keys(transaction: Transaction) -> None:
         if is_credential(key):
             raise PayloadError(
                 f"transaction {transaction.id!r} cannot be sent: {key!r} in its metadata names a credential; "
-                "transactions never carry any, so leave it out and give it to the consumer as a service"
+                "transactions never carry credentials, so remove it and give it to the consumer as a service"
             )
 
 
@@ -217,7 +217,7 @@ def _refusal(transaction: Transaction) -> PayloadError:
 
 
 def _culprit(value: Any) -> str | None:
-    """Names the first thing in `value` that does not survive, by its type: values are never shown."""
+    """Describe the first part of `value` that would not come back equal, by its type: values are never shown."""
     todo = [value]
     for _ in range(100_000):  # a list may contain itself
         if not todo:

@@ -23,7 +23,7 @@ class BurialReason(StrEnum):
     UNDECODABLE = "undecodable"
     """Its bytes are not a transaction."""
     TRIMMED = "trimmed"
-    """Its bytes were removed from the wire before it was done."""
+    """Its bytes were removed from the source before it was done."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -36,11 +36,11 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class DeadMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A dead letter that is still in its source, which keeps its bytes unchanged."""
+    """A dead letter that is still in its source, with its bytes unchanged."""
 
     transaction_id: str | None
     transaction: Transaction | None
-    """None where the bytes cannot be read as a transaction."""
+    """None if the bytes cannot be decoded."""
     reason: BurialReason
     category: ExceptionCategory | None
     """Of the last known failure."""
@@ -49,7 +49,7 @@ class DeadMessage(msgspec.Struct, frozen=True, kw_only=True):
     enqueued_at: datetime
     died_at: datetime
     key: Any = None
-    """How its source knows it: what `forget_dead` takes."""
+    """Identifies it in its source; `forget_dead` takes it."""
     body: bytes = b""
     history: tuple[Failure, ...] = ()
     """Every failed delivery that was settled, oldest first."""
@@ -69,7 +69,8 @@ def read_dead_message(
     died_at: float,
     lines: str,
 ) -> DeadMessage:
-    """From what stores keep. `lines` are those of `describe_failure`; a transaction's own id goes before the given."""
+    """Build it from stored values. `lines` come from `describe_failure`; an id that can be read from `body` replaces
+    `transaction_id`."""
     try:
         transaction = decode(body)
     except DecodeError:
@@ -99,11 +100,11 @@ def read_dead_message(
 def describe_failure(
     error: TransactionException | None, delivery: int, at: float
 ) -> tuple[ExceptionCategory | None, str | None, str]:
-    """The category and text of a failure, and its line for the message's history: JSON, the same in every store."""
+    """Return a failure's category, its text, and its line for the message's history: JSON, the same in every store."""
     line: dict[str, Any] = {"delivery": delivery, "at": datetime.fromtimestamp(at, UTC).isoformat()}
     if error is None:
         return None, None, msgspec.json.encode(line).decode() + "\n"
-    # Text from outside may hold half characters, which no store accepts.
+    # Text from outside may contain lone surrogates, which no store accepts.
     text = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
     if text:
         line["error"] = text

@@ -8,11 +8,11 @@ from typing import Any
 from onceward.transaction import Transaction
 
 Held = tuple[Any, int]
-"""How the store knows a delivery: the key of its row or entry, and the token of this delivery."""
+"""Identifies a delivery in the store: the key of its row or entry, and the token of this delivery."""
 
 
 class LeasedDelivery(weakref.ref[Transaction]):
-    """One delivery: the object that a fetch returned, and how the store knows it."""
+    """One delivery: the object that a fetch returned, and what identifies it in the store."""
 
     __slots__ = ("deliveries", "held", "identity", "settled", "since")
 
@@ -21,15 +21,15 @@ class LeasedDelivery(weakref.ref[Transaction]):
     deliveries: int
     settled: bool
     since: float
-    """From when on it is certainly ours for a lease, where the connector keeps count of that."""
+    """When its lease began at the earliest, if the connector tracks that."""
 
 
 class LeasedDeliveries:
-    """Deliveries by the identity of the very object that was returned: one id may be queued twice.
+    """Deliveries by the identity of the returned object: one transaction id may be queued twice.
 
-    Nothing is kept alive. When the last reference to a transaction goes, nothing can settle it any more, and
-    its delivery is forgotten here; in the store its lease runs out. A settled one is known until then, so
-    settling it twice is harmless.
+    Keeps nothing alive. Once the last reference to a transaction is gone, nothing can settle it, so its delivery
+    is forgotten here; in the store its lease expires. A settled one is remembered until then, so settling it
+    twice is harmless.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class LeasedDeliveries:
         self._by_identity = by_identity
 
         def forget(gone: Any) -> None:
-            # Runs before the memory, and with it the identity, can be used again.
+            # Runs before the memory, and with it the identity, can be reused.
             by_identity.pop(gone.identity, None)
 
         self._forget = forget
@@ -58,12 +58,12 @@ class LeasedDeliveries:
         return self._by_identity.get(id(transaction))
 
     def of(self, transaction: Transaction) -> LeasedDelivery:
-        """As `find`; raises `ValueError` for a transaction that was not fetched here."""
+        """Like `find`, but raises `ValueError` for a transaction that was not fetched here."""
         delivery = self._by_identity.get(id(transaction))
         if delivery is None:
             name = getattr(transaction, "id", type(transaction).__name__)
             raise ValueError(
                 f"transaction {name!r} was not fetched from this connector; "
-                "only the very objects that its fetch returned can be settled or extended, not copies of them"
+                "settle or extend the objects that its fetch returned, not copies of them"
             )
         return delivery

@@ -1,7 +1,7 @@
-"""The decisions of a leasing queue, apart from any store: when to deliver again, and when to stop.
+"""The decisions of a leasing queue, independent of any store: when to deliver again, and when to stop.
 
 Every fetch of a message is a delivery, counted before the fetch returns. A delivery ends when it is settled,
-or when its lease runs out: a start without an end, as a killed process leaves behind.
+or when its lease expires, for example because its process was killed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onceward.task.exceptions import ExceptionCategory
 OnFailure = Literal["auto", "dead_letter", "redeliver"]
 
 LONGEST_DELAY = 60.0
-"""Seconds at which the doubling of `redelivery_delay` ends."""
+"""Seconds up to which `redelivery_delay` is doubled."""
 
 
 class Redeliver(msgspec.Struct, frozen=True):
@@ -32,13 +32,13 @@ class Bury(msgspec.Struct, frozen=True):
 
 
 class LeaseRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a leasing queue, and what follows from them."""
+    """The settings of a leasing queue, and the decisions that follow from them."""
 
     lease: float = 60.0
-    """Seconds a delivery is kept from others."""
+    """Seconds a delivery is reserved for its consumer."""
     max_deliveries: int = 5
-    """A message that was delivered so often without success becomes a dead letter. With 1, every message
-    is fetched alone, so one that kills its process takes no other with it."""
+    """A message that was delivered this often without success becomes a dead letter. With 1, every message
+    is fetched alone, so one that kills its process does not take others with it."""
     redelivery_delay: float = 1.0
     """Seconds before a failed message comes back; doubled with each delivery, up to a minute."""
     on_failure: OnFailure = "auto"
@@ -62,12 +62,12 @@ class LeaseRules(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def suspect_after(self) -> int:
-        """Lost leases after which a message is fetched alone: it may be what kills its processes, and those
-        fetched with it must not come to their own `max_deliveries` by its doing."""
+        """Lost leases after which a message is fetched alone: it may be what kills its processes, and must not
+        push messages fetched with it to their own `max_deliveries`."""
         return min(2, self.max_deliveries - 1)
 
     def after_failure(self, category: ExceptionCategory | None, deliveries: int) -> Redeliver | Bury:
-        """What becomes of a message whose delivery number `deliveries` has failed."""
+        """Decide about a message whose delivery number `deliveries` failed."""
         if self.on_failure == "dead_letter":
             return Bury(BurialReason.FAILED)
         if self.on_failure == "auto" and category is ExceptionCategory.BUSINESS:

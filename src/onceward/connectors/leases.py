@@ -1,9 +1,9 @@
-"""A queue with leases, over any store that keeps rows: all of a connector's behaviour except the keeping.
+"""A queue with leases over any store of rows: all behavior of a connector except storage.
 
 ready ──fetch──► leased ──DONE──► gone
   ▲                │ ├─RETURNED─► ready, or delayed; the delivery not counted
   │                │ ├─FAILED───► delayed, or a dead letter: `LeaseRules.after_failure`
-  └──── delay ─────┘ └─lease runs out─► fetched again, or a dead letter at `max_deliveries`
+  └──── delay ─────┘ └─lease expires─► fetched again, or a dead letter at `max_deliveries`
 """
 
 from __future__ import annotations
@@ -30,33 +30,36 @@ T = TypeVar("T")
 FETCH_WAIT = 1.0
 """Seconds a fetch may wait for its turn at the store: the contract of `fetch_transactions`."""
 WRITE_WAIT = 10.0
-"""Seconds any other call may wait. An outcome is worth more patience than a fetch that is tried again."""
+"""Seconds any other call may wait: longer than a fetch, which is simply tried again."""
 
+_NEVER_ENDED = (
+    "transaction %s is now a dead letter: it reached max_deliveries, and its last delivery was never settled"
+)
 
 AvailableRow = tuple[int, int | None, int, int, bytes]
-"""A message that is available: its key; the token of the delivery whose lease ran out, if one did; its
-deliveries so far; the leases that ran out, this one included; its body."""
+"""An available message: its key; the token of its last delivery, if that one's lease expired; its deliveries
+so far; its expired leases, including this one; its body."""
 
 
 class LeaseStore(Protocol):
-    """Keeps rows. Every method but `transaction` and `close` is called inside a `transaction`.
+    """Stores rows. Every method except `transaction` and `close` is called inside a `transaction`.
 
-    Those that return a bool change one row, if its token is still the one given, and say whether it was.
-    `remove` and `extend` do so for many, and return those that were not held any more.
+    Methods that return a bool change one row if it still has the given token, and return whether it did.
+    `remove` and `extend` do so for many rows, and return those that were no longer held.
     """
 
     def transaction(self, wait: float) -> AbstractContextManager[object]:
-        """One at a time, all or none, durable at its end. Raises `ConnectorClosedError` once closed."""
+        """Run one at a time, all or none, durable at its end. Raises `ConnectorClosedError` once closed."""
         ...
 
     def append(self, bodies: Sequence[bytes], now: float) -> None: ...
 
     def available(self, now: float, limit: int) -> Sequence[AvailableRow]:
-        """First those whose lease or delay is over, longest over first; then the ready ones, oldest first."""
+        """Return rows whose lease or delay is over, longest over first, then the ready ones, oldest first."""
         ...
 
     def lease(self, rows: Sequence[AvailableRow], token: int, until: float) -> None:
-        """Counts a delivery of each, and keeps its `lost`."""
+        """Count a delivery of each row, and store its number of expired leases."""
         ...
 
     def extend(self, deliveries: Sequence[Held], until: float) -> Sequence[Held]: ...
@@ -64,7 +67,7 @@ class LeaseStore(Protocol):
     def remove(self, deliveries: Sequence[Held]) -> Sequence[Held]: ...
 
     def give_back(self, key: int, token: int, visible_at: float) -> bool:
-        """Takes the delivery back. Makes it ready at its old place with `visible_at` 0, delays it otherwise."""
+        """Uncount the delivery. With `visible_at` 0 the message is ready at its old place, otherwise delayed."""
         ...
 
     def delay(
@@ -76,7 +79,7 @@ class LeaseStore(Protocol):
         error: str | None,
         history: str,
     ) -> bool:
-        """`history` is a line more."""
+        """Delay a failed message, and append the line `history`."""
         ...
 
     def bury(
@@ -90,14 +93,15 @@ class LeaseStore(Protocol):
         error: str | None = None,
         history: str = "",
     ) -> bool:
-        """None for `category` or `error` keeps what is known of an earlier failure; `history` is a line more."""
+        """Make it a dead letter, and append the line `history`. None for `category` or `error` keeps the value of an
+        earlier failure."""
         ...
 
     def counts(self, now: float) -> dict[str, int]: ...
 
     def dead(self, limit: int) -> list[DeadMessage]:
-        """Longest dead first. The `key` of each is that of its row and the time of its death: a row's key alone may
-        have been given to a later one since."""
+        """Return dead letters, longest dead first. The `key` of each is the key of its row and its time of death: the
+        key of a row may have been reused since."""
         ...
 
     def forget_dead(self, keys: Sequence[tuple[int, float]]) -> None: ...
@@ -117,7 +121,7 @@ class LeasingConnector:
         self._suspect_after = rules.suspect_after
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
-        """Take at most `batch_size` transactions; a suspect (`LeaseRules.suspect_after`) comes alone."""
+        """Take at most `batch_size` transactions; a suspect (`LeaseRules.suspect_after`) is delivered alone."""
         if extra:
             raise TypeError(f"{type(self).__name__} has no fetch option {', '.join(map(repr, extra))}")
         if batch_size < 1:
@@ -167,7 +171,7 @@ class LeasingConnector:
             )
 
     def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
-        """Keep these deliveries for another `lease`, from now. Those already settled need none."""
+        """Keep these deliveries for another `lease` from now, except those already settled."""
         with self._store.transaction(WRITE_WAIT):
             deliveries = [self._deliveries.of(transaction) for transaction in transactions]
             running = {
@@ -180,22 +184,22 @@ class LeasingConnector:
             _log.warning("transaction %s: lease expired, too late to extend it", running[held].id)
 
     def counts(self) -> dict[str, int]:
-        """How many messages are `ready`, `leased`, `delayed` and `dead` now."""
+        """Count the messages that are `ready`, `leased`, `delayed` and `dead` now."""
         with self._store.transaction(WRITE_WAIT):
             return self._store.counts(self._clock())
 
     def dead_letters(self, limit: int = 100) -> list[DeadMessage]:
-        """The dead letters, longest dead first. They stay until `forget_dead`."""
+        """Return dead letters, longest dead first. They stay until `forget_dead`."""
         with self._store.transaction(WRITE_WAIT):
             return self._store.dead(limit)
 
     def forget_dead(self, keys: Sequence[Any]) -> None:
-        """Remove dead letters, by their `key`, once another store has them."""
+        """Remove dead letters by their `key`, once another store has them."""
         with self._store.transaction(WRITE_WAIT):
             self._store.forget_dead(keys)
 
     def close(self) -> None:
-        """Let go of the store. Idempotent."""
+        """Close the store. Idempotent."""
         self._store.close()
 
     def __enter__(self) -> Self:
@@ -209,8 +213,10 @@ class LeasingConnector:
     def _choose(
         self, batch_size: int, now: float
     ) -> tuple[list[AvailableRow], list[Transaction], list[tuple[Any, ...]]]:
-        """What to deliver. What cannot be delivered is buried on the way, so it hides nothing; the third are log lines
-        about it, for after the transaction."""
+        """Return the rows to deliver, their transactions, and log lines to write after the transaction.
+
+        Messages that cannot be delivered are buried on the way, so they do not block the ones behind them.
+        """
         serving: list[AvailableRow] = []
         transactions: list[Transaction] = []
         buried: list[tuple[Any, ...]] = []
@@ -240,7 +246,7 @@ class LeasingConnector:
         return serving, transactions, buried
 
     def _end(self, settlement: Settlement, delivery: LeasedDelivery, now: float) -> bool:
-        """End a delivery that is not done. False if its lease was lost."""
+        """End a delivery that is not done. Return False if its lease was lost."""
         key, token = delivery.held
         if settlement.verdict == Verdict.RETURNED:
             return self._store.give_back(key, token, now + settlement.delay if settlement.delay > 0 else 0.0)
@@ -251,14 +257,8 @@ class LeasingConnector:
         return self._store.delay(key, token, now + decision.delay, *failure)
 
 
-_NEVER_ENDED = (
-    "transaction %s is now a dead letter: it was delivered as often as allowed, "
-    "and its last delivery never ended"
-)
-
-
 class AsyncLeasingConnector:
-    """Every method is the one of the sync connector. Subclasses say only how a call is made: `_call`."""
+    """The `AsyncConnector` contract over a `LeasingConnector`. Subclasses define how it is called: `_call`."""
 
     def __init__(self, wire: LeasingConnector) -> None:
         self._wire = wire
@@ -269,7 +269,7 @@ class AsyncLeasingConnector:
         return self._wire.rules
 
     async def _call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call it to its end, or not at all, without blocking the event loop for long."""
+        """Call it, completely or not at all, without blocking the event loop for long."""
         raise NotImplementedError
 
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:

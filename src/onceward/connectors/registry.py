@@ -1,11 +1,11 @@
-"""Which connector a URL belongs to: by its scheme, among those built in and those of installed packages.
+"""Find the connector of a URL by its scheme, among the built-in ones and those of installed packages.
 
 A package adds a scheme with an entry point whose name is the scheme:
 
     [project.entry-points."onceward.connectors"]
     spool = "onceward_spool:SCHEME"
 
-Nothing is imported before a URL needs it, and installed packages are not searched for a scheme that is built in.
+Connectors are imported lazily, and installed packages are not searched for a built-in scheme.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ BUILT_IN = {
     "boundary+https": "onceward.connectors.boundary.scheme",
     "memory": "onceward.connectors.memory.scheme",
 }
-"""Modules with a SCHEME, by the names of that scheme."""
+"""Modules with a SCHEME, by scheme name."""
 
 _installed: dict[str, Scheme] = {}
-"""Schemes of other packages that were loaded already."""
+"""Loaded schemes of other packages."""
 
 
 def find_scheme(name: str) -> Scheme | None:
-    """The scheme of this name, or None if there is none.
+    """Return the scheme of this name, or None.
 
-    Raises `ConfigurationError` if a package offers it and cannot be loaded, or if two packages do.
+    Raises `ConfigurationError` if the package that offers it cannot be loaded, or if several packages offer it.
     """
     if name in BUILT_IN:
         scheme: Scheme = import_module(BUILT_IN[name]).SCHEME
@@ -60,7 +60,7 @@ def find_scheme(name: str) -> Scheme | None:
 
 
 def scheme_names() -> list[str]:
-    """All that a URL may begin with: the built-in ones first. Loads nothing."""
+    """Return all known schemes, built-in ones first. Loads nothing."""
     return list(dict.fromkeys([*BUILT_IN, *sorted(offer.name for offer in _offers())]))
 
 
@@ -71,7 +71,7 @@ def _offers() -> list[EntryPoint]:
     for offer in found:
         if offer.name in BUILT_IN:
             _log.warning(
-                "the package %s offers %s://, which is built in; its connector is not used",
+                "package %s offers %s://, which is built in; its connector is not used",
                 _package(offer), offer.name,
             )  # fmt: skip
     return [offer for offer in found if offer.name not in BUILT_IN]
@@ -82,7 +82,7 @@ def _package(offer: EntryPoint) -> str:
 
 
 def _load(offer: EntryPoint) -> Scheme:
-    origin = f"{offer.name}:// is offered by the package {_package(offer)}"
+    origin = f"{offer.name}:// is offered by package {_package(offer)}"
     try:
         found = offer.load()
     except Exception as error:
@@ -95,7 +95,7 @@ def _load(offer: EntryPoint) -> Scheme:
         )
     if offer.name not in found.names:
         raise ConfigurationError(
-            f"{origin}, where {offer.value} is the scheme of {', '.join(found.names)}; the name of the entry point "
-            "must be one of these"
+            f"{origin}, where {offer.value} is the scheme of {', '.join(found.names)}; the entry point must have one "
+            "of these names"
         )
     return found

@@ -1,6 +1,6 @@
 """What a connector reports about a source: facts for `onceward explain`, counts for `onceward balance`.
 
-Unknown is unknown: a connector leaves out what it cannot determine, and no command guesses it.
+Unknown is unknown: a connector leaves out what it cannot determine, and no command guesses.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import msgspec
 from onceward.errors import OncewardError
 
 ANSWER_SECONDS = 5.0
-"""How long a server may take to answer when it is inspected."""
+"""How long an inspected server may take to answer."""
 CHECK_SERVER = "check that it is running, and that its URL is right"
 
 
 class ServerUnreachable(OncewardError):
-    """A server does not answer, or refuses to. The message says which, and what to check, without a password."""
+    """A server does not answer, or refuses to. The message names it, and says what to check, without a password."""
 
 
 # ── facts ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -55,7 +55,7 @@ class Hazard(msgspec.Struct, frozen=True):
 
 
 class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be said about a source as it is set up now. The defaults say nothing."""
+    """Facts about a source as configured now. The defaults mean unknown."""
 
     durability: Durability | None = None
     """None if it could not be determined."""
@@ -65,7 +65,7 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a message that keeps failing can be set aside in the source. Otherwise it blocks those after it."""
     hazards: tuple[Hazard, ...] = ()
     unreachable: tuple[str, ...] = ()
-    """What could not be asked, and why."""
+    """What could not be reached, and why."""
 
 
 # ── counts ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -75,13 +75,13 @@ class Seen(NamedTuple):
     """A message that is in the source."""
 
     digest: bytes
-    """SHA-256 of its bytes, as its dead letter has it."""
+    """SHA-256 of its bytes, the same as in its dead letter."""
     tracking_id: str
     day: int
 
 
 class Messages(NamedTuple):
-    """The messages themselves, where a source keeps those that are done."""
+    """The messages themselves, if the source keeps those that are done."""
 
     done: list[Seen]
     """Acknowledged, and not a dead letter that the source keeps."""
@@ -90,7 +90,7 @@ class Messages(NamedTuple):
 
 
 class SourceCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a source can count for one consumer. A number that it does not know is None.
+    """What a source can count for one consumer. Unknown numbers are None.
 
     Without the database, everything that ended is `done`.
     """
@@ -101,20 +101,21 @@ class SourceCounts(msgspec.Struct, frozen=True, kw_only=True):
     pending: int | None = None
     """Waiting, in flight, or delayed."""
     untouched: int = 0
-    """How many of the pending were certainly never delivered: they cannot be applied already."""
+    """How many of the pending were certainly never delivered, so they cannot have been applied."""
     dead: int | None = None
     """Dead letters that the source itself keeps."""
     moved: int | None = None
-    """Dead letters that were moved to a database. None: the source does not count them; they are among the done."""
+    """Dead letters that were moved to a database. None if the source does not count them; then they are among the
+    done."""
     dropped: Mapping[str, int] = {}
     """By reason."""
     gone: int = 0
     """No longer there; whether they were done before is unknown."""
     has_copies: bool = True
-    """Whether one message may be there twice."""
+    """Whether the source may hold a message twice."""
     untold: Mapping[str, str] = {}
     """Why a number is unknown, or not what it seems, by the name of the number."""
     missing: str | None = None
     """What does not exist, and what to check: it was never used, or its URL is mistyped."""
     messages: Messages | None = None
-    """If the source can list them: then the database is asked about each instead of compared by totals."""
+    """If the source can list them, each is looked up in the database; otherwise totals are compared."""

@@ -1,6 +1,6 @@
-"""What a connector offers to URLs: how to check, open, explain and count the places that they name.
+"""How a connector handles its URLs: checking, opening, explaining and counting what they name.
 
-A connector package has one `SCHEME = Scheme(…)`. Those of other packages are found by their entry points: see
+A connector package has one `SCHEME = Scheme(…)`. Entry points make those of other packages known: see
 `onceward.connectors.registry`.
 """
 
@@ -25,9 +25,9 @@ class Setting(msgspec.Struct, frozen=True):
     """A setting of a URL, after its question mark."""
 
     convert: Callable[[str], Any] = str
-    """From the text of the URL to the value of the setting; raises ValueError if it is not one."""
-    expects: str = "a text"
-    """For the message about a value that cannot be converted: `lease must be a number of seconds`."""
+    """Converts the text in the URL to the value of the setting; raises ValueError if it cannot."""
+    expects: str = "a string"
+    """For the error message about an invalid value: `lease must be a number of seconds`."""
     divides: bool = False
     """Whether two consumers with different values each get every message, as two groups of a Redis stream do."""
 
@@ -40,43 +40,43 @@ def _lease_setting(kind: Any) -> Setting:
 LEASE_SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {field.name: _lease_setting(field.type) for field in msgspec.structs.fields(LeaseRules)}
 )
-"""The fields of `LeaseRules`. A scheme that has them in its `settings` gets values that `LeaseRules` accepts."""
+"""The fields of `LeaseRules`. A scheme with these in its `settings` gets values that `LeaseRules` accepts."""
 
 
 class OpenConnector(Protocol):
     def __call__(self, address: Address, /, *, asynchronous: bool) -> Any:
-        """A connector that the caller closes: an `AsyncConnector` if `asynchronous`, otherwise a `Connector`."""
+        """Return a connector that the caller closes: an `AsyncConnector` if `asynchronous`, otherwise a `Connector`."""
         ...
 
 
 def _accept(address: Address) -> None:
-    """Every URL of the scheme is right."""
+    """Accept every URL of the scheme."""
 
 
 class Scheme(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of source and sink, as URLs name it. Import drivers inside of these functions, not beside them."""
+    """One kind of source and sink, as URLs name it. Import drivers inside these functions, not at the top."""
 
     names: tuple[str, ...]
-    """What stands before ://, as in `("redis", "rediss")`."""
+    """What comes before ://, as in `("redis", "rediss")`."""
     open: OpenConnector
     """Opens a connector. The settings in `address.settings` have been converted and checked."""
     settings: Mapping[str, Setting] = {}
     """Settings that a URL may have, by name. Start from `LEASE_SETTINGS` if the connector leases."""
     check: Callable[[Address], None] = _accept
-    """Calls `address.refuse(…)` if the URL names nothing. It opens nothing and asks no server."""
+    """Calls `address.refuse(…)` if the URL is incomplete. Opens nothing, and queries no server."""
     facts: Callable[[Address], SourceFacts] | None = None
-    """For `onceward explain`: how durable the source is as it is set up now. Changes nothing. A server that does not
-    answer goes into `unreachable`, or is a `ServerUnreachable`. None: the connector does not say."""
+    """For `onceward explain`: how durable the source is as configured now. Changes nothing. A server that does not
+    answer goes into `unreachable`, or raises `ServerUnreachable`. None if the connector cannot report this."""
     counts: Callable[[Address], SourceCounts] | None = None
     """For `onceward balance`: what the source has counted. Changes nothing, and raises `ServerUnreachable` if the
-    source does not answer. None: the connector does not count."""
+    source does not answer. None if the connector does not count."""
     in_process: bool = False
-    """Whether only the process itself sees the messages. `onceward run` refuses such a source."""
+    """Whether messages are visible only inside one process. `onceward run` refuses such a source."""
 
 
 @contextmanager
 def required_package(package: str, extra: str) -> Iterator[None]:
-    """Around the import of a driver: says what to install if it is missing."""
+    """Wrap the import of a driver: raises `ConfigurationError` with what to install if it is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Messages that failed permanently: kept with their history, to inspect, discard or redrive safely."""
+"""Messages that failed permanently, stored with their history, to inspect, discard or redrive."""
 
 from onceward.deadletters.dead_letters import DeadLetters
 from onceward.deadletters.dead_letters_asyncio import AsyncDeadLetters

@@ -1,11 +1,11 @@
-"""Alerts for people: as metrics, and as log lines with the same words.
+"""Alerts for operators: as metrics, and as log lines with the same names.
 
 `new`: a letter was buried. `many_of_a_type`: more than ten of one type are open. `surge`: more than ten times as many
-in five minutes as is usual (less than one counts as one). `same_aggregate`: three letters or more of one aggregate are
-open. `died_again`, `poisoned`: what became of a redriven letter.
+in five minutes as usual (less than one counts as one). `same_aggregate`: three or more letters of one aggregate are
+open. `died_again`, `poisoned`: how a redriven letter ended.
 
-Large numbers are not reported with every further letter: only when they pass the limit, when they are twice as large
-as last reported, and otherwise with the first letter after ten minutes.
+Large numbers are not reported with every letter: only when they pass the limit, when they are twice as large as last
+reported, and otherwise with the first letter after ten minutes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BASELINE_SECONDS: Final = 86400
 SAME_AGGREGATE: Final = 3
 REPEAT_SECONDS: Final = 600
 GROWN: Final = 2
-"""A number is reported again when it is so many times as large as last reported."""
+"""A number is reported again when it is this many times as large as last reported."""
 
 LEVELS: Final = {
     "new": logging.INFO,
@@ -45,11 +45,11 @@ LEVELS: Final = {
 
 
 class LetterCount(NamedTuple):
-    """A number of letters that is worth an alert beyond a limit."""
+    """A number of letters that causes an alert above its limit."""
 
     kind: str
     whose: tuple[str, ...]
-    """Consumer, and type or aggregate: what is counted."""
+    """What is counted: a consumer, and a type or aggregate."""
     letters: int
     limit: float
     at: float
@@ -57,12 +57,11 @@ class LetterCount(NamedTuple):
 
 
 Buried = tuple[Burial, list[LetterCount]]
-"""A burial, and the numbers that may have passed their limits with it."""
+"""A burial, and the numbers that may have passed their limits because of it."""
 
 
 def count_letters(transaction: DbTransaction, rows: Sql, burials: Sequence[Burial]) -> list[Buried]:
-    """For letters that were buried together. Numbers are counted with the first of their kind: they are the same for
-    all."""
+    """Count for letters that were buried together, once per kind: the numbers are the same for all of a kind."""
     buried: list[Buried] = []
     seen: set[tuple[str, str, str | None]] = set()
     for burial in burials:
@@ -101,7 +100,7 @@ def _count_like(transaction: DbTransaction, rows: Sql, burial: Burial) -> list[L
             recent,
             SURGE * max(usual, 1.0),
             at,
-            f"{recent} letters in five minutes, where {usual:.1f} are usual",
+            f"{recent} letters in five minutes; {usual:.1f} are usual",
         ),
         LetterCount(
             "same_aggregate",
@@ -115,15 +114,15 @@ def _count_like(transaction: DbTransaction, rows: Sql, burial: Burial) -> list[L
 
 
 class Alerts:
-    """Sends alerts, and remembers them: one for each store, so each process alerts on its own."""
+    """Sends alerts, and remembers them. Each store has its own, so each process alerts independently."""
 
     def __init__(self) -> None:
         self._sent: dict[tuple[str, ...], tuple[float, int]] = {}
-        """When, and for how many letters; oldest first."""
+        """When each was sent, and for how many letters; oldest first."""
         self._lock = threading.Lock()
 
     def send(self, buried: Sequence[Buried]) -> None:
-        """After the commit: a burial that was rolled back did not happen."""
+        """Send alerts; call this after the commit, because a burial that was rolled back did not happen."""
         metrics = _metrics()
         for burial, counts in buried:
             if metrics is not None:
@@ -142,14 +141,14 @@ class Alerts:
                 self._sent.pop(key, None)
                 return False
             if count.letters < GROWN * letters:
-                self._sent[key] = (at, min(letters, count.letters))  # where it fell, it grows from there
+                self._sent[key] = (at, min(letters, count.letters))  # if it fell, growth counts from there
                 return False
-            self._sent.pop(key, None)  # to the end
+            self._sent.pop(key, None)  # moves it to the end
             self._sent[key] = (count.at, count.letters)
             return True
 
     def _forget(self, until: float) -> None:
-        """What was sent before then is news again."""
+        """Forget alerts sent up to then, so they can be sent again."""
         while self._sent:
             key, (at, _) = next(iter(self._sent.items()))
             if at > until:
@@ -157,8 +156,8 @@ class Alerts:
             del self._sent[key]
 
 
-def redriven(consumer: str, message_id: str, outcome: str, error: str = "") -> None:
-    """Report how a redriven letter ended. A new death is worth a line."""
+def report_redriven(consumer: str, message_id: str, outcome: str, error: str = "") -> None:
+    """Report how a redriven letter ended. A new death is also an alert."""
     metrics = _metrics()
     if metrics is not None:
         metrics["redriven"].add(1, {"consumer": consumer, "outcome": outcome})

@@ -1,7 +1,7 @@
-"""What operators did, in rows that are only ever added, each with the hash of the one before it.
+"""The audit of operators' actions: append-only rows, each with the hash of the one before it.
 
-Triggers refuse every change. Someone who removes them can still rewrite all rows; keep the last hash elsewhere to
-notice that, too.
+Triggers refuse every change. The owner of the database can remove them and rewrite all rows; keep the last hash
+elsewhere to detect that, too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from onceward.errors import ConfigurationError
 from onceward.storage.sql import Sql, wait_for_lock
 
 FIRST = "0" * 64
-"""What the first row has as the hash before it."""
+"""The previous hash of the first row."""
 
 
 class AuditBreak(NamedTuple):
-    """The first row that is not what was written."""
+    """The first row that is not as it was written."""
 
     seq: int
     what: str
@@ -28,7 +28,7 @@ class AuditBreak(NamedTuple):
 
 class AuditVerdict(NamedTuple):
     entries: int
-    """Those that are in order, from the first one on."""
+    """How many are intact, from the first one on."""
     last_hash: str
     broken: AuditBreak | None
 
@@ -52,18 +52,18 @@ def note(transaction: DbTransaction, rows: Sql, operator: str, action: str, deta
 
 def check_operator(operator: str) -> str:
     if not isinstance(operator, str) or not operator.strip():
-        raise ConfigurationError("an operator's name is needed: the audit says who did it")
+        raise ConfigurationError("give the operator's name: the audit records who acted")
     return storable(operator.strip())
 
 
 def entries(transaction: DbTransaction, rows: Sql, limit: int) -> list[dict[str, Any]]:
-    """The last ones, newest first."""
+    """Return the last entries, newest first."""
     return rows.all(transaction, _LAST, limit=limit)
 
 
 def verify(transaction: DbTransaction, rows: Sql) -> AuditVerdict:
-    """Compute every hash again, from the first row on."""
-    wait_for_lock(transaction, "onceward audit")  # or the rows and their head might be of different moments
+    """Recompute every hash from the first row on, and return the first break, if any."""
+    wait_for_lock(transaction, "onceward audit")  # or rows and head might be read at different moments
     previous, seen, last_seq = FIRST, 0, 0
     for row in rows.all(transaction, _ALL):
         if row["previous"] != previous:

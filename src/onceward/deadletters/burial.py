@@ -1,4 +1,4 @@
-"""Burying: from whatever failed to its row in the store, where a death reported twice is kept once."""
+"""Burying: from a failed message to its row in the store, where a death that is reported twice counts once."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ from onceward.transaction import Transaction
 
 KEPT_SECONDS = KEPT_DAYS * 86400.0
 NEVER_ENDED = "delivered, and never came to an end"
+"""A line of stored histories, by which deaths are compared: do not change it."""
 POISON_AFTER = 3
-"""Deliveries that never came to an end make something poison; so do fewer, if there were no others."""
+"""A message is poison if this many of its deliveries were never settled, or all of them."""
 UNREADABLE = (DecodeError, UnicodeDecodeError, json.JSONDecodeError, msgspec.DecodeError)
 
 
@@ -47,11 +48,11 @@ def burial_of(
     attempts: int | None = None,
     history: tuple[Failure, ...] = (),
 ) -> Burial:
-    """What to give to `DeadLetters.bury` for something that failed permanently in a loop of your own.
+    """Build what `DeadLetters.bury` takes, for something that failed permanently in your own loop.
 
-    `thing` is a `QueueMessage`, a `Transaction`, an `Event` or a mapping. A message is kept as the bytes that came. The
-    category follows from the error: a `ContractError` is contract (or poison), a BUSINESS failure is business, what
-    cannot be read is contract, anything else is infrastructure.
+    `thing` is a `QueueMessage`, a `Transaction`, an `Event` or a mapping. A message is stored as the bytes that
+    arrived. The category follows from the error: a `ContractError` is contract (or poison), a BUSINESS failure is
+    business, unreadable bytes are contract, anything else is infrastructure.
     """
     text = error if isinstance(error, str) else text_of(error)
     category = Category(category) if category is not None else _category_of_error(error)
@@ -77,7 +78,7 @@ def burial_of(
 
 
 def burial_of_dead(dead: DeadMessage, *, consumer: str, origin: str) -> Burial:
-    """For a dead letter of a source. The same letter always gives the same burial."""
+    """Build the burial of a source's dead letter. The same letter always gives the same burial."""
     key = "-".join(map(str, dead.key)) if isinstance(dead.key, tuple) else str(dead.key)
     category, history = _diagnose(dead)
     return Burial(
@@ -97,10 +98,10 @@ def burial_of_dead(dead: DeadMessage, *, consumer: str, origin: str) -> Burial:
 
 
 def bury(transaction: DbTransaction, rows: Sql, burial: Burial) -> bool:
-    """Keep it. False if this death was reported before; then nothing was changed.
+    """Store it. Return False, and change nothing, if this death was reported before.
 
-    A death is known by the lines of its history. A process that is killed between burying something and acknowledging
-    it reports it again, perhaps after the letter was redriven and resolved: that must not open it again.
+    The lines of its history identify a death. A process that is killed between burying a message and acknowledging
+    it reports it again, perhaps after the letter was redriven and resolved: that must not reopen it.
     """
     now = rows.now(transaction)
     history = burial.history or (Failure(moment(now).isoformat(), burial.error, burial.attempts),)
@@ -143,7 +144,7 @@ def _bury_again(
 ) -> bool:
     is_settled = before["status"] in ("resolved", "discarded")
     if not burial.history and not is_settled:
-        return False  # nothing distinguishes it from the death that is known
+        return False  # nothing distinguishes it from the known death
     known = decode_history(before["history"])
     fresh = tuple(each for each in history if each not in known)
     if not fresh:
@@ -170,14 +171,14 @@ def _category_of_error(error: BaseException | str) -> Category:
 
 
 def _diagnose(dead: DeadMessage) -> tuple[Category, tuple[Failure, ...]]:
-    """Its category; and its history, with a line for each delivery that never came to an end."""
+    """Return its category, and its history with a line for each delivery that was never settled."""
     died_at = dead.died_at.isoformat()
     if dead.reason in (BurialReason.UNDECODABLE, BurialReason.TRIMMED):
         undecodable = dead.reason is BurialReason.UNDECODABLE
         category = Category.CONTRACT if undecodable else Category.INFRASTRUCTURE
         lost = 0
     else:
-        # A letter from before histories were kept has a category at most.
+        # Letters older than histories have at most a category.
         ended = max(len(dead.history), int(dead.category is not None))
         lost = max(dead.deliveries - ended, 0)
         is_poison = lost and (lost >= POISON_AFTER or lost == dead.deliveries)
@@ -211,26 +212,26 @@ def _event_fields(event: Event | None) -> dict[str, Any]:
 
 
 def _identify(thing: Any, event: Event | None) -> tuple[str, bytes]:
-    """Its id, and its bytes."""
+    """Return its id and its bytes."""
     if isinstance(thing, Transaction):
         return thing.id, encode_with({}, thing)
     if hasattr(thing, "stream") and hasattr(thing, "payload"):
         raw = getattr(thing, "raw", None)
-        body = raw if isinstance(raw, bytes) else _encoded(thing.payload)
+        body = raw if isinstance(raw, bytes) else _encode(thing.payload)
         return (f"{thing.stream}:{thing.id}" if event is None else event.tracking_id), body
     if isinstance(thing, Event):
         return thing.tracking_id, encode_with({}, _as_transaction(thing))
     if isinstance(thing, Mapping) and event is not None:
-        return event.tracking_id, _encoded(thing)
+        return event.tracking_id, _encode(thing)
     raise TypeError(
-        "what is buried is a QueueMessage, a Transaction, an Event or a mapping with a tracking_id and a time of its "
-        f"own, not {type(thing).__name__}; make a Burial(…) of anything else"
+        "bury a QueueMessage, a Transaction, an Event, or a mapping with a tracking_id and its own time, not "
+        f"{type(thing).__name__}; for anything else build a Burial(…)"
     )
 
 
-def _encoded(content: Any) -> bytes:
+def _encode(content: Any) -> bytes:
     if isinstance(content, Mapping) and any(isinstance(key, bytes) for key in content):
-        return msgspec.msgpack.encode(content)  # an entry with none of our fields, which was never JSON
+        return msgspec.msgpack.encode(content)  # an entry without our fields was never JSON
     return msgspec.json.encode(content)
 
 
@@ -272,7 +273,7 @@ _FIND = """
     SELECT id, status, history FROM onceward_dead_letters
     WHERE consumer = :consumer AND message_id = :message_id AND body_sha256 = :digest
 """
-# One that waits for its redrive, or is being redriven, goes on with it: the copy that died was another.
+# A letter that waits for its redrive, or is being redriven, stays in it: the copy that died was another one.
 _BURY_AGAIN = """
     UPDATE onceward_dead_letters SET
         status = :status, category = :category, reason = :reason, error = :error, attempts = attempts + :attempts,

@@ -1,7 +1,7 @@
-"""What would happen if letters were redriven now: today's upcasters and handler, in a transaction that is rolled back.
+"""Predict a redrive: run today's upcasters and handler in a transaction that is rolled back.
 
-Nothing stays: no dedup row, no attempt, no effect. Outside effects are not called; the run of a letter stops at the
-first of them. Numbers that a database never takes back, such as those of a PostgreSQL sequence, are used up.
+Nothing remains: no dedup row, no attempt, no effect. Outside effects are not called; the run of a letter stops at the
+first one. Numbers that a database never takes back, such as those of a PostgreSQL sequence, are used up.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class PredictedOutcome(StrEnum):
-    """What would become of a redriven letter."""
+    """How a redriven letter would end."""
 
     SUCCEED = "succeed"
     DUPLICATE = "duplicate"
@@ -55,9 +55,9 @@ class PredictedOutcome(StrEnum):
     WAIT = "wait"
     """It would be returned, and delivered again later."""
     EFFECT = "effect"
-    """It would call an outside effect. What follows from that is not known."""
+    """It would call an outside effect. The outcome after that is unknown."""
     BREACH = "breach"
-    """It would die again: event and contract do not fit."""
+    """It would die again: the event breaches the contract."""
     RAISE = "raise"
     """It would die again: the handler raises."""
 
@@ -69,7 +69,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     statements: tuple[TableWrites, ...] = ()
     """What the handler would write, by table."""
     tables: tuple[TableDiff, ...] = ()
-    """The rows that would come and go, of small tables."""
+    """Rows that would be added and removed, for small tables."""
 
     @property
     def is_good(self) -> bool:
@@ -77,9 +77,9 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def dry_run(task: Any, transactions: Iterable[Transaction], engine: Engine) -> list[Prediction]:
-    """What each would come to, one by one. `task` is a consumer with a contract, `engine` on the database of its inbox.
+    """Predict each, one by one. `task` is a consumer with a contract, `engine` connects to the database of its inbox.
 
-    Handlers run under the I/O guard: what would reach around the session is refused, not done.
+    Handlers run under the I/O guard: I/O that bypasses the session is refused.
     """
     return run_blocking(_DryRun(BlockingInboxPorts(engine), task).run(transactions))
 
@@ -96,7 +96,7 @@ class RolledBack(Exception):
 
 
 class WouldCall(BaseException):
-    """A handler came to an effect. Not an `Exception`, or it would count as a failure of the effect."""
+    """The handler reached an effect. Not an `Exception`, or it would count as a failure of the effect."""
 
 
 class _DryRun:
@@ -104,11 +104,11 @@ class _DryRun:
         contract = getattr(task, "contract", None)
         if not isinstance(contract, Contract):
             raise ConfigurationError(
-                f"{type(task).__name__} has no contract: a dry run goes through the inbox, as consumers with one do"
+                f"{type(task).__name__} has no contract; a dry run goes through the inbox, so give it a contract"
             )
         if task.asynchronous != ports.asynchronous:
             raise ConfigurationError(
-                f"{type(task).__name__} runs in {'asyncio' if task.asynchronous else 'threads'}; dry_run is for "
+                f"{type(task).__name__} runs in {'asyncio' if task.asynchronous else 'threads'}; use dry_run for "
                 "threads, dry_run_async for asyncio"
             )
         self._ports = ports
@@ -122,7 +122,7 @@ class _DryRun:
         return [await self.predict(transaction) for transaction in transactions]
 
     async def predict(self, transaction: Transaction) -> Prediction:
-        """As `inbox.core` does it, up to the commit."""
+        """Process it as the inbox does, up to the commit."""
         watch = RowWatch()
         try:
             outcome, detail = await self._attempt(transaction, watch)
@@ -133,13 +133,13 @@ class _DryRun:
         except sequencing.OutOfTurn as early:
             outcome, detail = (
                 PredictedOutcome.WAIT,
-                f"number {early.expected} of its aggregate has not come yet",
+                f"number {early.expected} of its aggregate has not arrived yet",
             )
         except WouldCall as effect:
             outcome, detail = PredictedOutcome.EFFECT, str(effect)
         except Raised as carried:
             outcome, detail = _predict_failure(carried.raised)
-        except Exception as error:  # noqa: BLE001  the other letters are still to be predicted
+        except Exception as error:  # noqa: BLE001  the other letters must still be predicted
             outcome, detail = _predict_failure(error)
         return Prediction(
             transaction_id=transaction.id,
@@ -158,7 +158,7 @@ class _DryRun:
         session: Any = self._ports.session(current)
         await session._enter()
         try:
-            before = await session._apply(self._look, key, digest, current)
+            before = await session._apply(self._check_inbox, key, digest, current)
             if isinstance(before, PredictedOutcome):
                 return before, ""
             current = with_token(current, Start(before))
@@ -171,10 +171,10 @@ class _DryRun:
         finally:
             await session._leave(RolledBack())
 
-    def _look(
+    def _check_inbox(
         self, transaction: DbTransaction, key: Key, digest: bytes, event: Event
     ) -> PredictedOutcome | int:
-        """How it ends before the handler; or the number that its start would have."""
+        """Return how it ends before the handler runs, or the number that its start would have."""
         store, contract = self._store, self._contract
         found = store.look_up(transaction, key)
         if found.digest is not None:
@@ -184,10 +184,10 @@ class _DryRun:
         if found.floor_day is not None and key.day < found.floor_day:
             raise ContractError(too_old(key, found.floor_day), Breach.TOO_OLD, key.tracking_id)
         if store.has_days and key.day > store.today(transaction) + DAYS_AHEAD:
-            raise ContractError("its own day lies in the future", Breach.ENVELOPE, key.tracking_id)
+            raise ContractError("its own day is in the future", Breach.ENVELOPE, key.tracking_id)
         attempts = store.attempts(transaction, key)
         if attempts.locked or not store.lock(transaction, f"{key.consumer_id}:{key.tracking_id}"):
-            raise Busy("another copy of it is in flight now")
+            raise Busy("another copy of it is in flight")
         if attempts.unended >= contract.poison_after:
             raise poisoned(key, attempts.unended)
         if contract.sequencing != "none":
@@ -206,29 +206,30 @@ class _DryRun:
         return handle
 
     def _effect(self, session: Any, claim: Claim) -> Callable[..., Any]:
-        """In place of the session's own."""
+        """Replace the session's own `effect`."""
 
-        def known(transaction: DbTransaction, name: str) -> Any:
+        def find_result(transaction: DbTransaction, name: str) -> Any:
             if self._contract.mode != "effectful":
                 raise EffectError(NOT_EFFECTFUL)
             if has_written(transaction):
                 raise SessionError(WRITTEN)
-            row = self._store._one(transaction, _EFFECT, claim.key, name=name)
+            identity = {"consumer": claim.key.consumer_id, "tracking": claim.key.tracking_id, "name": name}
+            row = self._store.run(transaction, _EFFECT, **identity).first()
             if row is not None and row.state == "done":
                 return msgspec.msgpack.decode(row.result or b"")
-            again = " again, as its outcome is in doubt," if row is not None else ""
+            again = " again, because its outcome is in doubt," if row is not None else ""
             effect_key = key_of(claim, name) if row is None else row.effect_key
             raise WouldCall(f"would call effect {name!r}{again} with key {effect_key}")
 
         if self._ports.asynchronous:
 
             async def effect_async(name: str, call: Any, *, reconcile: Any = None) -> Any:
-                return await session._apply(known, name)
+                return await session._apply(find_result, name)
 
             return effect_async
 
         def effect(name: str, call: Any, *, reconcile: Any = None) -> Any:
-            return session._run(known, name)
+            return session._run(find_result, name)
 
         return effect
 

@@ -1,4 +1,4 @@
-"""A dead letter: what was buried, why, and what has become of it since; and its way back to a transaction."""
+"""A dead letter: what was buried, why, what happened to it since, and how it becomes a transaction again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from onceward.connectors.codec import DecodeError, decode, sanitise_metadata
+from onceward.connectors.codec import DecodeError, decode, sanitize_metadata
 from onceward.connectors.dead_message import Failure
 from onceward.errors import ConfigurationError
 from onceward.task.exceptions import ExceptionCategory
@@ -19,72 +19,74 @@ from onceward.transaction import Transaction
 __all__ = ["Burial", "Category", "DeadLetter", "Failure", "Status"]
 
 KEPT_DAYS = 90
-"""A dead letter is kept for at least so long after each of its deaths, whatever becomes of it."""
+"""A dead letter is kept at least this long after each of its deaths, whatever happens to it."""
 LONGEST_ID = 400
 LONGEST_NAME = 200
-"""Characters of what is part of an index: more of them might not fit into it."""
+"""Characters of indexed values: longer ones might not fit into the index."""
 ENVELOPE = ("event_type", "aggregate_id", "sequence", "schema_version", "traceparent", "tracestate")
-"""Fields of a JSON message beside its payload that become metadata."""
+"""Fields of a JSON message, next to its payload, that become metadata."""
 
 
 class Category(StrEnum):
     """Who has to act: operators of a service, producer and consumer, the business, or a developer."""
 
     INFRASTRUCTURE = "infrastructure"
-    """A network, a service, a database: it may well succeed another time."""
+    """A network, a service, a database: it may succeed at another time."""
     CONTRACT = "contract"
     """Producer and consumer do not agree: the schema, the envelope, an id used twice."""
     BUSINESS = "business"
     """The consumer refused it, and people have to decide."""
     POISON = "poison"
-    """It seems to kill its processes. It is never redriven as it is."""
+    """It seems to kill its processes. It is never redriven."""
 
 
 class Status(StrEnum):
-    """What has become of a letter."""
+    """The state of a letter."""
 
     OPEN = "open"
     REDRIVEN = "redriven"
-    """Waiting for its turn to be delivered again, or being so."""
+    """Waiting to be delivered again, or in flight."""
     RESOLVED = "resolved"
     """Delivered again, and done."""
     DISCARDED = "discarded"
 
 
 class Burial(msgspec.Struct, frozen=True, kw_only=True):
-    """What is handed to the store: everything known of a message when it is buried."""
+    """What is given to the store: everything known about a message when it is buried."""
 
     consumer: str
-    """Whose it was: the contract's consumer_id, or the name of the task or group."""
+    """Its consumer: the contract's consumer_id, or the name of the task or group."""
     message_id: str
-    """Together with `consumer` and the body, what makes burying it twice harmless."""
+    """Identifies it, together with `consumer` and the body, so burying it twice is harmless."""
     origin: str
-    """Where it came from, in words: "sqlite queue orders.db", "redis stream orders"."""
+    """Where it came from, for people: "sqlite queue orders.db", "redis stream orders"."""
     body: bytes
-    """What was delivered, byte for byte."""
+    """The delivered bytes."""
     category: Category
     reason: str
     error: str = ""
     attempts: int = 1
     history: tuple[Failure, ...] = ()
-    """By its lines the store knows a death that is reported twice from another one."""
+    """The store compares its lines to tell a new death from one that is reported twice."""
     event_type: str = ""
     aggregate_id: str | None = None
     sequence: int | None = None
     event_at: float | None = None
-    """The event's own time, in seconds since 1970, where the body does not have it."""
+    """The event's own time, in seconds since 1970, if the body does not have it."""
     trace_id: str | None = None
     first_failed_at: float | None = None
-    """Seconds since 1970; None: now."""
+    """Seconds since 1970; None is now."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.body, bytes):
-            raise ConfigurationError(f"the body of a dead letter is bytes, not {type(self.body).__name__}")
+            raise ConfigurationError(
+                f"the body of a dead letter must be bytes, not {type(self.body).__name__}"
+            )
         if not 0 < len(self.consumer) <= LONGEST_NAME:
             raise ConfigurationError(
-                f"dead letters are kept by consumer: its name has 1 to {LONGEST_NAME} characters"
+                f"dead letters are stored by consumer: its name must have 1 to {LONGEST_NAME} characters"
             )
-        # What comes from outside may be too long or hold what no database accepts. It is buried all the same.
+        # Values from outside may be too long, or hold characters that no database accepts. They are still buried.
         settle = msgspec.structs.force_setattr
         message_id = storable(self.message_id)
         if len(message_id) > LONGEST_ID:
@@ -121,7 +123,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     error: str
     attempts: int
-    """In all its lives."""
+    """Total over all its deaths."""
     deaths: int
     history: tuple[Failure, ...]
     trace_id: str | None
@@ -129,7 +131,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     died_at: datetime
     keep_until: datetime
     hold: str | None
-    """Why nothing may remove it; None if nothing holds it."""
+    """Why it must not be removed; None if it is not held."""
     status: Status
     rca_id: int | None
     redrive_id: str | None
@@ -145,7 +147,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def category_of(category: ExceptionCategory | str | None, kind: str | None) -> Category:
-    """From what the engine calls a failure, and the kind of breach a contract names."""
+    """Derive the category from the engine's category of a failure, and the kind of contract breach."""
     if kind == "poison":
         return Category.POISON
     if kind is not None:
@@ -156,16 +158,16 @@ def category_of(category: ExceptionCategory | str | None, kind: str | None) -> C
 
 
 def storable(text: str) -> str:
-    """Without halves of characters and zero bytes, which some database refuses; they show as escapes."""
+    """Escape lone surrogates and zero bytes, which some databases refuse."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
 def transaction_of(
     body: bytes, *, message_id: str, event_at: float | None, first_failed_at: float
 ) -> Transaction:
-    """What was buried: a transaction, or JSON as it came from a queue. Raises `DecodeError` for anything else.
+    """Read what was buried: a transaction, or JSON from a queue. Raises `DecodeError` for anything else.
 
-    Id, payload and time are those by which `Event.of` knew the message: redriven, it is a duplicate if it was done.
+    Id, payload and time are those that `Event.of` found in the message, so if it was done, redriving it is a duplicate.
     """
     try:
         return decode(body)
@@ -177,11 +179,11 @@ def transaction_of(
         raise refusal from None
     metadata: dict[str, Any] = {}
     if isinstance(content, Mapping) and content.get("tracking_id") is not None and "payload" in content:
-        metadata = sanitise_metadata(
+        metadata = sanitize_metadata(
             {name: content[name] for name in ENVELOPE if content.get(name) is not None}
         )
         content = content["payload"]
-    # Where the event's own time is unknown, one that never changes: by it the inbox finds its record again.
+    # If the event's own time is unknown, use one that never changes: the inbox finds its record by it.
     created_at = moment(first_failed_at if event_at is None else event_at)
     return Transaction(id=message_id, payload=content, metadata=metadata, created_at=created_at)
 

@@ -1,4 +1,4 @@
-"""What a dead-letter store does, once for threads and asyncio."""
+"""The operations of a dead-letter store, shared by threads and asyncio."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onceward.deadletters import alerts, audit, burial, queries, redrive_leases,
 from onceward.deadletters.audit import AuditVerdict
 from onceward.deadletters.letter import Burial, DeadLetter, storable
 from onceward.deadletters.queries import Filter
-from onceward.deadletters.redrive import Redrive, nothing_fits, redrive, redrives
+from onceward.deadletters.redrive import Redrive, explain_no_match, redrive, redrives
 from onceward.deadletters.redrive_leases import Redelivery
 from onceward.deadletters.root_causes import Rca
 from onceward.errors import ConfigurationError
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class DeadLetterOperations:
-    """Each operation is one transaction. The coroutines never suspend over blocking ports (`onceward._sync`)."""
+    """Runs each operation in one transaction. With blocking ports the coroutines never suspend (`onceward._sync`)."""
 
     def __init__(self, ports: StoragePorts, clock: Callable[[], float]) -> None:
         self.ports = ports
@@ -37,7 +37,7 @@ class DeadLetterOperations:
         self._checked = False
 
     async def _transact(self, operation: Callable[..., T], *args: Any) -> T:
-        if not self._checked:  # for an error that says how to create missing tables
+        if not self._checked:  # its error says how to create missing tables
             await self.ports.transact(migrations.check, self._schema)
             self._checked = True
         return await self.ports.transact(operation, *args)
@@ -46,7 +46,7 @@ class DeadLetterOperations:
         return await self.ports.transact(migrations.apply, self._schema)
 
     async def bury(self, burials: Sequence[Burial]) -> int:
-        """All or none, durable when this returns. Returns how many deaths were new."""
+        """Store these, all or none, durable when this returns. Return how many deaths were new."""
 
         def bury(transaction: DbTransaction) -> list[alerts.Buried]:
             new = [each for each in burials if burial.bury(transaction, self._rows, each)]
@@ -65,7 +65,7 @@ class DeadLetterOperations:
     async def body(self, letter_id: int) -> bytes:
         body = await self._transact(queries.body, self._rows, letter_id)
         if body is None:
-            raise ConfigurationError(f"there is no dead letter {letter_id}")
+            raise ConfigurationError(f"there is no dead letter {letter_id}; list them with find()")
         return body
 
     async def event_at(self, letter_id: int) -> float | None:
@@ -76,8 +76,8 @@ class DeadLetterOperations:
     ) -> Redrive:
         return await self._transact(redrive, self._rows, wanted, rca, rate, operator, redrive_id)
 
-    async def nothing_fits(self, wanted: Filter) -> str:
-        return await self._transact(nothing_fits, self._rows, wanted)
+    async def explain_no_match(self, wanted: Filter) -> str:
+        return await self._transact(explain_no_match, self._rows, wanted)
 
     async def redrives(self, limit: int) -> list[dict[str, Any]]:
         return await self._transact(redrives, self._rows, limit)
@@ -86,17 +86,17 @@ class DeadLetterOperations:
         return await self._transact(root_causes.last, self._rows, limit)
 
     async def discard(self, wanted: Filter, reason: str, operator: str) -> int:
-        return await self._audited(operator, "discard", wanted, reason, queries.discard, wanted)
+        return await self._run_with_audit(operator, "discard", wanted, reason, queries.discard, wanted)
 
     async def hold(self, wanted: Filter, reason: str, operator: str) -> int:
-        return await self._audited(
+        return await self._run_with_audit(
             operator, "hold", wanted, reason, queries.set_hold, wanted, storable(reason or "")
         )
 
     async def release(self, wanted: Filter, reason: str, operator: str) -> int:
-        return await self._audited(operator, "release", wanted, reason, queries.set_hold, wanted, None)
+        return await self._run_with_audit(operator, "release", wanted, reason, queries.set_hold, wanted, None)
 
-    async def _audited(
+    async def _run_with_audit(
         self,
         operator: str,
         action: str,
@@ -107,11 +107,9 @@ class DeadLetterOperations:
     ) -> int:
         audit.check_operator(operator)
         if not reason or not reason.strip():
-            raise ConfigurationError(f"to {action} dead letters a reason is needed: say why")
+            raise ConfigurationError(f"give a reason to {action} dead letters")
         if not wanted.as_dict():
-            raise ConfigurationError(
-                f"to {action} dead letters a filter is needed: name ids, a type, a consumer …"
-            )
+            raise ConfigurationError(f"give a filter to {action} dead letters: ids, a type, a consumer …")
 
         def do(transaction: DbTransaction) -> int:
             letters = operation(transaction, self._rows, *args)
@@ -122,7 +120,10 @@ class DeadLetterOperations:
         return await self._transact(do)
 
     async def purge(self, operator: str) -> int:
-        """Remove settled letters that need not be kept any longer, in small steps, each with its line in the audit."""
+        """Remove settled letters that need not be kept any longer, in small steps, each with its line in the audit.
+
+        Return how many.
+        """
         audit.check_operator(operator)
 
         def step(transaction: DbTransaction) -> int:
@@ -140,7 +141,7 @@ class DeadLetterOperations:
         return await self._transact(queries.stats, self._rows)
 
     async def note(self, operator: str, action: str, details: dict[str, Any]) -> None:
-        """Add a line to the audit, about something that changes nothing here."""
+        """Add a line to the audit about an action that changes nothing here."""
         await self._transact(audit.note, self._rows, operator, action, details)
 
     async def audit(self, limit: int) -> list[dict[str, Any]]:
@@ -152,14 +153,14 @@ class DeadLetterOperations:
     # ── redelivery, for `WithDeadLetters` ───────────────────────────────────────────────────────────────
 
     async def deliver(self, consumer: str, size: int, lease: float) -> list[Redelivery]:
-        """Redriven letters that are due, each under a lease."""
+        """Lease the redriven letters that are due."""
         delivered, deaths = await self._transact(redrive_leases.deliver, self._rows, consumer, size, lease)
         for message_id, outcome, error in deaths:
-            alerts.redriven(consumer, message_id, outcome, error)
+            alerts.report_redriven(consumer, message_id, outcome, error)
         return delivered
 
     async def settle(self, consumer: str, endings: Sequence[tuple[Held, Settlement]]) -> list[Held]:
-        """End these deliveries, all or none. Returns those whose lease was lost."""
+        """End these deliveries, all or none. Return those whose lease was lost."""
         settled = await self._transact(redrive_leases.settle, self._rows, endings)
         lost = []
         for message_id, (held, settlement) in zip(settled, endings, strict=True):
@@ -168,9 +169,9 @@ class DeadLetterOperations:
             elif settlement.verdict != Verdict.RETURNED:
                 outcome = "succeeded" if settlement.verdict == Verdict.DONE else "died_again"
                 error = "" if settlement.error is None else str(settlement.error)
-                alerts.redriven(consumer, message_id, outcome, error)
+                alerts.report_redriven(consumer, message_id, outcome, error)
         return lost
 
     async def extend(self, deliveries: Sequence[Held], lease: float) -> list[Held]:
-        """Keep these for another lease. Returns those whose lease was lost."""
+        """Keep these for another lease. Return those whose lease was lost."""
         return await self._transact(redrive_leases.extend, self._rows, deliveries, lease)

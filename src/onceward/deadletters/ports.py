@@ -1,4 +1,4 @@
-"""How dead letters reach their database, in threads and in asyncio."""
+"""How dead letters access their database, in threads and in asyncio."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BlockingLetterPorts(BlockingStoragePorts):
     def __init__(self, engine: Engine) -> None:
         if not isinstance(engine, Engine) or engine.dialect.is_async:
             raise ConfigurationError(
-                f"DeadLetters needs an Engine as create_engine makes it, not {engine!r}; an AsyncEngine goes to "
+                f"DeadLetters needs an Engine from create_engine, not {engine!r}; for an AsyncEngine use "
                 "AsyncDeadLetters"
             )
         super().__init__(_read_committed(engine))
@@ -29,14 +29,14 @@ class AsyncLetterPorts(AsyncStoragePorts):
     def __init__(self, engine: AsyncEngine) -> None:
         if not hasattr(engine, "sync_engine"):
             raise ConfigurationError(
-                f"AsyncDeadLetters needs an AsyncEngine as create_async_engine makes it, not {engine!r}; an Engine "
-                "goes to DeadLetters"
+                f"AsyncDeadLetters needs an AsyncEngine from create_async_engine, not {engine!r}; for an Engine use "
+                "DeadLetters"
             )
         super().__init__(_read_committed(engine))
 
 
 def _read_committed(engine: AnyEngine) -> AnyEngine:
-    """What waits for a lock has to see what its holder has done, whatever the engine's own isolation."""
+    """A transaction that waited for a lock must see what its holder did, whatever the engine's own isolation."""
     if getattr(engine.dialect, "name", "") != "postgresql":
         return engine
     return engine.execution_options(isolation_level="READ COMMITTED")

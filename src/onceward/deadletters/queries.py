@@ -1,4 +1,4 @@
-"""Finding dead letters, and what operators do with them. Every function runs in the caller's transaction."""
+"""Find, count, hold, discard and purge dead letters. Every function runs in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onceward.storage.sql import Sql
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which letters: all conditions that are given must hold. Without any, every letter."""
+    """Selects letters: all given conditions must hold. Without any it selects all."""
 
     consumer: str | None = None
     event_type: str | None = None
@@ -28,7 +28,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     younger_than: float | None = None
     """Seconds since it died, at most."""
     text: str | None = None
-    """Somewhere in its error, whatever the case of (ASCII) letters."""
+    """Part of its error, ignoring the case of ASCII letters."""
 
     def __post_init__(self) -> None:
         for field, kind in (("category", Category), ("status", Status)):
@@ -44,13 +44,13 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         for field in ("older_than", "younger_than"):
             age = getattr(self, field)
             if age is not None and not 0 <= age < float("inf"):
-                raise ConfigurationError(f"{field} is a number of seconds from 0 on, not {age!r}")
+                raise ConfigurationError(f"{field} must be 0 or more seconds, not {age!r}")
         if self.text is not None and not self.text.strip():
-            raise ConfigurationError("an empty text is in every error; leave it out, or name a real one")
+            raise ConfigurationError("an empty text matches every error; remove it, or give a real one")
 
     @property
     def is_narrow(self) -> bool:
-        """Whether it has a condition beside consumer and status: a redrive of everything is refused."""
+        """Whether it has a condition other than consumer and status: a redrive of everything is refused."""
         named = (
             self.event_type,
             self.category,
@@ -62,7 +62,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.ids or self.older_than) or any(each is not None for each in named)
 
     def as_sql(self) -> tuple[str, dict[str, Any]]:
-        """A condition, and its parameters. `{now}` is the time."""
+        """Return a condition and its parameters. `{now}` is the time."""
         conditions = ["1 = 1"]
         values: dict[str, Any] = {}
         for column in ("consumer", "event_type", "category", "status", "message_id", "aggregate_id"):
@@ -79,14 +79,14 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             conditions.append("died_at >= {now} - CAST(:f_younger AS double precision)")
             values["f_younger"] = self.younger_than
         if self.text is not None:
-            # SQLite knows the lower case of ASCII only; what has other letters is found as it is written.
+            # SQLite lowercases only ASCII; text with other letters is matched as written.
             conditions.append("(lower(error) LIKE :f_lower ESCAPE '!' OR error LIKE :f_text ESCAPE '!')")
             values["f_lower"] = f"%{_escape_pattern(self.text.lower())}%"
             values["f_text"] = f"%{_escape_pattern(self.text)}%"
         return " AND ".join(conditions), values
 
     def as_dict(self) -> dict[str, Any]:
-        """The conditions that are given, for people and for the audit."""
+        """Return the given conditions, for people and for the audit."""
         return {
             name: value for name, value in msgspec.to_builtins(self).items() if value not in (None, [], ())
         }
@@ -116,7 +116,7 @@ def body(transaction: DbTransaction, rows: Sql, letter_id: int) -> bytes | None:
 
 
 def event_at(transaction: DbTransaction, rows: Sql, letter_id: int) -> float | None:
-    """The event's own time, where the body does not have it."""
+    """Return the event's own time, if the body does not have it."""
     value = rows.run(
         transaction, "SELECT event_at FROM onceward_dead_letters WHERE id = :id", id=letter_id
     ).scalar()
@@ -130,7 +130,7 @@ def set_hold(transaction: DbTransaction, rows: Sql, wanted: Filter, reason: str 
 
 
 def discard(transaction: DbTransaction, rows: Sql, wanted: Filter) -> int:
-    """Close open letters without a redrive. They are kept as long as all others."""
+    """Close open letters without a redrive, except held ones. They are kept as long as all others."""
     root_causes.lock(transaction, rows)
     condition, values = wanted.as_sql()
     sql = f"""
@@ -143,7 +143,7 @@ def discard(transaction: DbTransaction, rows: Sql, wanted: Filter) -> int:
 
 
 def purge(transaction: DbTransaction, rows: Sql, size: int) -> int:
-    """Remove some that are settled, old enough and not held."""
+    """Remove up to `size` letters that are settled, old enough and not held."""
     return rows.changed(transaction, _PURGE, size=size)
 
 
@@ -161,7 +161,7 @@ _COLUMNS = """
     settled_at, length(body) AS size, body_sha256
 """
 _MAY_GO = "status IN ('resolved', 'discarded') AND hold IS NULL AND keep_until <= {now}"
-# The condition stands there twice: the outer one is evaluated again if another transaction changed the row meanwhile.
+# The condition is repeated: the outer one is evaluated again if another transaction changed the row meanwhile.
 _PURGE = f"""
     DELETE FROM onceward_dead_letters
     WHERE id IN (SELECT id FROM onceward_dead_letters WHERE {_MAY_GO} LIMIT :size) AND {_MAY_GO}

@@ -1,7 +1,7 @@
-"""Redriving letters: only what a filter names, only with a root cause and a fix, and never faster than allowed.
+"""Redriving letters: only those a filter selects, only with a root cause and a fix, and never faster than allowed.
 
-Letters get staggered times at which they are due, after those scheduled before, so the pace survives restarts and
-two redrives do not add up. Delivery keeps to the rate once more: what is overdue does not come in one burst.
+Letters get staggered due times, after those scheduled before, so the pace survives restarts and two redrives do not
+add up. Delivery enforces the rate, too: overdue letters do not come in one burst.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from onceward.deadletters.root_causes import Rca, RedriveRefusedError
 from onceward.storage.sql import Sql, wait_for_lock
 
 RATE = 100
-"""Letters a minute, unless another rate is given."""
+"""Default letters per minute."""
 HIGHEST_RATE = 1000
 MOST = 10_000
-"""Letters that one redrive takes at most."""
+"""Letters in one redrive, at most."""
 
 
 class Redrive(msgspec.Struct, frozen=True, kw_only=True):
-    """What a redrive has scheduled."""
+    """What a redrive scheduled."""
 
     id: str
     rca_id: int
     letters: int
     left: int = 0
-    """Open letters that match too and have to wait for another redrive: one takes 10,000 at most."""
+    """More matching open letters, which need another redrive: one takes 10,000 at most."""
     first_at: float | None = None
     last_at: float | None = None
     """When the first and the last of them are due, in seconds since 1970."""
     repeated: bool = False
-    """A redrive with this id exists already; nothing was done now."""
+    """A redrive with this id already existed; this call did nothing."""
 
 
 def redrive(
@@ -51,7 +51,7 @@ def redrive(
     operator: str,
     redrive_id: str | None,
 ) -> Redrive:
-    """Schedule the open letters that the filter names."""
+    """Schedule the open letters that the filter selects."""
     check(wanted, rca, rate)
     operator = audit.check_operator(operator)
     assert wanted.consumer is not None
@@ -64,7 +64,7 @@ def redrive(
     chosen = _CHOSEN.replace("{condition}", condition) + rows.for_update
     ids = [row["id"] for row in rows.all(transaction, chosen, most=MOST, **values)]
     if not ids:
-        raise RedriveRefusedError(nothing_fits(transaction, rows, wanted))
+        raise RedriveRefusedError(explain_no_match(transaction, rows, wanted))
     remaining = _REMAINING.replace("{condition}", condition)
     left = int(rows.run(transaction, remaining, **values).scalar_one()) - len(ids)
     rca_id = root_causes.use(transaction, rows, rca, operator)
@@ -91,26 +91,28 @@ def redrive(
 
 
 def redrives(transaction: DbTransaction, rows: Sql, limit: int) -> list[dict[str, Any]]:
-    """The last ones, and how their letters ended."""
+    """Return the last redrives, and how their letters ended."""
     return rows.all(transaction, _REDRIVES, limit=limit)
 
 
 def check(wanted: Filter, rca: Rca | int, rate: int) -> None:
-    """Raise what can be refused without reading the letters."""
+    """Raise `RedriveRefusedError` for anything that can be refused without reading the letters."""
     if wanted.consumer is None:
-        raise RedriveRefusedError("a redrive is of one consumer's letters: name it in the filter")
+        raise RedriveRefusedError("a redrive takes the letters of one consumer: name it in the filter")
     if not wanted.is_narrow:
         raise RedriveRefusedError(
-            "a redrive needs a filter beside the consumer: an event type, a category, ids, an age or a text"
+            "a redrive needs a filter in addition to the consumer: an event type, a category, ids, an age or a text"
         )
     if wanted.status not in (None, Status.OPEN):
         raise RedriveRefusedError(f"only open letters can be redriven, not those that are {wanted.status}")
     if Category.POISON in (wanted.category, getattr(rca, "category", None)):
         raise RedriveRefusedError(
-            "poison is never sent again: it seems to kill its processes; discard or export it"
+            "poison is never redriven: it seems to kill its processes; discard or export it"
         )
     if isinstance(rate, bool) or not isinstance(rate, int) or not 1 <= rate <= HIGHEST_RATE:
-        raise RedriveRefusedError(f"the rate must be from 1 to {HIGHEST_RATE} letters a minute, not {rate!r}")
+        raise RedriveRefusedError(
+            f"the rate must be from 1 to {HIGHEST_RATE} letters per minute, not {rate!r}"
+        )
 
 
 def _find_earlier(
@@ -119,19 +121,19 @@ def _find_earlier(
     if redrive_id is None:
         return None
     if not redrive_id.strip() or redrive_id != storable(redrive_id) or len(redrive_id) > 200:
-        raise RedriveRefusedError("a redrive's id has 1 to 200 characters of plain text")
+        raise RedriveRefusedError("a redrive's id must have 1 to 200 characters of plain text")
     made = rows.first(transaction, _MADE, id=redrive_id)
     if made is None:
         return None
     if made["filter"] != _as_text(wanted):
         raise RedriveRefusedError(
-            f"redrive {redrive_id!r} was made with another filter, {made['filter']}; give this one an id of its own"
+            f"redrive {redrive_id!r} exists with another filter, {made['filter']}; give this one a different id"
         )
     return Redrive(id=made["id"], rca_id=made["rca_id"], letters=made["letters"], repeated=True)
 
 
-def nothing_fits(transaction: DbTransaction, rows: Sql, wanted: Filter) -> str:
-    """Why no letter can be redriven: what there is instead."""
+def explain_no_match(transaction: DbTransaction, rows: Sql, wanted: Filter) -> str:
+    """Say why no letter can be redriven, and what there is instead."""
     consumers = [row["consumer"] for row in rows.all(transaction, _CONSUMERS)]
     if wanted.consumer not in consumers:
         others = (
@@ -141,7 +143,7 @@ def nothing_fits(transaction: DbTransaction, rows: Sql, wanted: Filter) -> str:
     condition, values = msgspec.structs.replace(wanted, status=None).as_sql()
     found = rows.all(transaction, _BY_STATUS.replace("{condition}", condition), **values)
     there = ", ".join(f"{row['letters']} {row['what']}" for row in found)
-    return f"no open letter fits that could be redriven; there are {there or 'none'}"
+    return f"no open letter that can be redriven matches; there are {there or 'none'}"
 
 
 def _times(transaction: DbTransaction, rows: Sql, consumer: str, rate: int, number: int) -> list[float]:
@@ -157,7 +159,7 @@ def _as_text(wanted: Filter) -> str:
 
 
 _MADE = "SELECT id, rca_id, letters, filter FROM onceward_redrives WHERE id = :id"
-# In the order of each aggregate, for consumers that need it.
+# In sequence order within each aggregate, for consumers that need it.
 _CHOSEN = """
     SELECT id FROM onceward_dead_letters WHERE {condition} AND category <> 'poison'
     ORDER BY coalesce(sequence, -1), id LIMIT :most

@@ -1,4 +1,4 @@
-"""Redriven letters in flight: never faster than allowed, each under a lease, and how each ended."""
+"""Delivery of redriven letters: never faster than allowed, each under a lease; and how each ended."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from onceward.storage.sql import Sql, wait_for_lock
 from onceward.transaction import Settlement, Transaction, Verdict
 
 LOST_AT_MOST = 3
-"""A redriven letter whose deliveries were lost so often is poison: it seems to kill its processes."""
+"""A redriven letter that lost this many leases is poison: it seems to kill its processes."""
 NEVER_ENDED = "delivered again, and never came to an end"
 
 Redelivery = tuple[Held, int, Transaction]
-"""How the store knows the delivery (the letter's id, and a token that changes each time), its number, and what to
+"""What identifies the delivery (the letter's id, and a token that changes each time), its number, and what to
 deliver."""
 Death = tuple[str, str, str]
-"""Of a letter that is not delivered any more: its message id, `poisoned` or `died_again`, and the error."""
+"""A letter that is no longer delivered: its message id, `poisoned` or `died_again`, and the error."""
 
 
 def pace_lock(consumer: str) -> str:
-    """The lock for scheduling or delivering letters of a consumer."""
+    """Name the lock for scheduling or delivering letters of a consumer."""
     return f"onceward redrive {consumer}"
 
 
@@ -44,7 +44,7 @@ def deliver(
 ) -> tuple[list[Redelivery], list[Death]]:
     """Lease letters whose redrive is due, no more in any minute than their rate.
 
-    One that was lost before comes alone: it may be what kills its processes, and others must not be lost with it.
+    One that lost a lease is delivered alone: it may be what kills its processes, and others must not be lost with it.
     """
     delivered: list[Redelivery] = []
     deaths: list[Death] = []
@@ -62,7 +62,7 @@ def deliver(
         if in_a_minute >= row["rate"] or (lost and delivered):
             break
         if not _lease(transaction, rows, row, lost, lease):
-            continue  # its worker has settled it at the last moment
+            continue  # its worker settled it at the last moment
         in_a_minute += 1
         rows.run(transaction, _NOTE_DELIVERY, consumer=consumer, id=row["id"])
         try:
@@ -87,7 +87,7 @@ def deliver(
 def settle(
     transaction: DbTransaction, rows: Sql, endings: Sequence[tuple[Held, Settlement]]
 ) -> list[str | None]:
-    """End these deliveries. Returns the message id of each, or None where the lease was lost."""
+    """End these deliveries. Return the message id of each, or None if its lease was lost."""
     root_causes.lock(transaction, rows)
     settled = [_end(transaction, rows, held, settlement) for held, settlement in endings]
     root_causes.close_settled(transaction, rows)
@@ -95,7 +95,7 @@ def settle(
 
 
 def extend(transaction: DbTransaction, rows: Sql, deliveries: Sequence[Held], lease: float) -> list[Held]:
-    """Keep these for another lease. Returns those whose lease was lost."""
+    """Keep these for another lease. Return those whose lease was lost."""
     return [
         (id_, token)
         for id_, token in deliveries
@@ -140,8 +140,8 @@ def _die(
     line: str,
     error: str | None = None,
 ) -> None:
-    """Open it again, and with it the root cause that was thought to be fixed. `line` goes into its history, and is its
-    error unless another is given."""
+    """Reopen it, and the root cause that was thought to be fixed. `line` goes into its history, and is its error unless
+    another is given."""
     rows.run(
         transaction,
         _DIE,
@@ -174,7 +174,7 @@ _DUE = f"""
     FROM onceward_dead_letters WHERE {_WAITS} ORDER BY available_at, id LIMIT :size
 """
 _BODY = "SELECT body FROM onceward_dead_letters WHERE id = :id"
-# Sixty seconds to the dot is still within a minute.
+# Exactly sixty seconds ago is still within the minute.
 _DELIVERED_LATELY = """
     SELECT count(*) FROM onceward_redrive_handouts WHERE consumer = :consumer AND at >= {now} - 60
 """

@@ -1,4 +1,4 @@
-"""Root causes: open as long as a letter that died of them is not settled, and open again when one dies again."""
+"""Root causes: open until every letter that died of them is settled, and reopened when one dies again."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from onceward.storage.sql import Sql, wait_for_lock
 
 
 class RedriveRefusedError(OncewardError):
-    """A redrive that is not allowed. The message says what is missing."""
+    """A redrive is not allowed. The message says what is missing."""
 
 
 class Rca(msgspec.Struct, frozen=True, kw_only=True):
-    """Why letters died, and what has been done about it."""
+    """A root cause: why letters died, and what fixed it."""
 
     category: Category
     root_cause: str
@@ -30,25 +30,26 @@ class Rca(msgspec.Struct, frozen=True, kw_only=True):
         except ValueError:
             known = ", ".join(
                 each for each in Category if each is not Category.POISON
-            )  # which is never redriven
+            )  # it is never redriven
             raise ConfigurationError(
                 f"an RCA's category must be one of {known}, not {self.category!r}"
             ) from None
         for field in ("root_cause", "fix_ref"):
             value = getattr(self, field)
             if not isinstance(value, str) or not value.strip():
-                what = "why the letters died" if field == "root_cause" else "which fix has been deployed"
+                what = "why the letters died" if field == "root_cause" else "which fix is deployed"
                 raise RedriveRefusedError(f"a redrive needs an RCA, and its {field} is empty: say {what}")
             msgspec.structs.force_setattr(self, field, storable(value))
 
 
 def lock(transaction: DbTransaction, rows: Sql) -> None:
-    """Before letters are settled or scheduled: of two that settle the last two letters, one must see the other."""
+    """Lock before settling or scheduling letters: of two transactions that settle the last two letters, one must see
+    the other's."""
     wait_for_lock(transaction, "onceward rcas")
 
 
 def use(transaction: DbTransaction, rows: Sql, rca: Rca | int, operator: str) -> int:
-    """The number of a new one, or of one that is open already."""
+    """Return the number of a new root cause, or of one that is open already."""
     if isinstance(rca, Rca):
         values = {
             "category": str(rca.category),
@@ -65,19 +66,23 @@ def use(transaction: DbTransaction, rows: Sql, rca: Rca | int, operator: str) ->
         transaction, "SELECT id, category, closed_at FROM onceward_rcas WHERE id = :id", id=rca
     )
     if found is None:
-        raise RedriveRefusedError(f"there is no RCA {rca}; name an open one, or say what the cause was")
+        raise RedriveRefusedError(
+            f"there is no RCA {rca}; give the number of an open one, or describe the cause"
+        )
     if found["closed_at"] is not None:
-        raise RedriveRefusedError(f"RCA {rca} is closed: what died since has another cause; open a new one")
+        raise RedriveRefusedError(
+            f"RCA {rca} is closed: letters that died since have another cause; open a new one"
+        )
     return int(found["id"])
 
 
 def reopen(transaction: DbTransaction, rows: Sql, letter_id: int) -> None:
-    """A letter died again whose cause was thought to be fixed."""
+    """Reopen the cause of a letter that died again."""
     rows.run(transaction, _REOPEN, id=letter_id)
 
 
 def close_settled(transaction: DbTransaction, rows: Sql) -> None:
-    """Those of which every letter is resolved or discarded."""
+    """Close root causes whose letters are all resolved or discarded."""
     rows.run(transaction, _CLOSE)
 
 

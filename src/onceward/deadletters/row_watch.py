@@ -1,4 +1,4 @@
-"""What a handler changes in the database, seen from inside its transaction."""
+"""Watch what a handler changes in the database, from inside its transaction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy import event
 from onceward.db.transaction import DbTransaction
 
 SMALL = 500
-"""Rows of a table that is compared row by row."""
+"""A table with at most this many rows is compared row by row."""
 LONGEST = 200
 """Characters shown of a value."""
 
@@ -34,7 +34,7 @@ class TableWrites(msgspec.Struct, frozen=True):
 
 
 class TableDiff(msgspec.Struct, frozen=True):
-    """The rows of a small table that come and go. A changed row does both."""
+    """Added and removed rows of a small table. A changed row is in both."""
 
     table: str
     added: tuple[dict[str, Any], ...]
@@ -42,7 +42,7 @@ class TableDiff(msgspec.Struct, frozen=True):
 
 
 class RowWatch:
-    """`begin`, then the handler, then `end`, all in one transaction, which the caller rolls back."""
+    """Call `begin`, the handler, and `end`, all in one transaction that the caller rolls back."""
 
     def __init__(self) -> None:
         self._statements: Counter[tuple[str, str]] = Counter()
@@ -55,7 +55,7 @@ class RowWatch:
         event.listen(connection, "after_cursor_execute", self._count)
 
     def end(self, transaction: DbTransaction) -> None:
-        """Read the tables as they are, go back to where it began, and read them once more."""
+        """Read the changed tables, roll back to `begin`, and read them again."""
         connection = transaction.connection
         event.remove(connection, "after_cursor_execute", self._count)
         tables = list(dict.fromkeys(table for table, _ in self._statements))
@@ -84,14 +84,14 @@ class RowWatch:
         self._rows[written] += max(cursor.rowcount, 0)
 
     def _read(self, transaction: DbTransaction, table: str) -> list[dict[str, Any]] | None:
-        """All rows, as text; None for a table that is not small."""
+        """Return all rows as text, or None for a table that is not small."""
         result = transaction.connection.exec_driver_sql(f"SELECT * FROM {table} LIMIT {SMALL + 1}")
         rows = [{name: _show(value) for name, value in row.items()} for row in result.mappings()]
         return rows if len(rows) <= SMALL else None
 
 
 def _difference(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Those that the others have not, or have less often."""
+    """Return the rows that `others` lacks, or has fewer of."""
     left = Counter(repr(row) for row in others)
     missing = []
     for row in rows:

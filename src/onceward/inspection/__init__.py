@@ -1,1 +1,1 @@
-"""What can be said about an app from outside: guarantees, counts, balance. It reads, and changes nothing."""
+"""Inspect an app from outside: guarantees, counts, balance. Reads only; changes nothing."""

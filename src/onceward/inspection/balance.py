@@ -2,8 +2,8 @@
 
     appended = applied + duplicate + pending + dead + dropped
 
-Numbers in, verdict out; who counts is in `counting`. A number that nobody can know is None, with the reason why, and
-what remains of the equation is checked.
+Numbers in, verdict out; `counts` does the counting. Numbers that cannot be determined are None, with the reason; the
+rest of the equation is checked.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ class LetterCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     open: int = 0
     redriven: int = 0
-    """Waiting to be tried again."""
+    """Waiting to be delivered again, or in flight."""
     resolved: int = 0
-    """Tried again, and done."""
+    """Delivered again, and done."""
     discarded: int = 0
     deaths: int = 0
-    """Of messages in the source; a copy that died makes no second letter."""
+    """Deaths of messages of this source; a copy that died does not make a second letter."""
     elsewhere: int = 0
-    """Deaths of messages of this consumer that came from another source, or the same by another name."""
+    """Deaths of messages of this consumer that came from another source, or the same one under another name."""
     beyond: int = 0
-    """Letters from this source, of messages that it does not have any more. Only where it was looked by ids."""
+    """Letters from this source whose messages it no longer has. Only if messages were looked up by id."""
     purged: bool = False
-    """Some letters have been removed since, and nobody knows whose."""
+    """Some letters were removed since; whose is unknown."""
 
     @property
     def count(self) -> int:
@@ -39,28 +39,28 @@ class LetterCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the inbox, about this consumer."""
+    """The inbox's records of this consumer."""
 
     applied: int = 0
     superseded: int = 0
-    """Dropped: a later event of the same thing had been applied already."""
+    """Dropped: a later event of the same aggregate had already been applied."""
     duplicate: int | None = None
-    """None: it was not looked for the messages by their ids."""
+    """None if messages were not looked up by id."""
     beyond: int = 0
-    """Records of messages that the source does not have, or not any more. Only where it was looked by ids."""
+    """Records of messages that the source does not have, or no longer has. Only if messages were looked up by id."""
     unknown: tuple[str, ...] = ()
-    """Messages that were acknowledged, and are neither in the inbox nor dead."""
+    """Messages that were acknowledged, but are neither in the inbox nor dead."""
     purged_before: str | None = None
-    """The first day that is kept; of earlier ones there may have been more."""
+    """The first day that is kept; there may have been more records of earlier days."""
 
 
 class Balance(msgspec.Struct, frozen=True, kw_only=True):
-    """The account of one consumer."""
+    """The balance of one consumer. A number is None if it could not be determined."""
 
     appended: int | None
     applied: int | None
     duplicate: int | None
-    """None: among the applied, if anywhere."""
+    """None if unknown; then any duplicates are among the applied."""
     pending: int | None
     dead: int | None
     dropped: Mapping[str, int]
@@ -68,7 +68,7 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...]
     """Why it does not hold."""
     untold: Mapping[str, str]
-    """What cannot be told, and why."""
+    """Why a number is unknown, or not what it seems, by the name of the number."""
 
     @property
     def holds(self) -> bool:
@@ -76,14 +76,14 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def strike(source: SourceCounts, letters: LetterCounts | None, records: RecordCounts | None) -> Balance:
-    """`letters` is None without a database, `records` without a contract."""
-    problems = list(_missing_in(source))
-    source = _doubted(source, letters, records)
+    """Strike the balance. `letters` is None without a database, `records` without a contract."""
+    problems = list(_check_source(source))
+    source = _mark_ambiguous(source, letters, records)
     untold = dict(source.untold)
     dead, pending, dropped = source.dead, source.pending, dict(source.dropped)
     handled = source.done
     if letters is not None:
-        problems += _missing_letters(source, letters, untold)
+        problems += _check_letters(source, letters, untold)
         transit = max(letters.deaths - (source.moved or 0), 0) if source.moved is not None else 0
         dead = _sum(dead, letters.open, -min(transit, dead or 0))
         pending = _sum(pending, letters.redriven)
@@ -100,11 +100,11 @@ def strike(source: SourceCounts, letters: LetterCounts | None, records: RecordCo
             )
     elif source.moved:
         dead = _sum(dead, source.moved)
-        untold["dead"] = f"{source.moved:,} of them in a database: name it to be told what became of them"
+        untold["dead"] = f"{source.moved:,} of them are in a database: name it to see what happened to them"
     if records is None:
         if handled:
             lacking = "its database" if letters is None else "a contract"
-            untold["duplicate"] = f"without {lacking} nobody knows which of the applied were copies"
+            untold["duplicate"] = f"without {lacking} it is unknown which of the applied were copies"
         return _balance(
             source, handled, None if handled else handled, pending, dead, dropped, problems, untold
         )
@@ -115,33 +115,33 @@ def strike(source: SourceCounts, letters: LetterCounts | None, records: RecordCo
             f"{_messages(len(records.unknown))} acknowledged, but neither applied nor dead: {some}"
         )
     if records.beyond:
-        untold["applied"] = _said_of_beyond(records.beyond, source.gone)
+        untold["applied"] = _explain_beyond(records.beyond, source.gone)
     applied, duplicate, pending = _split(source, records, handled, pending, problems, untold)
     return _balance(source, applied, duplicate, pending, dead, dropped, problems, untold)
 
 
-def _doubted(
+def _mark_ambiguous(
     source: SourceCounts, letters: LetterCounts | None, records: RecordCounts | None
 ) -> SourceCounts:
-    """A source that is empty, while the database knows of messages, may have lost them; or it never had them, as after
-    a move from one kind of source to another. Nobody can tell, so that it is no problem, and no peace either."""
+    """Make `appended` unknown if the source is empty but the database has messages: the source may have lost them, or
+    never had them, as after a move to another kind of source. This is ambiguous: report it, but do not fail."""
     dead = 0 if letters is None else letters.count + letters.beyond
     known = 0 if records is None else records.applied + records.superseded + records.beyond
     if source.appended != 0 or not dead + known:
         return source
     why = (
-        "the source is empty, and this consumer has had messages: it was emptied or lost (a Redis without persistence, "
+        "the source is empty, but this consumer has had messages: it was emptied or lost (a Redis without persistence, "
         "a file that was removed), or they came from another source"
     )
     return msgspec.structs.replace(source, appended=None, untold={**source.untold, "appended": why})
 
 
-def _said_of_beyond(count: int, gone: int) -> str:
+def _explain_beyond(count: int, gone: int) -> str:
     if count <= gone:
-        return f"the inbox has {count:,} records more of this consumer, as it seems of those that are gone"
+        return f"the inbox has {count:,} more records of this consumer, apparently of those that are gone"
     return (
-        f"the inbox has {count:,} records more of this consumer, of messages that this source does not have: trimmed, "
-        "lost with Redis, or of another source"
+        f"the inbox has {count:,} more records of this consumer, of messages that this source does not have: trimmed, "
+        "lost with Redis, or from another source"
     )
 
 
@@ -153,7 +153,7 @@ def _split(
     problems: list[str],
     untold: dict[str, str],
 ) -> tuple[int | None, int | None, int | None]:
-    """What was handled, into applied and duplicates."""
+    """Split what was handled into applied and duplicates. Return these, and what is pending."""
     if records.duplicate is not None or handled is None:
         return records.applied, records.duplicate, pending
     known = records.applied + records.superseded
@@ -170,28 +170,30 @@ def _split(
         return 0, handled - source.done, pending
     if known <= handled and source.has_copies:
         if known < handled:
-            untold["duplicate"] = "found by counting: a message that was acknowledged by hand looks the same"
+            untold["duplicate"] = (
+                "inferred from counts: a message that was acknowledged by hand looks the same"
+            )
         return records.applied, handled - known, pending
     if known < handled:
         problems.append(
             f"{_messages(handled - known)} confirmed, but neither applied nor dead: skipped by hand, or confirmed by "
-            "something without the inbox"
+            "something that does not use the inbox"
         )
         return records.applied, 0, pending
     ahead, begun = known - handled, (pending or 0) - source.untouched
-    if pending is not None and ahead <= begun:  # committed, and the source does not know it yet
+    if pending is not None and ahead <= begun:  # committed, but the source does not know it yet
         if ahead:
-            untold["pending"] = f"{ahead:,} more are applied, and not acknowledged yet"
+            untold["pending"] = f"{ahead:,} more are applied, but not acknowledged yet"
         return records.applied, 0, pending - ahead
     untold["applied"] = (
-        f"the inbox has {ahead - begun:,} records more than this source had messages: something else feeds "
-        "this consumer, too, or did, or the source was lost and is a new one"
+        f"the inbox has {ahead - begun:,} more records than this source had messages: something else feeds or fed "
+        "this consumer, too, or the source was lost and this is a new one"
     )
     return handled - records.superseded, 0, pending
 
 
-def _missing_in(source: SourceCounts) -> list[str]:
-    """The source's own books."""
+def _check_source(source: SourceCounts) -> list[str]:
+    """Check the source's own numbers."""
     parts = (source.done, source.pending, source.dead)
     if source.appended is None or None in parts:
         return []
@@ -201,27 +203,28 @@ def _missing_in(source: SourceCounts) -> list[str]:
     missing = source.appended - found
     if missing > 0:
         return [
-            f"{_messages(missing)} missing: {source.appended:,} were appended, and {found:,} are accounted for; "
-            "somebody has removed them without their being done"
+            f"{_messages(missing)} missing: {source.appended:,} were appended, but only {found:,} are accounted for; "
+            "they were removed without being done"
         ]
     if missing < 0:
         return [
-            f"{_messages(-missing)} there that nobody appended: {found:,} were found, {source.appended:,} appended"
+            f"{_messages(-missing)} present but not counted as appended: {found:,} were found, {source.appended:,} "
+            "appended"
         ]
     return []
 
 
-def _missing_letters(source: SourceCounts, letters: LetterCounts, untold: dict[str, str]) -> list[str]:
+def _check_letters(source: SourceCounts, letters: LetterCounts, untold: dict[str, str]) -> list[str]:
     missing = (source.moved or 0) - letters.deaths
     if missing <= 0:
         return []
     if letters.purged or missing <= letters.elsewhere:
         untold["dead"] = (
-            f"{missing:,} more were moved to the database, and are purged or under another source there"
+            f"{missing:,} more were moved to the database, where they were purged or are under another source"
         )
         return []
     return [
-        f"{_messages(missing, 'dead letter')} missing: {source.moved:,} were moved to the database, which has "
+        f"{_messages(missing, 'dead letter')} missing: {source.moved:,} were moved to the database, but it has only "
         f"{letters.deaths:,}"
     ]
 

@@ -1,4 +1,4 @@
-"""What inbox and dead letters can tell of one consumer."""
+"""Count what inbox and dead letters have of one consumer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 PAGE = 500
-"""Ids that are asked for at once."""
+"""Ids per query."""
 
 
 def has_tables(connection: Connection) -> bool:
@@ -22,11 +22,11 @@ def has_tables(connection: Connection) -> bool:
     return bool(inspect(connection).has_table("onceward_evidence"))  # the newest of them
 
 
-class Kept:
-    """Inbox and dead letters of one consumer. Without tables there is nothing in them."""
+class DatabaseCounts:
+    """Counts in the inbox and dead letters of one consumer. Without tables they are empty."""
 
     def __init__(self, connection: Connection | None, consumer: str, *, contract: bool) -> None:
-        """`connection` is None if there are no tables yet. `contract`: it has one, registered or not."""
+        """`connection` is None if there are no tables yet. `contract`: its code has one, registered or not."""
         self._connection = connection
         self._consumer = consumer
         is_registered = self._rows("SELECT 1 FROM onceward_consumers WHERE consumer_id = :consumer")
@@ -36,18 +36,18 @@ class Kept:
 
     @property
     def is_known(self) -> bool:
-        """Whether the database has anything of this consumer. Of one without a contract it has only dead letters."""
+        """Whether the database has anything of this consumer. Without a contract there are only dead letters."""
         letters = "SELECT 1 FROM onceward_dead_letters WHERE consumer = :consumer LIMIT 1"
         return self._has_contract or bool(self._rows(letters))
 
     @property
     def registered(self) -> list[str]:
-        """All consumers that have a contract."""
+        """All registered consumers: those with a contract."""
         return [row[0] for row in self._rows("SELECT consumer_id FROM onceward_consumers ORDER BY 1")]
 
     @property
     def recorded(self) -> int:
-        """How many records the inbox has of it, whatever became of the messages."""
+        """How many records the inbox has of it, whatever their outcome."""
         return self._by_outcome().total()
 
     def records(self) -> RecordCounts | None:
@@ -80,8 +80,8 @@ class Kept:
     def among(
         self, messages: Messages, origin: str, recorded: int
     ) -> tuple[LetterCounts, RecordCounts | None]:
-        """What became of these messages. `recorded` is how many records there were before the source was looked at:
-        what was sent and done since is not taken for lost."""
+        """Look up these messages. `recorded` is how many records there were before the source was read, so messages
+        sent and done since are not taken for lost."""
         rows = self._rows(
             "SELECT body_sha256, status, origin FROM onceward_dead_letters WHERE consumer = :consumer"
         )
@@ -120,7 +120,7 @@ class Kept:
             elif each.tracking_id in outcomes:
                 found[outcomes[each.tracking_id]] += 1
             elif self._floor is not None and each.day < self._floor:
-                found["done"] += 1  # its record has been purged
+                found["done"] += 1  # its record was purged
             else:
                 unknown.append(each.tracking_id)
             before.add(each.tracking_id)
@@ -155,7 +155,7 @@ class Kept:
         return found
 
     def _tables(self) -> tuple[str, ...]:
-        """PostgreSQL keeps what is on hold beside the days that it has dropped."""
+        """PostgreSQL keeps records on hold in a table of their own when it drops their days."""
         postgresql = self._connection is not None and self._connection.dialect.name == "postgresql"
         return ("onceward_dedup", "onceward_kept") if postgresql else ("onceward_dedup",)
 

@@ -1,4 +1,4 @@
-"""What is to be known of a consumer before it is judged: from its settings, its source and its database."""
+"""Collect the facts to judge a consumer by, from its settings, its source and its database."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onceward.connectors.reports import ServerUnreachable, SourceFacts
 from onceward.connectors.urls import Address
 from onceward.inbox.evidence.evidence import is_production
 from onceward.inspection.guarantees import Facts
-from onceward.inspection.probes import asking_database
+from onceward.inspection.probes import open_database
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -54,10 +54,10 @@ def _read_database_url(database: str | None) -> dict[str, Any]:
 def _ask_database(database: str | None, consumer: Consumer) -> dict[str, Any]:
     if database is None:
         return {}
-    with asking_database(database) as connection:
-        if connection is None:  # in memory, or a file that the first run makes, with SQLite's defaults
-            return {"proven": _proven(consumer, [])}
-        return {**_durability(connection), "proven": _proven(consumer, _evidence(connection, consumer))}
+    with open_database(database) as connection:
+        if connection is None:  # in memory, or a file that the first run creates, with SQLite's defaults
+            return {"proven": _is_proven(consumer, [])}
+        return {**_durability(connection), "proven": _is_proven(consumer, _evidence(connection, consumer))}
 
 
 def _durability(connection: Connection) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _durability(connection: Connection) -> dict[str, Any]:
 
 
 def _evidence(connection: Connection, consumer: Consumer) -> list[Any]:
-    """The evidence of verifications, newest first."""
+    """Read the evidence of verifications, newest first."""
     import msgspec
     from sqlalchemy import inspect, text
 
@@ -89,7 +89,7 @@ def _evidence(connection: Connection, consumer: Consumer) -> list[Any]:
     return [msgspec.json.decode(row[0], type=Evidence) for row in rows]
 
 
-def _proven(consumer: Consumer, found: list[Any]) -> bool | None:
+def _is_proven(consumer: Consumer, found: list[Any]) -> bool | None:
     from onceward.inbox.evidence.evidence import lacking
 
     return (

@@ -1,7 +1,7 @@
-"""What a consumer truly guarantees: facts in, verdict out. Nothing here asks a server.
+"""What a consumer really guarantees: facts in, verdict out. Nothing here queries a server.
 
-Every rule says of some facts what they are worth. The verdict is that of the weakest rule that applies, because a chain
-is as strong as its weakest link. What the facts of a source are is up to its connector; what they are worth is not.
+Every rule rates some facts. The verdict is the weakest rule that applies, because a chain is only as strong as its
+weakest link. A connector reports the facts of its source, but does not rate them.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ class Strength(IntEnum):
     AT_LEAST_ONCE = 1
     EFFECTS_ONCE = 2
     HOLDS = 3
-    """It takes nothing away from the others."""
+    """Does not weaken the others."""
 
     def __str__(self) -> str:
         return self.name.lower().replace("_", " ")
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one consumer, its source and its database. None if it could not be determined."""
+    """What is known about one consumer, its source and its database. None if it could not be determined."""
 
     name: str = "MODULE:NAME"
-    """What `onceward verify` knows it by."""
+    """Its name for `onceward verify`."""
     source: SourceFacts
     mode: str | None = None
-    """Of the contract: transactional or effectful; None without one."""
+    """The mode of its contract, transactional or effectful; None without a contract."""
     database: str | None = None
     """sqlite or postgresql; None without one."""
     database_synchronous: str | None = None
-    """Of the database: `synchronous` of SQLite, `synchronous_commit` of PostgreSQL, both in upper case."""
+    """`synchronous` of SQLite or `synchronous_commit` of PostgreSQL, in upper case."""
     database_fsync: bool | None = None
-    """Of PostgreSQL."""
+    """`fsync` of PostgreSQL."""
     in_memory: bool = False
     """The database is not in a file."""
     proven: bool | None = None
     """Whether there is evidence for today's code."""
     production: bool = False
     unreachable: tuple[str, ...] = ()
-    """What could not be asked besides the source, and why."""
+    """What else, apart from the source, could not be reached, and why."""
 
 
 class WeakLink(msgspec.Struct, frozen=True):
-    """One thing that the guarantee rests on."""
+    """One thing that the guarantee depends on."""
 
     strength: Strength
     why: str
@@ -63,7 +63,7 @@ class WeakLink(msgspec.Struct, frozen=True):
 class GuaranteeVerdict(msgspec.Struct, frozen=True):
     guarantee: Strength
     links: tuple[WeakLink, ...]
-    """All of them, the weakest first."""
+    """All links, weakest first."""
     not_checked: tuple[str, ...]
 
     @property
@@ -106,7 +106,7 @@ def _links_of(source: SourceFacts) -> Iterator[WeakLink]:
         yield WeakLink(
             LOSE,
             "the source does not redeliver: what a killed process had in flight is lost",
-            "name a source that redelivers: sqlite:///orders.db, or redis://host/orders",
+            "use a source that redelivers: sqlite:///orders.db, or redis://host/orders",
         )
 
 
@@ -115,12 +115,12 @@ def _loses_everything(source: SourceFacts) -> bool:
 
 
 def _unknowns_of(source: SourceFacts) -> Iterator[str]:
-    if source.unreachable:  # which says more
+    if source.unreachable:  # it gives the reason
         return
     if source.durability is None:
-        yield "how durable the source is: its connector does not say"
+        yield "how durable the source is: its connector does not report it"
     if source.redelivers is None:
-        yield "whether the source redelivers what a killed process had in flight: its connector does not say"
+        yield "whether the source redelivers what a killed process had in flight: its connector does not report it"
 
 
 LOSE, AT_LEAST, ONCE, HOLDS = Strength
@@ -130,16 +130,16 @@ RULES = (
     Rule(
         lambda f: f.mode is None,
         AT_LEAST,
-        "there is no contract: a crash after the effect and before the acknowledgement repeats the effect",
+        "there is no contract: a crash after the effect and before the acknowledgment repeats the effect",
         "give the consumer a contract and the app a database, and write through `session`",
     ),
     Rule(
         lambda f: f.mode == "effectful",
         AT_LEAST,
-        "calls to the outside happen at least once; each carries a key that never changes, by which the other side can "
-        "know a repetition",
-        "hand `session.effect`'s key on to the other side, and have it refuse what it has done; or write to the "
-        "database only, with mode='transactional'",
+        "calls to the outside happen at least once; each carries a key that never changes, so the other side can "
+        "recognize a repetition",
+        "pass the key of `session.effect` to the other side, and have it refuse calls it has already done; or write "
+        "only to the database, with mode='transactional'",
     ),
     Rule(
         lambda f: f.mode == "transactional" and f.database == "postgresql",
@@ -154,7 +154,7 @@ RULES = (
     Rule(
         lambda f: f.mode is not None and f.proven is False and not f.production,
         ONCE,
-        "what does not go through its session is no part of that, and nobody has proven today's code",
+        "effects outside its session are not part of that, and today's code is unproven",
         "run `onceward verify {name} --record`",
     ),
     Rule(
@@ -167,8 +167,8 @@ RULES = (
     Rule(
         lambda f: f.mode is not None and f.in_memory,
         LOSE,
-        "the database is in memory: the inbox and all effects are gone with the process",
-        "name a file: database='sqlite:///shop.db'",
+        "the database is in memory: the inbox and all effects are lost with the process",
+        "use a file: database='sqlite:///shop.db'",
     ),
     Rule(
         lambda f: f.mode is not None and f.database_fsync is False,
@@ -180,8 +180,8 @@ RULES = (
     Rule(
         lambda f: f.mode is not None and f.database == "postgresql" and f.database_synchronous == "OFF",
         LOSE,
-        "PostgreSQL commits with synchronous_commit=off: a crash of its server may undo the last effects, and their "
-        "messages are acknowledged by then",
+        "PostgreSQL commits with synchronous_commit=off: a crash of its server may undo the last effects after their "
+        "messages were acknowledged",
         "set synchronous_commit = on for this database",
     ),
     Rule(
@@ -189,16 +189,16 @@ RULES = (
             f.mode is not None and f.database == "sqlite" and f.database_synchronous in ("OFF", "NORMAL")
         ),
         LOSE,
-        "the database runs with synchronous={database_synchronous}: a power cut may undo the last effects, and their "
-        "messages are acknowledged by then",
+        "the database runs with synchronous={database_synchronous}: a power cut may undo the last effects after their "
+        "messages were acknowledged",
         "leave synchronous at FULL",
     ),
     # ── the source, together with the database; `_links_of` has the rest
     Rule(
         lambda f: not f.source.keeps_dead_letters and f.database is None,
         AT_LEAST,
-        "without a database there is no place for dead letters: a message that keeps failing holds up all after it",
+        "without a database there is no place for dead letters: a message that keeps failing blocks all after it",
         "give the app a database",
     ),
 )
-"""What the facts besides those of the source are worth."""
+"""Rates all facts except those that are the source's alone."""

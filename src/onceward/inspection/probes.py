@@ -1,4 +1,4 @@
-"""The database of an app, opened to be inspected: nothing in it is changed."""
+"""Open the database of an app to inspect it, without changing anything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceward.app.build import database_url
 from onceward.connectors.reports import ANSWER_SECONDS, CHECK_SERVER, ServerUnreachable
-from onceward.connectors.urls import shown_url
+from onceward.connectors.urls import redact_url
 from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def asking_database(database: str) -> Iterator[Connection | None]:
-    """None for a file that does not exist: SQLite would create it."""
+def open_database(database: str) -> Iterator[Connection | None]:
+    """Connect to it; None for a SQLite file that does not exist, because SQLite would create it.
+
+    Errors inside the block, too, become `ServerUnreachable`.
+    """
     from sqlalchemy import create_engine
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -41,7 +44,7 @@ def asking_database(database: str) -> Iterator[Connection | None]:
             yield connection
     except SQLAlchemyError as error:
         raise ServerUnreachable(
-            f"the database {shown_url(database)} cannot be asked: {driver_message(error)}; {CHECK_SERVER}"
+            f"cannot query database {redact_url(database)}: {driver_message(error)}; {CHECK_SERVER}"
         ) from None
     finally:
         engine.dispose()

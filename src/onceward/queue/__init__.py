@@ -1,7 +1,7 @@
 """The honest queue on Redis Streams: it exposes what Redis does, retries nothing and hides nothing.
 
-`RedisStreamsQueue` talks to Redis, `QueueConsumer` is the loop above it; both have an asyncio twin that runs the same
-code. docs/concepts/queue.md says how to use them.
+`RedisStreamsQueue` talks to Redis, `QueueConsumer` is the loop on top of it; both have an asyncio version that runs the
+same code. See docs/concepts/queue.md.
 """
 
 from onceward.queue.config import QueueConfig

@@ -1,7 +1,7 @@
-"""Taking over messages that were delivered and never acknowledged.
+"""Take over messages that were delivered but never acknowledged.
 
-A sweep goes through the group's pending list by a cursor, so fresh entries, undecodable ones and those trimmed from
-the stream never hide the entries behind them.
+A sweep walks the group's pending list with a cursor, so fresh, undecodable and trimmed entries never block the
+entries behind them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onceward.queue.messages import QueueMessage
 from onceward.queue.protocol import START, RedisGroup
 
 PAGE = 100
-"""Pending entries inspected at a time where Redis cannot choose by itself."""
+"""Pending entries inspected at a time if Redis cannot select them itself."""
 
 
 class Claims:
@@ -32,7 +32,7 @@ class Claims:
     async def claim(
         self, min_idle_ms: int, count: int, cursor: bytes = START
     ) -> tuple[list[QueueMessage], bytes]:
-        """At most `count` stale messages from the cursor on, and the next cursor; `START` after the last one.
+        """Return at most `count` stale messages from the cursor on, and the next cursor; `START` after the last one.
 
         Undecodable entries are raised as by `QueueCore.read`: by the next claim at the latest.
         """
@@ -65,7 +65,7 @@ class Claims:
 
     async def _take_at_once(self, min_idle_ms: int, count: int, cursor: bytes) -> tuple[list[_Taken], bytes]:
         [reply], _ = await self._group.ask(self._commands.autoclaim(min_idle_ms, cursor, count))
-        # Redis 7 lists trimmed entries apart; 6.2 puts nil in their place.
+        # Redis 7 lists trimmed entries separately; 6.2 puts nil in their place.
         entries = [entry for entry in reply[1] if entry is not None and entry[1] is not None]
         if not entries:
             return [], reply[0]
@@ -100,7 +100,7 @@ class _Taken(NamedTuple):
 
 
 def _after(id_: bytes) -> bytes:
-    """The smallest id that is greater."""
+    """Return the smallest id that is greater."""
     milliseconds, number = id_.split(b"-")
     return b"%b-%d" % (milliseconds, int(number) + 1)
 

@@ -1,4 +1,4 @@
-"""What a queue needs to know: stream, group, consumer name, and how long to wait."""
+"""The settings of a queue: stream, group, consumer name, and how long to wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onceward.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
-    """Frozen and checked: settings that cannot work raise `ConfigurationError` here, not later."""
+    """Settings that cannot work raise `ConfigurationError` here, not later."""
 
     stream_key: str
     consumer_group: str
@@ -18,7 +18,7 @@ class QueueConfig:
     block_ms: int = 5000
     """How long a read waits in Redis for a message."""
     claim_idle_ms: int = 60000
-    """How long a message must be pending to count as stale. Longer than the longest handler, or it runs twice."""
+    """How long a message must be pending to be stale. Make it longer than the longest handler, or it runs twice."""
     claim_skip_own_messages: bool = False
     """Whether `claim_stale` skips messages that are pending under this consumer's own name."""
 
@@ -46,7 +46,7 @@ def check_name(field: str, value: object) -> None:
 
 def check_block_ms(value: object) -> int:
     if value == 0 and not isinstance(value, bool):
-        raise ConfigurationError("block_ms must not be 0: Redis would block for ever; say how long to wait")
+        raise ConfigurationError("block_ms must not be 0: Redis would block forever; say how long to wait")
     return check_at_least("block_ms", value, 1)
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class QueueConsumer(QueueBase):
     """Consumes one stream in a group, one message at a time, in threads.
 
-    Redis failures are `QueueError`s, raised at once; the call after one starts afresh. Undecodable entries are
-    `UndecodableEntryError`s and stay pending. It uses connections of its own to where `redis` connects.
+    Redis failures are `QueueError`s, raised at once; the call after one starts fresh. Undecodable entries are
+    `UndecodableEntryError`s and stay pending. It opens its own connections to where `redis` connects.
     """
 
     def __init__(self, redis: redis.Redis, config: QueueConfig) -> None:
@@ -39,23 +39,23 @@ class QueueConsumer(QueueBase):
         """End every wait now and begin nothing new, permanently. Safe in a signal handler and from any thread.
 
         Messages in flight stay pending until you `ack` them, which still works. A message that Redis delivers at
-        this very moment stays pending too.
+        this very moment stays pending, too.
         """
         self._stop.request()
 
     def next(self, block_ms: int | None = None) -> QueueMessage | None:
-        """The next new message, or None if none arrived within `block_ms`, or after `stop()`."""
+        """Return the next new message, or None if none arrived within `block_ms`, or after `stop()`."""
         return run_blocking(self._loop.next(self._block_ms(block_ms)))
 
     def iter_messages(self) -> Iterator[QueueMessage]:
-        """New messages until `stop()`. You `ack` each; one that you do not stays pending."""
+        """Yield new messages until `stop()`. `ack` each yourself; one that you do not `ack` stays pending."""
         while not self._stop.requested:
             message = self.next()
             if message is not None:
                 yield message
 
     def ack(self, msg: QueueMessage) -> None:
-        """Take a message off the pending list; works after `stop()` too. Idempotent."""
+        """Take a message off the pending list; also works after `stop()`. Idempotent."""
         run_blocking(self._core.ack(msg))
 
     def run(self, *, handler: Handler, engine: Engine) -> None:
@@ -63,7 +63,7 @@ class QueueConsumer(QueueBase):
 
         Whatever the handler or the commit raises is raised here, the same object with a note that names the
         message: rolled back, not acknowledged, not retried. An ack that fails after the commit is a `QueueError`,
-        and the message will be delivered again: the handler must be idempotent.
+        and the message will be delivered again, so the handler must be idempotent.
         """
         from onceward.db.handlers import attempts  # needs SQLAlchemy, which the other methods do not
 
@@ -72,9 +72,9 @@ class QueueConsumer(QueueBase):
             raise error
 
     def claim_stale(self, min_idle_ms: int | None = None, count: int = 10) -> list[QueueMessage]:
-        """At most `count` messages that have been pending for `min_idle_ms`, now delivered to this consumer.
+        """Take over at most `count` messages that have been pending for `min_idle_ms`; none after `stop()`.
 
-        Never called by the other methods. Nothing after `stop()`.
+        The other methods never call this.
         """
         return run_blocking(self._loop.claim_stale(self._min_idle_ms(min_idle_ms), self._count(count)))
 
@@ -86,7 +86,7 @@ class QueueConsumer(QueueBase):
         min_idle_ms: int | None = None,
         wait_ms: int | None = None,
     ) -> None:
-        """`run` for stale messages, until `stop()`: one claimed at a time, without a pause while there are any.
+        """`run` for stale messages, until `stop()`: claims one at a time, without a pause while there are any.
 
         Waits `wait_ms`, by default `block_ms`, when nothing is stale.
         """

@@ -1,4 +1,4 @@
-"""What can go wrong with a queue.
+"""The errors of a queue.
 
 OncewardError
 └── QueueError                             Redis failed, or replied with an error
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 class QueueError(OncewardError):
     """Redis failed during a read, an acknowledgment, a claim or an enqueue. It was tried once.
 
-    Messages that were delivered and not acknowledged stay pending. The next call starts afresh, with a new
+    Messages that were delivered but not acknowledged stay pending. The next call starts fresh, with a new
     connection if needed.
     """
 
     @property
     def cause(self) -> BaseException | None:
-        """What the driver raised, if this wraps an error."""
+        """The driver's error, if this wraps one."""
         return self.__cause__
 
 
 class UndecodableEntryError(QueueError):
     """Entries whose `data` is missing or not JSON. They stay pending: neither dropped nor acknowledged.
 
-    `entries` are messages whose payload is the fields as Redis gave them, in bytes. Inspect them, keep them
-    elsewhere, then `ack` them.
+    `entries` are messages whose payload is the raw fields, in bytes. Inspect them, store them elsewhere, then `ack`
+    them.
     """
 
     entries: tuple[QueueMessage, ...] = ()

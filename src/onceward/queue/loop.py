@@ -1,4 +1,4 @@
-"""The loop of a consumer, once for threads and asyncio: fetch, deliver, and nothing more after stop()."""
+"""The loop of a consumer, shared by threads and asyncio: fetch, deliver, and nothing more after stop()."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onceward.queue.messages import QueueMessage
 from onceward.queue.protocol import START, QueueCore
 
 Attempt = Callable[[QueueMessage], Awaitable[BaseException | None]]
-"""One session, the handler, the commit. Returns what was raised: a handler may raise StopIteration."""
+"""One session, the handler, the commit. Returns what was raised, because a handler may raise StopIteration."""
 
 
 class ConsumerLoop:
@@ -19,48 +19,48 @@ class ConsumerLoop:
         self._claims = claims
         self._stop = stop
 
-    def _stopped(self) -> bool:
+    def _is_stopped(self) -> bool:
         return self._stop.requested
 
     async def next(self, block_ms: int) -> QueueMessage | None:
-        if self._stopped():
+        if self._is_stopped():
             return None
         messages = await self._queue.read(block_ms, 1)
         # A message that arrives during a stop is not delivered; it stays pending.
-        return messages[0] if messages and not self._stopped() else None
+        return messages[0] if messages and not self._is_stopped() else None
 
     async def claim_stale(self, min_idle_ms: int, count: int) -> list[QueueMessage]:
-        if self._stopped():
+        if self._is_stopped():
             return []
         messages, _ = await self._claims.claim(min_idle_ms, count)
         return messages
 
     async def run(self, attempt: Attempt, block_ms: int) -> BaseException | None:
-        """Until stopped, or until an attempt fails: then its exception, for the caller to raise.
+        """Run until stopped, or until an attempt fails: then return its exception, for the caller to raise.
 
         The ack is sent right after the commit, together with the next read; alone if stopped meanwhile.
         """
         message = await self.next(block_ms)
-        while not self._stopped():
+        while not self._is_stopped():
             if message is None:
                 message = await self.next(block_ms)
                 continue
             error = await attempt(message)
             if error is not None:
                 return _note(error, message)
-            if self._stopped():
+            if self._is_stopped():
                 await self._queue.ack(message)
                 return None
             message = await self._queue.ack_and_read_next(message, block_ms)
         return None
 
     async def run_claim_stale(self, attempt: Attempt, min_idle_ms: int, wait_ms: int) -> BaseException | None:
-        """As `run`, over stale messages. Waits after a sweep of the whole pending list that found none."""
+        """Like `run`, for stale messages. Waits after a sweep of the whole pending list that found none."""
         cursor = START
-        while not self._stopped():
+        while not self._is_stopped():
             from_the_start = cursor == START
             messages, cursor = await self._claims.claim(min_idle_ms, 1, cursor)
-            if self._stopped():
+            if self._is_stopped():
                 return None
             for message in messages:
                 error = await attempt(message)

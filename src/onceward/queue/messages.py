@@ -1,4 +1,4 @@
-"""What a queue delivers, and how a payload travels: one field of a stream entry, `data`, with JSON in UTF-8.
+"""What a queue delivers, and how it encodes a payload: one field of a stream entry, `data`, with JSON in UTF-8.
 
 Any JSON value may be a payload. NaN and infinities are not JSON: they are refused when enqueued and cannot be decoded
 when read. Other fields of an entry are ignored.
@@ -31,24 +31,24 @@ class QueueMessage:
     payload: Any = field(hash=False)
     """Whatever JSON was enqueued: an object, a list, a string, a number, true, false or null."""
     deliveries: int | None = field(default=None, compare=False)
-    """How often Redis has delivered it, this time included. None if Redis did not say."""
+    """How often Redis has delivered it, including this time. None if Redis did not say."""
     raw: bytes | None = field(default=None, compare=False, repr=False)
-    """The JSON as it came, byte for byte: what a dead letter keeps. None if the entry has no such field."""
+    """The JSON as it arrived, byte for byte: what a dead letter stores. None if the entry has no such field."""
 
 
 class BacklogStats(NamedTuple):
     """A snapshot of a queue, out of date by the time you read it."""
 
     length: int
-    """Entries in the stream, acknowledged ones included: Redis keeps those until they are trimmed."""
+    """Entries in the stream, including acknowledged ones: Redis keeps those until they are trimmed."""
     pending: int
-    """Delivered to the group and not acknowledged."""
+    """Delivered to the group but not acknowledged."""
     oldest_idle_ms: int | None
-    """The longest idle time among the first 1000 pending entries. None when nothing is pending."""
+    """The longest idle time among the first 1000 pending entries. None if nothing is pending."""
 
 
 def encode(payload: Any) -> bytes:
-    """The JSON of a payload. Raises `QueuePayloadError` if it would not come back equal."""
+    """Encode a payload as JSON. Raises `QueuePayloadError` if it would not come back equal."""
     try:
         body = _encode(payload).encode()
         if _decode(body) == payload:
@@ -90,11 +90,11 @@ class Entries:
         return len(self._bad)
 
     def error(self) -> UndecodableEntryError:
-        """One error that names all undecodable entries; there must be some."""
+        """Build one error that names all undecodable entries; there must be some."""
         return UndecodableEntryError.of(tuple(self._bad), tuple(self._reasons))
 
     def result(self) -> tuple[list[QueueMessage], UndecodableEntryError | None]:
-        """The messages, and an error to raise later. Raises it now if there are no messages."""
+        """Return the messages, and an error to raise later. Raise it now if there are no messages."""
         if not self._bad:
             return self.messages, None
         if not self.messages:

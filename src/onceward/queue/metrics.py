@@ -8,7 +8,7 @@
 | `onceward.queue.claimed` | counter | {message} | stream, group | taken over from another delivery |
 | `onceward.queue.undecodable` | counter | {entry} | stream, group | delivered and left pending unread |
 | `onceward.queue.failures` | counter | {call} | stream, group, operation | ended in a QueueError of Redis |
-| `onceward.queue.duration` | histogram | s | stream, group, operation | a read's contains its wait |
+| `onceward.queue.duration` | histogram | s | stream, group, operation | a read's includes its wait |
 
 `operation` is enqueue, read, ack, claim or pending, which lists pending entries for a claim.
 """
@@ -27,7 +27,7 @@ from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import SCOPE
 from onceward.telemetry.metrics import SECONDS
 
-_made: weakref.WeakKeyDictionary[MeterProvider, Instruments] = weakref.WeakKeyDictionary()
+_by_provider: weakref.WeakKeyDictionary[MeterProvider, QueueInstruments] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -36,17 +36,17 @@ class QueueMetrics:
         self._where = {"stream": config.stream_key, "group": config.consumer_group}
 
     def begin(self) -> Count | None:
-        """None without a meter provider."""
+        """Start counting a round trip. Return None without a meter provider."""
         provider = metrics.meter_provider()
         return None if provider is None else Count(_instruments(provider), self._where)
 
 
 class Count:
-    """What is counted in one round trip."""
+    """The counts of one round trip."""
 
     __slots__ = ("_began", "_instruments", "_where", "arrivals")
 
-    def __init__(self, instruments: Instruments, where: dict[str, str]) -> None:
+    def __init__(self, instruments: QueueInstruments, where: dict[str, str]) -> None:
         self._instruments = instruments
         self._where = where
         self._began = time.perf_counter()
@@ -63,7 +63,7 @@ class Count:
         self._instruments.failures.add(1, self._where | {"operation": operation})
 
     def record_duration(self, operation: str, reply: int) -> None:
-        """An operation begins with the reply before its own, and ends with its own."""
+        """Record how long it took: from the reply before its own to its own."""
         if reply < len(self.arrivals):  # a read that was stopped has none
             began = self.arrivals[reply - 1] if reply else self._began
             self._instruments.duration.record(
@@ -71,7 +71,7 @@ class Count:
             )
 
 
-class Instruments:
+class QueueInstruments:
     """One set per meter provider."""
 
     def __init__(self, meter: Meter) -> None:
@@ -90,9 +90,9 @@ class Instruments:
         )
 
 
-def _instruments(provider: MeterProvider) -> Instruments:
+def _instruments(provider: MeterProvider) -> QueueInstruments:
     with _lock:
-        made = _made.get(provider)
-        if made is None:
-            made = _made[provider] = Instruments(provider.get_meter(SCOPE))
-        return made
+        found = _by_provider.get(provider)
+        if found is None:
+            found = _by_provider[provider] = QueueInstruments(provider.get_meter(SCOPE))
+        return found

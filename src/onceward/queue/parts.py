@@ -1,4 +1,4 @@
-"""What queues and consumers of both modes are made of."""
+"""What queues and consumers share, in threads and in asyncio."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onceward.queue.protocol import QueueCore, RedisGroup
 
 
 class QueueParts:
-    """The coroutines over one wire, and arguments checked and filled in from the configuration."""
+    """The coroutines over one wire; checks arguments, and fills in defaults from the configuration."""
 
     def __init__(
         self, config: QueueConfig, wire: BlockingRedisWire | AsyncRedisWire, stop: BlockingStop | AsyncStop

@@ -1,4 +1,4 @@
-"""What a queue does in Redis, once for threads and asyncio: its operations, the round trips and the commands."""
+"""A queue in Redis, shared by threads and asyncio: its operations, round trips and commands."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from onceward.queue.messages import FIELD, BacklogStats, Entries, QueueMessage, 
 from onceward.queue.metrics import Count, QueueMetrics
 
 START = b"0-0"
-"""Where a sweep of the pending list begins, and what XAUTOCLAIM returns at its end."""
+"""Where a sweep of the pending list begins; XAUTOCLAIM returns it at the end."""
 INSPECTED = 1000
-"""Pending entries that `backlog_stats` inspects, at most."""
+"""Pending entries that `backlog_stats` inspects at most."""
 
 _GONE = ("NOGROUP", "UNBLOCKED")
 _GONE_HINT = (
-    "; the stream or its group was deleted after this consumer had begun. Nothing was created in its place; calling "
-    "again does so, and begins at the first entry of the stream"
+    "; the stream or its group was deleted while this consumer was using it. It was not recreated; calling again "
+    "recreates it, and starts at the first entry of the stream"
 )
 
 
@@ -42,10 +42,10 @@ class QueueCore:
         return str(id_, "ascii")
 
     async def read(self, block_ms: int, count: int) -> list[QueueMessage]:
-        """New messages, at most `count`.
+        """Return at most `count` new messages.
 
-        Undecodable entries are raised at once if they came alone. If they came along with good messages, these
-        are returned, and the next read raises the error before it asks Redis for more.
+        Undecodable entries are raised at once if they came alone. If they came with good messages, it returns
+        these, and the next read raises the error before it asks Redis for more.
         """
         left, self._left_unread = self._left_unread, None
         if left is not None:
@@ -55,7 +55,7 @@ class QueueCore:
         return self._messages(reply, counted)
 
     async def ack_and_read_next(self, message: QueueMessage, block_ms: int) -> QueueMessage | None:
-        """`ack`, then `read` of one message, in one round trip. A failed ack is raised, whatever was read."""
+        """`ack`, then `read` one message, in one round trip. A failed ack is raised, whatever was read."""
         commands = self._commands.ack(message), self._commands.read(block_ms, 1)
         [acked, reply], count = await self._group.ask(*commands, block_ms=block_ms)
         if count is not None:
@@ -98,7 +98,7 @@ class QueueCore:
 
 
 class RedisGroup:
-    """A consumer group in Redis: round trips sent once and counted; whatever goes wrong becomes a `QueueError`."""
+    """A consumer group in Redis. Sends each round trip once, counts it, and turns every failure into a `QueueError`."""
 
     def __init__(self, config: QueueConfig, wire: BlockingRedisWire | AsyncRedisWire) -> None:
         self.config = config
@@ -108,7 +108,7 @@ class RedisGroup:
         self._exists = False
 
     async def ask(self, *commands: Command, block_ms: int | None = None) -> tuple[list[Any], Count | None]:
-        """The replies. Raises the first error reply."""
+        """Return the replies. Raises the first error reply."""
         count = self._metrics.begin()
         arrivals = [] if count is None else count.arrivals
         try:
@@ -129,7 +129,7 @@ class RedisGroup:
     async def exchange(
         self, commands: Sequence[Command], block_ms: int | None = None, arrivals: list[float] | None = None
     ) -> list[Any]:
-        """As the wire's, but raises `QueueError` if Redis is unavailable."""
+        """Like the wire's, but raises `QueueError` if Redis is unavailable."""
         arrivals = [] if arrivals is None else arrivals
         try:
             return await self._wire.exchange([command.arguments for command in commands], block_ms, arrivals)
@@ -137,14 +137,14 @@ class RedisGroup:
             raise QueueError(f"{commands[len(arrivals)].doing} failed: {error}") from error
 
     async def create_once(self) -> None:
-        """Create the group on first use. If it disappears later, that failure must be seen."""
+        """Create the group on first use. If it disappears later, the failure must surface."""
         if self._exists:
             return
         command = self.commands.create_group()
         [reply] = await self.exchange([command])
         if isinstance(reply, ResponseError) and not str(reply).startswith("BUSYGROUP"):
             raise self.refusal(command, reply)
-        self._exists = True  # BUSYGROUP: it was there already, or another consumer was quicker
+        self._exists = True  # BUSYGROUP: it existed already, or another consumer was faster
 
     def refusal(self, command: Command, reply: ResponseError) -> QueueError:
         hint = ""
@@ -182,7 +182,7 @@ class QueueCommands:
         self._where = f"stream {self._stream!r}, group {self._group!r}"
 
     def create_group(self) -> Command:
-        """From the beginning of the stream: entries enqueued before the group existed belong to it too."""
+        """From the beginning of the stream, so entries enqueued before the group existed belong to it, too."""
         arguments = ("XGROUP", "CREATE", self._stream, self._group, "0", "MKSTREAM")
         return Command(f"creating the group on {self._where}", arguments)
 
@@ -198,7 +198,7 @@ class QueueCommands:
         return Command(f"reading on {self._where}", arguments, "read")
 
     def ack(self, message: QueueMessage) -> Command:
-        """In the message's own stream and group, which may be another queue's."""
+        """In the message's own stream and group, which may belong to another queue."""
         doing = f"acknowledging message {message.id} of stream {message.stream!r}, group {message.group!r}"
         return Command(doing, ("XACK", message.stream, message.group, message.id), "ack")
 
@@ -214,10 +214,10 @@ class QueueCommands:
 
     def pending(self, start: bytes | str, end: bytes | str, count: int) -> Command:
         arguments = ("XPENDING", self._stream, self._group, start, end, count)
-        return Command(f"listing what is pending on {self._where}", arguments, "pending")
+        return Command(f"listing pending messages on {self._where}", arguments, "pending")
 
     def pending_summary(self) -> Command:
-        return Command(f"counting what is pending on {self._where}", ("XPENDING", self._stream, self._group))
+        return Command(f"counting pending messages on {self._where}", ("XPENDING", self._stream, self._group))
 
     def length(self) -> Command:
         return Command(f"measuring stream {self._stream!r}", ("XLEN", self._stream))

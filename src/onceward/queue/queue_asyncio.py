@@ -1,4 +1,4 @@
-"""One stream, one group, one consumer name: the commands of a queue for asyncio, without a loop."""
+"""One stream, one group, one consumer name: the operations of a queue for asyncio, without a loop."""
 
 # make faces writes queue.py, with
 #   run_blocking: self._core, self._claims, self._wire
@@ -22,11 +22,11 @@ class AsyncQueueBase(QueueParts):
     """What a queue and a consumer for asyncio share."""
 
     async def backlog_stats(self) -> BacklogStats:
-        """Length, pending, oldest idle. One round trip, no side effects, zeros if there is no group."""
+        """Return length, pending, oldest idle. One round trip, no side effects, zeros if there is no group."""
         return await self._core.backlog_stats()
 
     async def close(self) -> None:
-        """Close the connections. Happens by itself when the object is collected."""
+        """Close the connections. Happens by itself when the object is garbage-collected."""
         await self._wire.close()
 
     async def __aenter__(self) -> Self:
@@ -39,8 +39,8 @@ class AsyncQueueBase(QueueParts):
 class AsyncRedisStreamsQueue(AsyncQueueBase):
     """A queue on a Redis stream, for asyncio. Every failure of Redis is a `QueueError`; nothing is tried twice.
 
-    It uses connections of its own to where `redis` connects, and leaves that client alone. The group is created by the
-    first `read` or `claim_stale`, at the beginning of the stream. Tasks may share one.
+    It opens its own connections to where `redis` connects, and leaves that client alone. The first `read` or
+    `claim_stale` creates the group, at the beginning of the stream. Tasks may share one.
 
     A call that is cancelled has an unknown outcome: messages that it had read or claimed stay pending.
     """
@@ -57,10 +57,10 @@ class AsyncRedisStreamsQueue(AsyncQueueBase):
         return await self._core.enqueue(payload)
 
     async def read(self, block_ms: int | None = None, count: int = 1) -> list[QueueMessage]:
-        """At most `count` new messages, as soon as there is one; an empty list if none arrives in `block_ms`.
+        """Return at most `count` new messages, as soon as there is one; an empty list if none arrives in `block_ms`.
 
-        Entries that cannot be decoded are raised as `UndecodableEntryError`: at once if they came alone, by the
-        next `read` if they came along with messages, which are returned. They stay pending.
+        Entries that cannot be decoded are raised as `UndecodableEntryError`: at once if they came alone; by the
+        next `read` if they came with messages, which are returned. They stay pending.
         """
         return await self._core.read(self._block_ms(block_ms), self._count(count))
 
@@ -69,7 +69,7 @@ class AsyncRedisStreamsQueue(AsyncQueueBase):
         await self._core.ack(msg)
 
     async def claim_stale(self, min_idle_ms: int | None = None, count: int = 10) -> list[QueueMessage]:
-        """At most `count` messages that have been pending for `min_idle_ms`, now delivered to this consumer.
+        """Take over at most `count` messages that have been pending for `min_idle_ms`.
 
         Searches the whole pending list if needed. Entries trimmed from the stream are skipped; those that
         cannot be decoded are raised as by `read`.

@@ -193,7 +193,7 @@ def test_explain_tells_each_guarantee_its_weakest_link_and_what_would_mend_it(sh
     assert found["charge"]["guarantee"] == "effects once"
     assert "one SQLite transaction" in found["charge"]["why"]
     assert found["mail"]["guarantee"] == "may lose"
-    assert "gone with the process" in found["mail"]["why"]
+    assert "lost with the process" in found["mail"]["why"]
     text = run("explain", f"{shop}:app").stdout
     assert "charge  sqlite:///orders.db  effects once" in text
     assert f"→ run `onceward verify {shop}:charge --record`" in text
@@ -243,7 +243,7 @@ def test_explain_says_what_it_could_not_reach(shop: str, tmp_path: Path) -> None
         assert any("durable in its store" in link["why"] for link in found["mail"]["links"])
         text = run("explain", f"{shop}:app", **away).stdout
     assert "as far as it could be checked" in text
-    assert "Redis at 127.0.0.1:1/0 cannot be asked" in found["charge"]["not_checked"][0]
+    assert "cannot query Redis at 127.0.0.1:1/0" in found["charge"]["not_checked"][0]
     assert "hunter2" not in text + str(found)
     gone = explained(shop, ONCEWARD_CONSUMERS__MAIL__SOURCE=source)["mail"]
     assert "/stats cannot be read" in gone["not_checked"][0]

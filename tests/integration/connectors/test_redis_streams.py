@@ -557,8 +557,8 @@ def test_a_redis_that_restarted_empty_is_told_once_with_what_is_lost(
             after = new if rebuilt else before
             assert after.fetch() == []
             [said] = losses(caplog)
-            assert "stream orders with group onceward was there before, and is gone" in said
-            assert "What waited in the stream is lost" in said
+            assert "stream orders with group onceward has disappeared" in said
+            assert "Messages that waited in the stream are lost" in said
             after.dispatch(*numbered(1))
             assert len(after.fetch()) == 1
             assert losses(caplog) == []

@@ -177,7 +177,7 @@ def test_what_a_connector_neither_says_nor_counts_is_unknown(machine: Machine) -
     assert "Cannot confirm the balance; found no contradiction." in done.stdout
     told = machine.run("onceward explain shop:app").stdout
     assert "as far as it could be checked" in told
-    assert "how durable the source is: its connector does not say" in told
+    assert "how durable the source is: its connector does not report it" in told
 
 
 # ── it is broken, or there are two ──────────────────────────────────────────────────────────────────────
@@ -190,7 +190,9 @@ def test_an_unknown_scheme_is_refused_with_all_that_are_known(machine: Machine) 
     known = ("sqlite", "redis", "rediss", "boundary+http", "boundary+https", "memory", "quiet")
     for command in ("explain", "balance", "run"):
         told = " ".join(machine.refusal(f"onceward {command} shop:app").split())
-        assert f"is not a source: its URL begins with {', '.join(f'{name}://' for name in known)}" in told
+        assert (
+            f"is not a source; start its URL with one of {', '.join(f'{name}://' for name in known)}" in told
+        )
 
 
 @pytest.mark.req("CN-01")
@@ -208,7 +210,7 @@ def test_an_unknown_scheme_is_refused_with_all_that_are_known(machine: Machine) 
         (
             "broken:SCHEME",
             QUIET,
-            "where broken:SCHEME is the scheme of quiet; the name of the entry point must be",
+            "where broken:SCHEME is the scheme of quiet; the entry point must have one of these names",
         ),
     ],
 )
@@ -219,7 +221,7 @@ def test_a_package_that_is_broken_is_named_and_stops_no_other_scheme(
     machine.add("quiet", "quiet = quiet:SCHEME", QUIET)
     machine.app("spool:///tmp/orders")
     told = " ".join(machine.refusal("onceward explain shop:app").split())
-    assert f"spool:// is offered by the package broken 0.3, {problem}" in told
+    assert f"spool:// is offered by package broken 0.3, {problem}" in told
     machine.app("quiet://orders", "sqlite:///orders.db")
     assert machine.run("onceward explain shop:app").returncode == 0
 
@@ -243,6 +245,4 @@ def test_a_built_in_scheme_is_not_replaced_and_that_is_logged(machine: Machine) 
     done = machine.run("onceward explain shop:app --json")
     told = json.loads(done.stdout)
     assert any("written through to the disk" in link["why"] for link in told[0]["links"])
-    assert (
-        "the package thief 0.3 offers sqlite://, which is built in; its connector is not used" in done.stderr
-    )
+    assert "package thief 0.3 offers sqlite://, which is built in; its connector is not used" in done.stderr

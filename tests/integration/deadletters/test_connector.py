@@ -134,7 +134,7 @@ def test_a_store_that_is_away_costs_nothing_but_time(
         patched.setattr(core, "bury", away)
         patched.setattr(core, "deliver", away)
         assert letters.consume(source, fail).failed == 2
-    assert "stay with their source" in caplog.text
+    assert "they stay in their source" in caplog.text
     assert letters.count() == 0
     letters.consume(source, fail)
     assert letters.count() == 2

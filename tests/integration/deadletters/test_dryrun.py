@@ -227,7 +227,7 @@ def test_one_that_is_out_of_turn_would_wait(letters: Letters) -> None:
     assert first.outcome is PredictedOutcome.SUCCEED
     assert (second.outcome, second.detail) == (
         PredictedOutcome.WAIT,
-        "number 1 of its aggregate has not come yet",
+        "number 1 of its aggregate has not arrived yet",
     )
 
 

@@ -101,8 +101,8 @@ def test_discarding_leaves_the_letter_and_passes_over_what_is_held(letters: Lett
 def test_operators_say_what_and_why_and_who(letters: Letters, action: str) -> None:
     letters.bury(burial())
     for wanted, reason, operator, says in (
-        (Filter(), "why", "ann", "a filter is needed"),
-        (BILLING, " ", "ann", "a reason is needed"),
+        (Filter(), "why", "ann", "give a filter"),
+        (BILLING, " ", "ann", "give a reason"),
         (BILLING, "why", "", "operator's name"),
     ):
         with pytest.raises(ConfigurationError, match=says):

@@ -85,7 +85,7 @@ def test_when_nobody_listens_nothing_is_counted(world: QueueWorld, monkeypatch: 
     def counted(*_: object) -> None:
         raise AssertionError("an instrument was made")
 
-    monkeypatch.setattr("onceward.queue.metrics.Instruments.__init__", counted)
+    monkeypatch.setattr("onceward.queue.metrics.QueueInstruments.__init__", counted)
     monkeypatch.setattr("onceward.queue.metrics.Count.__init__", counted)
     queue = world.queue()
     queue.enqueue(1)

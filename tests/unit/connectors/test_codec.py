@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry import trace
 
-from onceward.connectors.codec import DecodeError, PayloadError, decode, encode, encode_all, sanitise_metadata
+from onceward.connectors.codec import DecodeError, PayloadError, decode, encode, encode_all, sanitize_metadata
 from onceward.errors import OncewardError
 from onceward.testing.connectors import transactions
 from onceward.transaction import Transaction
@@ -227,7 +227,7 @@ def test_incoming_metadata_is_sanitised(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_only_exact_names_count_as_credentials(caplog: pytest.LogCaptureFixture) -> None:
     metadata = {"secret_santa": 1, "cookies": 2, "token_count": 3}
-    assert sanitise_metadata(metadata) == metadata
+    assert sanitize_metadata(metadata) == metadata
     assert caplog.records == []
 
 
@@ -248,7 +248,7 @@ def test_only_exact_names_count_as_credentials(caplog: pytest.LogCaptureFixture)
     ],
 )
 def test_a_traceparent_is_kept_only_if_it_is_one(value: Any, kept: bool) -> None:
-    assert ("traceparent" in sanitise_metadata({"traceparent": value})) is kept
+    assert ("traceparent" in sanitize_metadata({"traceparent": value})) is kept
 
 
 # The trace.

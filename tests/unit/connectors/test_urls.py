@@ -12,7 +12,7 @@ from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.boundary.scheme import server_of
 from onceward.connectors.redis_streams.scheme import stream_of
 from onceward.connectors.sqlite.scheme import file_of
-from onceward.connectors.urls import Address, shown_url
+from onceward.connectors.urls import Address, redact_url
 from onceward.errors import ConfigurationError
 from onceward.transaction import Settlement, Verdict
 from tests.support.world import World
@@ -67,9 +67,9 @@ def test_settings_are_numbers_where_the_connector_wants_numbers() -> None:
 
 
 WRONG = [
-    ("orders.db", "begins with sqlite://, redis://"),
-    ("", "begins with sqlite://"),
-    (f"postgresql://u:{SECRET}@h/x", "begins with sqlite://"),
+    ("orders.db", "start its URL with one of sqlite://, redis://"),
+    ("", "start its URL with one of sqlite://"),
+    (f"postgresql://u:{SECRET}@h/x", "start its URL with one of sqlite://"),
     ("sqlite://orders.db", "names no file"),
     ("sqlite:///", "names no file"),
     ("sqlite:///:memory:", "names no file"),
@@ -112,9 +112,7 @@ def test_a_url_that_names_no_source_is_refused_at_once_and_without_its_password(
 
 
 def test_a_sink_is_called_a_sink_and_a_boundary_needs_zones_there() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"the sink 'boundary\+http://h'.*from_zone=HERE&to_zone=THERE"
-    ):
+    with pytest.raises(ConfigurationError, match=r"sink 'boundary\+http://h'.*from_zone=HERE&to_zone=THERE"):
         Address("boundary+http://h", sink=True)
 
 
@@ -131,7 +129,7 @@ def test_a_sink_is_called_a_sink_and_a_boundary_needs_zones_there() -> None:
     ],
 )
 def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
-    assert shown_url(url) == shown
+    assert redact_url(url) == shown
 
 
 def test_the_origin_has_no_settings() -> None:

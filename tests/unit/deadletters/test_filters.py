@@ -37,8 +37,8 @@ def test_a_filter_is_narrow_when_it_names_more_than_whose(values: dict[str, Any]
     [
         ({"category": "magic"}, "category must be one of"),
         ({"status": "gone"}, "status must be one of"),
-        ({"older_than": -1}, "from 0 on"),
-        ({"younger_than": float("nan")}, "from 0 on"),
+        ({"older_than": -1}, "must be 0 or more seconds"),
+        ({"younger_than": float("nan")}, "must be 0 or more seconds"),
         ({"text": " "}, "every error"),
     ],
 )

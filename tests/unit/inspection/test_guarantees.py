@@ -63,16 +63,16 @@ VERDICTS: list[tuple[dict[str, Any], dict[str, Any], str, str, str]] = [
         {"mode": "effectful"},
         "at least once",
         "a key that never changes",
-        "hand `session.effect`'s key on",
+        "pass the key of `session.effect`",
     ),
     (
         BOUNDARY,
         {"mode": "transactional"},
         "at least once",
-        "a message that keeps failing holds up all after it",
+        "a message that keeps failing blocks all after it",
         "database",
     ),
-    (GOOD, source("memory://orders"), "may lose", "memory:// is gone with the process", "sqlite:///"),
+    (GOOD, source("memory://orders"), "may lose", "memory:// is lost with the process", "sqlite:///"),
     (
         GOOD,
         source("sqlite:///orders.db?synchronous=normal"),
@@ -91,7 +91,7 @@ VERDICTS: list[tuple[dict[str, Any], dict[str, Any], str, str, str]] = [
     (GOOD, redis(fsync="everysec"), "may lose", "appendfsync everysec", "appendfsync always"),
     (GOOD, redis(eviction="allkeys-lru"), "may lose", "maxmemory-policy allkeys-lru", "noeviction"),
     (GOOD, redis(replicas=2), "may lose", "a failover may lose", "appendfsync always"),
-    (GOOD, redis(maxlen=1000), "may lose", "trimmed to about 1000 entries", "leave maxlen out"),
+    (GOOD, redis(maxlen=1000), "may lose", "trimmed to about 1000 entries", "remove maxlen"),
     (GOOD, redis(version="6.0.9"), "at least once", "Redis 6.0.9 is too old", "upgrade"),
     (GOOD, {"database_synchronous": "OFF"}, "may lose", "synchronous_commit=off", "synchronous_commit = on"),
     (GOOD, {"database_fsync": False}, "may lose", "fsync=off", "fsync = on"),
@@ -125,7 +125,9 @@ def test_links_go_from_weak_to_strong() -> None:
 def test_unproven_code_is_said_and_production_refuses_it() -> None:
     told = judge(Facts(**{**GOOD, "proven": False, "name": "shop:charge"}))
     assert told.guarantee is Strength.EFFECTS_ONCE
-    assert any("nobody has proven" in link.why and "verify shop:charge" in link.advice for link in told.links)
+    assert any(
+        "today's code is unproven" in link.why and "verify shop:charge" in link.advice for link in told.links
+    )
     refused = judge(Facts(**{**GOOD, "proven": False, "production": True}))
     assert any("does not start at all" in link.why for link in refused.links)
 
@@ -158,7 +160,7 @@ def test_what_a_connector_does_not_say_is_not_judged_but_said() -> None:
     verdict = judge(Facts(**{**GOOD, "source": SourceFacts()}))
     assert verdict.guarantee is Strength.EFFECTS_ONCE
     durable, redelivers = verdict.not_checked
-    assert "how durable the source is: its connector does not say" in durable
+    assert "how durable the source is: its connector does not report it" in durable
     assert "whether the source redelivers" in redelivers
     assert not any("delivery is at least once" in link.why for link in verdict.links)
 

@@ -34,7 +34,7 @@ def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, a
     found = letters.find(msgspec.structs.replace(wanted, status="open"), limit=limit)
     found.sort(key=lambda letter: (-1 if letter.sequence is None else letter.sequence, letter.id))
     if not found:
-        raise RedriveRefusedError(run_blocking(letters.operations.nothing_fits(wanted)))
+        raise RedriveRefusedError(run_blocking(letters.operations.explain_no_match(wanted)))
     readable: dict[int, Transaction] = {}
     predicted: dict[int, Prediction] = {}
     for letter in found:

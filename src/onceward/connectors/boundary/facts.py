@@ -27,7 +27,7 @@ from onceward.connectors.codec import (
     PayloadError,
     encode_with,
     is_credential,
-    sanitise_metadata,
+    sanitize_metadata,
     with_trace_context,
 )
 from onceward.transaction import Transaction
@@ -62,7 +62,7 @@ def as_transaction(stored: StoredFact) -> Transaction:
     return Transaction(
         id=envelope.message_id,
         payload={"subject": fact.subject, "predicate": fact.predicate, "object": fact.object},
-        metadata=sanitise_metadata(metadata),
+        metadata=sanitize_metadata(metadata),
         created_at=_EPOCH + envelope.produced_at_unix_ms * _MS,
         source=envelope.from_zone,
         correlation_id=envelope.correlation_id or None,

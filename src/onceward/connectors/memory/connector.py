@@ -1,6 +1,6 @@
-"""A queue in this process's memory, for tests and for work that may die with the process.
+"""A queue in this process's memory, for tests and for work that may be lost with the process.
 
-It keeps bytes, leases and counts deliveries as a broker does: what works here works on a real wire.
+It stores bytes, leases and counts deliveries as a broker does, so code that works here works on a real wire.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 READY = 0.0
-"""The `visible_at` of a row that waits for nothing."""
+"""The `visible_at` of a ready row."""
 
 
 class MemoryConnector(LeasingConnector):
-    """A `Connector` without a wire. Several threads may share it; other processes see nothing of it.
+    """A `Connector` without a wire. Threads may share it; other processes do not see it.
 
-    `clock` returns the time that leases and delays are measured in; tests give their own.
+    `clock` returns the time, in seconds, by which leases and delays are measured; tests pass their own.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class AsyncMemoryConnector(AsyncLeasingConnector):
         )
 
     async def _call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        # A wire always lets others run meanwhile; a loop that relies on it must not hang here.
+        # A real wire always yields to other tasks; a loop that relies on it must not hang here.
         await asyncio.sleep(0)
         return function(*args, **kwargs)
 
@@ -108,9 +108,9 @@ class _Message:
 
 
 class MemoryLeaseStore:
-    """Rows in a dict, and two heaps over them.
+    """A `LeaseStore` in a dict, with two heaps over it.
 
-    A heap entry counts only while its message still has that `visible_at`: moving a message pushes a new
+    A heap entry is valid only while its message still has that `visible_at`: moving a message pushes a new
     entry and leaves the old one to be skipped.
     """
 
@@ -125,17 +125,17 @@ class MemoryLeaseStore:
 
     @contextmanager
     def transaction(self, wait: float) -> Iterator[None]:
-        # All or none without a rollback: nothing inside can fail half way.
+        # All or none without a rollback: nothing inside can fail halfway.
         with self._lock:
             if self._closed:
-                raise ConnectorClosedError("this memory connector is closed; make a new one to go on")
+                raise ConnectorClosedError("this memory connector is closed; create a new one to continue")
             yield
 
     def append(self, bodies: Sequence[bytes], now: float) -> None:
         self.put(zip(self._keys, bodies, strict=False), now)
 
     def put(self, keyed: Iterable[tuple[int, bytes]], now: float) -> None:
-        """Under these keys, each larger than all before."""
+        """Append bodies under these keys, each larger than all before."""
         messages = {key: _Message(key, body, now) for key, body in keyed}
         self._ready.extend(messages)  # larger than all keys before: still a heap
         self._messages.update(messages)
@@ -166,7 +166,7 @@ class MemoryLeaseStore:
     def extend(self, deliveries: Sequence[Held], until: float) -> list[Held]:
         missed = []
         for held in deliveries:
-            if (message := self._held(*held)) is None:
+            if (message := self._find(*held)) is None:
                 missed.append(held)
             else:
                 self._move(message, until)
@@ -175,14 +175,14 @@ class MemoryLeaseStore:
     def remove(self, deliveries: Sequence[Held]) -> list[Held]:
         missed = []
         for held in deliveries:
-            if self._held(*held) is None:
+            if self._find(*held) is None:
                 missed.append(held)
             else:
                 del self._messages[held[0]]
         return missed
 
     def give_back(self, key: int, token: int, visible_at: float) -> bool:
-        if (message := self._held(key, token)) is None:
+        if (message := self._find(key, token)) is None:
             return False
         message.token = None
         message.deliveries -= 1
@@ -198,7 +198,7 @@ class MemoryLeaseStore:
         error: str | None,
         history: str,
     ) -> bool:
-        if (message := self._held(key, token)) is None:
+        if (message := self._find(key, token)) is None:
             return False
         message.token = None
         message.category = category
@@ -218,7 +218,7 @@ class MemoryLeaseStore:
         error: str | None = None,
         history: str = "",
     ) -> bool:
-        if (message := self._held(key, token)) is None:
+        if (message := self._find(key, token)) is None:
             return False
         dead = read_dead_message(
             (key, now),
@@ -256,7 +256,7 @@ class MemoryLeaseStore:
         with self._lock:
             self._closed = True
 
-    def _held(self, key: int, token: int | None) -> _Message | None:
+    def _find(self, key: int, token: int | None) -> _Message | None:
         message = self._messages.get(key)
         return message if message is not None and message.token == token else None
 
@@ -266,7 +266,7 @@ class MemoryLeaseStore:
             taken[key] = message
 
     def _move(self, message: _Message, visible_at: float) -> None:
-        self._push(message.key, visible_at)  # first, so an interrupt does not leave it without an entry
+        self._push(message.key, visible_at)  # first, so an interrupt cannot leave it without an entry
         message.visible_at = visible_at
 
     def _push(self, key: int, visible_at: float) -> None:

@@ -1,4 +1,4 @@
-"""`memory://orders`: one queue for each name in this process, so a producer's sink is a consumer's source."""
+"""`memory://orders`: one queue per name in this process, so a producer's sink can be a consumer's source."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Share:
 
     def transaction(self, wait: float) -> AbstractContextManager[object]:
         if self._closed:
-            raise ConnectorClosedError("this memory connector is closed; make a new one to go on")
+            raise ConnectorClosedError("this memory connector is closed; create a new one to continue")
         return self._store.transaction(wait)
 
     def close(self) -> None:
@@ -59,13 +59,13 @@ def open_queue(address: Address, *, asynchronous: bool) -> Any:
 
 
 def facts(address: Address) -> SourceFacts:
-    why = "memory:// is gone with the process, and every process has its own"
-    advice = "name a source that lasts: sqlite:///orders.db, or redis://host/orders"
+    why = "memory:// is lost with the process, and every process has its own"
+    advice = "use a durable source: sqlite:///orders.db, or redis://host/orders"
     return SourceFacts(durability=Durability(Survives.NOTHING, why, advice), redelivers=False)
 
 
 def counts(address: Address) -> SourceCounts:
-    why = "it is in the memory of the process that runs the consumer, and nowhere else"
+    why = "it exists only in the memory of the process that runs the consumer"
     return SourceCounts(untold={"appended": why})
 
 

@@ -11,7 +11,7 @@ __all__ = ["AsyncRedisStreamsConnector", "RedisStreamsConnector"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the connectors on first use: the scheme beside them needs no driver."""
+    """Load the connectors on first use: the scheme next to them does not need the driver."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = "connector_asyncio" if name.startswith("Async") else "connector"

@@ -1,4 +1,4 @@
-"""What the connectors to a stream share: how the commands of one `StreamQueue` are sent."""
+"""What both connectors to a stream share: their settings, and how they send the commands of a `StreamQueue`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _log = logging.getLogger("onceward.connectors.redis_streams.connector")
 
 
 class StreamConnector:
-    """What both share: the settings, and how commands are sent. See `LeaseRules` for what the settings mean.
+    """Base of both connectors. See `LeaseRules` for the settings.
 
     A failed or postponed message comes back after at most `lease`, even if its delay is longer.
-    `maxlen` trims the stream, roughly, when something is dispatched; None leaves that to you. Entries that are
-    trimmed before they are done become dead letters without a body.
+    With `maxlen`, every dispatch trims the stream to about that length; None leaves trimming to you. Entries
+    that are trimmed before they are done become dead letters without a body.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class StreamConnector:
     def _check_open(self) -> None:
         if self._closed:
             raise ConnectorClosedError(
-                f"the connector to {self._queue.stream} is closed; make a new one to go on"
+                f"the connector to {self._queue.stream} is closed; create a new one to continue"
             )
 
     def _check(self, extra: dict[str, Any]) -> None:
@@ -87,19 +87,19 @@ class StreamConnector:
 
 
 def client_of(given: Any, kind: type[Any]) -> Any:
-    """A client that knows where to connect: the given one, or one made from a URL. It never connects itself."""
+    """Return a client that knows where to connect: the given one, or one for a URL. It is never connected itself."""
     if isinstance(given, str):
         return kind.from_url(given)
     if not isinstance(given, kind):
         raise ConfigurationError(
-            f"give a redis URL or a {kind.__module__.partition('.client')[0]}.{kind.__name__}, "
+            f"pass a redis URL or a {kind.__module__.partition('.client')[0]}.{kind.__name__}, "
             f"not {type(given).__module__}.{type(given).__name__}"
         )
     return given
 
 
 def take(fetch: Coroutine[Any, Any, Batch], give_back: Callable[[Batch], Coroutine[Any, Any, None]]) -> Batch:
-    """Run the fetch, in threads, where nothing cancels it."""
+    """Run the fetch in a thread, where nothing cancels it."""
     return run_blocking(fetch)
 
 
@@ -113,6 +113,9 @@ async def take_async(
     except asyncio.CancelledError:
         try:
             await give_back(await fetching)
-        except Exception as error:  # noqa: BLE001  the caller wants to be cancelled, and is
-            _log.warning("a cancelled fetch could not give back what it took; it comes again: %s", error)
+        except Exception as error:  # noqa: BLE001  the caller gets its cancellation regardless
+            _log.warning(
+                "a cancelled fetch could not give back its messages; they come back when their leases expire: %s",
+                error,
+            )
         raise

@@ -1,4 +1,4 @@
-"""Entries that many callers append at once, in few round trips: those that come during one go with the next."""
+"""Append the entries of many callers in few round trips: those that arrive during one go with the next."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from onceward._sync import run_blocking
 from onceward.connectors.redis_streams.protocol import Entry
 
 LOAD = 100
-"""About how many entries of several callers travel together; one caller's always do. Redis does nothing else while it
-appends them."""
+"""About how many entries of several callers are sent together; one caller's are never split. Redis does nothing else
+while it appends them."""
 
 
 class BlockingCoalescer:
-    """For threads: the first caller sends for all that come meanwhile, and all get the same answer."""
+    """For threads: the first caller sends for all that arrive meanwhile, and all get the same result."""
 
     def __init__(self, append: Callable[[Sequence[Entry]], Coroutine[Any, Any, Any]]) -> None:
         self._append = append
@@ -38,7 +38,7 @@ class BlockingCoalescer:
                     self._next = None
                 try:
                     run_blocking(self._append(load.entries))
-                except BaseException as error:  # noqa: BLE001  every caller's; none may wait forever
+                except BaseException as error:  # noqa: BLE001  every caller raises it; none may wait forever
                     load.error = error
                 load.sent.set()
         load.sent.wait()
@@ -54,10 +54,10 @@ class _Load:
 
 
 class AsyncCoalescer:
-    """For asyncio: one task sends for all callers of the same turn of the event loop, and those that come meanwhile.
+    """For asyncio: one task sends for all callers of the same turn of the event loop, and those that arrive meanwhile.
 
-    No more than a `LOAD` at a time, so callers whose entries are sent can go on while the others' are on their way.
-    A cancelled caller does not keep the others' entries from being sent; its own are sent, too.
+    It sends about a `LOAD` at a time, so callers whose entries are sent can continue while the others wait. A cancelled
+    caller does not stop the others' entries; its own are sent, too.
     """
 
     def __init__(self, append: Callable[[Sequence[Entry]], Awaitable[Any]]) -> None:
@@ -66,7 +66,7 @@ class AsyncCoalescer:
         self._sender: asyncio.Task[None] | None = None
 
     def send(self, entries: Sequence[Entry]) -> Awaitable[None]:
-        """Await the result: it is done when they are in Redis."""
+        """Return an awaitable that is done when they are in Redis."""
         loop = asyncio.get_running_loop()
         sent: asyncio.Future[None] = loop.create_future()
         if not entries:
@@ -97,7 +97,7 @@ class AsyncCoalescer:
             self._sender = None
 
     def _load(self) -> tuple[list[asyncio.Future[None]], list[Entry]]:
-        """What travels next, in order. A caller's entries stay together: they are appended all or none."""
+        """Take what to send next, in order. A caller's entries stay together: they are appended all or none."""
         callers: list[asyncio.Future[None]] = []
         entries: list[Entry] = []
         while self._waiting and len(entries) < LOAD:

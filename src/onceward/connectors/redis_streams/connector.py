@@ -25,12 +25,12 @@ class RedisStreamsConnector(StreamConnector):
         self._out = BlockingCoalescer(lambda entries: self._perform(self._queue.append(entries)))
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
-        """New entries, and those whose consumer is gone: at once when idle, a bounded share when busy."""
+        """Take new entries, and those of dead consumers: at once when idle, a bounded share when busy."""
         self._check(extra)
         return take(self._fetch(batch_size), self._give_back)
 
     def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
-        """Append these to the stream, all or none. What several threads dispatch at once travels together."""
+        """Append these to the stream, all or none. What several threads dispatch at once is sent together."""
         self._check_open()
         self._out.send(self._queue.entries(transactions))
 
@@ -43,21 +43,21 @@ class RedisStreamsConnector(StreamConnector):
         run_blocking(self._perform(self._queue.extend(transactions)))
 
     def counts(self) -> dict[str, int]:
-        """How many messages are `ready`, `leased`, `delayed` and `dead` now, each up to ten thousand."""
+        """Count the messages that are `ready`, `leased`, `delayed` and `dead` now, each up to ten thousand."""
         found: dict[str, int] = run_blocking(self._perform(self._queue.counts()))
         return found
 
     def forget_dead(self, keys: Sequence[Any]) -> None:
-        """Remove dead letters, by their `key`, once another store has them."""
+        """Remove dead letters by their `key`, once another store has them."""
         run_blocking(self._perform(self._queue.forget_dead(keys)))
 
     def dead_letters(self, limit: int = 100) -> list[DeadMessage]:
-        """The dead letters, longest dead first. They stay until `forget_dead`."""
+        """Return dead letters, longest dead first. They stay until `forget_dead`."""
         found: list[DeadMessage] = run_blocking(self._perform(self._queue.dead_letters(limit)))
         return found
 
     def close(self) -> None:
-        """Close our connections; the given client's are untouched. Idempotent."""
+        """Close our own connections, not those of the given client. Idempotent."""
         self._closed = True
         run_blocking(self._wire.close())
 

@@ -28,7 +28,7 @@ class AsyncRedisStreamsConnector(StreamConnector):
         self._out = AsyncCoalescer(lambda entries: self._perform(self._queue.append(entries)))
 
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
-        """New entries, and those whose consumer is gone: at once when idle, a bounded share when busy.
+        """Take new entries, and those of dead consumers: at once when idle, a bounded share when busy.
 
         If it is cancelled, it gives back what it took.
         """
@@ -36,7 +36,7 @@ class AsyncRedisStreamsConnector(StreamConnector):
         return await take_async(self._fetch(batch_size), self._give_back)
 
     async def dispatch_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
-        """Append these to the stream, all or none. What several tasks dispatch at once travels together."""
+        """Append these to the stream, all or none. What several tasks dispatch at once is sent together."""
         self._check_open()
         await self._out.send(self._queue.entries(transactions))
 
@@ -49,21 +49,21 @@ class AsyncRedisStreamsConnector(StreamConnector):
         await self._perform(self._queue.extend(transactions))
 
     async def counts_async(self) -> dict[str, int]:
-        """How many messages are `ready`, `leased`, `delayed` and `dead` now, each up to ten thousand."""
+        """Count the messages that are `ready`, `leased`, `delayed` and `dead` now, each up to ten thousand."""
         found: dict[str, int] = await self._perform(self._queue.counts())
         return found
 
     async def forget_dead_async(self, keys: Sequence[Any]) -> None:
-        """Remove dead letters, by their `key`, once another store has them."""
+        """Remove dead letters by their `key`, once another store has them."""
         await self._perform(self._queue.forget_dead(keys))
 
     async def dead_letters_async(self, limit: int = 100) -> list[DeadMessage]:
-        """The dead letters, longest dead first. They stay until `forget_dead`."""
+        """Return dead letters, longest dead first. They stay until `forget_dead`."""
         found: list[DeadMessage] = await self._perform(self._queue.dead_letters(limit))
         return found
 
     async def close_async(self) -> None:
-        """Close our connections; the given client's are untouched. Idempotent."""
+        """Close our own connections, not those of the given client. Idempotent."""
         self._closed = True
         await self._wire.close()
 

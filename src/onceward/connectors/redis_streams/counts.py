@@ -1,4 +1,4 @@
-"""What a stream can count. Entries stay in it when they are done, so it can also list the messages."""
+"""What a stream can count. Entries stay in it after they are done, so it can also list the messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = 1000
 
 
 def count_stream(source: Address, server: str, stream: str, group: str) -> SourceCounts:
-    """Reads the whole stream. Raises `ServerUnreachable`."""
+    """Count by reading the whole stream. Raises `ServerUnreachable`."""
     from onceward.connectors.lease_rules import LeaseRules
     from onceward.connectors.redis_streams.protocol import StreamQueue
 
@@ -35,9 +35,9 @@ def count_stream(source: Address, server: str, stream: str, group: str) -> Sourc
             )
         groups = {each["name"].decode(): each["last-delivered-id"] for each in redis.xinfo_groups(stream)}
         is_new = queue.group not in groups
-        held = set() if is_new else set(_held(redis, stream, queue.group))
+        held = set() if is_new else set(_pending_ids(redis, stream, queue.group))
         read_to = (-1, 0) if is_new else _number(groups[queue.group])
-        # In this order: what is buried meanwhile is seen twice, and never not at all.
+        # In this order: an entry that is buried meanwhile is seen twice, never missed.
         buried = {fields[b"entry"] for _, fields in _entries(redis, queue.dead)}
         added = redis.xinfo_stream(stream).get("entries-added")
         seen = Messages([], [])
@@ -51,20 +51,20 @@ def count_stream(source: Address, server: str, stream: str, group: str) -> Sourc
                 here.add(entry)
             else:
                 like = seen.done
-            like.append(_seen(entry, fields))
-    known = unread + len(seen.done) + len(held | buried)  # some of which the stream has no more
+            like.append(_identify(entry, fields))
+    known = unread + len(seen.done) + len(held | buried)  # some are no longer in the stream
     untold = {}
     if added is None:
         untold["appended"] = (
-            "counted are the entries that the stream still has: Redis before 7.0 does not count what was removed"
+            "counts only entries that the stream still has: Redis before 7.0 does not count removed ones"
         )
     elif added > known:
         untold["gone"] = (
-            "they are no longer in the stream; whether they were done before that, Redis does not know"
+            "they are no longer in the stream; Redis does not know whether they were done before that"
         )
     if held - here:
         untold["pending"] = (
-            f"{len(held - here):,} of them were trimmed from the stream, and will be dead letters"
+            f"{len(held - here):,} of them were trimmed from the stream, and will become dead letters"
         )
     return SourceCounts(
         appended=known if added is None else added,
@@ -73,19 +73,19 @@ def count_stream(source: Address, server: str, stream: str, group: str) -> Sourc
         dead=len(buried),
         gone=max((added or 0) - known, 0),
         untold=untold,
-        missing=_no_group(source, queue.group, list(groups)) if is_new and groups else None,
+        missing=_describe_missing_group(source, queue.group, list(groups)) if is_new and groups else None,
         messages=seen,
     )
 
 
-def _no_group(source: Address, group: str, others: list[str]) -> str:
+def _describe_missing_group(source: Address, group: str, others: list[str]) -> str:
     return (
-        f"the stream of {source.origin} has no group {group!r}, but {', '.join(others)}; check ?group= of the source, "
+        f"the stream of {source.origin} has no group {group!r}, only {', '.join(others)}; check ?group= of the source, "
         "or start its consumer once"
     )
 
 
-def _held(redis: Any, stream: str, group: str) -> Iterator[bytes]:
+def _pending_ids(redis: Any, stream: str, group: str) -> Iterator[bytes]:
     begin: bytes | str = "-"
     while page := redis.xpending_range(stream, group, min=begin, max="+", count=PAGE):
         for each in page:
@@ -105,7 +105,7 @@ def _number(entry: bytes) -> tuple[int, int]:
     return int(milliseconds), int(sequence)
 
 
-def _seen(entry: bytes, fields: dict[bytes, bytes]) -> Seen:
+def _identify(entry: bytes, fields: dict[bytes, bytes]) -> Seen:
     from onceward.connectors.codec import DecodeError, decode
     from onceward.inbox.errors import ContractError
     from onceward.inbox.event import Event
@@ -114,6 +114,6 @@ def _seen(entry: bytes, fields: dict[bytes, bytes]) -> Seen:
     digest = hashlib.sha256(body).digest()
     try:
         event = Event.of(decode(body))
-    except (DecodeError, ContractError):  # it cannot have been applied; but it may be a dead letter
+    except (DecodeError, ContractError):  # it cannot have been applied, but may be a dead letter
         return Seen(digest, f"entry {entry.decode()}", 0)
     return Seen(digest, event.tracking_id, event.day)

@@ -1,4 +1,4 @@
-"""How durable a stream is: Redis is asked for its settings, by commands that change nothing."""
+"""How durable a stream is, from the settings of its Redis, read by commands that change nothing."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from onceward.connectors.reports import (
 from onceward.connectors.scheme import required_package
 
 OLDEST = (6, 2)
-"""The version whose commands the connector uses."""
+"""The oldest version with the commands that the connector uses."""
 KEEPS_STREAMS = (None, "noeviction", "volatile-lru", "volatile-lfu", "volatile-random", "volatile-ttl")
-"""What Redis may do when its memory is full without dropping a stream."""
+"""Eviction policies that never drop a stream; None is unknown."""
 
 
 @contextmanager
 def connect(server: str) -> Iterator[Any]:
-    """A client of bytes. Raises `ServerUnreachable`, also for what happens within."""
+    """Open a client that returns bytes. Errors inside the block, too, become `ServerUnreachable`."""
     with required_package("redis", "redis"):
         from redis import Redis
         from redis.exceptions import RedisError
@@ -36,21 +36,21 @@ def connect(server: str) -> Iterator[Any]:
     except (RedisError, OSError) as error:
         place = server.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
         raise ServerUnreachable(
-            f"Redis at {place} cannot be asked: {str(error).rstrip('.')}; {CHECK_SERVER}"
+            f"cannot query Redis at {place}: {str(error).rstrip('.')}; {CHECK_SERVER}"
         ) from None
     finally:
         client.close()
 
 
 def read_server(server: str) -> dict[str, Any]:
-    """What `describe_server` needs to know. Raises `ServerUnreachable`."""
+    """Return the arguments of `describe_server`. Raises `ServerUnreachable`."""
     with connect(server) as redis:
         from redis.exceptions import ResponseError
 
         info = redis.info()
         try:
             fsync = redis.config_get("appendfsync").get("appendfsync")
-        except ResponseError:  # hosted servers do not say
+        except ResponseError:  # hosted servers refuse
             fsync = None
     return {
         "version": info["redis_version"],
@@ -71,8 +71,8 @@ def describe_server(
     maxlen: int | None = None,
     unreachable: tuple[str, ...] = (),
 ) -> SourceFacts:
-    """None is unknown. `fsync`: when Redis writes its append-only file to the disk (always, everysec or no);
-    `eviction`: what it does when its memory is full; `maxlen`: to how many entries the stream is trimmed."""
+    """Describe the source; None is unknown. `fsync`: when Redis writes its append-only file to disk (always, everysec
+    or no); `eviction`: what it does when its memory is full; `maxlen`: to how many entries the stream is trimmed."""
     return SourceFacts(
         durability=None if aof is None else _durability(f"Redis {version}", aof, fsync),
         redelivers=True,
@@ -91,7 +91,7 @@ def _durability(redis: str, aof: bool, fsync: str | None) -> Durability:
     if fsync is None:
         return Durability(
             None,
-            f"{redis} has an append-only file; it does not say how often that is written to the disk",
+            f"{redis} has an append-only file, but does not say how often it is written to disk",
             "check that it runs with appendfsync always",
         )
     if fsync == "always":
@@ -116,18 +116,18 @@ def _hazards(
         )
     if replicas:
         yield Hazard(
-            "Redis has replicas, and updates them after it has answered: a failover may lose the last messages",
+            "Redis updates its replicas after it has answered: a failover may lose the last messages",
             "keep what must not be lost in one Redis with appendfsync always, or in a boundary on PostgreSQL",
         )
     if maxlen is not None:
         yield Hazard(
-            f"the stream is trimmed to about {maxlen} entries: what is not read by then is lost, what is in flight "
-            "becomes a dead letter without its content",
-            "leave maxlen out, and trim what is done with XTRIM MINID; or choose one that is never reached",
+            f"the stream is trimmed to about {maxlen} entries: trimmed entries are lost if unread, "
+            "and become dead letters without their content if in flight",
+            "remove maxlen, and trim entries that are done with XTRIM MINID; or set one that is never reached",
         )
     if version is not None and _is_older(version, OLDEST):
         yield Hazard(
-            f"Redis {version} is too old: streams are consumed with commands of Redis 6.2",
+            f"Redis {version} is too old: the connector uses commands of Redis 6.2",
             "upgrade Redis",
             loses=False,
         )

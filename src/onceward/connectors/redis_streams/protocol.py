@@ -1,7 +1,7 @@
-"""What the connector does, once for threads and asyncio: generators that yield commands and get replies.
+"""The logic of the connector, shared by threads and asyncio: generators that yield commands and receive replies.
 
-An entry has the fields `id` (the transaction's, for people) and `body` (see `connectors.codec`). Beside the stream
-there are a hash with the failures of entries in flight, and a stream of dead letters.
+An entry has the fields `id` (the transaction's, for people) and `body` (see `connectors.codec`). Next to the stream
+are a hash with the failures of entries in flight, and a stream of dead letters.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from onceward.transaction import Settlement, Transaction, Verdict
 _log = logging.getLogger(__name__)
 
 RECOVER_INTERVAL = 1.0
-"""Seconds between two looks for entries of dead consumers while new ones keep coming."""
+"""Seconds between searches for entries of dead consumers while new ones keep coming."""
 CERTAIN = 0.9
-"""The part of a lease in which a delivery is certainly still ours, by our own clock."""
+"""The fraction of a lease in which a delivery is certainly still ours, by our own clock."""
 BUSY_SHARE = 4
-"""While new entries keep coming, recovered ones are at most one in so many of a batch."""
+"""While new entries keep coming, at most one in this many of a batch is a recovered one."""
 COUNTED = 10_000
 """Beyond this many, `counts` stops counting."""
 
@@ -41,16 +41,16 @@ DONE = Verdict.DONE
 Entry = tuple[str, bytes]
 
 _known: set[tuple[str, str, str]] = set()
-"""Groups that were there, by server, stream and group. The process remembers them, not a connector: after an outage
-there is a new connector, and that Redis came back without its data must not look like a first start."""
+"""Groups that existed, by server, stream and group. The process remembers them, not the connector: after an outage
+there is a new connector, and a Redis that came back without its data must not look like a first start."""
 
 
 Exchange = Generator[Sequence[RedisCommand], list[Any], Any]
-"""Yields commands to be sent together, and gets their replies as a list, with errors of single commands in it."""
+"""Yields commands to send together, and receives a list of their replies, in which an error stands for its command."""
 
 
 class StreamQueue:
-    """One stream, one group, one consumer: all behaviour except the sending."""
+    """One stream, one group, one consumer: all behavior except sending."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class StreamQueue:
         maxlen: int | None,
         clock: Callable[[], float],
     ) -> None:
-        """`server` tells this Redis from others, and is not connected to."""
+        """`server` only distinguishes this Redis from others; nothing connects to it."""
         for name, value in (("stream", stream), ("group", group)):
             if not isinstance(value, str) or not value:
                 raise ConfigurationError(f"{name} must be a non-empty string, not {value!r}")
@@ -81,7 +81,7 @@ class StreamQueue:
         self._lease_ms = max(int(rules.lease * 1000), 1)
         self._group_known = False
         self._slack = True
-        """The last fetch was not full: there is time to look after entries of dead consumers."""
+        """The last fetch was not full: there is time to recover entries of dead consumers."""
         self._recover_at = 0.0
         self._clock = clock
 
@@ -100,18 +100,18 @@ class StreamQueue:
                 return transactions
 
     def _take(self, count: int) -> Exchange:
-        """Entries of dead consumers first, as far as there is time for them, then new ones."""
+        """Take entries of dead consumers first, if there is time for them, then new ones."""
         rows: list[tuple[Any, int, Any]] = []
         alone = False
-        look = self._slack or time.monotonic() >= self._recover_at
-        if look:
+        recover = self._slack or time.monotonic() >= self._recover_at
+        if recover:
             rows, alone = yield from self._recover(count if self._slack else max(count // BUSY_SHARE, 1))
         room = count - len(rows)
         if room and not alone:
             fresh = yield from self._read(room)
             self._slack = len(fresh) < room
             rows += [(entry, 1, fields) for entry, fields in fresh]
-        if not rows and not look:
+        if not rows and not recover:
             rows, _ = yield from self._recover(count)
         return rows
 
@@ -123,9 +123,9 @@ class StreamQueue:
                 raise reply
         elif group in _known:
             _log.warning(
-                "stream %s with group %s was there before, and is gone: Redis restarted without its data (to keep it, "
-                "set appendonly yes), or somebody deleted it. Made again. What waited in the stream is lost; if only "
-                "the group was deleted, all that the stream has is delivered again",
+                "stream %s with group %s has disappeared: Redis restarted without its data (to keep it, set "
+                "appendonly yes), or the stream or group was deleted. Created again. Messages that waited in the "
+                "stream are lost; if only the group was deleted, every entry of the stream is delivered again",
                 self.stream,
                 self.group,
             )
@@ -133,7 +133,7 @@ class StreamQueue:
         self._group_known = True
 
     def _make_group_again(self, error: Exception) -> Exchange:
-        """If that is what the error says. Any other is raised."""
+        """Create the group if the error says that it is missing; raise any other error."""
         if "NOGROUP" not in str(error):
             raise error
         yield from self._make_group()
@@ -196,7 +196,7 @@ class StreamQueue:
     # ── dispatching ─────────────────────────────────────────────────────────────────────────────────────
 
     def entries(self, transactions: Sequence[Transaction]) -> list[Entry]:
-        """What to append for these."""
+        """Encode these as entries."""
         trace_context = current_trace_context()
         return [(transaction.id, encode_with(trace_context, transaction)) for transaction in transactions]
 
@@ -223,7 +223,7 @@ class StreamQueue:
             if settlement.verdict is not DONE:
                 verdicts.append(self._verdict(settlement, delivery))
             elif deliveries == 1 and delivery.since > sure_since:
-                # Its lease cannot have run out: nobody else can have it, and it has no history to clear.
+                # Its lease cannot have expired: no other consumer can own it, and it has no history to clear.
                 certain.append(entry)
             else:
                 verdicts.append((as_str(entry), deliveries, "done"))
@@ -245,7 +245,7 @@ class StreamQueue:
     def _verdict(self, settlement: Settlement, delivery: LeasedDelivery) -> Sequence[Any]:
         held = as_str(delivery.held[0]), delivery.deliveries
         if settlement.verdict == Verdict.RETURNED:
-            self._slack = True  # it is there to be fetched at once, at its old place
+            self._slack = True  # it can be fetched at once, at its old place
             return (*held, "return", int(settlement.delay * 1000))
         category, text, line = describe_failure(settlement.error, delivery.deliveries, time.time())
         line = line.rstrip()
@@ -273,13 +273,13 @@ class StreamQueue:
             _log.warning("transaction %s: lease expired, too late to extend it", running[entry][1].id)
 
     def _settle(self, verdicts: Sequence[Sequence[Any]]) -> Exchange:
-        """Answers the entries that were not held any more."""
+        """Return the entries that were no longer held."""
         packed = msgspec.msgpack.encode(verdicts)
         arguments = (self.group, self.consumer, self._parked, self._lease_ms, packed)
         lost = yield from self._evaluate(scripts.SETTLE, arguments)
         return [entry.encode() for entry, *_ in verdicts] if lost is None else lost
 
-    # ── looking ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── inspecting ──────────────────────────────────────────────────────────────────────────────────────
 
     def counts(self) -> Exchange:
         yield from self._make_group()  # it may have been deleted
@@ -294,7 +294,7 @@ class StreamQueue:
         for reply in (groups, over, pending, dead):
             if isinstance(reply, Exception):
                 raise reply
-        ours = next(group for group in map(named, groups) if as_str(group["name"]) == self.group)
+        ours = next(group for group in map(to_dict, groups) if as_str(group["name"]) == self.group)
         after = f"({as_str(ours['last-delivered-id'])}"
         [fresh] = yield [("XRANGE", self.stream, after, "+", "COUNT", COUNTED)]
         available = {entry for entry, *_ in over}
@@ -311,7 +311,7 @@ class StreamQueue:
         [reply] = yield [("XRANGE", self.dead, "-", "+", "COUNT", limit)]
         if isinstance(reply, Exception):
             raise reply
-        return [_dead_message(entry, named(fields)) for entry, fields in reply]
+        return [_dead_message(entry, to_dict(fields)) for entry, fields in reply]
 
     def forget_dead(self, keys: Sequence[str]) -> Exchange:
         if keys:
@@ -320,7 +320,7 @@ class StreamQueue:
                 raise reply
 
     def _evaluate(self, script: str, arguments: Sequence[Any]) -> Exchange:
-        """The script's answer, or None if there was nothing to run it on: stream or group had been deleted."""
+        """Return the script's reply, or None if it could not run because the stream or group had been deleted."""
         keys = (3, self.stream, self.history, self.dead)
         [reply] = yield [("EVALSHA", _sha(script), *keys, *arguments)]
         if isinstance(reply, Exception) and "NOSCRIPT" in f"{type(reply).__name__} {reply}".upper():
@@ -336,19 +336,19 @@ def _sha(script: str) -> str:
 
 
 def _as_text_of_bytes(body: bytes) -> msgspec.Raw:
-    """Bytes in the only dress that Redis's own MessagePack knows for them: an old-style string of 32-bit length."""
+    """Encode bytes the only way that Redis's own MessagePack can read them: as an old-style string of 32-bit length."""
     return msgspec.Raw(b"\xdb" + len(body).to_bytes(4, "big") + body)
 
 
 def body_of(fields: Sequence[Any]) -> Any:
-    """The field `body` of a flat list of names and values, where it usually stands; None if it is not there."""
+    """Return the field `body` of a flat list of names and values, or None; fast if it is at its usual place."""
     if len(fields) == 4 and fields[2] == b"body":
         return fields[3]
-    return named(fields).get("body")
+    return to_dict(fields).get("body")
 
 
-def named(flat: Sequence[Any]) -> dict[str, Any]:
-    """A flat list of names and values, as a dict."""
+def to_dict(flat: Sequence[Any]) -> dict[str, Any]:
+    """Convert a flat list of names and values."""
     return {as_str(name): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def stream_of(address: Address) -> tuple[str, str]:
-    """The URL of the server, with its database, and the name of the stream."""
+    """Return the URL of the server, with its database, and the name of the stream."""
     database, _, stream = address.path.strip("/").rpartition("/")
     return f"{address.scheme}://{address.netloc}/{database or 0}", stream
 
@@ -22,7 +22,7 @@ def check(address: Address) -> None:
     database, _, stream = address.path.strip("/").rpartition("/")
     if not stream or (not database and stream.isdecimal()) or (database and not database.isdecimal()):
         address.refuse(
-            "it names no stream; write redis://localhost:6379/orders?group=billing, or with the number of a database "
+            "it names no stream; write redis://localhost:6379/orders?group=billing, or with a database number "
             "redis://localhost:6379/0/orders?group=billing"
         )
     if not address.hostname:

@@ -1,10 +1,10 @@
 """What must happen atomically, as Lua that runs inside Redis. Works with Redis 6.2 and later.
 
-A delivery is known by entry id, consumer and delivery count; a script touches a pending entry only while all three
-are still those of the caller. A lease is an idle time: an entry idle for `lease` or longer is free to be claimed. So
-giving back is claiming with a large idle time, a delay is claiming with one that is too small by the delay.
+Entry id, consumer and delivery count identify a delivery; a script touches a pending entry only while all three
+are still the caller's. A lease is an idle time: an entry idle for `lease` or longer is free to be claimed. So
+giving back is claiming with a large idle time, and a delay is claiming with one that is too small by the delay.
 
-Failures are kept as lines of JSON in a hash, by entry id: deliveries minus failures is how often an entry was lost.
+A hash keeps the failures as lines of JSON, by entry id: deliveries minus failures is how often an entry was lost.
 """
 
 _BURY = """
@@ -61,7 +61,7 @@ until #pending == 0
 return {served, buried, alone}
 """
 )
-"""Take up to `count` entries whose lease is over. Entries that cannot be delivered are buried on the way."""
+"""Take up to `count` entries whose lease has expired. Bury entries that cannot be delivered on the way."""
 
 SETTLE = (
     _BURY
@@ -104,10 +104,10 @@ end
 return lost
 """
 )
-"""End, or extend, these deliveries. Each is a list: id, deliveries, verdict, and what the verdict needs: a delay in
+"""End or extend these deliveries. Each is a list: id, deliveries, verdict, and what the verdict needs: a delay in
 milliseconds or a reason, an error, a line of history. Returns the ids that were no longer held.
 
-They come as one argument of MessagePack: packing hundreds of arguments costs a client more than the work here."""
+They come as one MessagePack argument: packing hundreds of arguments costs a client more than the work here."""
 
 ADD = """
 for _, each in ipairs(cmsgpack.unpack(ARGV[2])) do
@@ -118,4 +118,4 @@ for _, each in ipairs(cmsgpack.unpack(ARGV[2])) do
     end
 end
 """
-"""Append these, each an id and a body. A script is not interrupted, so all are appended or none."""
+"""Append these, each an id and a body. Redis does not interrupt a script, so it appends all or none."""

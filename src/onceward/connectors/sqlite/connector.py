@@ -1,4 +1,4 @@
-"""The connector for threads; and for asyncio the same, on a thread of its own."""
+"""The connector for threads, and the one for asyncio, which runs the same code on its own thread."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _log = logging.getLogger(__name__)
 class SqliteConnector(LeasingConnector):
     """A `Connector` over one file on a local disk, without a server, for any number of processes.
 
-    The file is made if it does not exist; its directory must. With `synchronous="FULL"` what was dispatched
-    or settled survives a power cut; with "NORMAL" it survives a crash of the process, and the last calls may
-    be undone by a power cut. `lease`, `max_deliveries`, `redelivery_delay` and `on_failure` are explained at
-    `LeaseRules`; give every process of one queue the same. `clock` returns seconds since the epoch,
+    Creates the file if it does not exist; its directory must. With `synchronous="FULL"`, whatever was
+    dispatched or settled survives a power cut; with "NORMAL" it survives a crash of the process, but a power
+    cut may undo the last calls. `LeaseRules` explains `lease`, `max_deliveries`, `redelivery_delay` and
+    `on_failure`; use the same values in every process of a queue. `clock` returns seconds since the epoch,
     the same in all processes.
     """
 
@@ -58,8 +58,8 @@ class SqliteConnector(LeasingConnector):
 class AsyncSqliteConnector(AsyncLeasingConnector):
     """An `AsyncConnector` over one file; settings as for `SqliteConnector`.
 
-    A call that is cancelled before its turn does not happen. One that is cancelled in the midst ends first;
-    if it was a fetch, what it took is given back.
+    A call that is cancelled before its turn does not happen. One that is already running completes first;
+    if it was a fetch, it gives back what it took.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
         raise cancelled
 
     async def close_async(self) -> None:
-        """As `SqliteConnector.close`. Calls under way end first."""
+        """As `SqliteConnector.close`. Running calls complete first."""
         if not self._closed:
             closing = self._submit(self._wire.close)
             self._closed = True
-            self._thread.shutdown(wait=False)  # it ends by itself after the last call
+            self._thread.shutdown(wait=False)  # it exits after the last call
             cancelled = await _wait_for(closing, skippable=False)
             if cancelled is not None:
                 raise cancelled
@@ -118,7 +118,7 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
 
     def _submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         if self._closed:
-            raise ConnectorClosedError("this SQLite connector is closed; make a new one to go on")
+            raise ConnectorClosedError("this SQLite connector is closed; create a new one to continue")
         if self._pid != os.getpid():  # threads do not survive a fork
             self._pid = os.getpid()
             self._thread = _new_thread()
@@ -133,9 +133,10 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
             )
             await _wait_for(settling, skippable=False)
             settling.result()
-        except Exception:  # noqa: BLE001 - the cancellation under way says more
+        except Exception:  # noqa: BLE001 - the caller raises the cancellation, which matters more
             _log.warning(
-                "a cancelled fetch could not give back what it took; the leases must run out", exc_info=True
+                "a cancelled fetch could not give back its messages; they come back when their leases expire",
+                exc_info=True,
             )
 
 
@@ -144,7 +145,7 @@ def _new_thread() -> ThreadPoolExecutor:
 
 
 async def _wait_for(call: Future[Any], *, skippable: bool = True) -> asyncio.CancelledError | None:
-    """Wait until the call has ended, or will never begin. Returns the cancellation that came meanwhile."""
+    """Wait until the call has ended, or will never begin. Return the cancellation that came meanwhile, if any."""
     ended = asyncio.wrap_future(call)
     cancelled: asyncio.CancelledError | None = None
     while not ended.done():
@@ -153,7 +154,7 @@ async def _wait_for(call: Future[Any], *, skippable: bool = True) -> asyncio.Can
         except asyncio.CancelledError as error:
             cancelled = error
             if skippable:
-                call.cancel()  # does nothing to a call that has begun
+                call.cancel()  # has no effect on a running call
     if not ended.cancelled():
-        ended.exception()  # seen: asyncio need not report it
+        ended.exception()  # marks it as retrieved, so asyncio does not log it
     return cancelled

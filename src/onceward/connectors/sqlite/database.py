@@ -21,8 +21,8 @@ Synchronous = Literal["OFF", "NORMAL", "FULL", "EXTRA"]
 OPEN_WAIT = 10.0
 """Seconds to wait for processes that are opening, creating or recovering the same file."""
 POLL = 0.01
-"""Seconds SQLite waits by itself for another writer. Its own waits grow to 0.1 s and are unfair under load;
-asking again soon is what gives every process its turn."""
+"""Seconds SQLite itself waits for another writer. Its own waits grow to 0.1 s and are unfair under load;
+retrying soon gives every process its turn."""
 
 
 class DatabaseBusyError(OncewardError, TimeoutError):
@@ -30,7 +30,7 @@ class DatabaseBusyError(OncewardError, TimeoutError):
 
 
 class Database:
-    """Shared by threads behind one lock, and never carried across a fork: see the end of this file."""
+    """A connection that threads share behind one lock, never carried across a fork: see the end of this file."""
 
     def __init__(self, path: str | os.PathLike[str], synchronous: Synchronous) -> None:
         if synchronous not in get_args(Synchronous):
@@ -42,16 +42,18 @@ class Database:
         self.lock = RLock()
         self._closed = False
         self.cursor = self._open()
-        """The cursor of the transaction under way."""
+        """The cursor of the current transaction."""
         self._connected = True
         _open_databases.add(self)
 
     @contextmanager
     def transaction(self, wait: float) -> Iterator[None]:
-        """A write transaction: one at a time over all processes, all or none, durable at its end."""
+        """Run a write transaction: one at a time across all processes, all or none, durable at its end."""
         with self.lock:
             if self._closed:
-                raise ConnectorClosedError(f"the connector to {self.path} is closed; make a new one to go on")
+                raise ConnectorClosedError(
+                    f"the connector to {self.path} is closed; create a new one to continue"
+                )
             if not self._connected:
                 self.cursor = self._open()
                 self._connected = True
@@ -81,7 +83,7 @@ class Database:
     def _execute_when_unlocked(
         self, cursor: sqlite3.Cursor, statement: str, wait: float, pause: float = 0.0
     ) -> None:
-        """Execute it, as soon as no other process is in the way. `pause` is for what does not wait by itself."""
+        """Execute it once no other process holds the lock. `pause` is for statements that do not wait themselves."""
         deadline = time.monotonic() + wait
         while True:
             try:
@@ -107,7 +109,7 @@ class Database:
             connection.close()
             raise ConfigurationError(
                 f"{self.path} cannot be opened as a queue: {error}; "
-                "give a path whose directory is writable, to a file that is new or made by this connector"
+                "use a path in a writable directory, to a new file or one that this connector created"
             ) from error
         except BaseException:
             connection.close()
@@ -127,7 +129,7 @@ class Database:
         self._execute_when_unlocked(cursor, sql.USE_WAL, OPEN_WAIT, POLL)
         if cursor.fetchone()[0] != "wal":
             raise ConfigurationError(
-                f"{self.path} is on a file system without shared memory, which SQLite needs for several "
+                f"{self.path} is on a file system without shared memory, which SQLite needs to share it between "
                 "processes; put it on a local disk"
             )
         cursor.execute(sql.USE_SYNCHRONOUS.format(self._synchronous))
@@ -139,13 +141,13 @@ class Database:
             return
         if cursor.execute(sql.READ_APPLICATION_ID).fetchone()[0] != sql.APPLICATION_ID:
             raise ConfigurationError(
-                f"{self.path} is a database of another program; give the queue a file of its own"
+                f"{self.path} is a database of another program; use a separate file for the queue"
             )
         version = cursor.execute(sql.READ_USER_VERSION).fetchone()[0]
         if version > sql.SCHEMA_VERSION:
             raise ConfigurationError(
-                f"{self.path} was written by a newer onceward (schema {version}, this one knows "
-                f"{sql.SCHEMA_VERSION}); upgrade this process"
+                f"{self.path} was written by a newer onceward (schema {version}; this one supports up to "
+                f"{sql.SCHEMA_VERSION}); upgrade onceward"
             )
         for older in range(version, sql.SCHEMA_VERSION):
             for statement in sql.UPGRADES[older]:
@@ -154,12 +156,14 @@ class Database:
 
 def _resolve(path: str | os.PathLike[str]) -> Path:
     if str(path) in ("", ":memory:"):
-        raise ConfigurationError("a SQLite queue needs a file; for a queue in memory take MemoryConnector")
-    absolute = Path(path).absolute()  # the working directory may change before a reopening
+        raise ConfigurationError("a SQLite queue needs a file; for a queue in memory use MemoryConnector")
+    absolute = Path(path).absolute()  # the working directory may change before it is reopened
     if not absolute.parent.is_dir():
-        raise ConfigurationError(f"the directory of the queue file does not exist: {absolute.parent}")
+        raise ConfigurationError(
+            f"the directory of the queue file does not exist: {absolute.parent}; create it first"
+        )
     if absolute.is_dir():
-        raise ConfigurationError(f"{absolute} is a directory; give the path of a file in it")
+        raise ConfigurationError(f"{absolute} is a directory; use the path of a file in it")
     return absolute
 
 
@@ -168,9 +172,9 @@ def _roll_back(cursor: sqlite3.Cursor) -> None:
         cursor.execute(sql.ROLLBACK)
 
 
-# A connection that is carried across a fork corrupts the locking of the file, even if the child only closes
-# it. So it is closed before a fork, and parent and child each open their own when they next need one. The
-# lock is held meanwhile: no transaction is cut in half, and the child does not inherit it locked.
+# Carrying a connection across a fork corrupts the locking of the file, even if the child only closes it. So it
+# is closed before a fork, and parent and child each open their own when they next need one. The lock is held
+# meanwhile: no transaction is cut in half, and both release it after the fork.
 
 _open_databases: WeakSet[Database] = WeakSet()
 _forking: list[Database] = []

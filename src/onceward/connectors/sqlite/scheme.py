@@ -18,7 +18,7 @@ from onceward.errors import ConfigurationError
 if TYPE_CHECKING:
     from onceward.connectors.urls import Address
 
-USE_FULL = "leave synchronous out of the source's URL: FULL is the default"
+USE_FULL = "remove synchronous from the source's URL: FULL is the default"
 SAFE = Durability(
     Survives.MACHINE_CRASH,
     "the queue's file is written through to the disk with every call; kill -9 and a power cut lose nothing",
@@ -31,8 +31,8 @@ DURABILITY = {
     ),
     "NORMAL": Durability(
         Survives.PROCESS_CRASH,
-        "the queue runs with synchronous=NORMAL: a power cut may undo the last calls; what was sent is lost, what was "
-        "acknowledged comes again",
+        "the queue runs with synchronous=NORMAL: a power cut may undo the last calls; messages sent by them are lost, "
+        "messages acknowledged by them are delivered again",
         USE_FULL,
     ),
     "FULL": SAFE,
@@ -41,7 +41,7 @@ DURABILITY = {
 
 
 def file_of(address: Address) -> str:
-    """The path of the queue."""
+    """Return the path of the queue file."""
     return address.path.removeprefix("/")
 
 
@@ -75,8 +75,8 @@ def counts(address: Address) -> SourceCounts:
             dead=0,
             moved=0,
             untold={"appended": f"nothing has been sent yet: there is no file {path.name}"},
-            missing=f"there is no file {path}; check the source {str(address)!r} (three slashes: from this directory "
-            "on, four: from the root)",
+            missing=f"there is no file {path}; check the source {str(address)!r} (three slashes: a path relative to "
+            "this directory, four: an absolute path)",
         )
     with _connect(path) as connection:
         connection.execute("PRAGMA query_only = ON")
@@ -85,7 +85,7 @@ def counts(address: Address) -> SourceCounts:
         if connection.execute(sql.READ_USER_VERSION).fetchone()[0] < sql.TALLIED_SINCE:
             pending, dead = connection.execute(sql.HELD).fetchone()
             why = {
-                "appended": "an older onceward did not count; it is counted from the next opening of the file on"
+                "appended": "an older onceward did not count; counting starts when the file is next opened"
             }
             return SourceCounts(pending=pending, dead=dead, untold=why)
         connection.row_factory = sqlite3.Row

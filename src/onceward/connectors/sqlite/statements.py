@@ -1,7 +1,7 @@
 """All SQL of the SQLite queue, by name.
 
-`visible_at` is 0 for a message that waits for nothing, else the end of its lease or delay; `token` is set
-while it is leased. The index keeps a fetch at the cost of its batch, however many messages wait.
+`visible_at` is 0 for a ready message, otherwise the end of its lease or delay; `token` is set while it is
+leased. The index keeps a fetch at the cost of its batch, however many messages wait.
 """
 
 APPLICATION_ID = 0x6F6E6377
@@ -16,11 +16,11 @@ TALLIES = """
         moved INTEGER NOT NULL
     )
 """
-"""What has become of messages that are here no more. `moved` are dead letters that were taken elsewhere. So
+"""Counts messages that are no longer here. `moved` are dead letters that were moved elsewhere. So
 
     appended = messages + dead letters + done + moved
 
-whatever crashes, and `onceward balance` finds out if one was removed by hand."""
+whatever crashes, and `onceward balance` detects one that was removed by hand."""
 BEGIN_TALLIES = """
     INSERT INTO tallies SELECT 1, (SELECT count(*) FROM messages) + (SELECT count(*) FROM dead_letters), 0, 0
 """
@@ -129,7 +129,7 @@ COUNT_APPENDED = "UPDATE tallies SET appended = appended + ?"
 COUNT_DONE = "UPDATE tallies SET done = done + ?"
 COUNT_MOVED = "UPDATE tallies SET moved = moved + ?"
 TALLIED_SINCE = 3
-"""The version of the schema."""
+"""The schema version that added the tallies."""
 HELD = "SELECT (SELECT count(*) FROM messages), (SELECT count(*) FROM dead_letters)"
 BALANCE = """
     SELECT

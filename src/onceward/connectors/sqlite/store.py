@@ -1,4 +1,4 @@
-"""The rows of a leasing queue, in SQLite. What each statement does is in `statements`."""
+"""The rows of a leasing queue, in SQLite. `statements` has the SQL."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class SqliteLeaseStore:
         self._database.cursor.executemany(sql.LEASE, [(until, token, row[3], row[0]) for row in rows])
 
     def extend(self, deliveries: Sequence[Held], until: float) -> Sequence[Held]:
-        missed = self._missed(sql.EXTEND, [(until, *held) for held in deliveries])
+        missed = self._execute_all(sql.EXTEND, [(until, *held) for held in deliveries])
         return [(key, token) for _, key, token in missed]
 
     def remove(self, deliveries: Sequence[Held]) -> Sequence[Held]:
-        missed = self._missed(sql.REMOVE, deliveries)
+        missed = self._execute_all(sql.REMOVE, deliveries)
         if len(missed) < len(deliveries):
             self._database.cursor.execute(sql.COUNT_DONE, (len(deliveries) - len(missed),))
         return missed
 
     def give_back(self, key: int, token: int, visible_at: float) -> bool:
-        return self._changed(sql.GIVE_BACK, visible_at, key, token)
+        return self._change_one(sql.GIVE_BACK, visible_at, key, token)
 
     def delay(
         self,
@@ -60,7 +60,7 @@ class SqliteLeaseStore:
         error: str | None,
         history: str,
     ) -> bool:
-        return self._changed(sql.DELAY, until, category, error, history, key, token)
+        return self._change_one(sql.DELAY, until, category, error, history, key, token)
 
     def bury(
         self,
@@ -73,10 +73,10 @@ class SqliteLeaseStore:
         error: str | None = None,
         history: str = "",
     ) -> bool:
-        self._changed(
+        self._change_one(
             sql.COPY_TO_DEAD_LETTERS, transaction_id, reason, category, error, now, history, key, token
         )
-        return self._changed(sql.REMOVE, key, token)
+        return self._change_one(sql.REMOVE, key, token)
 
     def counts(self, now: float) -> dict[str, int]:
         counts = self._database.cursor.execute(sql.COUNTS, {"now": now}).fetchone()
@@ -94,9 +94,9 @@ class SqliteLeaseStore:
         if cursor.rowcount > 0:  # they may have been removed before
             cursor.execute(sql.COUNT_MOVED, (cursor.rowcount,))
 
-    def _missed(self, statement: str, rows: Sequence[Values]) -> Sequence[Values]:
-        """Execute it for each, in one go. Returns those that found nothing to change; as a rule there are none,
-        so they are searched for only if the count is short."""
+    def _execute_all(self, statement: str, rows: Sequence[Values]) -> Sequence[Values]:
+        """Execute it for all rows at once. Return the rows that changed nothing; usually there are none, so they
+        are searched for only if the count is short."""
         if not rows:
             return ()
         cursor = self._database.cursor
@@ -105,7 +105,7 @@ class SqliteLeaseStore:
             cursor.execute(sql.KEEP_SAVEPOINT)
             return ()
         cursor.execute(sql.UNDO_SAVEPOINT)
-        return [row for row in rows if not self._changed(statement, *row)]
+        return [row for row in rows if not self._change_one(statement, *row)]
 
-    def _changed(self, statement: str, *values: object) -> bool:
+    def _change_one(self, statement: str, *values: object) -> bool:
         return self._database.cursor.execute(statement, values).rowcount == 1

@@ -1,4 +1,4 @@
-"""Connectors whose dead letters are kept in a store: `WithDeadLetters`, in asyncio `AsyncWithDeadLetters`."""
+"""Connectors with a store of dead letters: `WithDeadLetters`, and `AsyncWithDeadLetters` for asyncio."""
 
 from onceward.deadletters.source.connector import WithDeadLetters
 from onceward.deadletters.source.connector_asyncio import AsyncWithDeadLetters

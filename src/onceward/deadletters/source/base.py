@@ -1,7 +1,7 @@
-"""A source whose dead letters are kept in a `DeadLetters` store, and come back from there when they are redriven.
+"""A source whose dead letters move to a `DeadLetters` store, and come back from there when they are redriven.
 
     source ──fetch──► engine          buried by the source ──► moved to the store, then forgotten by the source
-    store ───fetch──► engine          redriven letters whose time has come, under a lease of the store
+    store ───fetch──► engine          redriven letters that are due, under a lease of the store
 
 A letter stays in the source until the store has it; moving it twice buries it once.
 """
@@ -24,20 +24,20 @@ from onceward.transaction import Settlement, Transaction, Verdict
 _log = logging.getLogger("onceward.deadletters.source")
 
 CHECK_EVERY = 1.0
-"""Seconds between two checks for redriven letters while the source has work, which must not pay for them."""
+"""Seconds between checks for redriven letters while the source has work, so they do not slow it down."""
 MOVED_AT_ONCE = 10
-"""Letters in one transaction: they may be large."""
+"""Letters moved in one transaction: they may be large."""
 
 
 class LetterSource:
-    """Decides for both modes. `_ask` and `_letters` wait; in threads they block."""
+    """The logic for both modes. `_ask` and `_letters` wait; in threads they block."""
 
     def __init__(
         self, port: SourcePort, letters: DeadLetterOperations, consumer: str, origin: str | None
     ) -> None:
         if not consumer:
             raise ConfigurationError(
-                "dead letters are kept by consumer: give its name, the contract's consumer_id"
+                "dead letters are stored by consumer: give its name, the contract's consumer_id"
             )
         port.check()
         source = port.source
@@ -57,7 +57,7 @@ class LetterSource:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._inner, name)  # `counts` and what else a connector has
+        return getattr(self._inner, name)  # `counts`, and whatever else a connector has
 
     async def fetch(self, size: int, **extra: Any) -> Sequence[Transaction]:
         checks = not self._closed and time.monotonic() - self._checked_at >= CHECK_EVERY
@@ -67,12 +67,10 @@ class LetterSource:
                 return redriven
             self._checked_at = time.monotonic()
         batch: Sequence[Transaction] = await self._ask("fetch_transactions", size, **extra)
-        if self._moves and (
-            checks or not batch
-        ):  # a fetch may bury: what was lost too often, what cannot be decoded
+        if self._moves and (checks or not batch):  # a fetch may bury messages: lost too often, or undecodable
             await self._move()
         if not batch and not checks and not self._closed:
-            # There is time to check, and a run may be about to end.
+            # There is time to check, and the run may be about to end.
             return await self._fetch_redriven(size)
         return batch
 
@@ -80,7 +78,7 @@ class LetterSource:
         try:
             delivered = await self._letters.deliver(self._consumer, size, self.lease)
         except Exception as error:  # noqa: BLE001
-            _log.error("redriven letters have to wait, the source goes on without them: %s", error)
+            _log.error("cannot read redriven letters; continuing with the source without them: %s", error)
             return []
         for held, number, transaction in delivered:
             self._redriven.record(transaction, held, number)
@@ -98,11 +96,11 @@ class LetterSource:
                 ours.append((delivery, settlement))
         if ours:
             if self._closed:
-                raise ConnectorClosedError("this connector is closed; make a new one to go on")
+                raise ConnectorClosedError("this connector is closed; create a new one to continue")
             endings = [(delivery.held, settlement) for delivery, settlement in ours]
             for letter_id, _ in await self._letters.settle(self._consumer, endings):
                 _log.warning("dead letter %d: lease expired before its outcome was recorded", letter_id)
-            for delivery, _ in ours:  # whatever becomes of the rest, and however often that is tried
+            for delivery, _ in ours:  # even if settling the rest fails and is retried
                 delivery.settled = True
         if rest:
             await self._ask("settle_transactions", rest)
@@ -124,7 +122,7 @@ class LetterSource:
             await self._ask("extend_transactions", rest)
 
     async def _move(self) -> None:
-        """Bury in the store what the source has buried. Where that fails it is done later: nothing is lost."""
+        """Move the source's dead letters to the store. If that fails, a later call does it: nothing is lost."""
         moved: list[Any] = []
         try:
             while found := await self._ask("dead_letters", MOVED_AT_ONCE):
@@ -133,9 +131,9 @@ class LetterSource:
                     keys.append(dead.key)
                     burials.append(burial_of_dead(dead, consumer=self._consumer, origin=self._origin))
                 if keys[0] in moved:
-                    raise RuntimeError(f"{type(self._inner).__name__}.forget_dead has not forgotten them")
+                    raise RuntimeError(f"{type(self._inner).__name__}.forget_dead did not remove them")
                 await self._letters.bury(burials)
                 await self._ask("forget_dead", keys)
                 moved += keys
         except Exception as error:  # noqa: BLE001
-            _log.error("dead letters stay with their source for now, they could not be moved: %s", error)
+            _log.error("cannot move dead letters to the store; they stay in their source for now: %s", error)

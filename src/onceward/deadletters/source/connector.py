@@ -19,9 +19,9 @@ class WithDeadLetters(LetterSource):
     """A `Connector` around a `Connector`, with a store of dead letters.
 
     `WithDeadLetters(source, DeadLetters(engine), consumer="billing")`: `consumer` is the contract's
-    consumer_id, or any name by which the letters shall be found; `origin` says in words where they came from. With None
-    for a source it delivers redriven letters only, for use beside a loop of your own. A redriven letter that fails once
-    is dead again: the retries of its task have been spent by then.
+    consumer_id, or any name to find the letters by; `origin` says where they came from, for people. If `source` is
+    None it delivers only redriven letters, for use next to your own loop. A redriven letter that fails once is dead
+    again: its task has already used up its retries by then.
     """
 
     def __init__(
@@ -29,30 +29,30 @@ class WithDeadLetters(LetterSource):
     ) -> None:
         if not isinstance(dead_letters, DeadLetters):
             raise ConfigurationError(
-                f"WithDeadLetters needs DeadLetters, not {type(dead_letters).__name__}; AsyncDeadLetters go with "
+                f"WithDeadLetters needs DeadLetters, not {type(dead_letters).__name__}; for AsyncDeadLetters use "
                 "AsyncWithDeadLetters"
             )
         self._port = BlockingSourcePort(source)
         super().__init__(self._port, dead_letters.operations, consumer, origin)
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
-        """Redriven letters that are due, or else what the source has."""
+        """Take redriven letters that are due, otherwise messages of the source."""
         return run_blocking(self.fetch(batch_size, **extra))
 
     def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
-        """Passed on to the source."""
+        """Send these to the source."""
         run_blocking(self._port.ask("dispatch_transactions", transactions))
 
     def settle_transactions(self, settlements: Sequence[Settlement], /) -> None:
-        """Each to the source or the store it came from. What the source buries goes to the store."""
+        """Settle each with the source or store it came from. Messages that the source buries move to the store."""
         run_blocking(self.settle(settlements))
 
     def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
-        """Keep these leased, by the source or the store they came from."""
+        """Extend the leases of these with the source or store they came from."""
         run_blocking(self.extend(transactions))
 
     def close(self) -> None:
-        """Close the source as well."""
+        """Close the source, too."""
         self._closed = True
         run_blocking(self._port.ask("close"))
 

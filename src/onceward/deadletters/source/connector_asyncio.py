@@ -20,9 +20,9 @@ class AsyncWithDeadLetters(LetterSource):
     """An `AsyncConnector` around an `AsyncConnector`, with a store of dead letters.
 
     `AsyncWithDeadLetters(source, AsyncDeadLetters(engine), consumer="billing")`: `consumer` is the contract's
-    consumer_id, or any name by which the letters shall be found; `origin` says in words where they came from. With None
-    for a source it delivers redriven letters only, for use beside a loop of your own. A redriven letter that fails once
-    is dead again: the retries of its task have been spent by then.
+    consumer_id, or any name to find the letters by; `origin` says where they came from, for people. If `source` is
+    None it delivers only redriven letters, for use next to your own loop. A redriven letter that fails once is dead
+    again: its task has already used up its retries by then.
     """
 
     def __init__(
@@ -30,30 +30,30 @@ class AsyncWithDeadLetters(LetterSource):
     ) -> None:
         if not isinstance(dead_letters, AsyncDeadLetters):
             raise ConfigurationError(
-                f"AsyncWithDeadLetters needs AsyncDeadLetters, not {type(dead_letters).__name__}; DeadLetters go with "
+                f"AsyncWithDeadLetters needs AsyncDeadLetters, not {type(dead_letters).__name__}; for DeadLetters use "
                 "WithDeadLetters"
             )
         self._port = AsyncSourcePort(source)
         super().__init__(self._port, dead_letters.operations, consumer, origin)
 
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
-        """Redriven letters that are due, or else what the source has."""
+        """Take redriven letters that are due, otherwise messages of the source."""
         return await self.fetch(batch_size, **extra)
 
     async def dispatch_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
-        """Passed on to the source."""
+        """Send these to the source."""
         await self._port.ask("dispatch_transactions", transactions)
 
     async def settle_transactions_async(self, settlements: Sequence[Settlement], /) -> None:
-        """Each to the source or the store it came from. What the source buries goes to the store."""
+        """Settle each with the source or store it came from. Messages that the source buries move to the store."""
         await self.settle(settlements)
 
     async def extend_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
-        """Keep these leased, by the source or the store they came from."""
+        """Extend the leases of these with the source or store they came from."""
         await self.extend(transactions)
 
     async def close_async(self) -> None:
-        """Close the source as well."""
+        """Close the source, too."""
         self._closed = True
         await self._port.ask("close")
 

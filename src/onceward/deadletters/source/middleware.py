@@ -1,4 +1,4 @@
-"""The store of dead letters around the source of a task."""
+"""Middleware that puts a store of dead letters around the source of a task."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from onceward.middleware import Middleware, SourceCalls
 
 
 class DeadLetterMiddleware(Middleware):
-    """Moves what the source buries to the store of dead letters, and delivers letters that are redriven.
+    """Moves the source's dead letters to the store, and delivers redriven ones.
 
-    A source that cannot give its dead letters away keeps them; redriven letters are delivered all the same.
+    A source whose dead letters cannot be moved keeps them; redriven letters are still delivered.
     """
 
     name = "dead letters"

@@ -11,25 +11,25 @@ from onceward.middleware import SourceCalls
 from onceward.transaction import Transaction
 
 LETTER_METHODS = ("dead_letters", "forget_dead")
-"""What a source has whose dead letters can be moved."""
+"""Methods of a source whose dead letters can be moved."""
 
 
 class SourcePort(ABC):
     gives_letters = True
     suffix: ClassVar[str]
-    """What the names of the source's methods end with."""
+    """Suffix of the source's method names."""
 
     def __init__(self, source: Any) -> None:
         self.source = NoSource() if source is None else source
 
     def check(self) -> None:
-        """Raises `ConfigurationError` if dead letters cannot be moved away from the source."""
+        """Raise `ConfigurationError` if dead letters cannot be moved away from the source."""
         names = [name + self.suffix for name in LETTER_METHODS]
         missing = [name for name in names if not hasattr(self.source, name)]
         if missing:
             raise ConfigurationError(
-                f"{type(self.source).__name__} has no {missing[0]}: a source whose dead letters can be moved has "
-                "dead_letters and forget_dead, as the connectors here have"
+                f"{type(self.source).__name__} has no {missing[0]}; to move its dead letters, a source needs "
+                f"{' and '.join(names)}, like onceward's own connectors"
             )
 
     @abstractmethod
@@ -51,7 +51,7 @@ class AsyncSourcePort(SourcePort):
 
 
 class WrappedSourcePort(SourcePort):
-    """A source as a middleware gets it."""
+    """A source as middleware receives it."""
 
     def __init__(self, calls: SourceCalls) -> None:
         super().__init__(calls.connector)
@@ -66,7 +66,7 @@ class WrappedSourcePort(SourcePort):
         )
 
     def check(self) -> None:
-        """Any source will do: one that keeps its dead letters still gets those that are redriven."""
+        """Accept any source: one that keeps its dead letters still receives redriven ones."""
 
     async def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         call = self._calls.get(method)
@@ -74,7 +74,7 @@ class WrappedSourcePort(SourcePort):
 
 
 class NoSource:
-    """No source: only redriven letters."""
+    """An empty source, to deliver only redriven letters."""
 
     def fetch_transactions(self, _: int, /) -> Sequence[Transaction]:
         return ()
