@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from onceward._importing import import_name
+from onceward._imports import import_name
 from onceward.app.app import Onceward
 from onceward.errors import ConfigurationError
 

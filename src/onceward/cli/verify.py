@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onceward._importing import import_name
+from onceward._imports import import_name
 from onceward._text import quantity
 from onceward.cli.completion import envs
 from onceward.cli.database import ELSEWHERE, database_option, default_database, opened

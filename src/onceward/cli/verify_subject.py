@@ -30,7 +30,7 @@ def subject_of(path: str, contract: str | None) -> Subject:
 
 
 def _named(path: str) -> Any:
-    from onceward._importing import import_name
+    from onceward._imports import import_name
     from onceward.app import Onceward
     from onceward.app.app import Consumers
     from onceward.errors import ConfigurationError
@@ -51,7 +51,7 @@ def _named(path: str) -> Any:
 
 def _names_in(module: str) -> list[str]:
     """Of all that could be verified there."""
-    from onceward._importing import import_name
+    from onceward._imports import import_name
     from onceward.app import Onceward
     from onceward.errors import ConfigurationError
     from onceward.task.base import BaseTask
@@ -78,7 +78,7 @@ def _names_in(module: str) -> list[str]:
 
 
 def _contract(path: str) -> Any:
-    from onceward._importing import import_name
+    from onceward._imports import import_name
     from onceward.errors import ConfigurationError
     from onceward.inbox import Contract
 

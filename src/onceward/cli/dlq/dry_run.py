@@ -72,7 +72,7 @@ def _transaction(letters: DeadLetters, letter: Any) -> Transaction:
 
 def _made(path: str, engine: Engine) -> Any:
     """A task: one that is there, one that a function makes, or one of a class or a function of an app."""
-    from onceward._importing import import_name
+    from onceward._imports import import_name
     from onceward.app.build import as_task
     from onceward.connectors import AsyncMemoryConnector, MemoryConnector
     from onceward.errors import ConfigurationError
