@@ -100,7 +100,7 @@ def strike(source: SourceCounts, letters: LetterCounts | None, records: RecordCo
             )
     elif source.moved:
         dead = _sum(dead, source.moved)
-        untold["dead"] = f"{source.moved:,} of them are in a database: name it to see what happened to them"
+        untold["dead"] = f"{source.moved:,} of them in a database: name it to see what happened to them"
     if records is None:
         if handled:
             lacking = "its database" if letters is None else "a contract"
