@@ -90,7 +90,7 @@ def opened(url: str, as_json: bool, *, is_new: bool = False) -> Iterator[Inbox]:
         try:
             inbox = Inbox(engine)
             if not is_new:
-                _check_tables(inbox)
+                inbox.check_tables()
             yield inbox
         finally:
             engine.dispose()
@@ -180,13 +180,6 @@ def _check_file(url: URL, is_new: bool) -> None:
             f"there is no file {path}; mend the database's URL, or have it made with "
             f"`onceward inbox migrate --database {url.render_as_string()}`"
         )
-
-
-def _check_tables(inbox: Inbox) -> None:
-    from onceward._sync import run_blocking
-    from onceward.storage import migrations
-
-    run_blocking(inbox._ports.transact(migrations.check, inbox._store))
 
 
 def _is_unreachable(error: Any) -> bool:

@@ -130,11 +130,9 @@ def purge(
     Exit code: 0; 1 if the database fails, somebody else is purging, or something has to wait for the next purge;
     2 for wrong arguments, an unknown consumer or missing tables; 130 after Ctrl-C.
     """
-    from onceward._sync import run_blocking
-
     with opened(database, as_json) as opened_inbox, _progress(as_json) as progress:
         try:
-            report = run_blocking(opened_inbox._purge.run(consumer, progress))
+            report = opened_inbox.purge(consumer, progress=progress)
         except KeyboardInterrupt:
             fail(
                 "interrupted; what is gone is gone, the next purge goes on with the rest",

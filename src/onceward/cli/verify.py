@@ -310,19 +310,15 @@ def _open_once(url: str, as_json: bool) -> None:
 
 
 def _keep(report: Report, url: str, as_json: bool) -> None:
-    from onceward._sync import run_blocking
-    from onceward.inbox.evidence.evidence import record
-
     with _opened(url, as_json) as inbox:
-        run_blocking(inbox._ports.transact(record, inbox._store, report.evidence()))
+        inbox.record_evidence(report.evidence())
 
 
 def _lacking(subject: Subject, url: str, as_json: bool) -> str | None:
-    from onceward._sync import run_blocking
-    from onceward.inbox.evidence.evidence import lacking, recorded
+    from onceward.inbox.evidence.evidence import lacking
 
     with _opened(url, as_json) as inbox:
-        found = run_blocking(inbox._ports.transact(recorded, inbox._store, subject.contract.consumer_id))
+        found = inbox.evidence(subject.contract.consumer_id)
     return lacking(subject.contract, subject.code, found)
 
 

@@ -1,7 +1,7 @@
 """One database transaction: `DbSession` for threads, `AsyncDbSession` for asyncio.
 
-Written once: operations are functions over a SQLAlchemy connection, `transaction.py` begins and ends, and the two
-session classes only say how to call them.
+`operations.py` has the functions over a SQLAlchemy connection and `transaction.py` begins and ends the transaction;
+the two session classes only say how to call them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # SQLAlchemy's asyncio part needs greenlet, which comes with the extra onceward[asyncio].
+    # Imported lazily: SQLAlchemy's asyncio part needs greenlet, which comes with the extra onceward[asyncio].
     if name == "AsyncDbSession":
         from onceward.db.session_asyncio import AsyncDbSession
 

@@ -1,11 +1,11 @@
-"""What a session raises by itself; what the database raises comes as SQLAlchemy's error, unchanged.
+"""The errors of a session. Errors of the database pass through as SQLAlchemy raises them.
 
 OncewardError
 ├── SessionError                       the session cannot be used like this; the message says what to do
 │   └── RetryRefusedError              an optimistic update after a conflict, in the same session
 ├── OptimisticConflict                 the row is not at the expected version
-├── LockTimeoutError (TimeoutError)    somebody else kept the lock
-└── RowError                           the rows do not fit what was asked for
+├── LockTimeoutError (TimeoutError)    another transaction kept the lock
+└── RowError                           the rows do not match the request
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class SessionError(OncewardError):
 
 
 class RetryRefusedError(SessionError):
-    """A retry inside one session. Its transaction is as old as the first try; open a new session and read again."""
+    """A retry inside one session, whose transaction still sees the old data. Open a new session and read again."""
 
 
 class OptimisticConflict(OncewardError):
-    """The row has another version than expected, or is gone. Nothing was changed by this update."""
+    """The row has a different version than expected, or is gone. This update changed nothing."""
 
     def __init__(self, table: str, key: Mapping[str, Any], expected: Any) -> None:
         super().__init__(
-            f"{table} {dict(key)} is not at version {expected!r} any more; "
+            f"{table} {dict(key)} is not at version {expected!r} anymore; "
             "end this session, open a new session and read again"
         )
         self.table = table
@@ -38,8 +38,8 @@ class OptimisticConflict(OncewardError):
 
 
 class LockTimeoutError(OncewardError, TimeoutError):
-    """A lock was not free in time. The session can go on without it."""
+    """A lock was not released in time. The session can continue without it."""
 
 
 class RowError(OncewardError):
-    """More rows than asked for, or rows that cannot be told as a dict."""
+    """More rows than requested, or rows that cannot be returned as dicts."""

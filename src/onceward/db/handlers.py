@@ -1,5 +1,7 @@
-"""One attempt at one message: a session, the handler, the commit. What is raised comes back as the reply, because a
-handler may raise StopIteration, which a coroutine cannot."""
+"""One attempt at one message: open a session, call the handler, commit.
+
+An attempt returns the exception instead of raising it: a handler may raise StopIteration, which a coroutine cannot.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,9 @@ def attempts(
             with DbSession(engine) as session:
                 result = handler(message, session)
                 if inspect.iscoroutine(result):
-                    # It has not run. Committing, and telling the source that it is done, would lose the message.
+                    # It has not run. Committing and acknowledging would lose the message.
                     result.close()
-                    raise TypeError("the handler is async: use the consumer for asyncio")
+                    raise TypeError("the handler is async; use the asyncio consumer")
         except BaseException as error:  # noqa: BLE001
             return error
         return None

@@ -1,4 +1,4 @@
-"""Running SQL in a session's transaction."""
+"""What a session does with its transaction: run SQL, insert or update a row safely, take locks."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ Sql = str | Executable
 """SQL with `:name` parameters, or a SQLAlchemy construct."""
 Params = Mapping[str, Any]
 Row = dict[str, Any]
+AnyTable = str | TableClause | type[Any]
+"""A name, a `Table` or `sqlalchemy.table(…)`, or a mapped class."""
+
+DEFAULT_TIMEOUT: Final = 10.0
+"""Seconds to wait for a lock."""
 
 _ENDS_TRANSACTION = re.compile(
     r"""(\s | --[^\n]*\n | /\*.*?\*/)*
@@ -50,7 +55,7 @@ _ENDS_TRANSACTION = re.compile(
 
 def execute(transaction: DbTransaction, sql: Sql, params: Params | Sequence[Params] | None) -> int:
     if params is not None and not params and not isinstance(params, Mapping):
-        return 0  # nothing to do for nobody; SQLAlchemy would run it once, without parameters
+        return 0  # an empty list; SQLAlchemy would run the statement once, without parameters
     with _result(transaction, sql, params) as result:
         return int(result.rowcount)
 
@@ -64,13 +69,115 @@ def fetch_one(transaction: DbTransaction, sql: Sql, params: Params | None) -> Ro
     with _result(transaction, sql, params) as result:
         rows = _rows(result, at_most=2)
     if len(rows) > 1:
-        raise RowError("the query gave more than one row; narrow it down, or use fetch_all")
+        raise RowError("the query returned more than one row; narrow it down, or use fetch_all")
     return rows[0] if rows else None
 
 
 def fetch_all(transaction: DbTransaction, sql: Sql, params: Params | None) -> list[Row]:
     with _result(transaction, sql, params) as result:
         return _rows(result)
+
+
+def insert_idempotent(
+    transaction: DbTransaction, table: AnyTable, values: Mapping[str, Any], key: Sequence[str] | None
+) -> bool:
+    target = table_of(table, values)
+    key_values = _select_key(values, key)
+    connection = transaction.connection
+    try:
+        with connection.begin_nested():  # on PostgreSQL an error would otherwise abort the whole transaction
+            connection.execute(insert(target).values(dict(values))).close()
+    except IntegrityError as error:
+        if not transaction.backend.is_duplicate(error):
+            raise
+        if key_values and not _exists(connection, target, key_values):
+            raise
+        return False
+    return True
+
+
+def occ_update(
+    transaction: DbTransaction,
+    table: AnyTable,
+    key: Mapping[str, Any],
+    values: Mapping[str, Any],
+    expected: int,
+    version_column: str,
+) -> int:
+    if transaction.had_conflict:
+        raise RetryRefusedError(
+            "an optimistic update already conflicted in this session, and a retry would rely on stale reads; "
+            "end this session, open a new session and read again"
+        )
+    if not key or version_column in key or version_column in values:
+        raise ConfigurationError(
+            f"occ_update needs the key of one row, and {version_column} in neither key nor values"
+        )
+    target = table_of(table, [*key, *values, version_column])
+    found = transaction.connection.execute(
+        update(target)
+        .where(row_is(target, {**key, version_column: expected}))
+        .values({**values, version_column: expected + 1})
+    ).rowcount
+    if found == 1:
+        return expected + 1
+    if found == 0:
+        transaction.had_conflict = True
+        raise OptimisticConflict(target.name, key, expected)
+    error = RowError(f"{dict(key)} names {found} rows of {target.name}; pass the columns of a unique key")
+    transaction.lose(error)  # all of them were changed
+    raise error
+
+
+def lock_row(
+    transaction: DbTransaction, table: AnyTable, key: Mapping[str, Any], timeout: float
+) -> Row | None:
+    target = table_of(table, key)
+    columns = list(target.c) if isinstance(target, Table) else [literal_column("*")]
+    query = select(*columns).select_from(target).where(row_is(target, key)).with_for_update()
+    with _waiting(transaction, timeout, f"{target.name} {dict(key)}"):
+        return fetch_one(transaction, query, None)
+
+
+def advisory_lock(transaction: DbTransaction, name: str | int, timeout: float) -> None:
+    with _waiting(transaction, timeout, f"the advisory lock {name!r}"):
+        transaction.backend.take_advisory_lock(transaction.connection, key_of(name))
+
+
+def key_of(name: str | int) -> int:
+    """Return the 64-bit key of a lock. If two names share a key, they only wait for each other."""
+    if isinstance(name, str):
+        return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
+    if not -(2**63) <= name < 2**63:
+        raise ConfigurationError(f"an advisory lock is a name or a number that fits 64 bits, not {name}")
+    return name
+
+
+def table_of(given: AnyTable, columns: Iterable[str]) -> TableClause:
+    """Return the table with at least these columns, so SQLAlchemy quotes every name that needs it."""
+    found = getattr(given, "__table__", given)
+    if isinstance(found, str):
+        found = table(found)
+    if not isinstance(found, TableClause):
+        raise ConfigurationError(f"a table is a name, a Table or a mapped class, not {given!r}")
+    missing = [name for name in columns if name not in found.c]
+    if not missing:
+        return found
+    if isinstance(found, Table):
+        raise ConfigurationError(f"table {found.name} has no column {', '.join(missing)}")
+    return table(
+        found.name, *(column(c.name, c.type) for c in found.c), *map(column, missing), schema=found.schema
+    )
+
+
+def row_is(target: TableClause, key: Mapping[str, Any]) -> ColumnElement[bool]:
+    """Return the condition that selects one row."""
+    if not key:
+        raise ConfigurationError(f"no key columns were given; they select the row of {target.name}")
+    prefix = "key"
+    while any(column.key.startswith(prefix) for column in target.c):
+        prefix += "_"
+    return and_(*(_equals(target.c[name], key[name], f"{prefix}{n}") for n, name in enumerate(key)))
 
 
 def _result(
@@ -102,163 +209,43 @@ def _rows(result: CursorResult[Any], at_most: int | None = None) -> list[Row]:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-# Tables and columns as SQLAlchemy constructs, so that every name is quoted where it has to be.
-
-
-AnyTable = str | TableClause | type[Any]
-"""A name, a `Table` or `sqlalchemy.table(…)`, or a mapped class."""
-
-
-def table_of(given: AnyTable, columns: Iterable[str]) -> TableClause:
-    """The table, with at least these columns."""
-    found = getattr(given, "__table__", given)
-    if isinstance(found, str):
-        found = table(found)
-    if not isinstance(found, TableClause):
-        raise ConfigurationError(f"a table is a name, a Table or a mapped class, not {given!r}")
-    missing = [name for name in columns if name not in found.c]
-    if not missing:
-        return found
-    if isinstance(found, Table):
-        raise ConfigurationError(f"table {found.name} has no column {', '.join(missing)}")
-    return table(
-        found.name, *(column(c.name, c.type) for c in found.c), *map(column, missing), schema=found.schema
-    )
-
-
-def row_is(target: TableClause, key: Mapping[str, Any]) -> ColumnElement[bool]:
-    """The condition that names one row."""
-    if not key:
-        raise ConfigurationError(f"a row of {target.name} is named by its key columns; none were given")
-    prefix = "key"
-    while any(column.key.startswith(prefix) for column in target.c):
-        prefix += "_"
-    return and_(*(_equals(target.c[name], key[name], f"{prefix}{n}") for n, name in enumerate(key)))
-
-
-def _equals(left: ColumnElement[Any], right: Any, parameter: str) -> ColumnElement[bool]:
-    # SQLAlchemy would name the parameter `id_1`, and in an UPDATE that is the name of the value for a column `id_1`.
-    if right is None or isinstance(right, ClauseElement):
-        return left == right
-    return left == bindparam(parameter, right, left.type)
-
-
-# Insert a row unless it is there: the atomic form of *check, then insert*.
-
-
-def insert_idempotent(
-    transaction: DbTransaction, table: AnyTable, values: Mapping[str, Any], key: Sequence[str] | None
-) -> bool:
-    target = table_of(table, values)
-    named = _named(values, key)
-    connection = transaction.connection
-    try:
-        with connection.begin_nested():  # PostgreSQL would give up the whole transaction otherwise
-            connection.execute(insert(target).values(dict(values))).close()
-    except IntegrityError as error:
-        if not transaction.backend.is_duplicate(error):
-            raise
-        if named and not _is_there(connection, target, named):
-            raise
-        return False
-    return True
-
-
-def _is_there(connection: Connection, target: TableClause, key: Mapping[str, Any]) -> bool:
-    # SQLite tells only in its text which constraint was violated, so ask which row it was.
+def _exists(connection: Connection, target: TableClause, key: Mapping[str, Any]) -> bool:
+    # SQLite names the violated constraint only in its message, so look for the row.
     if any(value is None for value in key.values()):
-        return False  # NULL is unlike every other NULL to a constraint
+        return False  # to a constraint, NULL differs from every other NULL
     found = connection.execute(select(literal(1)).select_from(target).where(row_is(target, key)).limit(1))
     return found.first() is not None
 
 
-def _named(values: Mapping[str, Any], key: Sequence[str] | None) -> dict[str, Any]:
+def _select_key(values: Mapping[str, Any], key: Sequence[str] | None) -> dict[str, Any]:
     if key is None:
         return {}
     names = [key] if isinstance(key, str) else list(key)
     missing = [name for name in names if name not in values]
     if missing or not names:
         raise ConfigurationError(
-            f"key columns are columns of the row; {missing or 'none'} is not among {list(values)}"
+            f"key columns must be columns of the row; {missing or 'none'} is not among {list(values)}"
         )
     return {name: values[name] for name in names}
-
-
-# Update a row only if nobody else has: optimistic concurrency by a version column.
-
-
-def occ_update(
-    transaction: DbTransaction,
-    table: AnyTable,
-    key: Mapping[str, Any],
-    values: Mapping[str, Any],
-    expected: int,
-    version_column: str,
-) -> int:
-    if transaction.had_conflict:
-        raise RetryRefusedError(
-            "an optimistic update has met a conflict in this session, and a retry inside it would be judged by what "
-            "was read before; end this session, open a new session and read again"
-        )
-    if not key or version_column in key or version_column in values:
-        raise ConfigurationError(
-            f"occ_update needs the key of one row, and {version_column} in neither key nor values"
-        )
-    target = table_of(table, [*key, *values, version_column])
-    found = transaction.connection.execute(
-        update(target)
-        .where(row_is(target, {**key, version_column: expected}))
-        .values({**values, version_column: expected + 1})
-    ).rowcount
-    if found == 1:
-        return expected + 1
-    if found == 0:
-        transaction.had_conflict = True
-        raise OptimisticConflict(target.name, key, expected)
-    error = RowError(f"{dict(key)} names {found} rows of {target.name}; give the columns of a unique key")
-    transaction.lose(error)  # they are all changed
-    raise error
-
-
-# Locks that end with the session: on one row, or on a name.
-
-
-DEFAULT_TIMEOUT: Final = 10.0
-"""Seconds to wait for a lock."""
-
-
-def lock_row(
-    transaction: DbTransaction, table: AnyTable, key: Mapping[str, Any], timeout: float
-) -> Row | None:
-    target = table_of(table, key)
-    columns = list(target.c) if isinstance(target, Table) else [literal_column("*")]
-    query = select(*columns).select_from(target).where(row_is(target, key)).with_for_update()
-    with _waiting(transaction, timeout, f"{target.name} {dict(key)}"):
-        return fetch_one(transaction, query, None)
-
-
-def advisory_lock(transaction: DbTransaction, name: str | int, timeout: float) -> None:
-    with _waiting(transaction, timeout, f"the advisory lock {name!r}"):
-        transaction.backend.take_advisory_lock(transaction.connection, key_of(name))
 
 
 @contextmanager
 def _waiting(transaction: DbTransaction, timeout: float, what: str) -> Iterator[None]:
     if not (isfinite(timeout) and timeout >= 0):
-        raise ConfigurationError(f"a timeout is a number of seconds from 0 on, not {timeout!r}")
+        raise ConfigurationError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
     try:
         with transaction.backend.lock_timeout(transaction.connection, timeout):
             yield
     except DBAPIError as error:
         if not transaction.backend.is_lock_timeout(error):
             raise
-        raise LockTimeoutError(f"{what} was locked by somebody else for longer than {timeout:g} s") from error
+        raise LockTimeoutError(
+            f"{what} was locked by another session for longer than {timeout:g} s"
+        ) from error
 
 
-def key_of(name: str | int) -> int:
-    """The 64 bits a lock is known by. Two names of one key would wait for each other, and nothing worse."""
-    if isinstance(name, str):
-        return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
-    if not -(2**63) <= name < 2**63:
-        raise ConfigurationError(f"an advisory lock is a name or a number of 64 bits, not {name}")
-    return name
+def _equals(left: ColumnElement[Any], right: Any, parameter: str) -> ColumnElement[bool]:
+    # SQLAlchemy would name the parameter `id_1`, which in an UPDATE is the value for a column `id_1`.
+    if right is None or isinstance(right, ClauseElement):
+        return left == right
+    return left == bindparam(parameter, right, left.type)

@@ -9,13 +9,13 @@ from onceward.errors import ConfigurationError
 
 
 class BlockingSessionPort:
-    """One transaction on one connection of the engine's."""
+    """One transaction on one connection of the engine."""
 
     def __init__(self, engine: Engine, session: str) -> None:
         if not isinstance(engine, Engine) or engine.dialect.is_async:
             raise ConfigurationError(
-                f"DbSession needs an Engine as create_engine makes it from a synchronous driver, not {engine!r}; "
-                "an AsyncEngine goes to AsyncDbSession"
+                f"DbSession needs an Engine from create_engine with a synchronous driver, not {engine!r}; "
+                "for an AsyncEngine, use AsyncDbSession"
             )
         self._engine = engine
         self.transaction = DbTransaction(engine, session)

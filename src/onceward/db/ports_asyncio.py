@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 
 class AsyncSessionPort:
-    """One transaction on one connection of the engine's. Operations of several tasks run one after another."""
+    """One transaction on one connection of the engine. Operations of several tasks run one after another."""
 
     def __init__(self, engine: AsyncEngine, session: str) -> None:
         if not isinstance(engine, AsyncEngine):
             raise ConfigurationError(
-                f"AsyncDbSession needs an AsyncEngine as create_async_engine makes it, not {engine!r}; "
-                "an Engine goes to DbSession"
+                f"AsyncDbSession needs an AsyncEngine from create_async_engine, not {engine!r}; "
+                "for an Engine, use DbSession"
             )
         self._engine = engine
         self.transaction = DbTransaction(engine.sync_engine, session)
@@ -49,7 +49,7 @@ class AsyncSessionPort:
 
 
 async def _finish(ending: Coroutine[Any, Any, None]) -> None:
-    """Wait for a session's end, through cancellations; the last of these is raised after it."""
+    """Wait until the session has ended, even if canceled; then raise the last cancellation."""
     task = asyncio.create_task(ending)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -17,8 +17,8 @@ from onceward.db.ports import BlockingSessionPort
 class DbSession:
     """One database transaction: `with DbSession(engine) as session: …`.
 
-    Leaving the block commits; any exception that leaves it, also KeyboardInterrupt, rolls back and goes on. It is
-    entered once: not nested, not again. A second session is a second transaction.
+    Leaving the block commits; any exception that leaves it, even KeyboardInterrupt, rolls back and propagates. A
+    session is entered once: neither nested nor reused. A second session is a second transaction.
 
     It belongs to one thread.
     """
@@ -30,7 +30,7 @@ class DbSession:
 
     @property
     def committed(self) -> bool:
-        """Whether the commit is known to have happened. Never before the block has been left."""
+        """Whether the commit is known to have happened. Always False inside the block."""
         return self._port.transaction.committed
 
     def __enter__(self) -> Self:
@@ -43,28 +43,28 @@ class DbSession:
         self._port.end(error)
 
     def execute(self, sql: Sql, params: Params | Sequence[Params] | None = None) -> int:
-        """Run a statement, once for each dict of a sequence. Returns the rows affected, -1 where nobody knows."""
+        """Run a statement, once for each dict of a sequence. Returns the rows affected, or -1 if unknown."""
         return self._run(operations.execute, sql, params)
 
     def execute_scalar(self, sql: Sql, params: Params | None = None) -> Any:
-        """The first column of the first row, or None if there is no row."""
+        """Return the first column of the first row, or None if there is no row."""
         return self._run(operations.execute_scalar, sql, params)
 
     def fetch_one(self, sql: Sql, params: Params | None = None) -> Row | None:
-        """The only row, or None. Raises RowError if there are more."""
+        """Return the only row, or None. Raises RowError if there are more."""
         return self._run(operations.fetch_one, sql, params)
 
     def fetch_all(self, sql: Sql, params: Params | None = None) -> list[Row]:
-        """All rows."""
+        """Return all rows."""
         return self._run(operations.fetch_all, sql, params)
 
     def insert_idempotent(
         self, table: AnyTable, values: Mapping[str, Any], *, key: Sequence[str] | None = None
     ) -> bool:
-        """Insert a row: True if it was, False if it was there already.
+        """Insert a row. Returns True if it was inserted, False if it already existed.
 
-        *There already* means a row with the same `key` columns; without `key`, any violated uniqueness. Every other
-        integrity error is raised. Whichever it is, the transaction can go on.
+        It already exists if a row has the same `key` columns; without `key`, if any uniqueness constraint is violated.
+        Every other integrity error is raised. The transaction can continue in either case.
         """
         return self._run(operations.insert_idempotent, table, values, key)
 
@@ -77,25 +77,25 @@ class DbSession:
         expected: int,
         version_column: str = "version",
     ) -> int:
-        """Update one row if it is at the expected version, and return its new version, the next number.
+        """Update one row if it is at the expected version, and return its new version, `expected + 1`.
 
         Raises OptimisticConflict if the row is at another version or gone. After that, another try in this session
-        is refused with RetryRefusedError: end it, open a new one and read again.
+        raises RetryRefusedError: end it, open a new one and read again.
         """
         return self._run(operations.occ_update, table, key, values, expected, version_column)
 
     def lock_row(
         self, table: AnyTable, key: Mapping[str, Any], *, timeout: float = DEFAULT_TIMEOUT
     ) -> Row | None:
-        """Lock one row until the session ends and return it; None if there is none, and then nothing is locked.
+        """Lock one row until the session ends and return it. Returns None, and locks nothing, if there is no such row.
 
-        Raises LockTimeoutError after `timeout` seconds. On SQLite the session has the whole database anyway.
+        Raises LockTimeoutError after `timeout` seconds. On SQLite a session already locks the whole database.
         """
         return self._run(operations.lock_row, table, key, timeout)
 
     def advisory_lock(self, name: str | int, *, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """Lock a name, or a number of 64 bits, until the session ends. Taking it twice is taking it once.
+        """Lock a name, or a 64-bit number, until the session ends. Taking it twice is the same as once.
 
-        Raises LockTimeoutError after `timeout` seconds. On SQLite the session has the whole database anyway.
+        Raises LockTimeoutError after `timeout` seconds. On SQLite a session already locks the whole database.
         """
         self._run(operations.advisory_lock, name, timeout)

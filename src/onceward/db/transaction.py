@@ -1,4 +1,11 @@
-"""Leaving a connection clean without hiding the error that made it necessary."""
+"""The life of a session's transaction, for both kinds of session: begin once, end once, give the connection back.
+
+    NEW ──opening──► OPEN ──end──► ENDED        a session that could not be opened has also ended
+                      │              ▲
+                      └─► LOST ──────┘          only a rollback is possible
+
+Everything here works on a plain SQLAlchemy connection. Under asyncio, SQLAlchemy runs it in a greenlet.
+"""
 
 from __future__ import annotations
 
@@ -19,141 +26,63 @@ from onceward.db.errors import LockTimeoutError, SessionError
 
 _log = logging.getLogger(__name__)
 
-
-def roll_back(connection: Connection, cause: BaseException, *, after_commit: bool = False) -> None:
-    """Roll back because of `cause`, which stays the error that is seen.
-
-    `after_commit`: a commit has failed. SQLAlchemy then regards the transaction as over, the database need not.
-    """
-    try:
-        connection.rollback()
-        if after_commit and not connection.invalidated:
-            connection.connection.rollback()
-    except BaseException as failure:
-        _throw_away(connection)
-        if not isinstance(failure, Exception):
-            raise
-        cause.add_note(f"The rollback failed, too, and the connection was thrown away: {failure}")
-        _log.warning("a rollback failed; throwing the connection away ends its transaction", exc_info=True)
-
-
-def give_back(connection: Connection) -> None:
-    """To its pool. The transaction has ended by now, and its outcome says more than a failure here."""
-    try:
-        connection.close()
-    except Exception:  # noqa: BLE001
-        _log.warning("a connection could not be given back to its pool", exc_info=True)
-
-
-def _throw_away(connection: Connection) -> None:
-    try:
-        connection.invalidate()
-    except Exception:  # noqa: BLE001
-        _log.warning("a broken connection could not be closed", exc_info=True)
-
-
-# Engines with one connection for everybody, as StaticPool gives to in-memory databases.
-#
-# Two sessions on it would be one transaction, and the first to end would end both. The second is refused before it
-# touches the connection: even giving it back would roll the first one back.
-
-
-_lock = Lock()
-_in_use: WeakSet[Pool] = WeakSet()
-
-
-def reserve(pool: StaticPool) -> Pool:
-    """The pool, to `free` at the end."""
-    with _lock:
-        if pool in _in_use:
-            raise SessionError(
-                "this engine has one connection for all (StaticPool), and another session is using it; "
-                "end that one first, or use a database file"
-            )
-        _in_use.add(pool)
-    return pool
-
-
-def free(pool: Pool) -> None:
-    with _lock:
-        _in_use.discard(pool)
-
-
-@contextmanager
-def reserved(engine: Engine) -> Iterator[None]:
-    """For the block, if this is such an engine."""
-    if not isinstance(engine.pool, StaticPool):
-        yield
-        return
-    pool = reserve(engine.pool)
-    try:
-        yield
-    finally:
-        free(pool)
-
-
-# Begin once, end once: the life of a session's transaction, for both kinds of session.
-#
-#     NEW ──opening──► OPEN ──end──► ENDED        a session that could not be opened has ended, too
-#                       │              ▲
-#                       └─► LOST ──────┘          nothing but a rollback is possible any more
-#
-# Everything here is written for a plain SQLAlchemy connection. Under asyncio SQLAlchemy runs it in a greenlet.
-
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_lock = Lock()
+_in_use: WeakSet[Pool] = WeakSet()
+"""Pools of one shared connection (StaticPool, as in-memory databases use) that a session is using."""
 
-class State(Enum):
+
+class SessionState(Enum):
     NEW = auto()
     OPEN = auto()
     LOST = auto()
     ENDED = auto()
 
 
-_NESTED = "this session is open already and cannot be nested; a second transaction needs a second {name}"
+_NESTED = "this session is already open and cannot be nested; a second transaction needs a second {name}"
 CANNOT_ENTER = {
-    State.OPEN: _NESTED,
-    State.LOST: _NESTED,
-    State.ENDED: "this session has ended and cannot be used again: it is one transaction; make a new {name}",
+    SessionState.OPEN: _NESTED,
+    SessionState.LOST: _NESTED,
+    SessionState.ENDED: "this session has ended and cannot be used again: it is one transaction; make a new {name}",
 }
 CANNOT_USE = {
-    State.NEW: "this session is not open; use it inside its block, `{block} {name}(engine) as session:`",
-    State.LOST: "after the error in it this session can only be rolled back; let that error go on, "
-    "and open a new {name} to try again",
-    State.ENDED: "this session has ended with its block; open a new {name}",
+    SessionState.NEW: "this session is not open; use it inside its block, `{block} {name}(engine) as session:`",
+    SessionState.LOST: "after its error this session can only be rolled back; let the error propagate, "
+    "and open a new {name} to retry",
+    SessionState.ENDED: "this session has ended with its block; open a new {name}",
 }
-CANNOT_END = {state: CANNOT_USE[state] for state in (State.NEW, State.ENDED)}
+CANNOT_END = {state: CANNOT_USE[state] for state in (SessionState.NEW, SessionState.ENDED)}
 
 
 class DbTransaction:
-    """One transaction. `name` is what the user knows it by: the session's class."""
+    """One transaction. `name` is the session's class, which the messages use."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self.backend = BACKENDS.get(engine.dialect.name) or backend_of(engine.dialect)
         self.committed = False
         self.had_conflict = False
-        """Set by an optimistic update that found another version; see `optimistic.py`."""
+        """Set by an optimistic update that found another version; see `occ_update`."""
         self._engine = engine
         self._name = name
-        self._state = State.NEW
+        self._state = SessionState.NEW
         self._connection: Connection | None = None
         self._failure: BaseException | None = None
 
     @property
     def connection(self) -> Connection:
-        if self._state is not State.OPEN:  # asked for by every statement
+        if self._state is not SessionState.OPEN:
             self._refuse(CANNOT_USE)
         assert self._connection is not None
         return self._connection
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Around connecting and `begin`."""
-        if self._state is not State.NEW:
+        """Wrap connecting and `begin`."""
+        if self._state is not SessionState.NEW:
             self._refuse(CANNOT_ENTER)
-        self._state = State.ENDED
+        self._state = SessionState.ENDED
         pool = self._engine.pool
         self._shared = reserve(pool) if isinstance(pool, StaticPool) else None
         try:
@@ -162,7 +91,7 @@ class DbTransaction:
             if self._shared is not None:
                 free(self._shared)
             raise
-        self._state = State.OPEN
+        self._state = SessionState.OPEN
 
     def begin(self, connection: Connection) -> None:
         self._connection = connection
@@ -174,14 +103,14 @@ class DbTransaction:
             if isinstance(error, DBAPIError) and self.backend.is_lock_timeout(error):
                 raise LockTimeoutError(
                     "another connection kept the database locked for longer than this engine waits "
-                    "(connect_args={'timeout': seconds}); nothing was done"
+                    "(connect_args={'timeout': seconds}); nothing was changed"
                 ) from error
             raise
 
     def run(
         self, operation: Callable[Concatenate[DbTransaction, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """One operation of the session. What went wrong in it is remembered: the commit must not pass over it."""
+        """Run one operation of the session, and remember its failure: the commit must not ignore it."""
         connection = self.connection
         try:
             return operation(self, *args, **kwargs)
@@ -191,22 +120,22 @@ class DbTransaction:
                 self.lose(error)
             raise
         except BaseException as error:
-            if not isinstance(error, Exception):  # an interrupt: nobody knows how far the statement came
+            if not isinstance(error, Exception):  # an interrupt: how far the statement got is unknown
                 self.lose(error)
             raise
 
     def lose(self, error: BaseException) -> None:
-        """Nothing but a rollback is possible from here on."""
-        self._state = State.LOST
+        """Allow only a rollback from here on."""
+        self._state = SessionState.LOST
         self._failure = error
 
     def end(self, error: BaseException | None) -> None:
-        """Commit, or roll back because of the error. The connection is given back in any case."""
+        """Commit, or roll back because of the error. Either way, the connection goes back to its pool."""
         if self._state in CANNOT_END:
             self._refuse(CANNOT_END)
         connection = self._connection
         assert connection is not None
-        lost, self._state = self._state is State.LOST, State.ENDED
+        lost, self._state = self._state is SessionState.LOST, SessionState.ENDED
         try:
             if error is not None:
                 roll_back(connection, error)
@@ -224,7 +153,7 @@ class DbTransaction:
         if self._state in CANNOT_END:
             self._refuse(CANNOT_END)
 
-    def _refuse(self, refusals: dict[State, str]) -> NoReturn:
+    def _refuse(self, refusals: dict[SessionState, str]) -> NoReturn:
         block = "async with" if self._engine.dialect.is_async else "with"
         raise SessionError(refusals[self._state].format(name=self._name, block=block))
 
@@ -232,8 +161,8 @@ class DbTransaction:
         try:
             if lost or (self._failure is not None and self.backend.will_not_commit(connection)):
                 raise SessionError(
-                    "something failed in this session, and the database will not commit what came before it; "
-                    "nothing was committed. Let the error go on instead of catching it inside the block"
+                    "a statement failed in this session, and the database will not commit what came before it; "
+                    "nothing was committed. Let the error propagate instead of catching it inside the block"
                 ) from self._failure
             connection.commit()
         except BaseException as failure:
@@ -243,3 +172,69 @@ class DbTransaction:
 
     def _has_ended(self, connection: Connection) -> bool:
         return connection.invalidated or self.backend.has_ended(connection)
+
+
+def roll_back(connection: Connection, cause: BaseException, *, after_commit: bool = False) -> None:
+    """Roll back because of `cause`, which stays the error the caller sees.
+
+    `after_commit`: a commit has failed. SQLAlchemy then considers the transaction over; the database may not.
+    """
+    try:
+        connection.rollback()
+        if after_commit and not connection.invalidated:
+            connection.connection.rollback()
+    except BaseException as failure:
+        _discard(connection)
+        if not isinstance(failure, Exception):
+            raise
+        cause.add_note(f"The rollback failed too, and the connection was discarded: {failure}")
+        _log.warning("rollback failed; discarding the connection ends its transaction", exc_info=True)
+
+
+def give_back(connection: Connection) -> None:
+    """Return the connection to its pool. A failure is only logged: the transaction's outcome matters more."""
+    try:
+        connection.close()
+    except Exception:  # noqa: BLE001
+        _log.warning("could not return a connection to its pool", exc_info=True)
+
+
+def _discard(connection: Connection) -> None:
+    try:
+        connection.invalidate()
+    except Exception:  # noqa: BLE001
+        _log.warning("could not close a broken connection", exc_info=True)
+
+
+def reserve(pool: StaticPool) -> Pool:
+    """Claim a pool that has one connection for everyone; `free` it at the end. Raises if another session has it.
+
+    Two sessions on one connection would be one transaction, and the first to end would end both. The second is refused
+    before it touches the connection: even returning it would roll the first one back.
+    """
+    with _lock:
+        if pool in _in_use:
+            raise SessionError(
+                "this engine has one connection for all sessions (StaticPool), and another session is using it; "
+                "end that one first, or use a database file"
+            )
+        _in_use.add(pool)
+    return pool
+
+
+def free(pool: Pool) -> None:
+    with _lock:
+        _in_use.discard(pool)
+
+
+@contextmanager
+def reserved(engine: Engine) -> Iterator[None]:
+    """Reserve the engine's pool for the block if it has one connection for everyone."""
+    if not isinstance(engine.pool, StaticPool):
+        yield
+        return
+    pool = reserve(engine.pool)
+    try:
+        yield
+    finally:
+        free(pool)

@@ -191,8 +191,8 @@ class _DryRun:
         if attempts.unended >= contract.poison_after:
             raise poisoned(key, attempts.unended)
         if contract.sequencing != "none":
-            place = sequencing.take_place(transaction, store, contract, key, event)
-            if place is sequencing.Place.SUPERSEDED:
+            turn = sequencing.take_turn(transaction, store, contract, key, event)
+            if turn is sequencing.Turn.SUPERSEDED:
                 return PredictedOutcome.SUPERSEDED
         return attempts.starts + 1
 

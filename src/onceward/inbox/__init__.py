@@ -1,11 +1,11 @@
-"""The consumer contract: each event's effects once, atomically, whatever arrives twice or crashes.
+"""The consumer contract: each event's effects happen once, atomically, whatever arrives twice or crashes.
 
-`Contract` says what a consumer promises; `Inbox` (in asyncio `AsyncInbox`) sees to it that it keeps the promise: under
-the engine, where a task with a `contract` gets `process_transaction(self, transaction, session)`, or by itself with
+`Contract` says what a consumer promises; `Inbox` (in asyncio `AsyncInbox`) enforces it: under the engine, where a task
+with a `contract` gets `process_transaction(self, transaction, session)`, or on its own with
 `inbox.process(contract, event, handler)`.
 
-Delivery is at least once. Effects are once where they are writes through the session; a call to the outside gets a key
-that stays the same, and is at least once.
+Delivery is at least once. Writes through the session happen once; calls to other systems happen at least once, with a
+stable idempotency key.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # SQLAlchemy's asyncio part needs greenlet, which comes with the extra onceward[asyncio].
+    # Imported lazily: SQLAlchemy's asyncio part needs greenlet, which comes with the extra onceward[asyncio].
     if name == "AsyncInboxSession":
         from onceward.inbox.sessions.session_asyncio import AsyncInboxSession
 

@@ -1,8 +1,8 @@
-"""Starts are written down before the handler runs: a start without an end is a crash, and too many are poison.
+"""Starts are recorded before the handler runs: a start without an end is a crash, and too many make the event poison.
 
-A start has a lease, so that a copy that arrives while the event is in hand is told busy and is not counted. Starts of
-a fetched batch are written in one transaction. One whose earlier start has no end is a *suspect*: its start is written
-only when it is about to run, alone, so that it cannot take its neighbours' counts up with it.
+A start has a lease, so a copy that arrives while the event is in flight gets `Busy` and is not counted. The starts of a
+fetched batch are recorded in one transaction. An event whose earlier start has no end is a *suspect*: its start is
+recorded only when it is about to run, alone, so a crash does not count against its neighbors.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _log = logging.getLogger("onceward.inbox")
 T = TypeVar("T")
 
 LONGEST_WAIT = 5.0
-"""Seconds until a copy asks again whether the event is still in hand."""
+"""Seconds until a copy checks again whether the event is still in flight, at most."""
 
 
 class Start(NamedTuple):
     token: int
-    """The number of this start: no other start of the event has it."""
+    """The number of this start, unique among the starts of the event."""
 
 
 class End(NamedTuple):
@@ -42,23 +42,23 @@ class End(NamedTuple):
 
 
 class AttemptLedger:
-    """What one inbox writes down of its attempts."""
+    """The starts and ends that one inbox records."""
 
     def __init__(self, store: Store, ports: InboxPorts) -> None:
         self._store = store
         self._ports = ports
         self._finished: deque[Key] = deque()
-        """Done, and of no interest any more: taken off the ledger with the next start."""
+        """Done events; removed from the ledger with the next start."""
         self._unwritten: deque[End] = deque()
-        """Ends that the database did not take: written with the next start."""
+        """Ends that could not be recorded; retried with the next start."""
         self._open: set[tuple[str, str]] = set()
-        """Consumer and tracking id of the starts of this inbox that have no end yet: only their leases are ours."""
+        """Consumer and tracking id of this inbox's starts that have no end yet. Only their leases are ours."""
 
     async def expect(self, contract: Contract, keys: Sequence[Key]) -> dict[str, Start]:
-        """Write down a start of each, in one transaction. Those that are missing in the answer need their own."""
+        """Record a start for each key, in one transaction. Keys missing from the result must be started separately."""
 
         def expect(transaction: DbTransaction) -> list[tuple[str, int]]:
-            # In order: who has copies of the same events waits for the other, and not both in a circle.
+            # Sorted: workers with copies of the same events wait for each other without a deadlock.
             distinct = sorted(dict(zip(map(attrgetter("tracking_id"), keys), keys, strict=True)).values())
             if not distinct:
                 return []
@@ -73,9 +73,9 @@ class AttemptLedger:
         return starts
 
     async def start(self, contract: Contract, key: Key, alone: bool = False) -> Start | None:
-        """Write down one start. None, and nothing is written: an earlier one has no end, so it has to be alone.
+        """Record one start. Returns None, and records nothing, if an earlier start has no end: it has to run alone.
 
-        Raises Busy if it is in hand elsewhere, and ContractError if it is poison.
+        Raises `Busy` if the event is in flight elsewhere, and `ContractError` if it is poison.
         """
 
         def start(transaction: DbTransaction) -> Start | Exception | None:
@@ -89,7 +89,7 @@ class AttemptLedger:
                 return Start(found.starts)
             if not found.locked and found.unended >= contract.poison_after:
                 return poisoned(key, found.unended)
-            return in_hand(found, contract.lease) if found.locked or alone else None
+            return in_flight(found, contract.lease) if found.locked or alone else None
 
         begun = await self._with_leftovers(start)
         if isinstance(begun, Exception):
@@ -100,41 +100,43 @@ class AttemptLedger:
         await self.end_all([End(key, token, error)])
 
     async def end_all(self, ends: Sequence[End]) -> None:
-        """Write down that these have ended, without success. What cannot be written now is written later."""
+        """Record that these attempts ended without success. If that fails, retry with the next start."""
         if not ends:
             return
         self._unwritten.extend(ends)
         for end in ends:
-            self.released(end.key)
+            self.release(end.key)
         try:
             await self._with_leftovers(lambda _: None)
-        except Exception as error:  # noqa: BLE001  the failure that is being written down says more
+        except Exception as error:  # noqa: BLE001  must not hide the failure that is being recorded
             _log.warning(
-                "the ends of %d attempts are not written down yet: %s", len(ends), driver_message(error)
+                "could not record the ends of %d attempts yet, will retry: %s",
+                len(ends),
+                driver_message(error),
             )
 
     async def extend(self, contract: Contract, tracking_ids: Sequence[str]) -> None:
-        """Keep the leases of our starts. Those of others run out even while a copy of the event waits here: they may
-        be dead."""
+        """Extend the leases of our own starts. Other workers' leases must expire, even if a copy waits here: the
+        worker may be dead."""
         ours = [each for each in tracking_ids if (contract.consumer_id, each) in self._open]
         if ours:
             await self._ports.transact(
                 self._store.extend_attempts, contract.consumer_id, ours, contract.lease
             )
 
-    def finished(self, key: Key) -> None:
+    def finish(self, key: Key) -> None:
         self._finished.append(key)
-        self.released(key)
+        self.release(key)
 
-    def released(self, key: Key) -> None:
-        """Its start has an end, or is kept by somebody else."""
+    def release(self, key: Key) -> None:
+        """Forget a start that has an end, or whose lease the heartbeat keeps."""
         self._open.discard((key.consumer_id, key.tracking_id))
 
     async def _with_leftovers(self, operation: Callable[[DbTransaction], T]) -> T:
-        """The operation, in one transaction with what is still to be written down. That stays so until it commits."""
+        """Run the operation in one transaction with all pending entries, which stay pending until it commits."""
         ends: list[End] = []
         finished: list[Key] = []
-        with suppress(IndexError):  # others may add and take meanwhile
+        with suppress(IndexError):  # other threads may add and remove entries meanwhile
             while True:
                 ends.append(self._unwritten.popleft())
         with suppress(IndexError):
@@ -160,18 +162,17 @@ class AttemptLedger:
             raise
 
 
-def in_hand(found: Attempts, lease: float) -> Busy:
-    """Who has it keeps its lease, again and again. The longer nobody did, the less often it is worth asking."""
+def in_flight(found: Attempts, lease: float) -> Busy:
+    """Return `Busy` with a delay that grows with the time since the lease was last extended."""
     silent = max(lease - found.locked_for, 0.0) if found.locked else 0.0
     wait = max(AT_ONCE.delay(), min(silent / 4, found.locked_for, LONGEST_WAIT))
-    left = f"; its lease runs for {found.locked_for:.0f} s" if found.locked_for >= 1 else ""
-    return Busy(f"another copy of it is in hand, or was when its process died{left}", delay=wait)
+    left = f"; its lease expires in {found.locked_for:.0f} s" if found.locked_for >= 1 else ""
+    return Busy(f"another copy of it is in flight, or was when its process died{left}", delay=wait)
 
 
 def poisoned(key: Key, starts: int) -> ContractError:
     return ContractError(
-        f"it was started {starts} times without ever coming to an end, as if it killed its processes; it is not "
-        "started again",
+        f"it was started {starts} times without ever ending, as if it killed its processes; it is not started again",
         Breach.POISON,
         key.tracking_id,
     )

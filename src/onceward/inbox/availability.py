@@ -1,10 +1,11 @@
-"""Whether the database can do anything for anybody: away, read-only and out of room are one thing here.
+"""Whether the database is available. Down, read-only and out of space all count as unavailable.
 
-    AVAILABLE ──fails──► UNAVAILABLE ──takes a write──► ON_TRIAL ──an event is done──► AVAILABLE
-                              ▲                             └──fails──► BROKE_ITS_WORD
-                              └───────────── told ─────────────────────────┘
+    AVAILABLE ──fails──► UNAVAILABLE ──accepts a write──► ON_TRIAL ──an event is done──► AVAILABLE
+                              ▲                               └──fails──► FAILED_TRIAL
+                              └────────── reported ──────────────────────────┘
 
-A disk that is full takes what needs no room. So one that fails again after it took a write is not asked the next time.
+A full disk still accepts writes that need no space. So a database that fails again after accepting a test write is
+reported as unavailable once more before it is tested again.
 """
 
 from __future__ import annotations
@@ -21,55 +22,55 @@ from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 
 
-class State(Enum):
+class AvailabilityState(Enum):
     AVAILABLE = auto()
     UNAVAILABLE = auto()
-    """When it was last asked."""
+    """At the last check."""
     ON_TRIAL = auto()
-    """It took a write after that, and no event has been done since."""
-    BROKE_ITS_WORD = auto()
-    """It was unavailable again while on trial."""
+    """It accepted a test write after that; no event has been done since."""
+    FAILED_TRIAL = auto()
+    """It failed again while on trial."""
 
 
 class Availability:
-    """What one inbox knows of its database."""
+    """What one inbox knows about its database."""
 
     def __init__(self, store: Store, ports: InboxPorts) -> None:
         self._store = store
         self._ports = ports
         self._backend = backend_of(ports.dialect)
-        self._state = State.AVAILABLE
+        self._state = AvailabilityState.AVAILABLE
 
     def is_to_blame(self, error: BaseException) -> bool:
-        """Whether the error says that the database is unavailable; that is remembered."""
+        """Whether the error means that the database is unavailable. Remembers it if so."""
         found = isinstance(error, DBAPIError) and self._backend.is_unavailable(error)
-        if found and self._state is State.ON_TRIAL:
-            self._state = State.BROKE_ITS_WORD
-        elif found and self._state is State.AVAILABLE:
-            self._state = State.UNAVAILABLE
+        if found and self._state is AvailabilityState.ON_TRIAL:
+            self._state = AvailabilityState.FAILED_TRIAL
+        elif found and self._state is AvailabilityState.AVAILABLE:
+            self._state = AvailabilityState.UNAVAILABLE
         return found
 
     def event_done(self) -> None:
-        if self._state is State.ON_TRIAL:
-            self._state = State.AVAILABLE
+        if self._state is AvailabilityState.ON_TRIAL:
+            self._state = AvailabilityState.AVAILABLE
 
     @property
     def in_doubt(self) -> bool:
-        """Whether it was unavailable when it was last asked."""
-        return self._state in (State.UNAVAILABLE, State.BROKE_ITS_WORD)
+        """Whether it was unavailable at the last check."""
+        return self._state in (AvailabilityState.UNAVAILABLE, AvailabilityState.FAILED_TRIAL)
 
     async def check(self, consumer_id: str) -> None:
-        """Raises if the database is still unavailable. To be asked while it is in doubt."""
+        """Raise `DatabaseUnavailableError` if the database is still unavailable. Call it while in doubt."""
         problem = f"the database of consumer {consumer_id!r} is not available"
-        if self._state is State.BROKE_ITS_WORD:
-            self._state = State.UNAVAILABLE
-            raise DatabaseUnavailableError(f"{problem}: it took a write, and then no event's")
+        if self._state is AvailabilityState.FAILED_TRIAL:
+            self._state = AvailabilityState.UNAVAILABLE
+            raise DatabaseUnavailableError(f"{problem}: it accepted a test write, but not an event's")
         try:
             await self._ports.transact(self._store.touch, consumer_id)
         except LockTimeoutError:
-            return  # it is, for somebody
+            return  # available: another transaction holds the lock
         except DBAPIError as error:
             if not self._backend.is_unavailable(error):
                 raise
             raise DatabaseUnavailableError(f"{problem}: {driver_message(error)}") from error
-        self._state = State.ON_TRIAL
+        self._state = AvailabilityState.ON_TRIAL

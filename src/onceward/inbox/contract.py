@@ -1,4 +1,4 @@
-"""What a consumer promises, written down once and checked before it runs."""
+"""What a consumer promises: declared once, and checked before the consumer runs."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Sequencing = Literal["none", "latest-wins", "strict"]
 Upcaster = Callable[[Any], Any]
 
 EVERY_TYPE = "*"
-"""As the only event type of a contract: whatever comes."""
+"""As the only event type of a contract: every type."""
 
 LONGEST_NAME = LONGEST_TYPE
-"""Characters of a consumer's id, a team's name or an event type: they are keys and metric labels."""
+"""Characters of a consumer's id, a team's name or an event type. They are keys and metric labels."""
 
 _UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")
 
 
 class Upcasters(dict[int, Upcaster]):
-    """A chain that was checked and refuses change. Unlike `MappingProxyType` it pickles."""
+    """A checked, read-only chain of upcasters. Unlike `MappingProxyType`, it can be pickled."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError("a contract's upcasters are read-only; make a new contract")
+        raise TypeError("a contract's upcasters are read-only; create a new contract")
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
@@ -42,50 +42,50 @@ class Upcasters(dict[int, Upcaster]):
 
 
 class Contract(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer's contract. One that could not be kept raises `ConfigurationError` when it is made."""
+    """A consumer's contract. Raises `ConfigurationError` if it cannot be kept."""
 
     consumer_id: str
-    """Part of the identity of every dedup record: with another id, everything is new again."""
+    """Part of the identity of every dedup record: with another id, every event is new again."""
     event_types: Sequence[str]
-    """The types it takes, kept as a tuple; `("*",)` means every type. There are no other patterns."""
+    """The types it accepts, stored as a tuple; `("*",)` means every type. There are no other patterns."""
     owner_team: str
-    """Who is asked when it fails."""
+    """The team to contact when it fails."""
     idempotency_mechanism: str
-    """How it deals with duplicates, in words."""
+    """How it handles duplicates, in words."""
     retention: Retention = "standard"
-    """The class of its data, which sets the fewest days that dedup records are kept."""
+    """The class of its data, which sets the minimum number of days to keep dedup records."""
     dedup_days: float | None = None
-    """Days that dedup records are kept. None: the fewest that are allowed."""
+    """Days to keep dedup records. None: the minimum."""
     source_days: float = 7
     """Days after which the source cannot deliver an event again."""
     dead_letter_days: float = SHORTEST_DEAD_LETTER_DAYS
     """Days in which a dead letter may be redriven."""
     replay_days: float = 0
-    """Days back from which events may be replayed."""
+    """How many days back events may be replayed."""
     mode: Mode = "transactional"
-    """`transactional`: all effects are writes in the inbox's transaction. `effectful`: there are calls to the
-    outside, which happen at least once, with a stable key."""
+    """`transactional`: all effects are writes in the inbox's transaction. `effectful`: the handler also calls other
+    systems, which happens at least once, with a stable key."""
     schema_version: int = 1
     """The version of the payload that the handler understands."""
     upcasters: Mapping[int, Upcaster] = msgspec.field(default_factory=Upcasters)
-    """Under n: what takes a payload from version n to n + 1."""
+    """Under n: the function that converts a payload from version n to n + 1."""
     model: type | None = None
-    """What the handler gets as payload: a pydantic model, a msgspec Struct, a dataclass or a TypedDict."""
+    """The type of the handler's payload: a pydantic model, a msgspec Struct, a dataclass or a TypedDict."""
     sequencing: Sequencing = "none"
-    """Among the events of one aggregate. `latest-wins`: what is older than the last one is dropped. `strict`:
-    what comes too early waits."""
+    """Order of the events of one aggregate. `latest-wins`: an event older than the last one is dropped. `strict`: an
+    event that arrives too early waits."""
     first_sequence: int = 1
     """The number of an aggregate's first event (`strict`)."""
     gap_timeout: float = 300
-    """Seconds that an event waits for those before it."""
+    """Seconds that an event waits for its predecessors."""
     poison_after: int = 3
     """Starts without an end after which an event is set aside."""
     lease: float = 60
-    """Seconds that a claim is kept from others."""
+    """Seconds that a claim keeps other workers away."""
 
     def __post_init__(self) -> None:
         _check_id(self, "consumer_id", self.consumer_id)
-        msgspec.structs.force_setattr(self, "event_types", _checked_types(self))
+        msgspec.structs.force_setattr(self, "event_types", _parse_types(self))
         _check_id(self, "owner_team", self.owner_team)
         _check_mechanism(self)
         _check_choice(self, "retention", Retention)
@@ -95,7 +95,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
         _check_integer(self, "schema_version")
         _check_integer(self, "poison_after")
         _check_sequencing(self)
-        msgspec.structs.force_setattr(self, "upcasters", _checked_upcasters(self))
+        msgspec.structs.force_setattr(self, "upcasters", _parse_upcasters(self))
         _check_model(self)
         check_retention(self)
 
@@ -108,45 +108,46 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
         return event_type in self.event_types or self.event_types[0] == EVERY_TYPE
 
     def as_row(self) -> dict[str, Any]:
-        """All that can be written down, as JSON would have it; code is named as `module:qualname`."""
+        """Return all fields as JSON-compatible values; code is named as `module:qualname`."""
         row = {name: getattr(self, name) for name in self.__struct_fields__}
         row["event_types"] = list(self.event_types)
-        row["upcasters"] = {str(version): _named(upcaster) for version, upcaster in self.upcasters.items()}
-        row["model"] = None if self.model is None else _named(self.model)
+        row["upcasters"] = {str(version): _name_of(upcaster) for version, upcaster in self.upcasters.items()}
+        row["model"] = None if self.model is None else _name_of(self.model)
         return row
 
 
-def _named(code: Any) -> str:
-    # A partial or an object with __call__ has no name of its own; its class has.
+def _name_of(code: Any) -> str:
+    # A partial or an object with __call__ has no name of its own, but its class has.
     named = code if hasattr(code, "__qualname__") else type(code)
     return f"{named.__module__}:{named.__qualname__}"
 
 
 def _refuse(contract: Contract, problem: str) -> NoReturn:
-    raise ConfigurationError(f"consumer {_shown(contract.consumer_id)}: {problem}")
+    raise ConfigurationError(f"consumer {_short_repr(contract.consumer_id)}: {problem}")
 
 
-def _shown(value: object) -> str:
+def _short_repr(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
-# ───────────────────────────── texts ─────────────────────────────
+# ───────────────────────────── strings ─────────────────────────────
 
 
 def _check_id(contract: Contract, field: str, value: Any) -> None:
     if not isinstance(value, str):
-        _refuse(contract, f"{field} must be a text, not {type(value).__name__}")
+        _refuse(contract, f"{field} must be a string, not {type(value).__name__}")
     if not value.strip():
-        _refuse(contract, f"{field} is empty; give it a name that stays the same from release to release")
+        _refuse(contract, f"{field} is empty; use a name that stays the same across releases")
     if value != value.strip():
         _refuse(
-            contract, f"{field} {_shown(value)} has blanks around it, which make it another id; remove them"
+            contract,
+            f"{field} {_short_repr(value)} has spaces around it, which make it another id; remove them",
         )
     if len(value) > LONGEST_NAME:
-        _refuse(contract, f"{field} has {len(value)} characters; shorten it to {LONGEST_NAME} at most")
+        _refuse(contract, f"{field} has {len(value)} characters; shorten it to at most {LONGEST_NAME}")
     if UNFIT.search(value):
-        _refuse(contract, f"{field} {_shown(value)} has control characters; use plain text")
+        _refuse(contract, f"{field} {_short_repr(value)} has control characters; use plain text")
 
 
 def _check_mechanism(contract: Contract) -> None:
@@ -154,24 +155,25 @@ def _check_mechanism(contract: Contract) -> None:
     if not isinstance(text, str) or not text.strip():
         _refuse(
             contract,
-            "idempotency_mechanism must say in words how duplicates are dealt with, for example "
+            "idempotency_mechanism must say in words how duplicates are handled, for example "
             "'dedup record and invoice row in one transaction'",
         )
     if _UNSTORABLE.search(text):
-        _refuse(contract, "idempotency_mechanism has characters that no database stores; use plain text")
+        _refuse(contract, "idempotency_mechanism has characters that a database cannot store; use plain text")
 
 
-def _checked_types(contract: Contract) -> tuple[str, ...]:
+def _parse_types(contract: Contract) -> tuple[str, ...]:
     given: Any = contract.event_types
     if isinstance(given, str):
         _refuse(
-            contract, f"event_types must be a list of types, not a text; write event_types=[{_shown(given)}]"
+            contract,
+            f"event_types must be a list of types, not a string; write event_types=[{_short_repr(given)}]",
         )
     if not isinstance(given, Sequence | frozenset | set):
         _refuse(contract, f"event_types must be a list of types, not {type(given).__name__}")
     if not given:
         _refuse(
-            contract, "event_types is empty, so it would never run; name its types, or ['*'] for every type"
+            contract, "event_types is empty, so it would never run; list its types, or ['*'] for every type"
         )
     types = tuple(given) if isinstance(given, Sequence) else tuple(sorted(given))
     for event_type in types:
@@ -183,27 +185,31 @@ def _checked_types(contract: Contract) -> tuple[str, ...]:
 def _check_together(contract: Contract, types: tuple[str, ...]) -> None:
     twice = sorted({event_type for event_type in types if types.count(event_type) > 1})
     if twice:
-        _refuse(contract, f"event_types names {', '.join(map(_shown, twice))} more than once; name it once")
+        _refuse(
+            contract, f"event_types lists {', '.join(map(_short_repr, twice))} more than once; list it once"
+        )
     if EVERY_TYPE in types and len(types) > 1:
         _refuse(
-            contract, "event_types has '*', which means every type, beside others; leave out one or the other"
+            contract,
+            "event_types has '*', which means every type, together with others; remove one or the other",
         )
     patterns = [event_type for event_type in types if "*" in event_type and event_type != EVERY_TYPE]
     if patterns:
         _refuse(
             contract,
-            f"event_types has {_shown(patterns[0])}, and only '*' alone is a pattern; name each type, or use ['*']",
+            f"event_types has {_short_repr(patterns[0])}, but the only pattern is '*' alone; list each type, or use "
+            "['*']",
         )
 
 
 def _check_sequencing(contract: Contract) -> None:
     first: Any = contract.first_sequence
     if not isinstance(first, int) or isinstance(first, bool) or first < 0:
-        _refuse(contract, f"first_sequence must be a whole number from 0 on, not {_shown(first)}")
+        _refuse(contract, f"first_sequence must be an integer, 0 or more, not {_short_repr(first)}")
     if contract.mode == "effectful" and contract.sequencing != "none":
         _refuse(
             contract,
-            f"sequencing={contract.sequencing!r} needs mode='transactional': an outside call cannot be taken back when "
+            f"sequencing={contract.sequencing!r} needs mode='transactional': an outside call cannot be undone when "
             "a later event turns out to have overtaken it",
         )
 
@@ -211,7 +217,7 @@ def _check_sequencing(contract: Contract) -> None:
 def _check_choice(contract: Contract, field: str, choices: Any) -> None:
     value, allowed = getattr(contract, field), get_args(choices)
     if value not in allowed:
-        _refuse(contract, f"{field} must be one of {', '.join(allowed)}, not {_shown(value)}")
+        _refuse(contract, f"{field} must be one of {', '.join(allowed)}, not {_short_repr(value)}")
 
 
 # ───────────────────────────── numbers ─────────────────────────────
@@ -223,13 +229,13 @@ def _check_times(contract: Contract) -> None:
     if contract.dedup_days is not None:
         _check_span(contract, "dedup_days", "days", positive=True)
     _check_span(contract, "lease", "seconds", positive=True)
-    # Without an end, one lost event would hold its aggregate forever.
+    # Without a timeout, one lost event would block its aggregate forever.
     _check_span(contract, "gap_timeout", "seconds", positive=contract.sequencing != "none")
     if contract.dead_letter_days < SHORTEST_DEAD_LETTER_DAYS:
         _refuse(
             contract,
-            f"dead_letter_days is {_shown(contract.dead_letter_days)}, but dead letters are kept "
-            f"{SHORTEST_DEAD_LETTER_DAYS} days at least; set {SHORTEST_DEAD_LETTER_DAYS} or more, or leave it out",
+            f"dead_letter_days is {_short_repr(contract.dead_letter_days)}, but dead letters are kept for at least "
+            f"{SHORTEST_DEAD_LETTER_DAYS} days; set {SHORTEST_DEAD_LETTER_DAYS} or more, or leave it out",
         )
 
 
@@ -238,29 +244,29 @@ def _check_span(contract: Contract, field: str, unit: str, *, positive: bool) ->
     if type(value) in (int, float) and (0 < value < math.inf or (value == 0 and not positive)):
         return
     wanted = f"a positive number of {unit}" if positive else f"a number of {unit}, 0 or more"
-    _refuse(contract, f"{field} must be {wanted}, not {_shown(value)}")
+    _refuse(contract, f"{field} must be {wanted}, not {_short_repr(value)}")
 
 
 def _check_integer(contract: Contract, field: str) -> None:
     value = getattr(contract, field)
     if type(value) is not int or value < 1:
-        _refuse(contract, f"{field} must be a whole number, 1 or more, not {_shown(value)}")
+        _refuse(contract, f"{field} must be an integer, 1 or more, not {_short_repr(value)}")
 
 
 # ───────────────────────────── schema ─────────────────────────────
 
 
-def _checked_upcasters(contract: Contract) -> Upcasters:
+def _parse_upcasters(contract: Contract) -> Upcasters:
     given: Any = contract.upcasters
     if not isinstance(given, Mapping):
-        _refuse(contract, f"upcasters must map each version to a function, and is {type(given).__name__}")
+        _refuse(contract, f"upcasters must map each version to a function, not be a {type(given).__name__}")
     for version, upcaster in given.items():
         _check_upcaster(contract, version, upcaster)
     oldest = min(given, default=contract.schema_version)
     missing = (n for n in range(oldest, contract.schema_version) if n not in given)
     gaps = [f"no upcaster from {n} to {n + 1}" for n in islice(missing, 10)]  # versions may be dates
     if gaps:
-        _refuse(contract, f"the chain of upcasters has a gap: {', '.join(gaps)}; add what is missing")
+        _refuse(contract, f"the chain of upcasters has a gap: {', '.join(gaps)}; add the missing ones")
     return Upcasters(sorted(given.items()))
 
 
@@ -268,7 +274,7 @@ def _check_upcaster(contract: Contract, version: Any, upcaster: Any) -> None:
     if type(version) is not int or version < 1:
         _refuse(
             contract,
-            f"upcasters are found under the version they start from, 1 or more, not {_shown(version)}",
+            f"the key of an upcaster must be the version it starts from, 1 or more, not {_short_repr(version)}",
         )
     step = f"the upcaster from {version} to {version + 1}"
     if version >= contract.schema_version:
@@ -279,9 +285,7 @@ def _check_upcaster(contract: Contract, version: Any, upcaster: Any) -> None:
     if not callable(upcaster):
         _refuse(contract, f"{step} must be a function of the payload, not {type(upcaster).__name__}")
     if inspect.iscoroutinefunction(upcaster):
-        _refuse(
-            contract, f"{step} is a coroutine function; upcasters are plain functions that wait for nothing"
-        )
+        _refuse(contract, f"{step} is a coroutine function; upcasters must be plain functions")
 
 
 def _check_model(contract: Contract) -> None:
@@ -291,12 +295,12 @@ def _check_model(contract: Contract) -> None:
         _refuse(
             contract,
             "model must be a pydantic model, a msgspec Struct, a dataclass or a TypedDict, "
-            f"not {_shown(contract.model)}",
+            f"not {_short_repr(contract.model)}",
         )
     strict = forbidding(contract.model)
     if strict is not None:
         _refuse(
             contract,
-            f"the model {_named(strict)} forbids unknown fields, so the first producer that adds one would stop "
+            f"the model {_name_of(strict)} forbids unknown fields, so the first producer that adds one would stop "
             "this consumer; allow them (pydantic: extra='ignore', msgspec: forbid_unknown_fields=False)",
         )

@@ -1,7 +1,7 @@
-"""Effects outside the database: written down before the call, settled after it, in doubt in between.
+"""Effects outside the database: recorded before the call, settled after it, in doubt in between.
 
-An outside call cannot be in the transaction. What can be promised is a key that stays the same over every retry and
-every new claim of the event, so that a provider that heeds it acts once; and that a crash in between shows.
+An outside call cannot be part of the transaction. Instead, its key stays the same over every retry and every new claim
+of the event, so a provider that honors idempotency keys acts once; and a crash in between leaves a record.
 """
 
 from __future__ import annotations
@@ -23,83 +23,10 @@ from onceward.task.lifecycle import text_of
 if TYPE_CHECKING:
     from onceward.db.transaction import DbTransaction
 
-
-# Events in hand: the token of each claim, and the heartbeat that keeps those with a lease.
-
-
 _log = logging.getLogger("onceward.inbox")
 
 BEATS_PER_LEASE = 4
-"""More than three: one beat may be lost, and the next still comes in time."""
-
-
-class Claim:
-    """One start of one event. `token` is the number of the start: no other claim of the event has it."""
-
-    __slots__ = ("key", "lost", "token")
-
-    def __init__(self, key: Key, token: int) -> None:
-        self.key = key
-        self.token = token
-        self.lost = False
-        """Somebody else has the event now."""
-
-
-class Heartbeat:
-    """Keeps the leases of all claims in hand: those of one length together, every quarter of it."""
-
-    def __init__(self, store: Store, ports: InboxPorts) -> None:
-        self._store = store
-        self._ports = ports
-        self._held: dict[float, set[Claim]] = {}
-        """By the length of their lease. As long as an entry is there, its heart beats."""
-        self._lock = threading.Lock()
-
-    def keep(self, claim: Claim, lease: float) -> None:
-        with self._lock:
-            beats = lease in self._held
-            self._held.setdefault(lease, set()).add(claim)
-        if not beats:
-            self._ports.spawn(self._beat(lease))
-
-    def let_go(self, claim: Claim, lease: float) -> None:
-        with self._lock:
-            self._held.get(lease, set()).discard(claim)
-
-    async def _beat(self, lease: float) -> None:
-        try:
-            while True:
-                await self._ports.sleep(lease / BEATS_PER_LEASE)
-                with self._lock:
-                    held = [claim for claim in self._held[lease] if not claim.lost]
-                    if not held:
-                        del self._held[lease]
-                        return
-                await self._renew(held, lease)
-        except BaseException:  # its event loop ends
-            with self._lock:
-                self._held.pop(lease, None)
-            raise
-
-    async def _renew(self, held: list[Claim], lease: float) -> None:
-        def renew(transaction: DbTransaction) -> list[Claim]:
-            return [
-                claim for claim in held if not self._store.renew(transaction, claim.key, claim.token, lease)
-            ]
-
-        try:
-            lost = await self._ports.transact(renew)
-        except Exception:  # noqa: BLE001  the next beat may still be in time
-            _log.warning("the leases of %d events could not be renewed", len(held), exc_info=True)
-            return
-        for claim in lost:
-            if claim in self._held.get(lease, ()):
-                claim.lost = True
-                _log.warning(
-                    "event %s: its lease was lost, and somebody else may have it; what this attempt still does "
-                    "will not be committed",
-                    claim.key.tracking_id,
-                )
+"""More than three, so one beat may fail and the next still comes in time."""
 
 
 class NotDoneType:
@@ -112,28 +39,85 @@ class NotDoneType:
 
 
 NOT_DONE: Final = NotDoneType()
-"""What a `reconcile` hook returns when the effect has not happened: it is then called again, with the same key."""
+"""Returned by a `reconcile` hook if the effect has not happened; it is then called again with the same key."""
 
 
 class Done(msgspec.Struct, frozen=True):
-    """What a `reconcile` hook returns when the effect has happened, with what the call would have returned."""
+    """Returned by a `reconcile` hook if the effect has happened, with the result that the call would have returned."""
 
     result: Any = None
 
 
 Reconcile = Callable[[str], Any]
-"""Asked with the key whether an effect in doubt has happened: `Done(result)`, or `NOT_DONE`; or it raises, and the
-effect stays in doubt."""
+"""Takes the key of an effect in doubt; returns `Done(result)` or `NOT_DONE`. If it raises, the doubt remains."""
 
 
-def key_of(claim: Claim, name: str) -> str:
-    """The key of an effect that is first intended under this claim.
+class Claim:
+    """One start of one event. `token` is the number of the start, unique among the claims of the event."""
 
-    Consumer and effect are part of it: two effects of one event, or one effect of two consumers, are not the same
-    call, even if they go to the same provider.
-    """
-    whose = hashlib.blake2b(f"{claim.key.consumer_id}\0{name}".encode(), digest_size=6).hexdigest()
-    return f"{claim.key.tracking_id}-{claim.token}-{whose}"
+    __slots__ = ("key", "lost", "token")
+
+    def __init__(self, key: Key, token: int) -> None:
+        self.key = key
+        self.token = token
+        self.lost = False
+        """Whether another worker has the event now."""
+
+
+class Heartbeat:
+    """Renews the leases of all claims in flight: those of one length together, every quarter of it."""
+
+    def __init__(self, store: Store, ports: InboxPorts) -> None:
+        self._store = store
+        self._ports = ports
+        self.held: dict[float, set[Claim]] = {}
+        """Claims by the length of their lease. As long as an entry exists, a task renews its leases."""
+        self._lock = threading.Lock()
+
+    def keep(self, claim: Claim, lease: float) -> None:
+        with self._lock:
+            beats = lease in self.held
+            self.held.setdefault(lease, set()).add(claim)
+        if not beats:
+            self._ports.spawn(self._beat(lease))
+
+    def let_go(self, claim: Claim, lease: float) -> None:
+        with self._lock:
+            self.held.get(lease, set()).discard(claim)
+
+    async def _beat(self, lease: float) -> None:
+        try:
+            while True:
+                await self._ports.sleep(lease / BEATS_PER_LEASE)
+                with self._lock:
+                    held = [claim for claim in self.held[lease] if not claim.lost]
+                    if not held:
+                        del self.held[lease]
+                        return
+                await self._renew(held, lease)
+        except BaseException:  # the event loop is closing
+            with self._lock:
+                self.held.pop(lease, None)
+            raise
+
+    async def _renew(self, held: list[Claim], lease: float) -> None:
+        def renew(transaction: DbTransaction) -> list[Claim]:
+            return [
+                claim for claim in held if not self._store.renew(transaction, claim.key, claim.token, lease)
+            ]
+
+        try:
+            lost = await self._ports.transact(renew)
+        except Exception:  # noqa: BLE001  the next beat may still be in time
+            _log.warning("could not renew the leases of %d events", len(held), exc_info=True)
+            return
+        for claim in lost:
+            if claim in self.held.get(lease, ()):
+                claim.lost = True
+                _log.warning(
+                    "event %s: lease lost, another worker may have the event; this attempt will commit nothing",
+                    claim.key.tracking_id,
+                )
 
 
 class Ledger:
@@ -148,7 +132,7 @@ class Ledger:
     async def effect(self, name: str, call: Callable[[str], Any], reconcile: Reconcile | None) -> Any:
         if not isinstance(name, str) or not name or len(name) > 200:
             raise EffectError(
-                f"an effect needs a name of 1 to 200 characters, not {name!r:.80}; the ledger goes by it"
+                f"an effect needs a name of 1 to 200 characters, not {name!r:.80}; it identifies the effect"
             )
         written = await self._intend(name)
         if written.state == "done":
@@ -161,7 +145,7 @@ class Ledger:
         try:
             result = await self._ports.call(call, written.key)
         except Exception as error:
-            # Perhaps it happened all the same: a time-out says nothing about the other side.
+            # The effect may have happened: a timeout says nothing about the other side.
             await self._doubt(name, text_of(getattr(error, "raised", error)))
             raise
         await self._settle(name, result)
@@ -178,7 +162,7 @@ class Ledger:
         written = await self._ports.transact(intend)
         if written is None:
             raise LeaseLostError(
-                f"somebody else has event {claim.key.tracking_id} now; {name!r} was not begun"
+                f"another worker has event {claim.key.tracking_id} now; effect {name!r} was not begun"
             )
         return written
 
@@ -186,7 +170,7 @@ class Ledger:
         tracking_id = self._claim.key.tracking_id
         if reconcile is None:
             _log.warning(
-                "effect %s of event %s is in doubt: an earlier attempt did not learn its outcome; it is called again "
+                "effect %s of event %s is in doubt: the outcome of an earlier attempt is unknown; calling it again "
                 "with the same key",
                 name,
                 tracking_id,
@@ -195,11 +179,14 @@ class Ledger:
         answer = await self._ports.call(reconcile, key)
         if answer is not NOT_DONE and not isinstance(answer, Done):
             raise EffectInDoubtError(
-                f"whether effect {name!r} of event {tracking_id} has happened is not known: reconcile returned "
-                f"{type(answer).__name__}; it returns Done(result) or NOT_DONE"
+                f"whether effect {name!r} of event {tracking_id} has happened is unknown: reconcile returned "
+                f"{type(answer).__name__}; it must return Done(result) or NOT_DONE"
             )
         _log.info(
-            "effect %s of event %s was in doubt; reconcile says %s", name, tracking_id, type(answer).__name__
+            "effect %s of event %s was in doubt; reconcile returned %s",
+            name,
+            tracking_id,
+            type(answer).__name__,
         )
         return answer
 
@@ -208,7 +195,7 @@ class Ledger:
             encoded = msgspec.msgpack.encode(result)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise EffectError(
-                f"effect {name!r} has happened, but what it returned cannot be kept for a retry ({error}); "
+                f"effect {name!r} has happened, but its result cannot be stored for a retry ({error}); "
                 "return plain data, such as the provider's id"
             ) from error
         await self._ports.transact(self._store.settle_effect, self._claim.key, name, encoded)
@@ -216,5 +203,15 @@ class Ledger:
     async def _doubt(self, name: str, error: str) -> None:
         try:
             await self._ports.transact(self._store.doubt_effect, self._claim.key, name, error)
-        except Exception:  # noqa: BLE001  the row says "intended" anyway, and the effect's own error goes on
-            _log.warning("why effect %s is in doubt could not be written down", name, exc_info=True)
+        except Exception:  # noqa: BLE001  the row says "intended" anyway, and the effect's own error propagates
+            _log.warning("could not record why effect %s is in doubt", name, exc_info=True)
+
+
+def key_of(claim: Claim, name: str) -> str:
+    """Return the key of an effect that is first intended under this claim.
+
+    Consumer and effect are part of it: two effects of one event, or one effect of two consumers, are different calls,
+    even if they go to the same provider.
+    """
+    owner = hashlib.blake2b(f"{claim.key.consumer_id}\0{name}".encode(), digest_size=6).hexdigest()
+    return f"{claim.key.tracking_id}-{claim.token}-{owner}"

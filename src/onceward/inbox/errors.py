@@ -1,15 +1,19 @@
-"""What can go wrong between an event and a consumer's contract.
+"""The errors of an inbox, and the two reasons to try an event again later.
 
 OncewardError
 ├── ConfigurationError
-│   ├── UnregisteredConsumerError      a consumer that is not in the registry; it does not run
-│   └── UnprovenConsumerError          a consumer without proof of its code; it does not run in production
+│   ├── UnregisteredConsumerError      the consumer is not in the registry; it does not run
+│   └── UnprovenConsumerError          the consumer's code is not verified; it does not run in production
 ├── TransactionException
-│   └── ContractError                  this event and this contract do not fit; never retried
-├── DatabaseUnavailableError           the inbox's database is away, read-only or out of room
-├── LeaseLostError                     somebody else has the event now; nothing of this attempt may stay
+│   └── ContractError                  the event violates the contract; never retried
+├── DatabaseUnavailableError           the inbox's database is down, read-only or out of space
+├── LeaseLostError                     another worker owns the event now; this attempt is rolled back
 ├── EffectError                        an effect where none is allowed
-└── EffectInDoubtError                 an effect was begun and nobody knows whether it happened
+└── EffectInDoubtError                 an effect was begun, and its outcome is unknown
+
+Postponed                              not a failure: nothing is counted, nothing is acknowledged
+├── Busy                               another copy of the event, or the database, is in use
+└── Parked                             an earlier event of the same aggregate has not arrived yet
 """
 
 from __future__ import annotations
@@ -20,43 +24,49 @@ from onceward.backoff import Backoff
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException
 
+IN_A_MOMENT = Backoff(0.1, 1.0, jitter=0.8)
+AT_ONCE = Backoff(0.25, 1.0, jitter=0.8)
+SOON = Backoff(1.0, 1.0, jitter=0.8)
+LATER = Backoff(1.5, 1.0, jitter=2 / 3)
+"""How long a busy event waits; with jitter, so copies do not come back together."""
+
 
 class Breach(StrEnum):
-    """In which way an event and a contract do not fit."""
+    """How an event violates a contract."""
 
     CONFLICT = "conflict"
-    """The same id came before, with another payload."""
+    """The same id arrived before with a different payload."""
     TOO_OLD = "too_old"
-    """Older than the dedup horizon: whether it was processed before is no longer known."""
+    """Older than the dedup horizon, so whether it was processed before is no longer known."""
     SCHEMA = "schema"
-    """A newer schema version, one with no way to the current version, or an upcaster that failed."""
+    """The schema version is newer, no upcasters lead from it to the current one, or an upcaster failed."""
     PAYLOAD = "payload"
-    """Not what the contract's model describes, or not data at all."""
+    """The payload does not match the contract's model, or cannot be encoded."""
     EVENT_TYPE = "event_type"
-    """Not a type that the contract names."""
+    """The contract does not name this type."""
     ENVELOPE = "envelope"
-    """A field of the event itself is missing, or of the wrong kind."""
+    """A field of the event itself is missing or invalid."""
     POISON = "poison"
-    """Started too often without ever coming to an end."""
+    """Started too often without ever ending."""
     GAP = "gap"
-    """The events before it did not come in time."""
+    """The events before it did not arrive in time."""
 
 
 class DatabaseUnavailableError(OncewardError):
-    """Nothing can be done for any event now. A fetch raises it, since what it would fetch could only go back."""
+    """No event can be processed now. A fetch raises it, because it would have to return whatever it fetched."""
 
 
 class ContractError(TransactionException):
-    """An event that this consumer must not process. `kind` says why.
+    """This consumer must not process the event; `kind` says why.
 
-    Its category is always BUSINESS: the same event and the same contract give the same answer, so sources set
-    it aside instead of trying again. The message never quotes the payload, since it is logged and stored.
+    Its category is always BUSINESS: the same event and contract always give the same result, so sources set the event
+    aside instead of retrying it. The message never quotes the payload, because it is logged and stored.
     """
 
     category: ExceptionCategory = ExceptionCategory.BUSINESS
     kind: Breach
     tracking_id: str | None
-    """Of the event; None where it has none that can be used."""
+    """Of the event; None if it has no usable one."""
 
     def __init__(
         self,
@@ -65,45 +75,35 @@ class ContractError(TransactionException):
         tracking_id: str | None = None,
         cause: BaseException | None = None,
     ) -> None:
-        # transaction_id stays open: the engine fills in the one that it knows this event by.
+        # The engine fills in its own transaction_id.
         super().__init__(message, ExceptionCategory.BUSINESS, cause=cause)
         self.kind = Breach(kind)
         self.tracking_id = tracking_id
 
 
 class UnregisteredConsumerError(ConfigurationError):
-    """A consumer that is not in the registry of its database. It does not run."""
+    """The consumer is not in the registry of its database, so it does not run."""
 
 
 class UnprovenConsumerError(ConfigurationError):
-    """A consumer without valid evidence for its code. It does not run in production."""
+    """The consumer has no valid evidence for its code, so it does not run in production."""
 
 
 class LeaseLostError(OncewardError):
-    """The lease on an event ran out, or somebody else has claimed it. This attempt's writes are rolled back."""
+    """The lease on an event expired, or another worker claimed it. This attempt's writes are rolled back."""
 
 
 class EffectError(OncewardError):
-    """An effect was asked for where none is allowed, for example before it is known that the event is new."""
+    """An effect was called where none is allowed, for example before the event is known to be new."""
 
 
 class EffectInDoubtError(OncewardError):
-    """An effect was begun, and whether it happened is not known. `reconcile`, or a person, has to say."""
-
-
-# Reasons to come again later. No failures: nothing is counted, nothing is acknowledged.
-
-
-IN_A_MOMENT = Backoff(0.1, 1.0, jitter=0.8)
-AT_ONCE = Backoff(0.25, 1.0, jitter=0.8)
-SOON = Backoff(1.0, 1.0, jitter=0.8)
-LATER = Backoff(1.5, 1.0, jitter=2 / 3)
-"""How long an event waits that is busy: with jitter, so copies do not come back together."""
+    """An effect was begun, and its outcome is unknown. `reconcile`, or a person, has to find out."""
 
 
 class Busy(Postponed):
-    """Another copy of the event is in hand, or the database is; whoever has it may still roll back."""
+    """Another copy of the event is in flight and may still roll back, or the database is locked or unavailable."""
 
 
 class Parked(Postponed):
-    """An earlier event of the same aggregate has not come yet."""
+    """An earlier event of the same aggregate has not arrived yet."""

@@ -1,8 +1,8 @@
-"""What a contract looks at: one event, whichever way it came in.
+"""One event, in one form for every source.
 
-Two things are taken from an event and nothing else decides whether it is a duplicate: its id, and its `day`.
-The day says where the dedup record is kept, so it comes from the event's own, unchanging time. By the time of
-arrival, a copy that comes after midnight would be looked for in the wrong place and run a second time.
+Only its id and its `day` decide whether an event is a duplicate. The day says where the dedup record is stored, so it
+comes from the event's own, unchanging time. With the time of arrival, the record of a copy that arrives after midnight
+would not be found, and the copy would run.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from onceward.inbox.errors import Breach, ContractError
 from onceward.transaction import Transaction
 
 LONGEST_ID = 400
-"""Characters of an id. With a consumer's id it still fits into an index entry of PostgreSQL, whatever script
-it is written in."""
+"""Characters of an id. Together with a consumer's id it fits into a PostgreSQL index entry in any script."""
 
 LONGEST_TYPE = 200
 """Characters of an event type."""
 
 _MS_PER_DAY = 86_400_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LARGEST = 2**63 - 1  # what a database's integer holds
+_LARGEST = 2**63 - 1  # a database's largest integer
 _NOTHING: Mapping[str, Any] = {}
 
 _UUID7 = re.compile(
@@ -38,29 +37,29 @@ _UUID7 = re.compile(
 )
 _ENTRY_ID = re.compile(r"([0-9]{1,20})-[0-9]{1,20}", re.ASCII)
 UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-"""What some store or log would refuse or be confused by: control characters and halves of characters."""
+"""What some stores and logs cannot handle: control characters and surrogates."""
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One event. The same for every copy of it, except for `lock_token` and `deliveries`."""
+    """One event. Every copy of it is the same, except for `lock_token` and `deliveries`."""
 
     tracking_id: str
-    """Which event this is. Every copy of it has the same."""
+    """Identifies the event; the same for every copy."""
     event_type: str
-    """Empty where the source names none; the contract says whether that will do."""
+    """Empty if the source names none; the contract decides whether to accept that."""
     created_at: datetime
     """In UTC."""
     payload: Any
     aggregate_id: str | None = None
     sequence: int | None = None
-    """The place among the events of the aggregate."""
+    """The position among the events of the aggregate."""
     schema_version: int = 1
     lock_token: str | None = None
-    """Of the claim under which this copy was handed out."""
+    """Of the claim under which this copy was delivered."""
     deliveries: int | None = None
-    """How often the source has handed it out, this time included. None where it does not say."""
+    """How often the source has delivered it, including this time. None if the source does not count."""
 
     def __post_init__(self) -> None:
         _settle_text(self, "tracking_id", LONGEST_ID)
@@ -77,7 +76,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, thing: object) -> Event:
-        """`thing` as an event: an event, a transaction, a queue's message, or a mapping.
+        """Return `thing` as an event: an event, a transaction, a queue's message, or a mapping.
 
         A mapping, or a message with one, is either an envelope with the keys `tracking_id` and `payload`, or
         the payload itself with the event's fields among its own.
@@ -91,26 +90,25 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         if all(hasattr(thing, name) for name in ("stream", "id", "payload", "deliveries")):
             return _of_message(thing)
         raise TypeError(
-            f"an event is an Event, a Transaction, a message of a queue or a mapping, not {type(thing).__name__}"
+            f"an event must be an Event, a Transaction, a queue's message or a mapping, not {type(thing).__name__}"
         )
 
     @property
     def day(self) -> int:
-        """Days since 1970-01-01 UTC, by the event's own time: a copy has the same, whenever it arrives.
+        """Days since 1970-01-01 UTC, by the event's own time: the same for every copy, whenever it arrives.
 
-        An id that is a UUID of version 7 has the time in it. That goes before `created_at`, because a copy
-        that was produced again may have another `created_at`.
+        A UUID of version 7 contains a time, which takes precedence over `created_at`: a copy that was produced again
+        may have a different `created_at`.
         """
         ms = _uuid7_ms(self.tracking_id)
         return ms // _MS_PER_DAY if ms is not None else (self.created_at - _EPOCH).days
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the payload, whatever the order of its keys.
+        """SHA-256 of the payload, regardless of the order of its keys.
 
-        Computed at each call: take it before the payload is upcast or handed to a handler. A `lock_token` that
-        travels in the payload does not count: it changes with every claim, and a copy would look like another
-        event.
+        Computed on each access: read it before the payload is upcast or passed to a handler. A `lock_token` in the
+        payload does not count, because it changes with every claim.
         """
         try:
             content = _without_token(self.payload)
@@ -118,7 +116,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
                 encoded = _encode(content)
             except TypeError:
                 encoded = _encode(_with_keys_in_order(content))
-        except Exception as error:  # noqa: BLE001 - objects in a payload run code of their own
+        except Exception as error:  # noqa: BLE001 - objects in a payload run their own code
             problem = type(error).__name__
         else:
             return hashlib.sha256(encoded).digest()
@@ -159,25 +157,24 @@ def _of_mapping(mapping: Mapping[str, Any]) -> Event:
     tracking_id = _lookup("tracking_id", head, payload)
     if tracking_id is None:
         raise ContractError(
-            "a mapping is only an event if it has a tracking_id, and this one has none; give it the id that all "
-            "copies of the event have in common",
+            "a mapping must have a tracking_id to be an event, and this one has none; send the id that all "
+            "copies of the event share",
             Breach.ENVELOPE,
         )
     created_at = _own_time(tracking_id, head, payload)
     if created_at is None:
         raise ContractError(
-            f"event {_shown(tracking_id)} has no created_at, and its tracking_id is no UUID of version 7 that "
-            "would tell the time: without a time of its own, a late copy of it could not be recognised; send "
-            "created_at with it",
+            f"event {_describe(tracking_id)} has no created_at, and its tracking_id is not a UUID of version 7, which "
+            "contains a time: without its own time, a late copy of it could not be recognized; send created_at",
             Breach.ENVELOPE,
-            _shown_id(tracking_id),
+            _safe_id(tracking_id),
         )
     return _view(tracking_id, created_at, head, payload)
 
 
 def _of_message(message: Any) -> Event:
     head, payload = _envelope(message.payload)
-    # An entry's id is given once, by the stream, and stays: it will do where the producer gave none.
+    # The stream assigns an entry's id once, so it serves as the id if the producer sent none.
     tracking_id = _first(_lookup("tracking_id", head, payload), f"{message.stream}:{message.id}")
     created_at = _own_time(tracking_id, head, payload)
     if created_at is None:
@@ -186,7 +183,7 @@ def _of_message(message: Any) -> Event:
 
 
 def _envelope(content: Any) -> tuple[Mapping[str, Any], Any]:
-    """What goes before the payload, and the payload."""
+    """Return the fields around the payload, and the payload."""
     if isinstance(content, Mapping) and content.get("tracking_id") is not None and "payload" in content:
         return content, content["payload"]
     return _NOTHING, content
@@ -200,7 +197,7 @@ def _view(
     deliveries: int | None = None,
 ) -> Event:
     body = payload if isinstance(payload, Mapping) else _NOTHING
-    # The version describes the payload, so what the payload says goes before what was written on top of it.
+    # The version describes the payload, so the payload's own version takes precedence over the envelope's.
     version = _first(body.get("schema_version"), head.get("schema_version"), 1)
     return Event(
         tracking_id=tracking_id,
@@ -216,7 +213,7 @@ def _view(
 
 
 def _first(*candidates: Any) -> Any:
-    """The first that is there. An empty text or a zero is there: it may be wrong, but it was said."""
+    """Return the first value that is not None. An empty string or a zero counts: it may be wrong, but it was sent."""
     for candidate in candidates:
         if candidate is not None:
             return candidate
@@ -246,17 +243,20 @@ def _as_datetime(value: Any, tracking_id: Any) -> datetime:
             return datetime.fromisoformat(value)
         except ValueError:
             pass
-        # Not the text itself: it may be anything, and messages are logged.
+        # Not the value itself: it may be anything, and messages are logged.
         raise _flaw(
-            "created_at", "a str that is no ISO 8601 time", "a time like 2026-01-31T12:00:00Z", tracking_id
+            "created_at",
+            "a str that is not an ISO 8601 time",
+            "a time like 2026-01-31T12:00:00Z",
+            tracking_id,
         )
-    raise _flaw("created_at", type(value).__name__, "a datetime or an ISO 8601 text", tracking_id)
+    raise _flaw("created_at", type(value).__name__, "a datetime or an ISO 8601 string", tracking_id)
 
 
 def _entry_time(entry_id: Any, tracking_id: Any) -> datetime:
     match = _ENTRY_ID.fullmatch(entry_id) if isinstance(entry_id, str) else None
     if match is None:
-        raise _flaw("created_at", "missing", "given where the entry's id tells no time", tracking_id)
+        raise _flaw("created_at", "missing", "sent, because the entry's id contains no time", tracking_id)
     return _from_ms(int(match[1]), "the entry's id", tracking_id)
 
 
@@ -265,12 +265,12 @@ def _from_ms(ms: int, field: str, tracking_id: Any) -> datetime:
         return _EPOCH + timedelta(milliseconds=ms)
     except OverflowError:
         pass
-    raise _flaw(field, "a time after the year 9999", "one of this calendar", tracking_id)
+    raise _flaw(field, "a time after the year 9999", "earlier", tracking_id)
 
 
 def _uuid7_ms(text: str) -> int | None:
-    """The milliseconds since 1970 in a UUID of version 7; None for anything else."""
-    # Looking at one character first spares most other ids the pattern.
+    """Return the milliseconds since 1970 in a UUID of version 7, or None for anything else."""
+    # Checking one character first is faster than the pattern for most other ids.
     if text[14:15] == "7" or text[12:13] == "7":
         if _UUID7.fullmatch(text) is None:
             return None
@@ -288,9 +288,9 @@ def _without_token(payload: Any) -> Any:
 
 
 def _with_keys_in_order(value: Any) -> Any:
-    """The same for dicts whose keys are not all strings, which our wire carries and the encoder cannot sort.
+    """Sort dicts whose keys are not all strings, which our wire format allows and the encoder cannot sort.
 
-    Such a dict becomes an extension value, which nothing else in a payload is mistaken for.
+    Such a dict becomes an extension value, which differs from anything else in a payload.
     """
     if isinstance(value, Mapping):
         pairs = [(key, _with_keys_in_order(item)) for key, item in value.items()]
@@ -306,15 +306,15 @@ def _with_keys_in_order(value: Any) -> Any:
 
 
 def _settle_text(event: Event, field: str, longest: int) -> None:
-    """Ids are often UUIDs or numbers where they come from; here they are text."""
+    """Check a field, and convert a UUID or a number to a string."""
     value: Any = getattr(event, field)
     if type(value) is not str:
         value = _as_text(value, field, event.tracking_id)
         msgspec.structs.force_setattr(event, field, value)
     if not value:
-        raise _flaw(field, "an empty str", "a text", event.tracking_id)
+        raise _flaw(field, "an empty str", "a non-empty string", event.tracking_id)
     if len(value) > longest:
-        raise _flaw(field, f"a str of {len(value)} characters", f"{longest} at most", event.tracking_id)
+        raise _flaw(field, f"a str of {len(value)} characters", f"at most {longest} long", event.tracking_id)
     if not value.isprintable() and UNFIT.search(value):
         raise _flaw(field, "a str with control characters", "plain text", event.tracking_id)
 
@@ -324,7 +324,7 @@ def _as_text(value: Any, field: str, tracking_id: Any) -> str:
         return str.__str__(value)
     if isinstance(value, UUID) or (_is_number(value) and field != "event_type"):
         return str(value)
-    raise _flaw(field, type(value).__name__, "a text", tracking_id)
+    raise _flaw(field, type(value).__name__, "a string", tracking_id)
 
 
 def _settle_created_at(event: Event) -> None:
@@ -337,7 +337,7 @@ def _settle_created_at(event: Event) -> None:
         raise _flaw(
             "created_at",
             "a datetime without a time zone",
-            "one with it, like …+00:00 or …Z",
+            "one with a time zone, like …+00:00 or …Z",
             event.tracking_id,
         )
     try:
@@ -345,15 +345,13 @@ def _settle_created_at(event: Event) -> None:
     except OverflowError:
         value = None
     if value is None:
-        raise _flaw(
-            "created_at", "a datetime that UTC cannot tell", "within years 1 to 9999", event.tracking_id
-        )
+        raise _flaw("created_at", "outside the range of UTC", "within years 1 to 9999", event.tracking_id)
     msgspec.structs.force_setattr(event, "created_at", value)
 
 
 def _check_integer(event: Event, field: str, least: int) -> None:
     value = getattr(event, field)
-    if type(value) is not int:  # neither a bool, which is an int to Python
+    if type(value) is not int:  # excludes bool
         raise _flaw(field, type(value).__name__, f"an int of {least} or more", event.tracking_id)
     if value < least:
         raise _flaw(field, f"an int below {least}", f"{least} or more", event.tracking_id)
@@ -363,24 +361,24 @@ def _check_integer(event: Event, field: str, least: int) -> None:
 
 def _flaw(field: str, found: str, wanted: str, tracking_id: Any) -> ContractError:
     return ContractError(
-        f"event {_shown(tracking_id)}: {field} is {found}; it must be {wanted}",
+        f"event {_describe(tracking_id)}: {field} is {found}; it must be {wanted}",
         Breach.ENVELOPE,
-        _shown_id(tracking_id),
+        _safe_id(tracking_id),
     )
 
 
-def _shown(tracking_id: Any) -> str:
-    shown = _shown_id(tracking_id)
-    return f"with a tracking_id of type {type(tracking_id).__name__}" if shown is None else repr(shown)
+def _describe(tracking_id: Any) -> str:
+    safe = _safe_id(tracking_id)
+    return f"with a tracking_id of type {type(tracking_id).__name__}" if safe is None else repr(safe)
 
 
-def _shown_id(tracking_id: Any) -> str | None:
-    """An id as a message may have it: one that is too long may be anything."""
+def _safe_id(tracking_id: Any) -> str | None:
+    """Return an id that is safe to log, cut to `LONGEST_ID`, or None if it is not an id."""
     if isinstance(tracking_id, str | UUID) or _is_number(tracking_id):
         return f"{tracking_id!s:.{LONGEST_ID}}"
     return None
 
 
 def _is_number(value: Any) -> bool:
-    """Whether this is an int that could be a row's id: Python does not even print those of any size."""
+    """Whether this is an int that could be a row's id. Python refuses to print much larger ones."""
     return type(value) is int and -_LARGEST <= value <= _LARGEST

@@ -1,7 +1,7 @@
 """The inbox for asyncio."""
 
 # make faces writes inbox.py, with
-#   run_blocking: self._core, self._registry, self._purge, self._ports
+#   run_blocking: self.processor, self._registry, self._purge, self._ports
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from onceward._sync import Raised
 from onceward.inbox.contract import Contract
 from onceward.inbox.event import Event
+from onceward.inbox.evidence.evidence import Evidence, read_evidence, record_evidence
 from onceward.inbox.inbox_parts import InboxParts
 from onceward.inbox.metrics import instruments
 from onceward.inbox.ports import AsyncInboxPorts
@@ -28,39 +29,52 @@ if TYPE_CHECKING:
 
     AsyncHandler = Callable[[Event, AsyncInboxSession], Awaitable[Any]]
     Deliverable = Event | Transaction | Mapping[str, Any] | Any
-    """What `Event.of` makes an event of."""
+    """What `Event.of` accepts."""
 
 
 class AsyncInbox(InboxParts):
     """Effects once: the handler's writes and the record that the event is done commit together, or not at all.
 
-    Give it to a consumer as `services={"inbox": AsyncInbox(engine)}`, or call `process` yourself. `migrate` makes the
-    tables and `register` enters consumers; both may be called at every start. `clock` is for SQLite; with PostgreSQL
-    the server's own time counts. With `env="production"`, or ONCEWARD_ENV in the environment, a consumer runs only if
-    its code has been proven: see `onceward verify`.
+    Pass it to a consumer as `services={"inbox": AsyncInbox(engine)}`, or call `process` yourself. `migrate` creates the
+    tables and `register` adds consumers; both may be called at every start. `clock` is for SQLite; PostgreSQL uses the
+    server's time. With `env="production"`, or ONCEWARD_ENV in the environment, a consumer runs only if its code has
+    been verified: see `onceward verify`.
     """
 
     def __init__(
         self, engine: AsyncEngine, *, clock: Callable[[], float] = time.time, env: str | None = None
     ) -> None:
+        self.engine = engine
         self._ports = AsyncInboxPorts(engine)
         super().__init__(self._ports, clock, env)
 
     async def migrate(self) -> list[str]:
-        """Make the tables, or bring them up to date. Returns the names of what was applied."""
+        """Create the tables, or bring them up to date. Returns the names of the applied migrations."""
         return await self._registry.migrate()
 
+    async def check_tables(self) -> None:
+        """Raise `ConfigurationError` unless the tables exist and are up to date."""
+        await self._registry.check_tables()
+
     async def register(self, contract: Contract) -> None:
-        """Enter a consumer into the registry, or change its entry."""
+        """Add a consumer to the registry, or update its entry."""
         await self._registry.register(contract)
 
     async def unregister(self, consumer_id: str) -> bool:
-        """Take a consumer off the registry. Its records stay."""
+        """Remove a consumer from the registry. Its records stay. Returns False if it was not registered."""
         return await self._registry.unregister(consumer_id)
 
     async def consumers(self) -> list[dict[str, Any]]:
-        """The registry: consumer_id, contract, registered_at, updated_at of each."""
+        """Return the registry: consumer_id, contract, registered_at and updated_at of each consumer."""
         return await self._registry.consumers()
+
+    async def record_evidence(self, evidence: Evidence) -> None:
+        """Store the result of a verification, as `onceward verify --record` does."""
+        await self._ports.transact(record_evidence, self._store, evidence)
+
+    async def evidence(self, consumer_id: str) -> list[Evidence]:
+        """Return the recorded verifications of a consumer, newest first."""
+        return await self._ports.transact(read_evidence, self._store, consumer_id)
 
     async def process(
         self,
@@ -70,48 +84,53 @@ class AsyncInbox(InboxParts):
         *,
         session: AsyncDbSession | None = None,
     ) -> Result:
-        """Do an event once: `await handler(event, session)` in one transaction with the inbox's row, then commit.
+        """Process an event once: `await handler(event, session)` in one transaction with the inbox's row, then commit.
 
-        Returns when the event is to be acknowledged: done, done before, or superseded. Raises in all other cases, and
-        then it must not be acknowledged: `Busy` and `Parked` (come again later), `ContractError` (never), or what
-        the handler raised.
+        Returns if the event should be acknowledged: done, done before, or superseded. In all other cases it raises, and
+        the event must not be acknowledged: `Busy` and `Parked` (try again later), `ContractError` (never retry), or
+        whatever the handler raised.
 
-        With a `session` of yours it happens inside that session, which you commit, as in `AsyncQueueConsumer.run`.
-        Starts are then not written down here; the source's own count, where the event carries it, decides about poison.
+        With your own `session`, it runs inside that session, which you commit, as in `AsyncQueueConsumer.run`. The
+        inbox then records no starts; the source's delivery count, if the event has one, decides whether it is poison.
         """
         try:
             view = Event.of(event)
             call = partial(self._ports.call, handler)
             if session is None:
-                await self._core.reachable(self._registry.check, contract, handler)
-                return await self._core.process(contract, view, call, instruments())
+                await self.processor.reachable(self._registry.check, contract, handler)
+                return await self.processor.process(contract, view, call, instruments())
             within = self._ports.join(session, view)
             await self._registry.check(contract, handler, within._apply)
-            return await self._core.join(contract, view, call, within)
+            return await self.processor.join(contract, view, call, within)
         except Raised as carried:
             raised = carried.unwrap()
         raise raised
 
-    async def purge(self, consumer_id: str | None = None) -> PurgeReport:
-        """Remove what is older than each consumer's retention and not on hold, in bounded steps."""
-        return await self._purge.run(consumer_id)
+    async def purge(
+        self, consumer_id: str | None = None, *, progress: Callable[[PurgeReport], None] = lambda _: None
+    ) -> PurgeReport:
+        """Remove records older than their consumer's retention and not on hold, in bounded steps.
+
+        `progress` is called after every step with the report so far.
+        """
+        return await self._purge.run(consumer_id, progress)
 
     async def hold(self, consumer_id: str, tracking_id: str | None, *, reason: str, operator: str) -> bool:
-        """Keep one event's records, or all of a consumer's, from every purge. False: they were held already."""
+        """Protect one event's records, or all of a consumer's, from purges. Returns False if already held."""
         return await self._purge.hold(consumer_id, tracking_id, reason, operator)
 
     async def release(self, consumer_id: str, tracking_id: str | None = None) -> bool:
-        """End a hold. False: there was none."""
+        """End a hold. Returns False if there was none."""
         return await self._purge.release(consumer_id, tracking_id)
 
     async def holds(self) -> list[dict[str, Any]]:
-        """Who holds what, and why."""
+        """Return all holds: consumer_id, tracking_id, reason, operator and placed_at of each."""
         return await self._ports.transact(self._store.holds)
 
     async def stats(self) -> list[dict[str, Any]]:
-        """For each consumer: dedup rows, unended starts, effects in doubt, parked events, horizon, holds."""
+        """Return for each consumer: dedup rows, unended starts, effects in doubt, parked events, horizon, holds."""
         return await self._ports.transact(self._store.stats)
 
     async def effects(self, *, in_doubt: bool = True, limit: int = 100) -> list[dict[str, Any]]:
-        """The effect ledger; by default those begun whose outcome is unknown."""
+        """Return the effect ledger; by default only effects whose outcome is unknown."""
         return await self._ports.transact(self._store.effects, in_doubt, limit)

@@ -1,4 +1,4 @@
-"""The parts that an inbox is made of, in threads and in asyncio."""
+"""The parts of an inbox, in threads and in asyncio."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ class InboxParts:
     def __init__(self, ports: InboxPorts, clock: Callable[[], float], env: str | None) -> None:
         self.asynchronous = ports.asynchronous
         self._store = store_of(ports.dialect, clock)
-        self._core = EventProcessor(self._store, ports)
+        self.processor = EventProcessor(self._store, ports)
+        """Runs the attempts, and has the inbox's store and leases; for test kits, not for applications."""
         self._registry = Registry(self._store, ports, env)
         self._purge = Purge(self._store, ports, self._registry)
 
     def middleware(self) -> InboxMiddleware:
-        """What the engine puts around a task with a contract."""
-        return InboxMiddleware(self._core, self._registry)
+        """Return the middleware that the engine wraps around a task with a contract."""
+        return InboxMiddleware(self.processor, self._registry)
 
     def migrations_sql(self) -> str:
-        """The migrations of this database, as SQL to read or to run by hand."""
+        """Return the migrations of this database as SQL to read or to run by hand."""
         return migrations.as_script(self._store.name)

@@ -1,4 +1,4 @@
-"""What the inbox tells the outside of each event: metrics, span attributes and a log line for every failure.
+"""What the inbox reports about each event: metrics, span attributes and a log line for every failure.
 
 | name | kind | unit | attributes | |
 |---|---|---|---|---|
@@ -8,7 +8,7 @@
 | `onceward.inbox.retries` | histogram | {attempt} | consumer | attempts before the one that did it |
 
 `outcome` is done, duplicate, superseded, busy, parked, failed, or contract. An event type that the contract does not
-name counts as "other". A tracking id is never an attribute of a metric: it is in spans and logs.
+name counts as "other". A tracking id is never a metric attribute; it is in spans and logs.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _log = logging.getLogger("onceward.inbox")
 RETRIES: Final = (0, 1, 2, 3, 5, 10, 20, 50)
 """Bucket boundaries for counts of attempts."""
 
-_made: weakref.WeakKeyDictionary[MeterProvider, Instruments] = weakref.WeakKeyDictionary()
+_instruments: weakref.WeakKeyDictionary[MeterProvider, InboxInstruments] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-class Instruments:
+class InboxInstruments:
     """One set per meter provider."""
 
     def __init__(self, meter: Meter) -> None:
@@ -60,12 +60,12 @@ class Instruments:
         return make(name, METRICS[name].unit, METRICS[name].description, **more)
 
 
-class Watch:
-    """One attempt at one event, watched."""
+class EventWatch:
+    """Reports one attempt at one event."""
 
     __slots__ = ("_began", "_contract", "_event", "_instruments")
 
-    def __init__(self, contract: Contract, event: Event, instruments: Instruments | None) -> None:
+    def __init__(self, contract: Contract, event: Event, instruments: InboxInstruments | None) -> None:
         self._contract = contract
         self._event = event
         self._instruments = instruments
@@ -80,7 +80,7 @@ class Watch:
                 }
             )
 
-    def ended(self, outcome: str, start: Start | None) -> None:
+    def record_end(self, outcome: str, start: Start | None) -> None:
         metrics = self._instruments
         if metrics is None:
             return
@@ -93,18 +93,18 @@ class Watch:
         if outcome == "done" and start is not None:
             metrics.retries.record(start.token - 1, consumer)
 
-    def failed(self, error: BaseException, start: Start | None) -> None:
-        """Count it, and log it with all that a person needs to find the event, and nothing of its payload.
+    def record_failure(self, error: BaseException, start: Start | None) -> None:
+        """Count the failure, and log it with everything needed to find the event but nothing of its payload.
 
-        Under an engine it is no alarm of its own: the engine tells of each failure, as a warning or an error.
+        Under an engine it is only logged as info: the engine reports each failure as a warning or an error.
         """
         if isinstance(error, Postponed):
             outcome = (
                 "busy" if isinstance(error, Busy) else "parked" if isinstance(error, Parked) else "postponed"
             )
-            self.ended(outcome, start)
+            self.record_end(outcome, start)
             return
-        self.ended("contract" if isinstance(error, ContractError) else "failed", start)
+        self.record_end("contract" if isinstance(error, ContractError) else "failed", start)
         hide_parameters(error)
         event = self._event
         where = {
@@ -116,9 +116,9 @@ class Watch:
             "schema_version": event.schema_version,
             "lock_token": "" if start is None else start.token,
         }
-        told_by_engine = current_work.get() is not None
+        in_engine = current_work.get() is not None
         _log.log(
-            logging.INFO if told_by_engine else logging.ERROR,
+            logging.INFO if in_engine else logging.ERROR,
             "consumer %s: event %s of type %r (aggregate %s, start %s) failed: %s",
             self._contract.consumer_id,
             event.tracking_id,
@@ -126,7 +126,7 @@ class Watch:
             event.aggregate_id,
             "-" if start is None else start.token,
             text_of(error),
-            exc_info=None if told_by_engine or isinstance(error, ContractError) else error,
+            exc_info=None if in_engine or isinstance(error, ContractError) else error,
             extra=where,
         )
 
@@ -136,20 +136,20 @@ class Watch:
 
 
 def hide_parameters(error: BaseException | None) -> None:
-    """What was given to a statement is the payload, more often than not, and an error's text goes into logs."""
+    """Keep statement parameters, which usually contain the payload, out of the error's text: it is logged."""
     while error is not None:
         if isinstance(error, StatementError):
             error.hide_parameters = True
         error = error.__cause__
 
 
-def instruments() -> Instruments | None:
-    """None when nobody listens. Asking takes a while: once for a call of the engine is enough."""
+def instruments() -> InboxInstruments | None:
+    """Return the instruments, or None without a meter provider. This is slow: call it once per engine call."""
     provider = metrics.meter_provider()
     if provider is None:
         return None
     with _lock:
-        made = _made.get(provider)
-        if made is None:
-            made = _made[provider] = Instruments(provider.get_meter(SCOPE))
-        return made
+        found = _instruments.get(provider)
+        if found is None:
+            found = _instruments[provider] = InboxInstruments(provider.get_meter(SCOPE))
+        return found

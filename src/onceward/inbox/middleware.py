@@ -1,4 +1,4 @@
-"""The inbox as a middleware: starts of a fetched batch are written together, and each attempt runs in a session."""
+"""The inbox as middleware: records the starts of a fetched batch together, and runs each attempt in a session."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _log = logging.getLogger("onceward.inbox")
 
 
 class Expected(NamedTuple):
-    """A fetched transaction whose start has been written."""
+    """A fetched transaction whose start has been recorded."""
 
     transaction: Transaction
-    """Kept, so no other object gets its identity meanwhile."""
+    """Kept, so no other object gets its `id()` meanwhile."""
     event: Event
     key: Key
     start: Start
 
 
 class InboxMiddleware(Middleware):
-    """Keeps the contract: each event once, its record in one transaction with the handler's writes."""
+    """Enforces the contract: each event once, its record in one transaction with the handler's writes."""
 
     keeps_contract = True
     name = "inbox"
@@ -75,7 +75,7 @@ class ContractKeeper(Middleware):
         await self._registry.check(self._contract, self._code)
 
     async def end(self) -> None:
-        """What is left was never begun, even if the source could not be notified."""
+        """Record the end of everything that was fetched but never begun."""
         left = [self._expected.pop(key, None) for key in list(self._expected)]
         await self._processor.ledger.end_all(
             [End(each.key, each.start.token, "the call ended before it began") for each in left if each]
@@ -90,11 +90,11 @@ class ContractKeeper(Middleware):
             event = Event.of(transaction) if expected is None else expected.event
 
             async def handle(current: Event, session: Any) -> Any:
-                shown = transaction
+                given = transaction
                 if current.payload is not transaction.payload:
-                    shown = msgspec.structs.replace(transaction, payload=current.payload)
+                    given = msgspec.structs.replace(transaction, payload=current.payload)
                 try:
-                    return await call(shown, session)
+                    return await call(given, session)
                 except Raised:
                     raise
                 except Exception as error:
@@ -134,7 +134,7 @@ class ContractKeeper(Middleware):
             if self._contract.mode == "transactional":
                 try:
                     await ledger.extend(self._contract, [Event.of(each).tracking_id for each in transactions])
-                except Exception as error:  # noqa: BLE001  a copy elsewhere is busy all the same
+                except Exception as error:  # noqa: BLE001  a copy elsewhere still gets Busy
                     _log.warning("cannot extend the leases of %d starts: %s", len(transactions), error)
 
         return source.replace(
@@ -144,9 +144,9 @@ class ContractKeeper(Middleware):
         )
 
     async def _expect(self, batch: Sequence[Transaction]) -> None:
-        """Write the starts of a batch. If that fails, each event writes its own when its turn comes."""
+        """Record the starts of a batch. If that fails, each event records its own when its turn comes."""
         seen: list[tuple[Transaction, Event, Key]] = []
-        # An effectful event writes its start, which is its claim, when its turn comes.
+        # An effectful event records its start, which is its claim, when its turn comes.
         for transaction in batch if self._contract.mode == "transactional" else ():
             try:
                 event = Event.of(transaction)
@@ -158,7 +158,7 @@ class ContractKeeper(Middleware):
             starts = await self._processor.ledger.expect(self._contract, [key for _, _, key in seen])
         except Exception as error:  # noqa: BLE001
             if not self._processor.availability.is_to_blame(error):  # each event reports this itself
-                _log.warning("cannot write the starts of a batch together: %s", error)
+                _log.warning("cannot record the starts of a batch together: %s", error)
             return
         for transaction, event, key in seen:
             start = starts.pop(key.tracking_id, None)
@@ -166,11 +166,13 @@ class ContractKeeper(Middleware):
                 self._expected[id(transaction)] = Expected(transaction, event, key, start)
 
     def _not_begun(self, settlements: Sequence[Settlement]) -> list[End]:
-        """Ends for what was fetched and given back."""
+        """Return the ends of what was fetched and returned to the source unprocessed."""
         ends = []
         for settlement in settlements:
             if settlement.verdict is Verdict.RETURNED:
                 expected = self._expected.pop(id(settlement.transaction), None)
                 if expected is not None:
-                    ends.append(End(expected.key, expected.start.token, "it was given back before it began"))
+                    ends.append(
+                        End(expected.key, expected.start.token, "returned to the source before it began")
+                    )
         return ends

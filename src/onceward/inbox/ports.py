@@ -1,4 +1,4 @@
-"""What an inbox needs besides its database: sessions for handlers, and calling user code."""
+"""What an inbox needs in addition to its database: sessions for handlers, and a way to call user code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Session(Protocol):
     async def _enter(self) -> None: ...
     async def _leave(self, error: BaseException | None) -> None: ...
     async def _apply(self, operation: Callable[..., T], *args: Any) -> T:
-        """One operation of the store, in the session's transaction."""
+        """Run one operation of the store in the session's transaction."""
         ...
 
 
@@ -59,9 +59,7 @@ class BlockingInboxPorts(BlockingStoragePorts):
         if inspect.iscoroutine(result):
             # It has not run. Committing would lose the event.
             result.close()
-            raise Raised(
-                TypeError("this inbox runs in threads, and the function is asynchronous; use AsyncInbox")
-            )
+            raise Raised(TypeError("the function is async, and this inbox runs in threads; use AsyncInbox"))
         return result
 
 

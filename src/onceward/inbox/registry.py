@@ -1,4 +1,4 @@
-"""Which consumers there are. One that is not registered does not run."""
+"""The registered consumers. A consumer that is not registered does not run."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ class Registry:
     async def migrate(self) -> list[str]:
         return await self._ports.transact(migrations.apply, self._store)
 
+    async def check_tables(self) -> None:
+        await self._ports.transact(migrations.check, self._store)
+
     async def register(self, contract: Contract) -> None:
-        """Write the contract down, or over what was written before."""
+        """Record the contract, replacing an earlier one."""
         await self._ports.transact(self._store.register, contract.consumer_id, contract.as_row())
 
     async def unregister(self, consumer_id: str) -> bool:
@@ -39,10 +42,10 @@ class Registry:
         return await self._ports.transact(self._store.consumers)
 
     async def check(self, contract: Contract, code: Any, transact: Callable[..., Any] | None = None) -> None:
-        """Refuses a consumer that is not registered, and in production one whose code is unproven. Asks the database
-        once for each. `code` is its class, or the handler.
+        """Raise if the consumer is not registered, or if this is production and its code is not verified.
 
-        `transact` asks it inside a session that is open already: a second one might wait for that for ever.
+        Queries the database once per consumer. `code` is its class, or the handler. `transact` runs the queries inside
+        a session that is already open: a second session might wait for it forever.
         """
         ask = transact or self._ports.transact
         if contract.consumer_id not in self._checked:
@@ -56,12 +59,12 @@ class Registry:
             known = ", ".join(registered) or "none"
             raise UnregisteredConsumerError(
                 f"consumer {contract.consumer_id!r} is not registered (registered: {known}), so it does not run; "
-                "call inbox.register(contract) when it is deployed"
+                "call inbox.register(contract) when you deploy it"
             )
         changed = _differences(registered[contract.consumer_id], contract.as_row())
         if changed:
             _log.warning(
-                "consumer %s runs with another contract than the registered one, which differs in %s; register it anew",
+                "consumer %s: contract differs from the registered one in %s; re-register it",
                 contract.consumer_id,
                 ", ".join(changed),
             )

@@ -1,7 +1,6 @@
-"""Suspects run alone: an event that may be what kills its processes takes no other with it.
+"""Suspects run alone, so an event that may be killing its processes takes no other event with it.
 
-Everybody else passes together. A suspect waits until nobody is inside, and keeps the others waiting meanwhile and while
-it is inside itself.
+All other events run together. A suspect waits until no event is running, and other events wait until it has finished.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from collections import deque
 from time import monotonic
 
 PATIENCE = 30.0
-"""Seconds a suspect waits for the others: one of them may be stuck, and then it comes again later."""
+"""Seconds a suspect waits for the others. One of them may be stuck; the suspect is then retried later."""
 
 
 class Turns:
-    """Who is inside, and who waits to be alone."""
+    """How many events are inside, and how many wait to be alone."""
 
     def __init__(self) -> None:
         self.inside = 0
@@ -39,16 +38,16 @@ class Turns:
 
 class BlockingGate:
     def __init__(self) -> None:
-        self._turns = Turns()
+        self.turns = Turns()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
 
     async def enter(self, alone: bool) -> bool:
-        """False: it waited in vain."""
-        turns = self._turns
+        """Wait for permission to run. Returns False if it took longer than `PATIENCE`."""
+        turns = self.turns
         with self._lock:
             if not (alone or turns.alone or turns.waiting):
-                turns.inside += 1  # as nearly all do
+                turns.inside += 1  # the common case
                 return True
             if turns.may_enter(alone):
                 turns.enter(alone)
@@ -65,18 +64,18 @@ class BlockingGate:
 
     def leave(self) -> None:
         with self._lock:
-            self._turns.leave()
-            if self._turns.waiting or self._turns.inside == 0:
+            self.turns.leave()
+            if self.turns.waiting or self.turns.inside == 0:
                 self._changed.notify_all()
 
 
 class AsyncGate:
     def __init__(self) -> None:
-        self._turns = Turns()
+        self.turns = Turns()
         self._sleepers: deque[asyncio.Future[None]] = deque()
 
     async def enter(self, alone: bool) -> bool:
-        turns = self._turns
+        turns = self.turns
         if turns.may_enter(alone):
             turns.enter(alone)
             return True
@@ -97,7 +96,7 @@ class AsyncGate:
             self._wake()
 
     def leave(self) -> None:
-        self._turns.leave()
+        self.turns.leave()
         self._wake()
 
     def _wake(self) -> None:

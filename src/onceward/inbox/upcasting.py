@@ -1,8 +1,8 @@
-"""From the payload that came to the payload that the handler understands.
+"""Converts the payload that arrived into the payload that the handler understands.
 
-An event of an older schema version goes through the contract's upcasters, one version at a time, and then
-into the contract's model. What cannot be brought to the current version is refused, never passed through: a
-handler that gets a payload it does not know does something, and nobody notices.
+An event of an older schema version goes through the contract's upcasters, one version at a time, and then into the
+contract's model. A payload that cannot be converted is refused, never passed through: a handler would silently do the
+wrong thing with it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def check_type(contract: Contract, event: Event) -> None:
-    """Refuses an event of a type that the contract does not name."""
+    """Raise `ContractError` if the contract does not accept the event's type."""
     if contract.accepts(event.event_type):
         return
-    takes = f"consumer {contract.consumer_id!r} takes {', '.join(contract.event_types)}"
+    accepts = f"consumer {contract.consumer_id!r} accepts {', '.join(contract.event_types)}"
     if event.event_type:
-        problem = f"is of type {event.event_type!r}; {takes}"
+        problem = f"is of type {event.event_type!r}; {accepts}"
     else:
-        problem = f"has no event_type in its metadata; {takes}, and one that takes all says event_types=['*']"
+        problem = f"has no event_type in its metadata; {accepts} (event_types=['*'] would accept every event)"
     raise ContractError(
         f"event {event.tracking_id!r} {problem}",
         Breach.EVENT_TYPE,
@@ -38,16 +38,16 @@ def check_type(contract: Contract, event: Event) -> None:
 
 
 def upcast(contract: Contract, event: Event) -> Event:
-    """The event as the handler gets it: with a payload of the contract's schema version, and its model.
+    """Return the event for the handler: its payload has the contract's schema version and model.
 
-    The event that was given stays as it is, and so does its digest: that is taken of what was sent. A new
-    event's digest is another.
+    The given event stays unchanged, and so does its digest, which covers what was sent. The new event has another
+    digest.
     """
     payload = event.payload
     if event.schema_version != contract.schema_version:
-        payload = _up_the_chain(contract, event)
+        payload = _run_chain(contract, event)
     if contract.model is not None:
-        payload = _in_model(contract, event, payload)
+        payload = _convert_to_model(contract, event, payload)
     elif event.schema_version == contract.schema_version:
         return event
     return msgspec.structs.replace(event, payload=payload, schema_version=contract.schema_version)
@@ -56,9 +56,9 @@ def upcast(contract: Contract, event: Event) -> Event:
 # ───────────────────────────── the chain ─────────────────────────────
 
 
-def _up_the_chain(contract: Contract, event: Event) -> Any:
+def _run_chain(contract: Contract, event: Event) -> Any:
     _check_version(contract, event)
-    payload = _copied(contract, event)
+    payload = _copy_payload(contract, event)
     for version in range(event.schema_version, contract.schema_version):
         payload = _step(contract, event, version, payload)
     return payload
@@ -68,26 +68,26 @@ def _check_version(contract: Contract, event: Event) -> None:
     found = f"event {event.tracking_id!r} has schema version {event.schema_version}"
     if event.schema_version > contract.schema_version:
         raise ContractError(
-            f"{found}, and consumer {contract.consumer_id!r} knows {contract.schema_version} at most; deploy the "
+            f"{found}, but consumer {contract.consumer_id!r} supports at most {contract.schema_version}; deploy the "
             "consumer before the producer, then redrive",
             Breach.SCHEMA,
             event.tracking_id,
         )
     if event.schema_version < contract.oldest_version:
         raise ContractError(
-            f"{found}, and consumer {contract.consumer_id!r} has no upcaster from {event.schema_version} to "
-            f"{event.schema_version + 1}: it goes back to {contract.oldest_version} only; add what is missing, "
+            f"{found}, but consumer {contract.consumer_id!r} has no upcaster from {event.schema_version} to "
+            f"{event.schema_version + 1}: it goes back only to {contract.oldest_version}; add the missing ones, "
             "then redrive",
             Breach.SCHEMA,
             event.tracking_id,
         )
 
 
-def _copied(contract: Contract, event: Event) -> Any:
-    """The payload for code that may change it in place. What was sent must stay: its digest is compared."""
+def _copy_payload(contract: Contract, event: Event) -> Any:
+    """Copy the payload for code that may change it in place. The original must stay: its digest is compared."""
     try:
         return copy.deepcopy(event.payload)
-    except Exception as error:  # noqa: BLE001 - objects in a payload run code of their own
+    except Exception as error:  # noqa: BLE001 - objects in a payload run their own code
         problem = type(error).__name__
     raise ContractError(
         f"event {event.tracking_id!r}: its payload cannot be copied ({problem}), so consumer "
@@ -104,7 +104,7 @@ def _step(contract: Contract, event: Event, version: int, payload: Any) -> Any:
     except Exception as error:
         raise _failed_step(contract, event, version, f"raised {type(error).__name__}") from error
     if result is None and payload is not None:
-        # Changed in place and not returned: an easy mistake, which would lose the whole payload.
+        # Changed in place and not returned: an easy mistake that would lose the whole payload.
         raise _failed_step(contract, event, version, "returned None; it must return the payload")
     if isinstance(result, Mapping) and "schema_version" in result:
         return {**result, "schema_version": version + 1}
@@ -123,14 +123,14 @@ def _failed_step(contract: Contract, event: Event, version: int, problem: str) -
 # ───────────────────────────── the model ─────────────────────────────
 
 
-def _in_model(contract: Contract, event: Event, payload: Any) -> Any:
+def _convert_to_model(contract: Contract, event: Event, payload: Any) -> Any:
     model: Any = contract.model
     if is_pydantic(model) and payload is event.payload:
-        payload = _copied(contract, event)  # a validator may change its input in place
+        payload = _copy_payload(contract, event)  # a validator may change its input in place
     value, problem, cause = convert_payload(model, payload)
     if problem is None:
         return value
-    # Outside the handler, and without a cause that quotes what it found.
+    # Raised outside the except block, without a cause that quotes the payload.
     raise ContractError(
         f"event {event.tracking_id!r}: its payload does not fit {model.__qualname__} of consumer "
         f"{contract.consumer_id!r}: {problem}",

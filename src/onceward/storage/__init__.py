@@ -1,1 +1,1 @@
-"""Tables, and how SQL runs in them: shared by the inbox, dead letters and evidence."""
+"""Tables and how to run SQL in them; shared by the inbox, dead letters and evidence."""

@@ -1,7 +1,7 @@
-"""How a room that keeps rows reaches its database, in threads and in asyncio.
+"""How code that stores rows reaches its database, in threads and in asyncio.
 
-Everything that decides is a coroutine over these ports. The blocking ones block and return, so the coroutine never
-suspends (`onceward._sync`).
+All logic is coroutines over these ports. The blocking ports block and return, so the coroutine never suspends
+(`onceward._sync`).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ T = TypeVar("T")
 
 SERIALIZATION_RETRIES = 20
 SERIALIZATION_PAUSE = Backoff(0.005, cap=0.25, jitter=1.0)
-"""Between two tries after a serialization failure."""
+"""Between retries after a serialization failure."""
 
 
 class StoragePorts(ABC):
-    """One operation, one transaction; tried again when only the transaction's neighbors are to blame."""
+    """Runs each operation in a transaction, and retries it after a collision with concurrent transactions."""
 
     asynchronous: bool
     dialect: Dialect
 
     async def transact(self, operation: Callable[..., T], *args: Any) -> T:
-        """`operation(transaction, …)`, in a transaction of its own."""
+        """Run `operation(transaction, …)` in its own transaction."""
         backend = backend_of(self.dialect)
         for attempt in range(SERIALIZATION_RETRIES - 1):
             try:
@@ -55,13 +55,13 @@ class StoragePorts(ABC):
     async def _transact(self, operation: Callable[..., T], *args: Any) -> T: ...
     @abstractmethod
     async def outside(self, operation: Callable[..., T], *args: Any) -> T:
-        """`operation(connection, …)`, which begins and ends its transactions itself."""
+        """Run `operation(connection, …)`, which begins and ends its transactions itself."""
 
     @abstractmethod
     async def sleep(self, seconds: float) -> None: ...
     @abstractmethod
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run it beside everything else, to its end."""
+        """Run it in the background, to its end."""
 
 
 class BlockingStoragePorts(StoragePorts):
@@ -70,8 +70,8 @@ class BlockingStoragePorts(StoragePorts):
     def __init__(self, engine: Engine) -> None:
         if not isinstance(engine, Engine) or engine.dialect.is_async:
             raise ConfigurationError(
-                f"Inbox needs an Engine as create_engine makes it from a synchronous driver, not {engine!r}; "
-                "an AsyncEngine goes to AsyncInbox"
+                f"Inbox needs an Engine from create_engine with a synchronous driver, not {engine!r}; "
+                "for an AsyncEngine, use AsyncInbox"
             )
         self.engine = engine
         self.dialect = engine.dialect
@@ -99,8 +99,8 @@ class AsyncStoragePorts(StoragePorts):
 
         if not isinstance(engine, AsyncEngine):
             raise ConfigurationError(
-                f"AsyncInbox needs an AsyncEngine as create_async_engine makes it, not {engine!r}; "
-                "an Engine goes to Inbox"
+                f"AsyncInbox needs an AsyncEngine from create_async_engine, not {engine!r}; "
+                "for an Engine, use Inbox"
             )
         self.engine = engine
         self.dialect = engine.dialect

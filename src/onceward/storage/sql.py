@@ -1,4 +1,4 @@
-"""SQL with `{now}` in it: the database's own time where all workers share one, otherwise that of a given clock."""
+"""SQL with `{now}` in it: the server's time where the database has a server, otherwise the time of a given clock."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Sql:
         self._clock = clock
         self._needs_time = self._now == ":now"
         self.for_update = "" if dialect == "sqlite" else " FOR UPDATE"
-        """Ends a query that locks its rows until the transaction ends. SQLite has one writer anyway."""
+        """Append to a query to lock its rows until the transaction ends. SQLite has only one writer anyway."""
 
     def on(self, connection: Connection, sql: str, **values: Any) -> Any:
-        """Run it on a bare connection. SQLAlchemy ignores values that the statement does not name."""
+        """Run a statement on a bare connection. SQLAlchemy ignores values that the statement does not name."""
         if self._needs_time:
             values["now"] = self._clock()
         return connection.execute(_statement(sql, self._now), values)
@@ -38,7 +38,7 @@ class Sql:
         return transaction.connection.execute(_statement(sql, self._now), values)
 
     def many(self, transaction: DbTransaction, sql: str, values: list[dict[str, Any]]) -> None:
-        """Run it once for each."""
+        """Run a statement once for each dict of values."""
         if values:
             time = {"now": self._clock()} if self._needs_time else {}
             transaction.connection.execute(_statement(sql, self._now), [each | time for each in values])
@@ -61,7 +61,7 @@ class Sql:
 
 
 def wait_for_lock(transaction: DbTransaction, name: str) -> None:
-    """Wait for the name, and keep it until the transaction ends."""
+    """Lock the name, waiting if necessary, until the transaction ends."""
     transaction.backend.take_advisory_lock(transaction.connection, key_of(name))
 
 

@@ -197,7 +197,7 @@ class Stage:
 
     def _arm_the_store(self, probe: Probe) -> None:
         """Have the fault happen at the first question whether the event is new."""
-        store = self.inbox._core.store
+        store = self.inbox.processor.store
         for name in ("admit", "look_up"):
             real = getattr(store, name)
 

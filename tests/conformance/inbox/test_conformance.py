@@ -182,7 +182,7 @@ class Server(OnPostgreSql):
                 inbox.process(contract(), event("e1"), raising(ValueError("once")))
             with other.session() as frozen:
                 frozen.execute("SELECT * FROM onceward_attempts FOR UPDATE")
-                with pytest.raises(Busy, match="keeps its row"):
+                with pytest.raises(Busy, match="row is locked"):
                     inbox.process(contract(), event("e1"), never)
             tokens: list[str | None] = []
             inbox.process(contract(), event("e1"), lambda each, _: tokens.append(each.lock_token))

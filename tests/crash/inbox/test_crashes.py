@@ -197,7 +197,7 @@ def check_poison(site: InboxSite, starts: int) -> None:
     [dead] = site.dead_letters()
     assert dead.transaction_id == TARGET
     assert dead.error is not None
-    assert f"started {starts} times without ever coming to an end" in dead.error
+    assert f"started {starts} times without ever ending" in dead.error
     assert site.attempts(TARGET) == [(starts, 0)]
     assert len(site.said("reached")) == starts
 

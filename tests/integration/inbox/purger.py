@@ -13,7 +13,6 @@ from typing import Any
 
 from sqlalchemy import create_engine
 
-from onceward._sync import run_blocking
 from onceward.inbox import Inbox, PurgeReport
 from onceward.inbox.purge import steps
 from onceward.inbox.stores import partitions
@@ -44,7 +43,7 @@ def main(place: str, url: str, options: str) -> None:
     elif place == "detaching":
         partitions.LOCK_WAIT = 600.0
     inbox = Inbox(create_engine(url, connect_args=json.loads(options)))
-    run_blocking(inbox._purge.run(None, progress))
+    inbox.purge(progress=progress)
 
 
 def _then_die(keep_held: Any) -> Any:

@@ -624,7 +624,7 @@ class TestAsyncPostgreSql(OnAsyncPostgreSql, UnderTheEngine): ...
 def test_an_engine_of_the_wrong_kind_is_refused_with_the_name_of_the_right_inbox() -> None:
     with pytest.raises(ConfigurationError, match="AsyncInbox"):
         Inbox(create_async_engine("sqlite+aiosqlite://"))  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="goes to Inbox"):
+    with pytest.raises(ConfigurationError, match="use Inbox"):
         AsyncInbox(create_engine("sqlite://"))  # type: ignore[arg-type]
 
 

@@ -37,8 +37,8 @@ def locked_until(engine: Engine) -> float:
 @pytest.mark.req("CC-012")
 def test_extending_what_waits_here_leaves_the_lease_of_another_process_alone(engine: Engine) -> None:
     moment = 1_000.0
-    dead = Inbox(engine, clock=lambda: moment)._core.ledger
-    alive = Inbox(engine, clock=lambda: moment)._core.ledger
+    dead = Inbox(engine, clock=lambda: moment).processor.ledger
+    alive = Inbox(engine, clock=lambda: moment).processor.ledger
     run_blocking(dead.expect(CONTRACT, [KEY]))
     begun = locked_until(engine)
     moment += 30
@@ -52,7 +52,7 @@ def test_extending_what_waits_here_leaves_the_lease_of_another_process_alone(eng
 @pytest.mark.req("CC-012")
 def test_extending_keeps_our_own_lease_until_the_start_has_an_end(engine: Engine) -> None:
     moment = 1_000.0
-    ours = Inbox(engine, clock=lambda: moment)._core.ledger
+    ours = Inbox(engine, clock=lambda: moment).processor.ledger
     start = run_blocking(ours.expect(CONTRACT, [KEY]))[KEY.tracking_id]
     moment += 30
     run_blocking(ours.extend(CONTRACT, [KEY.tracking_id]))

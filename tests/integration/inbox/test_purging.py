@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
-from onceward._sync import run_blocking
 from onceward.errors import ConfigurationError
 from onceward.inbox import (
     AsyncInbox,
@@ -34,7 +33,7 @@ from onceward.inbox.purge.purge import PurgeInProgressError
 from onceward.inbox.purge.steps import Pace
 from onceward.inbox.stores import partitions, postgresql
 from onceward.inbox.stores.base import Store
-from onceward.inbox.stores.partitions import State
+from onceward.inbox.stores.partitions import PartitionState
 from tests.support.wait import retry, until
 
 if TYPE_CHECKING:
@@ -102,11 +101,9 @@ class Site:
     def purge(
         self, consumer_id: str | None = None, progress: Callable[[PurgeReport], None] = lambda _: None
     ) -> PurgeReport:
-        running = self.inbox._purge.run(consumer_id, progress)
-        if self.database.asynchronous:
-            report: PurgeReport = self.database.run(running)
-            return report
-        return purge_now(running)
+        result = self.inbox.purge(consumer_id, progress=progress)
+        report: PurgeReport = self.database.run(result) if self.database.asynchronous else result
+        return report
 
     def seed(self, consumer_id: str, day: int, count: int, prefix: str = "seed") -> None:
         """Rows as so many events would leave them, and a thousand times as fast."""
@@ -142,18 +139,13 @@ class Site:
         )
         return found
 
-    def partitions(self) -> dict[int, State]:
+    def partitions(self) -> dict[int, PartitionState]:
         with self.observer.connect() as connection:
             return {each.day: each.state for each in partitions.partitions(connection)}
 
     def purger(self, place: str) -> subprocess.Popen[bytes]:
         options = json.dumps(self.database.connect_args)
         return subprocess.Popen([sys.executable, str(PURGER), place, self.database.url, options])
-
-
-def purge_now(running: Any) -> PurgeReport:
-    report: PurgeReport = run_blocking(running)
-    return report
 
 
 @pytest.fixture
@@ -603,7 +595,7 @@ def test_consumers_do_not_wait_while_a_purge_waits(
     with ThreadPoolExecutor() as pool, site.observer.connect() as idle:
         idle.execute(text("SELECT count(*) FROM onceward_dedup"))
         purge = pool.submit(site.beside.purge)
-        until(lambda: site.partitions()[day_of(OLD)] is State.DETACHING)
+        until(lambda: site.partitions()[day_of(OLD)] is PartitionState.DETACHING)
         for number in range(20):
             assert site.process(event(f"meanwhile {number}", 0)) is Handling.DONE
         assert site.process(event("before", 0)) is Handling.DUPLICATE
@@ -630,7 +622,7 @@ def test_a_purge_that_is_blocked_says_by_whom_and_the_next_one_goes_on(on_postgr
         assert report.dropped == []
         [unfinished] = report.unfinished
         assert f"process {pid}" in unfinished
-        assert site.partitions()[day_of(OLD)] is State.DETACHING
+        assert site.partitions()[day_of(OLD)] is PartitionState.DETACHING
         # Nothing is lost or done twice in this state.
         assert site.process(event("held", OLD)) is Handling.DUPLICATE
         assert site.refused(event("free", OLD)) is Breach.TOO_OLD
@@ -787,7 +779,7 @@ def test_a_purge_that_is_killed_between_detach_and_drop_is_finished_by_the_next(
     site = on_postgresql
     prepare_crash(site, whole_days=True)
     assert site.purger(place).wait(PATIENCE) == -9
-    assert site.partitions()[day_of(OLD + 1)] is State.DETACHED
+    assert site.partitions()[day_of(OLD + 1)] is PartitionState.DETACHED
     assert finish(site).unfinished == []
     assert {day_of(OLD), day_of(OLD + 1)}.isdisjoint(site.partitions())
     check_after_crash(site)
@@ -800,7 +792,7 @@ def test_a_purge_that_is_killed_while_it_detaches_is_finished_by_the_next(on_pos
     with site.observer.connect() as idle:
         idle.execute(text("SELECT count(*) FROM onceward_dedup"))
         purger = site.purger("detaching")
-        until(lambda: State.DETACHING in site.partitions().values())
+        until(lambda: PartitionState.DETACHING in site.partitions().values())
         purger.kill()
         assert purger.wait(PATIENCE) == -9
         assert site.process(event("held", OLD)) is Handling.DUPLICATE
@@ -809,6 +801,6 @@ def test_a_purge_that_is_killed_while_it_detaches_is_finished_by_the_next(on_pos
             f"SELECT pg_terminate_backend(pid) FROM ({waits}) AS w"
         )  # as a lost connection would in time
         until(lambda: site.scalar(waits) is None)
-    assert State.DETACHING in site.partitions().values()
+    assert PartitionState.DETACHING in site.partitions().values()
     assert len(finish(site).dropped) == 2
     check_after_crash(site)

@@ -60,7 +60,7 @@ class World:
     def record(self, found: Evidence) -> None:
         store = store_of(self.base.plain().dialect, lambda: 1_700_000_000.0)
         with self.base.session() as session:
-            session._run(evidence.record, store, found)
+            session._run(evidence.record_evidence, store, found)
 
     def run(self) -> Any:
         if self.base.asynchronous:
@@ -125,9 +125,9 @@ def test_in_production_a_consumer_with_evidence_for_its_code_runs(world: World) 
             "did not include replay",
         ),
         ({"tested": ()}, "did not include duplicates and replay"),
-        ({"mechanism": " "}, "without a mechanism"),
+        ({"mechanism": " "}, "without a description of its idempotency mechanism"),
         ({"code": Code(("x",), ("x",), "other")}, "its code has changed since it was verified"),
-        ({"schema_versions": (7,)}, "schema version 7, and this is 1"),
+        ({"schema_versions": (7,)}, "schema version 7, but this is 1"),
     ],
 )
 def test_the_refusal_says_what_is_missing(tmp_path: Path, changes: dict[str, Any], missing: str) -> None:
@@ -278,7 +278,7 @@ def test_kill_9_while_recording_leaves_whole_evidence_or_none(database: Database
         with DbSession(engine) as session:
             if point == "before":
                 os.kill(os.getpid(), signal.SIGKILL)
-            session._run(evidence.record, store, proof())
+            session._run(evidence.record_evidence, store, proof())
             if point == "after the insert":
                 os.kill(os.getpid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)

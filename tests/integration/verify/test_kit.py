@@ -268,7 +268,7 @@ def test_at_run_time_an_effect_before_the_dedup_decision_is_refused(tmp_path: Pa
     second = {**EVENTS[1], "created_at": "2026-01-01T00:00:00Z"}
     inbox.process(promised, Event.of(second), lambda event, session: None)
     assert (len(refused), calls) == (1, [])
-    assert "no effect before the inbox has decided" in str(refused[0])
+    assert "effects are not allowed before the inbox knows" in str(refused[0])
 
 
 # ── hanging ─────────────────────────────────────────────────────────────────────────────────────────────

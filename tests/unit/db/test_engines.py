@@ -105,7 +105,7 @@ def test_a_second_session_on_the_only_connection_is_refused_and_harms_nothing(
     with sqlite.session(engine) as first:
         first.execute(CREATE)
         first.execute(INSERT, {"id": 1})
-        with pytest.raises(SessionError, match=r"one connection for all.*end that one first"):
+        with pytest.raises(SessionError, match=r"one connection for all sessions.*end that one first"):
             sqlite.session(engine).__enter__()
         first.execute(INSERT, {"id": 2})
     with sqlite.session(engine) as after:

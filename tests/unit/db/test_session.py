@@ -129,11 +129,11 @@ def test_a_session_that_could_not_be_opened_cannot_be_entered_again(database: Da
 def test_each_kind_of_session_refuses_the_engine_of_the_other() -> None:
     engine: Any = create_engine("sqlite://")
     asynchronous: Any = create_async_engine("sqlite+aiosqlite://")
-    with pytest.raises(ConfigurationError, match="goes to AsyncDbSession"):
+    with pytest.raises(ConfigurationError, match="use AsyncDbSession"):
         DbSession(asynchronous)
-    with pytest.raises(ConfigurationError, match="goes to AsyncDbSession"):
+    with pytest.raises(ConfigurationError, match="use AsyncDbSession"):
         DbSession(asynchronous.sync_engine)
-    with pytest.raises(ConfigurationError, match="goes to DbSession"):
+    with pytest.raises(ConfigurationError, match="use DbSession"):
         AsyncDbSession(engine)
     with pytest.raises(ConfigurationError, match="needs an Engine"):
         DbSession("sqlite://")  # type: ignore[arg-type]

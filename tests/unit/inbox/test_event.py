@@ -162,7 +162,7 @@ class TestViewOfAMapping:
     @pytest.mark.parametrize(
         ("created_at", "found"),
         [
-            ("yesterday", "a str that is no ISO 8601 time"),
+            ("yesterday", "a str that is not an ISO 8601 time"),
             ("2026-03-01T12:00:00", "a datetime without a time zone"),
             (1772366400, "int"),
             (datetime(2026, 3, 1), "a datetime without a time zone"),
@@ -258,7 +258,7 @@ class TestFields:
         ("deliveries", "1", "str"),
         ("created_at", "2026-03-01", "str"),
         ("created_at", datetime(2026, 3, 1), "a datetime without a time zone"),
-        ("created_at", datetime.min.replace(tzinfo=timezone(timedelta(hours=1))), "a datetime that UTC"),
+        ("created_at", datetime.min.replace(tzinfo=timezone(timedelta(hours=1))), "outside the range of UTC"),
     ]
 
     @pytest.mark.parametrize(("field", "value", "found"), WRONG)

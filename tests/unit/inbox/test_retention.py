@@ -106,7 +106,7 @@ def test_a_refusal_says_what_would_do() -> None:
 
 
 def test_under_legal_hold_a_refusal_says_to_leave_it_out() -> None:
-    assert "leave dedup_days out" in refusal(dedup_days=7, retention="legal-hold")
+    assert "leave out dedup_days" in refusal(dedup_days=7, retention="legal-hold")
 
 
 def test_a_refusal_names_every_window_that_is_longer_and_the_longest_first() -> None:

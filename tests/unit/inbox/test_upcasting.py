@@ -79,7 +79,7 @@ class TestChain:
     def test_a_newer_version_is_a_breach(self) -> None:
         error = breach(chain(1, 3), event({}, 4))
         assert error.kind is Breach.SCHEMA
-        assert "has schema version 4, and consumer 'billing' knows 3 at most" in error.message
+        assert "has schema version 4, but consumer 'billing' supports at most 3" in error.message
 
     def test_a_version_before_the_oldest_is_a_breach(self) -> None:
         error = breach(chain(3, 5), event({}, 2))
@@ -382,4 +382,4 @@ class TestType:
             check_type(contract(), event(event_type=event_type))
         assert caught.value.kind is Breach.EVENT_TYPE
         assert told in caught.value.message
-        assert "consumer 'billing' takes paid" in caught.value.message
+        assert "consumer 'billing' accepts paid" in caught.value.message

@@ -152,7 +152,7 @@ def letters_in(url: str, as_json: bool) -> Iterator[DeadLetters]:
 
 
 def engine_of(inbox: Any) -> Engine:
-    engine: Engine = inbox._ports.engine
+    engine: Engine = inbox.engine
     return engine
 
 

@@ -17,9 +17,9 @@ LOCK_NOT_AVAILABLE: Final = "55P03"
 SERIALIZATION_FAILURES: Final = ("40001", "40P01")
 """A conflict under REPEATABLE READ or SERIALIZABLE, and a deadlock."""
 UNAVAILABLE: Final = ("08", "57P", "53")
-"""Connection exceptions; shutdown and start-up; too many connections and other lack of resources."""
+"""Connection exceptions; shutdown and startup; too many connections and other lack of resources."""
 READ_ONLY: Final = "25006"
-"""As after a failover, when what was connected to is a standby now."""
+"""After a failover, for example, when the connected server has become a standby."""
 
 _READ_LOCK_TIMEOUT = text("SELECT current_setting('lock_timeout')")
 _XACT_ID = text("SELECT pg_current_xact_id_if_assigned()::text")
@@ -30,8 +30,8 @@ class PostgreSql:
     def begin(self, connection: Connection) -> None:
         if getattr(connection.connection.dbapi_connection, "autocommit", False):
             raise ConfigurationError(
-                "the engine is set to AUTOCOMMIT, where every statement is a transaction of its own; "
-                "give the session engine.execution_options(isolation_level='READ COMMITTED')"
+                "the engine is set to AUTOCOMMIT, where every statement is its own transaction; "
+                "pass engine.execution_options(isolation_level='READ COMMITTED') to the session"
             )
         connection.begin()
 
@@ -39,7 +39,7 @@ class PostgreSql:
         return False  # a failed transaction stays open and refuses everything until it is rolled back
 
     def will_not_commit(self, connection: Connection) -> bool:
-        # COMMIT of a failed transaction is a ROLLBACK without an error, so ask in a way that does fail.
+        # COMMIT of a failed transaction rolls back without an error, so run a statement that does fail.
         try:
             connection.execute(text("SELECT 1")).close()
         except SQLAlchemyError:
@@ -53,7 +53,7 @@ class PostgreSql:
         return _sqlstate(error) in SERIALIZATION_FAILURES
 
     def is_unavailable(self, error: DBAPIError) -> bool:
-        # Without an SQLSTATE the server has not spoken: no connection, or one that broke off.
+        # Without an SQLSTATE the server did not answer: no connection, or a broken one.
         state = _sqlstate(error)
         return (
             error.connection_invalidated
@@ -69,15 +69,15 @@ class PostgreSql:
 
     @contextmanager
     def lock_timeout(self, connection: Connection, seconds: float) -> Iterator[None]:
-        milliseconds = max(1, ceil(seconds * 1000))  # 0 would mean: for ever
-        with connection.begin_nested():  # going back to the savepoint also brings the old setting back
+        milliseconds = max(1, ceil(seconds * 1000))  # 0 would mean forever
+        with connection.begin_nested():  # rolling back to the savepoint also restores the old setting
             before = connection.execute(_READ_LOCK_TIMEOUT).scalar_one()
             connection.execute(_SET_LOCK_TIMEOUT, {"value": str(milliseconds)}).close()
             yield
             connection.execute(_SET_LOCK_TIMEOUT, {"value": before}).close()
 
     def take_advisory_lock(self, connection: Connection, key: int) -> None:
-        # The xact form is released by the transaction's end, so it cannot travel with a pooled connection.
+        # The xact form is released when the transaction ends, so it cannot leak with a pooled connection.
         connection.execute(select(func.pg_advisory_xact_lock(literal(key, BigInteger)))).close()
 
 

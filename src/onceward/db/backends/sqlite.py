@@ -1,8 +1,8 @@
 """SQLite, by extended result code.
 
-Python's sqlite3 begins a transaction by itself, only before a change: reads stand outside, and savepoints break.
-So a session says BEGIN IMMEDIATE on its own connection; the engine is left as it is. IMMEDIATE takes the database's
-one write lock at once: a session never finds out in its midst that it read what somebody else was changing.
+Python's sqlite3 begins a transaction only before a change: reads are outside it, and savepoints break. So a session
+runs BEGIN IMMEDIATE on its own connection and leaves the engine unchanged. IMMEDIATE takes the database's only write
+lock at once, so a session never discovers midway that it read data another one was changing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ LOCKED: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 UNAVAILABLE: Final = frozenset(
     {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 )
-"""Of the disk: full, broken, mounted read-only or gone."""
+"""The disk is full, broken, mounted read-only or gone."""
+
+_MARK: Final = "onceward_session"
+"""Key in a connection's `info`: how many rows it had changed when its session began."""
+_listening: WeakSet[Dialect] = WeakSet()
 
 
 class Sqlite:
@@ -38,37 +42,37 @@ class Sqlite:
         driver: Any = connection.connection.driver_connection
         if driver.in_transaction and not _is_always_in_transaction(driver):
             raise SessionError(
-                "this thread or engine has one connection for all, and it is in a transaction already; "
+                "this thread or engine has one connection for all sessions, and it is already in a transaction; "
                 "end that one first, or use a database file"
             )
         if connection.dialect not in _listening:
             _keep_when_interrupted(connection.dialect)
         connection.begin()
-        if driver.in_transaction:  # begun by autocommit=False or by a listener, as DEFERRED most likely
+        if driver.in_transaction:  # begun by autocommit=False or a listener, most likely as DEFERRED
             connection.exec_driver_sql("ROLLBACK")
         try:
-            # Past SQLAlchemy, which would spend more time on these two words than SQLite does.
+            # Bypass SQLAlchemy, which would spend more time on these two words than SQLite does.
             cursor = connection.connection.cursor()
             cursor.execute("BEGIN IMMEDIATE")
             cursor.close()
-        except sqlite3.DatabaseError as error:  # locked, or no database at all
+        except sqlite3.DatabaseError as error:  # locked, or not a database
             kind = OperationalError if isinstance(error, sqlite3.OperationalError) else DatabaseError
             raise kind("BEGIN IMMEDIATE", None, error) from error
         connection.info[_MARK] = driver.total_changes
 
     def has_ended(self, connection: Connection) -> bool:
-        # As after a full disk, an I/O error or RAISE(ROLLBACK).
+        # For example after a full disk, an I/O error or RAISE(ROLLBACK).
         driver: Any = connection.connection.driver_connection
         return not driver.in_transaction
 
     def will_not_commit(self, connection: Connection) -> bool:
-        return False  # an error undoes its own statement, and the transaction goes on
+        return False  # an error undoes only its own statement
 
     def is_duplicate(self, error: DBAPIError) -> bool:
         return _code(error) in DUPLICATE
 
     def is_serialization_failure(self, error: DBAPIError) -> bool:
-        return False  # a session has the only write lock from its beginning
+        return False  # a session has the only write lock from the start
 
     def is_unavailable(self, error: DBAPIError) -> bool:
         return _code(error) & 0xFF in UNAVAILABLE
@@ -82,28 +86,23 @@ class Sqlite:
 
     @contextmanager
     def lock_timeout(self, connection: Connection, seconds: float) -> Iterator[None]:
-        yield  # the session has the whole database; it waited for that when it was entered
+        yield  # the session locked the whole database when it began
 
     def take_advisory_lock(self, connection: Connection, key: int) -> None:
-        """Nothing to do: no other session is inside this database until this one ends."""
-
-
-_MARK: Final = "onceward_session"
-"""Under this name a connection's `info` has how many rows it had changed when its session began."""
-_listening: WeakSet[Dialect] = WeakSet()
+        """Do nothing: no other session can write to this database until this one ends."""
 
 
 def _keep_when_interrupted(dialect: Dialect) -> None:
-    """Have an interrupted statement leave the connection open, so that it can be rolled back.
+    """Make an interrupted statement leave the connection open, so it can be rolled back.
 
-    SQLAlchemy closes it otherwise. A closed SQLite connection keeps its lock while a cursor is alive, and the
-    traceback of the interrupt keeps the cursor alive. The listener looks at sessions' connections only.
+    Otherwise SQLAlchemy closes it. A closed SQLite connection keeps its lock while a cursor is alive, and the
+    traceback of the interrupt keeps the cursor alive. The listener affects only connections of sessions.
     """
     _listening.add(dialect)
-    event.listen(dialect, "handle_error", _is_no_disconnect)
+    event.listen(dialect, "handle_error", _keep_open)
 
 
-def _is_no_disconnect(context: ExceptionContext) -> None:
+def _keep_open(context: ExceptionContext) -> None:
     interrupted = not isinstance(context.original_exception, Exception)
     if interrupted and context.connection is not None and _MARK in context.connection.info:
         context.is_disconnect = False
@@ -114,5 +113,5 @@ def _code(error: DBAPIError) -> int:
 
 
 def _is_always_in_transaction(driver: Any) -> bool:
-    # autocommit=False exists from Python 3.12 on. aiosqlite keeps the sqlite3 connection inside.
+    # autocommit=False exists since Python 3.12. aiosqlite wraps the sqlite3 connection.
     return getattr(getattr(driver, "_conn", driver), "autocommit", None) is False

@@ -1,7 +1,7 @@
 """A digest of a consumer's code: its modules and those of the user's own that they import, and nothing else.
 
-Proof is bound to it. Comments and layout do not count, because what is hashed is the syntax tree; docstrings and
-everything else do. Neither the standard library nor installed packages are part of it: they have versions of their own.
+Evidence is bound to it. The hash covers the syntax tree, so comments and layout do not count, while docstrings and
+everything else do. The standard library and installed packages are not included: they have their own versions.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _INSTALLED = tuple(
 
 
 class Code(msgspec.Struct, frozen=True):
-    """What was hashed."""
+    """A set of modules and their digest."""
 
     roots: tuple[str, ...]
-    """The modules from which the others were found."""
+    """The modules whose imports lead to the others."""
     modules: tuple[str, ...]
-    """All that the digest covers, by name."""
+    """The names of all modules that the digest covers."""
     digest: str
 
 
 def code_of(thing: Any, contract: Contract | None = None) -> Code:
-    """The code of a consumer's class, or of a handler; with the upcasters and the model of its contract."""
+    """Return the code of a consumer's class or a handler, including the upcasters and the model of its contract."""
     return code_from(roots_of(thing, contract))
 
 
 def code_from(roots: tuple[str, ...]) -> Code:
-    """The code as it is now, beginning with these modules."""
+    """Return the current code, starting from these modules."""
     sources = _closure(roots)
     digest = hashlib.sha256()
     for name in sorted(sources):
@@ -64,27 +64,27 @@ def roots_of(thing: Any, contract: Contract | None = None) -> tuple[str, ...]:
 
 
 def module_of(thing: Any) -> str:
-    """The module a class or function is defined in, by the name that others import it by."""
+    """Return the module that defines a class or function, by the name under which it is imported."""
     return _canonical(_plain(thing).__module__)
 
 
 def _plain(thing: Any) -> Any:
-    """What was defined somewhere, inside a bound method, a partial or an object that can be called."""
+    """Return the definition inside a bound method, a partial or a callable object."""
     if isinstance(thing, functools.partial):
         return _plain(thing.func)
     thing = getattr(thing, "__func__", thing)
     return thing if hasattr(thing, "__qualname__") else type(thing)
 
 
-# ── whose modules ───────────────────────────────────────────────────────────────────────────────────────
+# ── the user's own modules ──────────────────────────────────────────────────────────────────────────────
 
 
 class _Home(msgspec.Struct, frozen=True):
-    """What tells the user's own modules from all others."""
+    """Where the user's own modules are."""
 
     package: str
     folder: Path | None
-    """Of loose modules: their neighbours in it are the user's own, too."""
+    """Of top-level modules; the other modules in it are also the user's own."""
 
 
 def _home(module: str) -> _Home:
@@ -112,11 +112,11 @@ def _is_installed(place: Path) -> bool:
     return any(place.is_relative_to(installed) for installed in _INSTALLED)
 
 
-# ── which modules ───────────────────────────────────────────────────────────────────────────────────────
+# ── imports ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _closure(roots: tuple[str, ...]) -> dict[str, bytes]:
-    """Source by name, of the roots and of everything of the user's own that is imported from there."""
+    """Return the sources, by module name, of the roots and all of the user's own modules they import."""
     sources: dict[str, bytes] = {}
     homes = [_home(root) for root in roots]
     todo = list(roots)
@@ -169,7 +169,7 @@ def _spec_of_script(name: str, module: ModuleType) -> ModuleSpec | None:
 
 
 def _canonical(name: str) -> str:
-    """A script is proven under the name that an import gives it, and runs as `__main__`."""
+    """Return the import name of a module: a script runs as `__main__` but is verified under its import name."""
     if name != SCRIPT:
         return name
     script = sys.modules.get(SCRIPT)
@@ -186,7 +186,7 @@ def _source(spec: ModuleSpec) -> bytes | None:
         text = get_source(spec.name) if get_source is not None else None
         if text is not None:
             return text.encode()
-        return Path(spec.origin).read_bytes() if spec.origin else None  # compiled: its bytes have to do
+        return Path(spec.origin).read_bytes() if spec.origin else None  # a compiled module has no source
     except (OSError, ImportError, UnicodeError):
         return None
 
@@ -196,7 +196,7 @@ def _source(spec: ModuleSpec) -> bytes | None:
 
 def _hash_of(source: bytes) -> str:
     tree = _tree(source)
-    return hashlib.sha256(source if tree is None else b"".join(_told(tree))).hexdigest()
+    return hashlib.sha256(source if tree is None else b"".join(_serialize(tree))).hexdigest()
 
 
 def _tree(source: bytes) -> ast.Module | None:
@@ -206,19 +206,19 @@ def _tree(source: bytes) -> ast.Module | None:
         return None
 
 
-def _told(node: Any) -> Iterator[bytes]:
-    """A syntax tree in bytes. Empty fields are left out: newer Pythons have more of them for the same code."""
+def _serialize(node: Any) -> Iterator[bytes]:
+    """Yield a syntax tree as bytes. Skips empty fields: newer Pythons have more of them for the same code."""
     if isinstance(node, ast.AST):
         yield f"({type(node).__name__}".encode()
         for field, value in ast.iter_fields(node):
             if value not in (None, []) and field not in ("ctx", "kind", "type_comment"):
                 yield f" {field}=".encode()
-                yield from _told(value)
+                yield from _serialize(value)
         yield b")"
     elif isinstance(node, list):
         yield b"["
         for each in node:
-            yield from _told(each)
+            yield from _serialize(each)
             yield b","
         yield b"]"
     else:

@@ -1,7 +1,7 @@
-"""The gate before production: a consumer runs there only with proof that its code keeps the contract.
+"""The gate before production: a consumer runs there only with evidence that its code keeps the contract.
 
-`onceward verify --record` writes the proof, one row in one statement, so that there is all of it or nothing. Outside
-production nothing is looked at.
+`onceward verify --record` writes the evidence as one row in one statement, so it is complete or absent. Outside
+production nothing is checked.
 """
 
 from __future__ import annotations
@@ -26,20 +26,29 @@ PRODUCTION = ("production", "prod")
 DUPLICATES = "duplicates"
 REPLAY = "replay"
 REQUIRED = (DUPLICATES, REPLAY)
-"""Scenarios without which there is no proof, however well the others went."""
+"""Scenarios that evidence must include, however well the others went."""
+
+_RECORD = """
+    INSERT INTO onceward_evidence (evidence_id, consumer_id, recorded_at, passed, code_digest, evidence)
+    VALUES (:id, :consumer, {now}, :passed, :digest, :evidence)
+"""
+_RECORDED = """
+    SELECT evidence, recorded_at FROM onceward_evidence WHERE consumer_id = :consumer
+    ORDER BY recorded_at DESC, evidence_id DESC
+"""
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """A scenario, and what came of it."""
+    """A scenario and its result."""
 
     scenario: str
     result: str
-    """`passed`, `failed`, or `skipped`: it does not apply, or was left out."""
+    """`passed`, `failed`, or `skipped` if it does not apply or was left out."""
     note: str = ""
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What is recorded of one verification."""
+    """The record of one verification."""
 
     consumer_id: str
     subject: str
@@ -47,7 +56,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     tested: tuple[Checked, ...]
     code: Code
     schema_versions: tuple[int, ...]
-    """Of the samples; the last is that of the contract."""
+    """Of the samples; the last is the contract's."""
     backend: str
     mechanism: str
     onceward: str
@@ -55,7 +64,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     evidence_id: str = msgspec.field(default_factory=lambda: uuid4().hex)
     recorded_at: float = 0.0
-    """Seconds since 1970; set when it is recorded."""
+    """Seconds since 1970; set when recorded."""
 
     @property
     def passed(self) -> bool:
@@ -63,12 +72,12 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_production(env: str | None) -> bool:
-    """Whether the gate is shut: by a parameter, or else by the environment."""
+    """Whether this is production, by the parameter if given, otherwise by the environment."""
     named = os.environ.get(VARIABLE, "") if env is None else env
     return named.strip().lower() in PRODUCTION
 
 
-def record(transaction: DbTransaction, store: Store, evidence: Evidence) -> None:
+def record_evidence(transaction: DbTransaction, store: Store, evidence: Evidence) -> None:
     store.run(
         transaction,
         _RECORD,
@@ -80,8 +89,8 @@ def record(transaction: DbTransaction, store: Store, evidence: Evidence) -> None
     )
 
 
-def recorded(transaction: DbTransaction, store: Store, consumer_id: str) -> list[Evidence]:
-    """All there is about a consumer, newest first."""
+def read_evidence(transaction: DbTransaction, store: Store, consumer_id: str) -> list[Evidence]:
+    """Return all evidence about a consumer, newest first."""
     rows = store.run(transaction, _RECORDED, consumer=consumer_id)
     return [
         msgspec.structs.replace(msgspec.json.decode(row.evidence, type=Evidence), recorded_at=row.recorded_at)
@@ -90,7 +99,7 @@ def recorded(transaction: DbTransaction, store: Store, consumer_id: str) -> list
 
 
 class EvidenceGate:
-    """Lets pass whom it has seen proof of. Asks once for each."""
+    """Admits consumers with valid evidence. Queries the database once for each."""
 
     def __init__(self, store: Store, env: str | None) -> None:
         self._store = store
@@ -98,10 +107,10 @@ class EvidenceGate:
         self._passed: set[tuple[str, Any]] = set()
 
     async def check(self, contract: Contract, code: Any, ask: Callable[..., Any]) -> None:
-        """`code` is the consumer's class, or the handler that is about to be called."""
+        """Raise `UnprovenConsumerError` without valid evidence. `code` is the consumer's class, or the handler."""
         if not self._shut or (contract.consumer_id, module_key(code)) in self._passed:
             return
-        found = await ask(recorded, self._store, contract.consumer_id)
+        found = await ask(read_evidence, self._store, contract.consumer_id)
         problem = lacking(contract, code, found)
         if problem is not None:
             raise UnprovenConsumerError(refusal(contract, code, problem))
@@ -109,12 +118,12 @@ class EvidenceGate:
 
 
 def module_key(code: Any) -> Any:
-    """A class stands for itself. A handler is often made anew for each event; its module decides."""
+    """Return a class itself, but the module of a handler, which may be a new object for each event."""
     return code if isinstance(code, type) else module_of(code)
 
 
 def lacking(contract: Contract, code: Any, found: list[Evidence]) -> str | None:
-    """What is missing; None if nothing is. `found` is newest first, and the newest for today's code counts."""
+    """Return what is missing, or None. `found` is newest first; the newest evidence for the current code counts."""
     if not contract.idempotency_mechanism.strip():
         return "its idempotency_mechanism is empty"
     if not found:
@@ -126,7 +135,7 @@ def lacking(contract: Contract, code: Any, found: list[Evidence]) -> str | None:
     when = datetime.fromtimestamp(last.recorded_at, UTC).strftime("%Y-%m-%d %H:%M UTC")
     if not isinstance(code, type) and module_of(code) not in last.code.modules:
         return (
-            f"its handler is in {module_of(code)}, which the verification of {when} did not cover: that was about "
+            f"its handler is in {module_of(code)}, which the verification of {when} did not cover: it verified "
             f"{last.subject}"
         )
     return f"its code has changed since it was verified ({when})"
@@ -135,7 +144,7 @@ def lacking(contract: Contract, code: Any, found: list[Evidence]) -> str | None:
 def _is_about(evidence: Evidence, contract: Contract, code: Any) -> bool:
     if isinstance(code, type):
         return evidence.code.digest == code_of(code, contract).digest
-    # A handler is somewhere in the code that was proven, and all of that is as it was.
+    # A handler must be in the verified code, and all of that code must be unchanged.
     return (
         module_of(code) in evidence.code.modules
         and evidence.code.digest == code_from(evidence.code.roots).digest
@@ -151,10 +160,10 @@ def _flaw(evidence: Evidence, contract: Contract) -> str | None:
     if missing:
         return f"its verification did not include {' and '.join(missing)}"
     if not evidence.mechanism.strip():
-        return "its verification was recorded without a mechanism in words"
+        return "its verification was recorded without a description of its idempotency mechanism"
     if contract.schema_version not in evidence.schema_versions:
         versions = ", ".join(map(str, evidence.schema_versions))
-        return f"its verification was about schema version {versions}, and this is {contract.schema_version}"
+        return f"its verification covered schema version {versions}, but this is {contract.schema_version}"
     return None
 
 
@@ -163,15 +172,5 @@ def refusal(contract: Contract, code: Any, problem: str) -> str:
     subject = f"{module_of(code)}:{name}" if name and "<" not in name else "MODULE:NAME"
     return (
         f"consumer {contract.consumer_id!r} does not run in production: {problem}. "
-        f"Supply it with `onceward verify {subject} --record` (and --database URL, unless an app names it)"
+        f"Record evidence with `onceward verify {subject} --record` (and --database URL, unless an app names it)"
     )
-
-
-_RECORD = """
-    INSERT INTO onceward_evidence (evidence_id, consumer_id, recorded_at, passed, code_digest, evidence)
-    VALUES (:id, :consumer, {now}, :passed, :digest, :evidence)
-"""
-_RECORDED = """
-    SELECT evidence, recorded_at FROM onceward_evidence WHERE consumer_id = :consumer
-    ORDER BY recorded_at DESC, evidence_id DESC
-"""

@@ -1,1 +1,1 @@
-"""Removing dedup records that no delivery can need anymore."""
+"""Removes dedup records that no delivery can need anymore."""

@@ -1,4 +1,4 @@
-"""A purge of PostgreSQL: whole days where nobody needs them any more, rows where somebody still does."""
+"""A purge of PostgreSQL: drops whole days that no consumer needs anymore, and deletes rows from the others."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import time
 
 from sqlalchemy import Connection
 
-from onceward.inbox.purge.steps import SHORTEST_PAUSE, Plan, Progress, PurgeReport, Removal
+from onceward.inbox.purge.steps import SHORTEST_PAUSE, Progress, PurgePlan, PurgeReport, Removal
 from onceward.inbox.stores import partitions
 from onceward.inbox.stores.base import Store
-from onceward.inbox.stores.partitions import Blocked, Partition, State
-from onceward.inbox.stores.types import Overtaken, Records, Times, begun
+from onceward.inbox.stores.partitions import Blocked, Partition, PartitionState
+from onceward.inbox.stores.types import Overtaken, Records, StepTimes, begun
 
 MADE_AHEAD = 7
-"""Days to come for which partitions are made beforehand."""
+"""Coming days for which partitions are created in advance."""
 
 
 class DayRemoval(Removal):
-    def __init__(self, store: Store, plan: Plan, report: PurgeReport, progress: Progress) -> None:
+    def __init__(self, store: Store, plan: PurgePlan, report: PurgeReport, progress: Progress) -> None:
         super().__init__(store, report, progress)
         self._plan = plan
 
     def run(self, connection: Connection) -> None:
         with partitions.only_purger(connection):
             try:
-                with partitions.or_blocked(connection, "the purge stopped before its end"):
+                with partitions.or_blocked(connection, "the purge did not finish"):
                     self._run(connection)
             except Blocked as blocked:
                 self.report.unfinished.append(str(blocked))
@@ -39,17 +39,19 @@ class DayRemoval(Removal):
 
     def _make_days(self, connection: Connection) -> None:
         every = partitions.partitions(connection)
-        there = {each.day for each in every if each.state is not State.DETACHED}
+        there = {each.day for each in every if each.state is not PartitionState.DETACHED}
         for day in range(self._plan.today, self._plan.today + MADE_AHEAD + 1):
             if day not in there:
                 partitions.make(connection, day)
 
     def _remove_days(self, connection: Connection) -> None:
-        """What an earlier purge has begun comes first: only one partition at a time can be on its way out."""
+        """Remove old days, beginning with those that an earlier purge began: only one can be detaching at a time."""
         floor = max((target.floor_day for target in self._plan.targets), default=0)
         every = partitions.partitions(connection)
-        begun_before = [each for each in every if each.state is not State.ATTACHED]
-        old = begun_before + [each for each in every if each.state is State.ATTACHED and each.day < floor]
+        begun_before = [each for each in every if each.state is not PartitionState.ATTACHED]
+        old = begun_before + [
+            each for each in every if each.state is PartitionState.ATTACHED and each.day < floor
+        ]
         self.report.days = len(old)
         try:
             for partition in old:
@@ -61,14 +63,14 @@ class DayRemoval(Removal):
 
     def _remove_day(self, connection: Connection, partition: Partition) -> None:
         is_needed = self._is_needed(connection, partition)
-        if partition.state is State.ATTACHED and is_needed:
+        if partition.state is PartitionState.ATTACHED and is_needed:
             self._remove_rows(connection, partition)
             return
         if not is_needed:
-            # Before they are out of sight: who looks for a row on hold must find it all the time.
+            # Before the partition is detached: rows on hold must be visible at all times.
             with begun(connection, partitions.READ_COMMITTED):
                 partitions.keep_held(connection, partition)
-        if partition.state is not State.DETACHED:
+        if partition.state is not PartitionState.DETACHED:
             partitions.detach(connection, partition)
         dropped = partitions.drop(
             connection,
@@ -85,7 +87,7 @@ class DayRemoval(Removal):
         self.count_time(dropped.seconds)
 
     def _is_needed(self, connection: Connection, partition: Partition) -> bool:
-        """Whether it has rows of anybody who is not past that day, or not known to be."""
+        """Whether it has rows of a consumer that still needs that day, or may need it."""
         for consumer_id in partitions.consumers_in(connection, partition):
             past = self._plan.past(consumer_id, partition.day)
             if past is None or not self.store.may_purge(connection, consumer_id, past.contract):
@@ -108,11 +110,11 @@ class DayRemoval(Removal):
                     step = operation(connection)
                     worked = time.perf_counter()
                 total = time.perf_counter() - began
-                self.count(step, Times(worked - began, total))
+                self.count(step, StepTimes(worked - began, total))
                 operation = script.send(step)
-                # Nobody waits for a lock of ours; but a purge should leave others the better part of the machine.
+                # No transaction waits for our locks, but a purge should leave most of the machine to others.
                 connection.exec_driver_sql(f"SELECT pg_sleep({max(SHORTEST_PAUSE, total):.3f})")
         except StopIteration:
             return
         except Overtaken:
-            self.overtaken(records.consumer_id)
+            self.skip_overtaken(records.consumer_id)

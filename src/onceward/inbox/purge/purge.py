@@ -1,8 +1,8 @@
-"""Dedup records go when nothing can deliver their events any more: in small steps, while consumers run.
+"""Removes dedup records whose events can no longer be delivered: in small steps, while consumers run.
 
-First the horizon of each consumer is raised, and committed: from then on an event of an earlier day is refused, whether
-its record is still there or not. Then the records go. A purge that dies in between has lost nothing, and the next one
-goes on where it ended.
+First it raises the horizon of each consumer, and commits: from then on, events of an earlier day are refused, whether
+or not their record still exists. Then it removes the records. A purge that dies in between loses nothing, and the next
+one continues where it ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onceward.inbox.ports import InboxPorts
 from onceward.inbox.purge.postgresql import DayRemoval
 from onceward.inbox.purge.retention import effective_days
 from onceward.inbox.purge.sqlite import LOCK_PATIENCE, RowRemoval
-from onceward.inbox.purge.steps import Plan, Progress, PurgeReport, Target
+from onceward.inbox.purge.steps import Progress, PurgePlan, PurgeReport, Target
 from onceward.inbox.registry import Registry
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.partitions import PurgeInProgressError
@@ -44,7 +44,7 @@ class Purge:
         self._registry = registry
 
     async def run(self, consumer_id: str | None, progress: Progress = lambda _: None) -> PurgeReport:
-        """Purge one consumer, or all that are registered."""
+        """Purge one consumer, or all registered ones. Calls `progress` after every step with the report so far."""
         report = PurgeReport()
         plan = await self._patiently(self._begin, consumer_id, report)
         if isinstance(self._store, SqliteStore):
@@ -62,18 +62,18 @@ class Purge:
                 if time.monotonic() > until:
                     raise
 
-    def _begin(self, transaction: DbTransaction, wanted: str | None, report: PurgeReport) -> Plan:
-        """Decide what goes, and raise the horizons. Nothing is removed before this is committed."""
+    def _begin(self, transaction: DbTransaction, wanted: str | None, report: PurgeReport) -> PurgePlan:
+        """PurgePlan what to remove, and raise the horizons. Nothing is removed before this is committed."""
         store = self._store
         migrations.check(transaction, store)
         registered = {row["consumer_id"]: str(row["contract"]) for row in store.registrations(transaction)}
         if wanted is not None and wanted not in registered:
             known = ", ".join(registered) or "none"
             raise UnregisteredConsumerError(
-                f"consumer {wanted!r} is not registered (registered: {known}), so how long its records are to be kept "
-                "is not known; nothing was removed"
+                f"consumer {wanted!r} is not registered (registered: {known}), so how long to keep its records is "
+                "unknown; nothing was removed"
             )
-        plan = Plan(store.today(transaction), [], [])
+        plan = PurgePlan(store.today(transaction), [], [])
         horizons = store.horizons(transaction)
         on_hold = {row["consumer_id"] for row in store.holds(transaction) if row["tracking_id"] == ""}
         for consumer_id, contract in registered.items():
@@ -93,11 +93,11 @@ class Purge:
 
     async def hold(self, consumer_id: str, tracking_id: str | None, reason: str, operator: str) -> bool:
         if not reason.strip() or not operator.strip():
-            raise ConfigurationError("a hold needs a reason and the name of an operator")
+            raise ConfigurationError("a hold needs a reason and the operator's name")
         known = [row["consumer_id"] for row in await self._registry.consumers()]
         if consumer_id not in known:
             raise ConfigurationError(
-                f"there is no consumer {consumer_id!r} to hold anything of; registered: {', '.join(known) or 'none'}"
+                f"there is no consumer {consumer_id!r} to hold records of; registered: {', '.join(known) or 'none'}"
             )
         return await self._ports.transact(self._store.hold, consumer_id, tracking_id or "", reason, operator)
 
@@ -106,20 +106,20 @@ class Purge:
 
 
 def _floor(consumer_id: str, contract: str, today: int, on_hold: set[str]) -> int | str:
-    """The first day that is kept; or the reason why everything is."""
+    """Return the first day to keep, or the reason to keep everything."""
     if consumer_id in on_hold:
         return "it is on hold"
     try:
         days = effective_days(registered_contract(json.loads(contract)))
     except (ConfigurationError, ValueError, TypeError, KeyError) as error:
-        return f"its registered contract is not valid, register it anew: {error}"
+        return f"its registered contract is not valid; re-register it: {error}"
     if days is None:
         return "its retention is legal-hold; to release it, register it with another class"
-    return today - ceil(days)  # the last event of a day is as old as `days` only when the day after it is
+    return today - ceil(days)  # the last event of a day is `days` old only when the whole day is
 
 
 def registered_contract(fields: dict[str, Any]) -> Contract:
-    """What says how long; checked again, since whoever wrote the row need not have checked it."""
+    """Return the contract of a registered row, without its code. Checks it again: the row may have been edited."""
     return Contract(
         consumer_id=fields["consumer_id"],
         event_types=fields["event_types"],

@@ -1,7 +1,7 @@
-"""How long a dedup record has to live (D-14).
+"""How long to keep a dedup record (D-14).
 
-A record that is gone makes a copy look new. So it has to outlive everything that can still bring a copy:
-the source, the dead letters that may be redriven, and a replay. The class of the data sets a floor besides.
+Without its record, a copy of an event looks new. So the record has to outlive everything that can still deliver a copy:
+the source, dead letters that may be redriven, and a replay. The class of the data also sets a minimum.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 Retention = Literal["standard", "financial", "legal-hold"]
 
 CLASS_FLOORS: Final[dict[str, float | None]] = {"standard": 7, "financial": 30, "legal-hold": None}
-"""Days that records of each class are kept at least. None: until released by hand."""
+"""Minimum days to keep records of each class. None: until released by hand."""
 
 SHORTEST_DEAD_LETTER_DAYS: Final = 90
-"""Dead letters are kept at least so long, and any of them may be redriven."""
+"""Minimum days to keep dead letters; any of them may be redriven."""
 
 
 class Window(NamedTuple):
-    """A span in which a copy of an event can still come, counted from the event's own day."""
+    """A span in which a copy of an event can still arrive, counted from the event's own day."""
 
     setting: str
-    """As it is written in the contract."""
+    """As written in the contract."""
     days: float
     copy: str
-    """What would come, for a sentence that goes on with "would run a second time"."""
+    """The copy that would arrive, for a message that continues with "would run a second time"."""
 
 
 def windows(contract: Contract) -> list[Window]:
-    """All spans that a dedup record has to outlive, apart from a legal hold, which has no end."""
+    """Return all spans that a dedup record has to outlive, except a legal hold, which has no end."""
     spans = [
         ("source_days", contract.source_days, "a message that the source delivers again"),
         ("dead_letter_days", contract.dead_letter_days, "a redriven dead letter"),
@@ -47,19 +47,19 @@ def windows(contract: Contract) -> list[Window]:
 
 
 def required_days(contract: Contract) -> float | None:
-    """The fewest days that dedup records may be kept. None: until released."""
+    """Return the minimum days to keep dedup records. None: until released."""
     if CLASS_FLOORS[contract.retention] is None:
         return None
     return max(window.days for window in windows(contract))
 
 
 def effective_days(contract: Contract) -> float | None:
-    """The days that dedup records are kept: as set, or else the fewest allowed. None: until released."""
+    """Return the days to keep dedup records: as set, otherwise the minimum. None: until released."""
     return required_days(contract) if contract.dedup_days is None else contract.dedup_days
 
 
 def check_retention(contract: Contract) -> None:
-    """Refuses a `dedup_days` that is shorter than any window in which a copy can come."""
+    """Raise `ConfigurationError` if `dedup_days` is shorter than any window in which a copy can arrive."""
     if contract.dedup_days is None:
         return
     required = required_days(contract)
@@ -67,7 +67,7 @@ def check_retention(contract: Contract) -> None:
         danger = (
             f"after day {_days(contract.dedup_days)} a copy of an event under hold would run a second time"
         )
-        advice = "leave dedup_days out: such records are kept until they are released"
+        advice = "leave out dedup_days: such records are kept until they are released"
     elif contract.dedup_days < required:
         danger = _dangers(contract, contract.dedup_days)
         advice = f"set dedup_days to {_days(required)} or more, or leave it out"
@@ -80,7 +80,7 @@ def check_retention(contract: Contract) -> None:
 
 
 def _dangers(contract: Contract, dedup_days: float) -> str:
-    """The spans in which a second effect could happen, the longest first."""
+    """Describe the spans in which a second effect could happen, longest first."""
     longer = [window for window in windows(contract) if window.days > dedup_days]
     longer.sort(key=lambda window: window.days, reverse=True)
     return ", ".join(
@@ -91,4 +91,4 @@ def _dangers(contract: Contract, dedup_days: float) -> str:
 
 
 def _days(days: float) -> str:
-    return f"{days:.15g}"  # 90, not 90.0, and yet 89.9999 is not called 90
+    return f"{days:.15g}"  # 90 instead of 90.0, but 89.9999 is not rounded to 90

@@ -1,4 +1,4 @@
-"""A purge of SQLite: rows, a few at a time, with pauses in which others get the lock."""
+"""A purge of SQLite: deletes a few rows at a time, with pauses in which others get the lock."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from onceward.inbox.ports import InboxPorts
 from onceward.inbox.purge.steps import (
     SHORTEST_PAUSE,
     Pace,
-    Plan,
     Progress,
+    PurgePlan,
     PurgeReport,
     Removal,
     Script,
     Target,
 )
 from onceward.inbox.stores.sqlite import SqliteStore
-from onceward.inbox.stores.types import Overtaken, Records, Times
+from onceward.inbox.stores.types import Overtaken, Records, StepTimes
 
 T = TypeVar("T")
 
 PAUSE = 2
-"""Times the length of a step: the pause after it. Whoever waits for the lock looks for it only now and then, and should
-find it free more often than not."""
+"""The pause after a step, as a multiple of its length. Waiting connections poll the lock only now and then, and should
+usually find it free."""
 PROBE_PAUSE = 0.001
-"""Seconds between two looks for SQLite's lock. SQLite itself looks ever less often, and a consumer that has work all
-the time leaves it free for moments only: a purge would hardly ever get it."""
+"""Seconds between two tries to get SQLite's lock. SQLite itself tries less and less often, and a busy consumer leaves
+the lock free only for moments: a purge would hardly ever get it."""
 LOCK_PATIENCE = 60.0
-"""Seconds in which a purge of SQLite looks for the lock in vain before it gives up."""
+"""Seconds after which a purge of SQLite stops trying to get the lock."""
 
 
 class RowRemoval(Removal):
@@ -46,7 +46,7 @@ class RowRemoval(Removal):
         self._ports = ports
         self._engine = _plain(ports)
 
-    async def run(self, plan: Plan) -> None:
+    async def run(self, plan: PurgePlan) -> None:
         days = {target: (await self._step(partial(self._days_below, target)))[0] for target in plan.targets}
         self.report.days = sum(map(len, days.values()))
         for target in plan.targets:
@@ -57,7 +57,7 @@ class RowRemoval(Removal):
                 for records in self.ledgers(target):
                     await self._drive(self.walk(records))
             except Overtaken:
-                self.overtaken(target.consumer_id)
+                self.skip_overtaken(target.consumer_id)
         await self._give_back_space()
 
     def _days_below(self, target: Target, connection: Connection) -> list[int]:
@@ -73,20 +73,20 @@ class RowRemoval(Removal):
             except StopIteration:
                 return
 
-    async def _step(self, operation: Callable[[Connection], T]) -> tuple[T, Times]:
-        """In one transaction, and a pause. The time is that in which nobody else can write."""
+    async def _step(self, operation: Callable[[Connection], T]) -> tuple[T, StepTimes]:
+        """Run one transaction, then pause. The returned times are those during which no other connection can write."""
         until = time.monotonic() + LOCK_PATIENCE
         while (done := await self._if_free(operation)) is None:
             if time.monotonic() > until:
                 raise LockTimeoutError(
-                    f"others kept the database locked for {LOCK_PATIENCE:g} s; what is gone is gone, and the next "
-                    "purge goes on with the rest"
+                    f"other connections kept the database locked for {LOCK_PATIENCE:g} s; removed records stay "
+                    "removed, and the next purge continues with the rest"
                 )
             await self._ports.sleep(PROBE_PAUSE)
         await self._ports.sleep(max(SHORTEST_PAUSE, PAUSE * done[1].total))
         return done
 
-    async def _if_free(self, operation: Callable[[Connection], T]) -> tuple[T, Times] | None:
+    async def _if_free(self, operation: Callable[[Connection], T]) -> tuple[T, StepTimes] | None:
         with transaction.reserved(self._engine):
             return await self._ports.outside(self.store.if_free, operation)
 
@@ -103,6 +103,6 @@ class RowRemoval(Removal):
 
 
 def _plain(ports: Any) -> Engine:
-    """The engine of either kind of ports; that of asyncio has it inside."""
+    """Return the blocking engine of either kind of ports; an AsyncEngine wraps one."""
     engine: Engine = getattr(ports.engine, "sync_engine", ports.engine)
     return engine

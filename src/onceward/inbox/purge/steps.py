@@ -1,4 +1,4 @@
-"""What a purge removes, step by step, and its report; how the steps are made is each database's own matter."""
+"""The steps of a purge and its report; how the steps run differs between databases."""
 
 from __future__ import annotations
 
@@ -10,64 +10,64 @@ import msgspec
 from sqlalchemy import Connection
 
 from onceward.inbox.stores.base import Store
-from onceward.inbox.stores.types import Records, Step, Times
+from onceward.inbox.stores.types import PurgeStep, Records, StepTimes
 
 STEP_SECONDS = 0.01
-"""How long the work of a step should take. SQLite has one write lock, so this and a commit is what a consumer waits."""
+"""How long the work of a step should take. On SQLite, a consumer waits that long plus a commit."""
 SMALLEST_STEP, FIRST_STEP, LARGEST_STEP = 20, 200, 1000
-"""Rows. More would hardly be faster: a commit is spread over enough of them."""
+"""Rows. More would hardly be faster: enough of them share a commit."""
 SHORTEST_PAUSE = 0.005
 """Seconds between two steps, at least."""
 
 
 class PurgeReport(msgspec.Struct, kw_only=True):
-    """What a purge has removed, and what it left and why."""
+    """What a purge removed, and what it kept and why."""
 
     rows: int = 0
-    """Dedup rows that are gone."""
+    """Dedup rows removed."""
     attempts: int = 0
     effects: int = 0
-    """Rows of the ledgers that are gone."""
+    """Rows of the ledgers removed."""
     kept: int = 0
     """Rows on hold that were copied before their partition was dropped."""
     steps: int = 0
     longest_step: float = 0.0
     """Seconds between the begin and the commit of a step."""
     days: int = 0
-    """Days with something to look at, and how many of them are through."""
+    """Days to check, and how many of them are done."""
     days_done: int = 0
     dropped: list[str] = msgspec.field(default_factory=list)
-    """Partitions that went as a whole."""
+    """Partitions that were dropped as a whole."""
     floors: dict[str, str] = msgspec.field(default_factory=dict)
-    """The first day that is kept, for each consumer that was purged."""
+    """The first day kept, for each purged consumer."""
     skipped: dict[str, str] = msgspec.field(default_factory=dict)
-    """Consumers that were not purged, and why not."""
+    """Consumers that were not purged, and why."""
     unfinished: list[str] = msgspec.field(default_factory=list)
-    """What could not be done for now. The next purge goes on with it."""
+    """What could not be done now; the next purge continues with it."""
 
 
 Progress: TypeAlias = Callable[[PurgeReport], None]
 """Called after every step, with the report so far."""
-Script: TypeAlias = Generator[Callable[[Connection], Step], Step, None]
-"""Steps, each of which is done in a transaction of its own before the next is asked for."""
+Script: TypeAlias = Generator[Callable[[Connection], PurgeStep], PurgeStep, None]
+"""Yields steps; each runs in its own transaction before the next is requested."""
 
 
 class Target(NamedTuple):
     consumer_id: str
     contract: str
-    """Its text in the registry."""
+    """Its JSON text in the registry."""
     floor_day: int
 
 
-class Plan(NamedTuple):
+class PurgePlan(NamedTuple):
     today: int
     targets: list[Target]
-    """To be purged."""
+    """Consumers to purge."""
     others: list[Target]
-    """Not to be purged now, but purged before, up to these days."""
+    """Consumers not to purge now that were purged before, up to these days."""
 
     def past(self, consumer_id: str, day: int) -> Target | None:
-        """The entry by which records of that day are not needed any more."""
+        """Return the target whose floor is past that day, so its records are no longer needed."""
         every = [*self.targets, *self.others]
         return next(
             (each for each in every if each.consumer_id == consumer_id and day < each.floor_day), None
@@ -75,10 +75,9 @@ class Plan(NamedTuple):
 
 
 class Pace:
-    """How many rows a step looks at: as many as fit into the time, learned from the steps before.
+    """How many rows a step checks: as many as fit into the time, learned from earlier steps.
 
-    The commit does not count: on a slow disk it takes its time for few rows as for many, and steps would only become
-    more.
+    The commit does not count: on a slow disk it takes as long for few rows as for many; smaller steps would not help.
     """
 
     def __init__(self) -> None:
@@ -91,7 +90,7 @@ class Pace:
 
 
 class Removal:
-    """What both kinds have."""
+    """What the purges of both databases share."""
 
     def __init__(self, store: Store, report: PurgeReport, progress: Progress) -> None:
         self.store = store
@@ -100,7 +99,7 @@ class Removal:
         self.pace = Pace()
 
     def walk(self, records: Records) -> Script:
-        """From one end of a stretch to the other."""
+        """Yield the steps through a range of records."""
         after: str | None = ""
         while after is not None:
             purge_step = self.store.purge_step
@@ -116,7 +115,7 @@ class Removal:
     def ledgers(self, target: Target) -> list[Records]:
         return [Records(table, *target) for table in self.store.ledgers]
 
-    def count(self, step: Step, times: Times) -> None:
+    def count(self, step: PurgeStep, times: StepTimes) -> None:
         self.pace.learn(times.work, is_full=step.upto is not None)
         self.count_time(times.total)
 
@@ -125,7 +124,7 @@ class Removal:
         self.report.longest_step = max(self.report.longest_step, seconds)
         self.progress(self.report)
 
-    def overtaken(self, consumer_id: str) -> None:
+    def skip_overtaken(self, consumer_id: str) -> None:
         self.report.skipped[consumer_id] = (
-            "it was put on hold or registered anew while it was purged; what is left stays until the next purge"
+            "it was put on hold or re-registered during the purge; the remaining records stay until the next purge"
         )

@@ -1,4 +1,4 @@
-"""The sessions a handler gets: the transaction that also holds the inbox's row, and the way to effects outside."""
+"""The sessions that handlers get: the transaction that includes the inbox's row, and access to outside effects."""
 
 from onceward.inbox.sessions.session import EffectfulSession, InboxSession, Joined
 

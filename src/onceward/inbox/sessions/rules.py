@@ -1,21 +1,21 @@
-"""What both kinds of session refuse."""
+"""What the sessions of both kinds refuse."""
 
 from __future__ import annotations
 
 from onceward.db.transaction import DbTransaction
 
 NOT_EFFECTFUL = (
-    "the contract of this consumer says mode='transactional': its handler runs inside a database transaction, and an "
-    "outside call cannot be part of that; say mode='effectful' to have effects written down before they are called"
+    "the contract of this consumer says mode='transactional': its handler runs inside a database transaction, which "
+    "cannot include an outside call; set mode='effectful' to have effects recorded before they are called"
 )
 NOT_DECIDED = (
-    "no effect before the inbox has decided that the event is new: effects belong into the running handler"
+    "effects are not allowed before the inbox knows that the event is new; call them in the running handler"
 )
 WRITTEN = (
     "effects come before writes: this session has uncommitted changes, and would hold them, and the database's locks, "
     "during an outside call. Call the effects first, then write"
 )
-LOST = "the lease on event {} was lost, and somebody else may have it; nothing of this attempt is committed"
+LOST = "the lease on event {} was lost, and another worker may have it; this attempt commits nothing"
 
 
 def has_written(transaction: DbTransaction) -> bool:

@@ -1,4 +1,4 @@
-"""The sessions a handler gets in asyncio."""
+"""The sessions that handlers get in asyncio."""
 
 # make faces writes session.py, with
 #   run_blocking: self._ledger
@@ -36,12 +36,12 @@ class AsyncInboxSession(AsyncDbSession):
     async def effect(
         self, name: str, call: Callable[[str], Awaitable[Any]], *, reconcile: Reconcile | None = None
     ) -> Any:
-        """Run `await call(key)`, an effect outside the database, at most once to its known end.
+        """Run `await call(key)`, an effect outside the database, and never again once its outcome is known.
 
-        The key is the same over every retry and every new claim of the event; give it to the provider as its
-        idempotency key. What `call` returns is kept, and a retry gets it without calling again. After a crash in
-        between it is unknown whether the effect happened: then `await reconcile(key)` says `Done(result)` or
-        `NOT_DONE`; without it, `call` is made again with the same key. Needs a contract with `mode="effectful"`.
+        The key is the same over every retry and every new claim of the event; pass it to the provider as the
+        idempotency key. The result of `call` is stored, and a retry gets it without calling again. After a crash in
+        between it is unknown whether the effect happened: then `await reconcile(key)` returns `Done(result)` or
+        `NOT_DONE`; without it, `call` is repeated with the same key. Needs a contract with `mode="effectful"`.
         """
         raise EffectError(NOT_EFFECTFUL)
 
@@ -93,7 +93,7 @@ class AsyncEffectfulSession(AsyncInboxSession):
         return await self._inner._run(operation, *args, **kwargs)
 
     async def _let_go(self) -> None:
-        """Nothing was written so far: end the transaction, so nothing is locked during the call."""
+        """End the transaction, in which nothing was written yet, so nothing is locked during the call."""
         inner = self._inner
         if inner is None:
             return
@@ -103,7 +103,7 @@ class AsyncEffectfulSession(AsyncInboxSession):
         await inner.__aexit__(None, None, None)
 
     async def _enter(self) -> None:
-        """Later."""
+        """Do nothing: the transaction begins with the first statement."""
 
     async def _leave(self, error: BaseException | None) -> None:
         self._ledger = None
@@ -112,7 +112,7 @@ class AsyncEffectfulSession(AsyncInboxSession):
 
 
 class AsyncJoined:
-    """An event inside the caller's session, which the caller begins and ends. All else is that session's own."""
+    """An event inside the caller's session, which the caller begins and ends. Everything else is delegated to it."""
 
     def __init__(self, session: AsyncDbSession, event: Event) -> None:
         if not isinstance(session, AsyncDbSession):

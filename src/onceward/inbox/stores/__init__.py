@@ -1,4 +1,4 @@
-"""Where an inbox keeps its rows: `base.py` has what databases agree on, the other files what they do not."""
+"""Where an inbox stores its rows: `base.py` has what all databases share, the other files what differs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def store_of(dialect: Dialect, clock: Callable[[], float]) -> Store:
     store = _STORES.get(dialect.name)
     if store is None:
         raise ConfigurationError(
-            f"an inbox works on {' and '.join(_STORES)}, not on {dialect.name!r}; give it an engine of one of these"
+            f"an inbox works on {' and '.join(_STORES)}, not on {dialect.name!r}; use an engine for one of these"
         )
     return store(clock)

@@ -1,7 +1,7 @@
-"""What an inbox keeps, and the SQL that databases agree on.
+"""The rows of an inbox, and the SQL that all databases share.
 
-Every method runs inside somebody's transaction and takes it as its first argument, so that one text serves threads and
-asyncio. `{now}` in a statement is the database's own time where it has one that all workers share.
+Every method takes the caller's transaction, or connection, as its first argument, so the same code serves threads and
+asyncio. See `onceward.storage.sql` for `{now}` in a statement.
 """
 
 from __future__ import annotations
@@ -14,36 +14,34 @@ from typing import Any
 from sqlalchemy import Connection
 
 from onceward.db.transaction import DbTransaction
-from onceward.inbox.stores.types import Attempts, Effect, Found, Key, Overtaken, Records, Step
+from onceward.inbox.stores.types import Attempts, Effect, Found, Key, Overtaken, PurgeStep, Records
 from onceward.storage.sql import Sql
 
-# How long rows stay: horizons, holds, and the steps of a purge.
 
-
-class Retaining(Sql, ABC):
-    """The part of a store that a purge and its operators use."""
+class RetentionStore(Sql, ABC):
+    """The part of a store that a purge and operators use."""
 
     name: str
-    """The dialect, as SQLAlchemy and the folder of migrations call it."""
+    """The dialect, which is also the folder of its migrations."""
 
     records = "onceward_dedup"
-    """All dedup rows there are, as SQL to select from."""
+    """All dedup rows, as SQL to select from."""
     ledgers: tuple[str, ...] = ("onceward_attempts", "onceward_effects")
-    """What else is purged, besides dedup rows: kept by consumer and tracking id."""
+    """Other tables to purge, keyed by consumer and tracking id."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(self.name, clock)
 
     @abstractmethod
     def freeze_holds(self, connection: Connection) -> None:
-        """Until the transaction ends, nobody places a hold or changes the registry. What was placed before is seen."""
+        """Block changes to holds and the registry until the transaction ends. It sees all earlier ones."""
 
     def today(self, transaction: DbTransaction) -> int:
-        """Days since 1970, in UTC."""
+        """Return the days since 1970, in UTC."""
         return int(self.run(transaction, "SELECT {now}").scalar_one()) // 86400
 
     def raise_horizon(self, transaction: DbTransaction, consumer_id: str, floor_day: int) -> None:
-        """Never lowers it."""
+        """Raise the horizon; never lowers it."""
         self.run(transaction, _RAISE_HORIZON, consumer=consumer_id, floor=floor_day)
 
     def horizons(self, transaction: DbTransaction) -> dict[str, int]:
@@ -52,7 +50,7 @@ class Retaining(Sql, ABC):
     def hold(
         self, transaction: DbTransaction, consumer_id: str, tracking_id: str, reason: str, operator: str
     ) -> bool:
-        """Keep from purges. False: it was held already."""
+        """Protect records from purges. Returns False if they were already held."""
         values = {"consumer": consumer_id, "tracking": tracking_id, "reason": reason, "operator": operator}
         return int(self.run(transaction, _HOLD, **values).rowcount) == 1
 
@@ -63,15 +61,15 @@ class Retaining(Sql, ABC):
         return self.all(transaction, _HOLDS)
 
     def stats(self, transaction: DbTransaction) -> list[dict[str, Any]]:
-        """What there is for each consumer: registered, or with dedup rows that nobody will purge."""
+        """Return counts for each consumer that is registered, or that has dedup rows but is no longer registered."""
         rows = self.all(transaction, _STATS.replace("{records}", self.records))
         return [{**row, "registered": bool(row["registered"])} for row in rows]
 
-    def purge_step(self, connection: Connection, records: Records, after: str, size: int) -> Step:
-        """Look at the next rows of a stretch, `size` at most, and remove those below the floor that nobody holds.
+    def purge_step(self, connection: Connection, records: Records, after: str, size: int) -> PurgeStep:
+        """Check the next rows of a range, at most `size`, and remove those that are below the floor and not on hold.
 
-        In the caller's transaction. Holds and the registry are looked at again in each step, so that a hold that
-        was placed while a purge runs counts from then on.
+        Runs in the caller's transaction. Each step reads holds and the registry again, so a hold placed while a purge
+        runs takes effect at once. Raises `Overtaken` if the consumer must not be purged anymore.
         """
         self.freeze_holds(connection)
         if not self.may_purge(connection, records.consumer_id, records.contract):
@@ -87,14 +85,162 @@ class Retaining(Sql, ABC):
         look = _LOOK_AHEAD.format(table=records.table, stretch=stretch)
         upto, seen = self.on(connection, look, **values).one()
         if seen == 0:
-            return Step(0, None)
+            return PurgeStep(0, None)
         remove = _PURGE.format(table=records.table, stretch=stretch, goes=goes)
         rows = int(self.on(connection, remove, upto=upto, **values).rowcount)
-        return Step(rows, upto if seen == size else None)
+        return PurgeStep(rows, upto if seen == size else None)
 
     def may_purge(self, connection: Connection, consumer_id: str, contract: str) -> bool:
-        """Whether the contract is still the registered one, and the consumer not on hold as a whole."""
+        """Whether the contract is still the registered one, and the consumer as a whole is not on hold."""
         return self.on(connection, _MAY_PURGE, consumer=consumer_id, contract=contract).first() is not None
+
+
+class Store(RetentionStore):
+    """Reads and writes the rows of an inbox."""
+
+    has_days = False
+    """Whether `prepare_day` must be called before events of a day can be admitted."""
+
+    # ── what differs between databases ──────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def admit(self, transaction: DbTransaction, key: Key, digest: bytes) -> bool:
+        """Write the dedup row. Returns False if it was not written; `look_up` says why.
+
+        Never waits for a copy that is in flight elsewhere. Raises `MissingDay` if the day must be prepared first.
+        """
+
+    @abstractmethod
+    def lock(self, transaction: DbTransaction, name: str) -> bool:
+        """Lock a name until the transaction ends. Returns False at once if another transaction has it."""
+
+    @abstractmethod
+    def look_up(self, transaction: DbTransaction, key: Key) -> Found: ...
+
+    @abstractmethod
+    def prepare_day(self, connection: Connection, key: Key) -> None:
+        """Create the partition of a day, outside any transaction. Does nothing for a day below the horizon."""
+
+    @abstractmethod
+    def record_starts(
+        self, transaction: DbTransaction, consumer_id: str, events: Sequence[Key], lease: float
+    ) -> list[tuple[str, int]]:
+        """Count a start for each event that has no start without an end. Returns (tracking id, number of the start)
+        for each counted one."""
+
+    @abstractmethod
+    def forget_attempts(
+        self, transaction: DbTransaction, consumer_id: str, tracking_ids: Sequence[str]
+    ) -> None:
+        """Delete the attempts of events that are done."""
+
+    @abstractmethod
+    def extend_attempts(
+        self, transaction: DbTransaction, consumer_id: str, tracking_ids: Sequence[str], lease: float
+    ) -> None:
+        """Extend the leases of starts that are waiting or running."""
+
+    @abstractmethod
+    def lock_migrations(self, transaction: DbTransaction) -> None:
+        """Keep other processes from changing the tables until the transaction ends."""
+
+    @abstractmethod
+    def tables(self, transaction: DbTransaction) -> set[str]:
+        """Return the names of the existing tables."""
+
+    @abstractmethod
+    def limit_waiting(self, transaction: DbTransaction) -> None:
+        """Limit how long this transaction waits for a row: the process that locked it may be frozen."""
+
+    def _one(self, transaction: DbTransaction, sql: str, key: Key, **more: Any) -> Any:
+        return self.run(transaction, sql, consumer=key[0], tracking=key[1], day=key[2], **more).first()
+
+    def _execute(self, transaction: DbTransaction, sql: str, key: Key, **more: Any) -> int:
+        result = self.run(transaction, sql, consumer=key[0], tracking=key[1], day=key[2], **more)
+        return int(result.rowcount)
+
+    # ── attempts ────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, transaction: DbTransaction, key: Key, at_most: int, lease: float) -> Attempts | None:
+        """Count one start, with a lease. Returns None if too many have no end, or another lease is active."""
+        row = self._one(transaction, _START, key, limit=at_most, lease=lease)
+        return None if row is None else Attempts(row.starts, row.ends)
+
+    def attempts(self, transaction: DbTransaction, key: Key) -> Attempts:
+        row = self._one(transaction, _ATTEMPTS, key)
+        return Attempts(0, 0) if row is None else Attempts(row.starts, row.ends, float(row.locked_for))
+
+    def end(self, transaction: DbTransaction, key: Key, token: int, error: str | None) -> None:
+        """Count one end, and end its lease unless another start has it by now."""
+        self._execute(transaction, _END, key, token=token, error=error)
+
+    def renew(self, transaction: DbTransaction, key: Key, token: int, lease: float) -> bool:
+        """Extend a lease. Returns False if another worker has the event now."""
+        return self._execute(transaction, _RENEW, key, token=token, lease=lease) == 1
+
+    def finish(self, transaction: DbTransaction, key: Key, token: int) -> bool:
+        """Delete the attempts of a done event. Returns False if the lease was lost: the event must not be committed."""
+        return self._execute(transaction, _FINISH, key, token=token) == 1
+
+    # ── effects ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def intend(self, transaction: DbTransaction, key: Key, name: str, token: int, effect_key: str) -> Effect:
+        """Record that an effect is about to happen, or return its earlier record."""
+        is_new = self._execute(transaction, _INTEND, key, name=name, token=token, effect_key=effect_key) == 1
+        row = self._one(transaction, _EFFECT, key, name=name)
+        assert row is not None
+        return Effect(row.effect_key, row.state, row.result, is_new)
+
+    def settle_effect(self, transaction: DbTransaction, key: Key, name: str, result: bytes) -> None:
+        self._execute(transaction, _EFFECT_DONE, key, name=name, result=result)
+
+    def doubt_effect(self, transaction: DbTransaction, key: Key, name: str, error: str) -> None:
+        self._execute(transaction, _EFFECT_DOUBT, key, name=name, error=error)
+
+    def effects(self, transaction: DbTransaction, in_doubt: bool, limit: int) -> list[dict[str, Any]]:
+        return self.all(transaction, _EFFECTS, done="" if in_doubt else "done", limit=limit)
+
+    # ── sequences ───────────────────────────────────────────────────────────────────────────────────────
+
+    def last_sequence(self, transaction: DbTransaction, key: Key, aggregate_id: str) -> int | None:
+        row = self._one(transaction, _LAST_SEQUENCE, key, aggregate=aggregate_id)
+        return None if row is None else int(row.last_sequence)
+
+    def advance(self, transaction: DbTransaction, key: Key, aggregate_id: str, sequence: int) -> None:
+        self._execute(transaction, _ADVANCE, key, aggregate=aggregate_id, sequence=sequence)
+        self._execute(transaction, _UNPARK, key, aggregate=aggregate_id)
+
+    def park(self, transaction: DbTransaction, key: Key, aggregate_id: str, sequence: int) -> float:
+        """Record that an event waits, and return for how many seconds it has waited."""
+        self._execute(transaction, _PARK, key, aggregate=aggregate_id, sequence=sequence)
+        row = self._one(transaction, _PARKED_FOR, key, aggregate=aggregate_id)
+        return 0.0 if row is None else float(row.seconds)
+
+    def unpark(self, transaction: DbTransaction, key: Key, aggregate_id: str) -> None:
+        self._execute(transaction, _UNPARK, key, aggregate=aggregate_id)
+
+    def mark_superseded(self, transaction: DbTransaction, key: Key) -> None:
+        self._execute(transaction, _SUPERSEDED, key)
+
+    # ── the registry ────────────────────────────────────────────────────────────────────────────────────
+
+    def register(self, transaction: DbTransaction, consumer_id: str, contract: Mapping[str, Any]) -> None:
+        self.run(transaction, _REGISTER, consumer=consumer_id, contract=json.dumps(contract, sort_keys=True))
+
+    def touch(self, transaction: DbTransaction, consumer_id: str) -> None:
+        """Rewrite an existing row, to test whether the database accepts writes."""
+        self.run(transaction, _TOUCH, consumer=consumer_id)
+
+    def unregister(self, transaction: DbTransaction, consumer_id: str) -> bool:
+        return int(self.run(transaction, _UNREGISTER, consumer=consumer_id).rowcount) == 1
+
+    def consumers(self, transaction: DbTransaction) -> list[dict[str, Any]]:
+        rows = self.registrations(transaction)
+        return [{**row, "contract": json.loads(row["contract"])} for row in rows]
+
+    def registrations(self, transaction: DbTransaction) -> list[dict[str, Any]]:
+        """Return the same as `consumers`, with each contract as JSON text."""
+        return self.all(transaction, _CONSUMERS)
 
 
 _RAISE_HORIZON = """
@@ -112,7 +258,7 @@ _HOLDS = """
     SELECT consumer_id, tracking_id, reason, operator, placed_at FROM onceward_holds
     ORDER BY consumer_id, tracking_id
 """
-# Each counted once for all consumers: a count for each of them would go through the whole table each time.
+# Counts all consumers at once: one count per consumer would scan the whole table each time.
 _STATS = """
     WITH records AS (
         SELECT consumer_id, count(*) AS dedup_rows, min(event_day) AS oldest_day
@@ -143,12 +289,11 @@ _PURGED = {
     "onceward_dedup": ("event_day = :day AND consumer_id = :consumer", "true"),
     "onceward_kept": ("consumer_id = :consumer", "true"),
     "onceward_attempts": ("consumer_id = :consumer", "(locked_until IS NULL OR locked_until <= {now})"),
-    # One in doubt stays until somebody has found out what became of it.
+    # An effect in doubt stays until an operator has resolved it.
     "onceward_effects": ("consumer_id = :consumer", "state = 'done'"),
 }
-"""Of each table: a stretch that the key finds, and which rows of it may go."""
-# From one tracking id to another along the key, so that a step costs what it looks at: neither rows that are held nor
-# those that were just removed are looked at again.
+"""For each table: the condition of a range along its key, and which of its rows may be removed."""
+# Steps go from one tracking id to the next along the key, so no step reads rows on hold or removed rows again.
 _LOOK_AHEAD = """
     SELECT max(tracking_id), count(*) FROM (
         SELECT tracking_id FROM {table} WHERE {stretch} AND tracking_id > :after
@@ -160,155 +305,6 @@ _PURGE = """
         AND NOT EXISTS (SELECT 1 FROM onceward_holds h
             WHERE h.consumer_id = :consumer AND h.tracking_id IN ('', {table}.tracking_id))
 """
-
-
-class Store(Retaining):
-    """Keeps rows."""
-
-    has_days = False
-    """Whether a day has to be made before events of it can be admitted."""
-
-    # ── what databases do not agree on ──────────────────────────────────────────────────────────────────
-
-    @abstractmethod
-    def admit(self, transaction: DbTransaction, key: Key, digest: bytes) -> bool:
-        """Write the dedup row. False: it was not written, and `look_up` says why.
-
-        A copy that is in hand elsewhere is never waited for. Raises `MissingDay` where the day has to be made first.
-        """
-
-    @abstractmethod
-    def lock(self, transaction: DbTransaction, name: str) -> bool:
-        """Lock a name until the transaction ends; False, at once, if somebody else has it."""
-
-    @abstractmethod
-    def look_up(self, transaction: DbTransaction, key: Key) -> Found: ...
-
-    @abstractmethod
-    def prepare_day(self, connection: Connection, key: Key) -> None:
-        """Make room for a day, outside any transaction. Does nothing for a day below the consumer's horizon."""
-
-    @abstractmethod
-    def record_starts(
-        self, transaction: DbTransaction, consumer_id: str, events: Sequence[Key], lease: float
-    ) -> list[tuple[str, int]]:
-        """Count a start of each, except of those that have a start without an end. Returns those that were counted,
-        with the number of the start."""
-
-    @abstractmethod
-    def forget_attempts(
-        self, transaction: DbTransaction, consumer_id: str, tracking_ids: Sequence[str]
-    ) -> None:
-        """The attempts of events that are done are of no interest any more."""
-
-    @abstractmethod
-    def extend_attempts(
-        self, transaction: DbTransaction, consumer_id: str, tracking_ids: Sequence[str], lease: float
-    ) -> None:
-        """Keep the leases of starts that still wait for their turn, or run."""
-
-    @abstractmethod
-    def lock_migrations(self, transaction: DbTransaction) -> None:
-        """One at a time may change the tables."""
-
-    @abstractmethod
-    def tables(self, transaction: DbTransaction) -> set[str]:
-        """The names of the tables there are."""
-
-    @abstractmethod
-    def limit_waiting(self, transaction: DbTransaction) -> None:
-        """Wait for no row for long in this transaction: who has it may be frozen."""
-
-    def _one(self, transaction: DbTransaction, sql: str, key: Key, **more: Any) -> Any:
-        return self.run(transaction, sql, consumer=key[0], tracking=key[1], day=key[2], **more).first()
-
-    def _execute(self, transaction: DbTransaction, sql: str, key: Key, **more: Any) -> int:
-        result = self.run(transaction, sql, consumer=key[0], tracking=key[1], day=key[2], **more)
-        return int(result.rowcount)
-
-    # ── attempts ────────────────────────────────────────────────────────────────────────────────────────
-
-    def start(self, transaction: DbTransaction, key: Key, at_most: int, lease: float) -> Attempts | None:
-        """Count one start, under a lease. None: there are too many unended ones, or it is leased."""
-        row = self._one(transaction, _START, key, limit=at_most, lease=lease)
-        return None if row is None else Attempts(row.starts, row.ends)
-
-    def attempts(self, transaction: DbTransaction, key: Key) -> Attempts:
-        row = self._one(transaction, _ATTEMPTS, key)
-        return Attempts(0, 0) if row is None else Attempts(row.starts, row.ends, float(row.locked_for))
-
-    def end(self, transaction: DbTransaction, key: Key, token: int, error: str | None) -> None:
-        """Count one end. The lease goes with it, unless it is another's by now."""
-        self._execute(transaction, _END, key, token=token, error=error)
-
-    def renew(self, transaction: DbTransaction, key: Key, token: int, lease: float) -> bool:
-        """Keep a lease. False: somebody else has the event now."""
-        return self._execute(transaction, _RENEW, key, token=token, lease=lease) == 1
-
-    def finish(self, transaction: DbTransaction, key: Key, token: int) -> bool:
-        """Take the attempts of a done event off the ledger. False: the lease was lost, and it must not be done."""
-        return self._execute(transaction, _FINISH, key, token=token) == 1
-
-    # ── effects ─────────────────────────────────────────────────────────────────────────────────────────
-
-    def intend(self, transaction: DbTransaction, key: Key, name: str, token: int, effect_key: str) -> Effect:
-        """Write down that an effect is about to happen; or find what was written about it before."""
-        is_new = self._execute(transaction, _INTEND, key, name=name, token=token, effect_key=effect_key) == 1
-        row = self._one(transaction, _EFFECT, key, name=name)
-        assert row is not None
-        return Effect(row.effect_key, row.state, row.result, is_new)
-
-    def settle_effect(self, transaction: DbTransaction, key: Key, name: str, result: bytes) -> None:
-        self._execute(transaction, _EFFECT_DONE, key, name=name, result=result)
-
-    def doubt_effect(self, transaction: DbTransaction, key: Key, name: str, error: str) -> None:
-        self._execute(transaction, _EFFECT_DOUBT, key, name=name, error=error)
-
-    def effects(self, transaction: DbTransaction, in_doubt: bool, limit: int) -> list[dict[str, Any]]:
-        return self.all(transaction, _EFFECTS, done="" if in_doubt else "done", limit=limit)
-
-    # ── sequences ───────────────────────────────────────────────────────────────────────────────────────
-
-    def last_sequence(self, transaction: DbTransaction, key: Key, aggregate_id: str) -> int | None:
-        row = self._one(transaction, _LAST_SEQUENCE, key, aggregate=aggregate_id)
-        return None if row is None else int(row.last_sequence)
-
-    def advance(self, transaction: DbTransaction, key: Key, aggregate_id: str, sequence: int) -> None:
-        self._execute(transaction, _ADVANCE, key, aggregate=aggregate_id, sequence=sequence)
-        self._execute(transaction, _UNPARK, key, aggregate=aggregate_id)
-
-    def park(self, transaction: DbTransaction, key: Key, aggregate_id: str, sequence: int) -> float:
-        """Write down that it waits, and return for how many seconds it has."""
-        self._execute(transaction, _PARK, key, aggregate=aggregate_id, sequence=sequence)
-        row = self._one(transaction, _PARKED_FOR, key, aggregate=aggregate_id)
-        return 0.0 if row is None else float(row.seconds)
-
-    def unpark(self, transaction: DbTransaction, key: Key, aggregate_id: str) -> None:
-        self._execute(transaction, _UNPARK, key, aggregate=aggregate_id)
-
-    def mark_superseded(self, transaction: DbTransaction, key: Key) -> None:
-        self._execute(transaction, _SUPERSEDED, key)
-
-    # ── the registry ────────────────────────────────────────────────────────────────────────────────────
-
-    def register(self, transaction: DbTransaction, consumer_id: str, contract: Mapping[str, Any]) -> None:
-        self.run(transaction, _REGISTER, consumer=consumer_id, contract=json.dumps(contract, sort_keys=True))
-
-    def touch(self, transaction: DbTransaction, consumer_id: str) -> None:
-        """Write what is there already: to see whether the database takes anything."""
-        self.run(transaction, _TOUCH, consumer=consumer_id)
-
-    def unregister(self, transaction: DbTransaction, consumer_id: str) -> bool:
-        return int(self.run(transaction, _UNREGISTER, consumer=consumer_id).rowcount) == 1
-
-    def consumers(self, transaction: DbTransaction) -> list[dict[str, Any]]:
-        rows = self.registrations(transaction)
-        return [{**row, "contract": json.loads(row["contract"])} for row in rows]
-
-    def registrations(self, transaction: DbTransaction) -> list[dict[str, Any]]:
-        """As `consumers`, with the text of each contract."""
-        return self.all(transaction, _CONSUMERS)
-
 
 _START = """
     INSERT INTO onceward_attempts (consumer_id, tracking_id, event_day, starts, ends, locked_until, last_at)

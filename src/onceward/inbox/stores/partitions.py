@@ -1,11 +1,11 @@
-"""The days of a PostgreSQL inbox: tables that are attached to `onceward_dedup`, and taken off it again.
+"""The partitions of a PostgreSQL inbox, one per day: tables that are attached to `onceward_dedup` and detached again.
 
     ── make ──► ATTACHED ── detach ──► DETACHING ── detach ──► DETACHED ── drop ──►
                    ▲                                               │
                    └────────────────────── make ◄──────────────────┘
 
-Nobody waits for any of this: a table is attached and detached under locks that reading and writing rows do not heed.
-A crash leaves a table in one of these states, and whoever comes next goes on from there.
+No consumer waits for any of this: attaching and detaching take locks that do not conflict with reading and writing
+rows. A crash leaves a table in one of these states, and the next purge continues from there.
 """
 
 from __future__ import annotations
@@ -31,50 +31,50 @@ MAINTENANCE: Final = "onceward inbox partitions"
 PURGE: Final = "onceward inbox purge"
 
 LOCK_WAIT: float = 2.0
-"""Seconds that a purge waits for a lock. More than deadlock_timeout, after which an autovacuum in the way gives up."""
+"""Seconds that a purge waits for a lock. Longer than deadlock_timeout, after which a blocking autovacuum gives up."""
 SNAPSHOT_WAIT: float = 60.0
-"""Seconds that a purge waits for statements that began before the horizon was raised. Nobody waits for it meanwhile."""
+"""Seconds that a purge waits for statements that began before the horizon was raised. Consumers are not blocked."""
 
 READ_COMMITTED: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
-"""Whatever the engine's own: what was committed before a lock was got must be seen after it."""
+"""Regardless of the engine's level: after taking a lock, the purge must see everything committed before."""
 
 
 class PurgeInProgressError(OncewardError):
-    """Another process is purging this database. One at a time is enough."""
+    """Another process is already purging this database."""
 
 
 class Blocked(Exception):
-    """Something else is in the way of a purge, for longer than it waits."""
+    """Another transaction blocks a purge for longer than it waits."""
 
 
-class State(StrEnum):
+class PartitionState(StrEnum):
     ATTACHED = "attached"
     DETACHING = "detaching"
-    """Begun: rows of the day are seen no more and cannot be written, but the table is not free yet."""
+    """Detaching has begun: rows of the day are invisible and cannot be written, but the table is not detached yet."""
     DETACHED = "detached"
 
 
 class Partition(NamedTuple):
     name: str
     day: int
-    state: State
+    state: PartitionState
 
 
 class Dropped(NamedTuple):
     rows: int
     kept: int
-    """Of these, those that are on hold and were copied."""
+    """How many of these are on hold and were copied."""
     seconds: float
 
 
 def partitions(connection: Connection) -> list[Partition]:
-    """All there are, the oldest first; also those that an interrupted purge has left behind."""
+    """Return all partitions, oldest first, including those that an interrupted purge left behind."""
     found = []
     for name, digits, is_attached, is_pending in connection.exec_driver_sql(_PARTITIONS):
         if re.fullmatch(r"\d{8}", digits):
             day = (date.fromisoformat(digits) - date(1970, 1, 1)).days
-            state = State.DETACHING if is_pending else State.ATTACHED if is_attached else State.DETACHED
-            found.append(Partition(name, day, state))
+            attached = PartitionState.ATTACHED if is_attached else PartitionState.DETACHED
+            found.append(Partition(name, day, PartitionState.DETACHING if is_pending else attached))
     return sorted(found, key=lambda each: each.day)
 
 
@@ -83,16 +83,16 @@ def partition_of(day: int) -> str:
 
 
 def make(connection: Connection, day: int) -> None:
-    """As a table of its own that is then attached: CREATE … PARTITION OF would wait for every open transaction, and
-    everybody else for it. A table that a purge has detached but not dropped is attached again, with what is in it."""
+    """Create the partition of a day as a separate table, then attach it: CREATE … PARTITION OF would wait for every
+    open transaction and block all others. A table that a purge detached but did not drop is attached again as is."""
     name = partition_of(day)
     with begun(connection, READ_COMMITTED):
         _maintain(connection)
         state = _state(connection, day)
-        if state is State.ATTACHED:
+        if state is PartitionState.ATTACHED:
             return
-        if state is State.DETACHING:
-            raise Busy(f"the partition {name} is being removed", delay=LATER.delay())
+        if state is PartitionState.DETACHING:
+            raise Busy(f"partition {name} is being removed", delay=LATER.delay())
         if state is None:
             connection.exec_driver_sql(f"CREATE TABLE {name} (LIKE onceward_dedup INCLUDING ALL)")
             connection.exec_driver_sql(
@@ -102,20 +102,20 @@ def make(connection: Connection, day: int) -> None:
 
 
 def consumers_in(connection: Connection, partition: Partition) -> set[str]:
-    """Whose rows it has. From one consumer to the next through the index, however many rows there are."""
+    """Return the consumers with rows in a partition. Jumps along the index, however many rows there are."""
     rows = connection.exec_driver_sql(_CONSUMERS_IN.format(table=partition.name))
     return set(rows.scalars())
 
 
 def keep_held(connection: Connection, partition: Partition) -> int:
-    """Copy single rows that are on hold to where they are found without their partition."""
+    """Copy single rows on hold to `onceward_kept`, where they are found without their partition."""
     return int(connection.exec_driver_sql(_KEEP_HELD.format(table=partition.name)).rowcount)
 
 
 def detach(connection: Connection, partition: Partition) -> None:
-    """Take it off, without anybody waiting for it. Raises `Blocked` if it has to wait too long itself; what was
-    begun is then left as it is, for the next purge."""
-    if partition.state is State.ATTACHED:
+    """Detach a partition without blocking other transactions. Raises `Blocked` if it has to wait too long itself; the
+    next purge then continues."""
+    if partition.state is PartitionState.ATTACHED:
         try:
             connection.exec_driver_sql(
                 f"ALTER TABLE onceward_dedup DETACH PARTITION {partition.name} CONCURRENTLY"
@@ -124,14 +124,14 @@ def detach(connection: Connection, partition: Partition) -> None:
         except DBAPIError as error:
             if not _is_lock_timeout(connection, error):
                 raise
-        # It waited for every transaction that has used the inbox. To finish, those with an old snapshot will do.
-        partition = partition._replace(state=_state(connection, partition.day) or State.ATTACHED)
-    if partition.state is State.DETACHING:
+        # CONCURRENTLY waits for every transaction that used the inbox; FINALIZE only for those with an old snapshot.
+        partition = partition._replace(state=_state(connection, partition.day) or PartitionState.ATTACHED)
+    if partition.state is PartitionState.DETACHING:
         with or_blocked(connection, f"{partition.name} is not detached yet"):
             connection.exec_driver_sql(
                 f"ALTER TABLE onceward_dedup DETACH PARTITION {partition.name} FINALIZE"
             )
-    elif partition.state is State.ATTACHED:
+    elif partition.state is PartitionState.ATTACHED:
         raise Blocked(f"{partition.name} could not be detached: {in_the_way(connection)}")
 
 
@@ -141,15 +141,15 @@ def drop(
     freeze_holds: Callable[[Connection], None],
     is_needed: Callable[[Partition], bool],
 ) -> Dropped | None:
-    """Drop a detached table, once held rows are copied. None: somebody needs it after all, and it is attached again.
+    """Drop a detached table after copying its rows on hold. If it is needed after all, attach it again and return None.
 
-    Nobody can write to it any more, so what is looked at here is final.
+    A detached table is no longer written to, so these checks are final.
     """
     rows = int(connection.exec_driver_sql(f"SELECT count(*) FROM {partition.name}").scalar_one())
     began = time.perf_counter()
     with or_blocked(connection, f"{partition.name} is not dropped yet"), begun(connection, READ_COMMITTED):
         _maintain(connection)
-        if _state(connection, partition.day) is not State.DETACHED:
+        if _state(connection, partition.day) is not PartitionState.DETACHED:
             return None
         freeze_holds(connection)
         if is_needed(partition):
@@ -163,12 +163,12 @@ def drop(
 
 @contextmanager
 def only_purger(connection: Connection) -> Iterator[None]:
-    """One at a time. The lock is the connection's, so it goes with the process."""
+    """Raise `PurgeInProgressError` if another purge is running. The lock belongs to the connection and ends with it."""
     oid = connection.exec_driver_sql("SELECT 'onceward_dedup'::regclass::oid::bigint").scalar_one()
     lock = key_of(f"{PURGE} {oid}")
     if not connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({lock})").scalar_one():
         raise PurgeInProgressError(
-            f"another purge is running: {_holder(connection, lock)}; wait for its end, then run this one again"
+            f"another purge is running: {_holder(connection, lock)}; wait until it ends, then run this one again"
         )
     try:
         connection.exec_driver_sql(f"SET lock_timeout = {int(LOCK_WAIT * 1000)}")
@@ -176,19 +176,19 @@ def only_purger(connection: Connection) -> Iterator[None]:
         connection.exec_driver_sql("RESET lock_timeout")
         connection.exec_driver_sql(f"SELECT pg_advisory_unlock({lock})")
     except BaseException:
-        connection.invalidate()  # the lock must not go back to the pool with the connection
+        connection.invalidate()  # the connection must not return to the pool with the lock
         raise
 
 
 def await_old_snapshots(connection: Connection) -> None:
-    """Wait until no statement goes on that may not see the horizon that was just raised.
+    """Wait until every running statement sees the horizon that was just raised.
 
-    Such a statement would let an event in whose record is removed meanwhile. One statement takes a moment; under
-    REPEATABLE READ it is the whole transaction. Sessions of other roles are seen with `pg_read_all_stats` only.
+    Another statement could admit an event whose record is being removed. Usually one statement takes a moment; under
+    REPEATABLE READ it is the whole transaction. Seeing sessions of other roles requires `pg_read_all_stats`.
     """
     until = time.monotonic() + SNAPSHOT_WAIT
     old = _snapshots(connection)
-    while old := {each: who for each, who in _snapshots(connection).items() if each in old}:
+    while old := {each: owner for each, owner in _snapshots(connection).items() if each in old}:
         if time.monotonic() > until:
             raise Blocked(
                 "nothing was removed: a transaction does not see the raised horizon yet "
@@ -198,9 +198,9 @@ def await_old_snapshots(connection: Connection) -> None:
 
 
 def in_the_way(connection: Connection) -> str:
-    """Who has used the inbox in a transaction that is still open, the oldest."""
-    who = connection.exec_driver_sql(_IN_THE_WAY).scalar()
-    return "a lock was not free in time" if who is None else f"it waits for {who}"
+    """Describe the oldest open transaction that has used the inbox."""
+    process = connection.exec_driver_sql(_IN_THE_WAY).scalar()
+    return "a lock was not released in time" if process is None else f"waiting for {process}"
 
 
 def _maintain(connection: Connection) -> None:
@@ -213,24 +213,24 @@ def _attach(connection: Connection, name: str, day: int) -> None:
     )
 
 
-def _state(connection: Connection, day: int) -> State | None:
+def _state(connection: Connection, day: int) -> PartitionState | None:
     return next((each.state for each in partitions(connection) if each.day == day), None)
 
 
 def _snapshots(connection: Connection) -> dict[tuple[object, ...], str]:
     rows = connection.exec_driver_sql(_SNAPSHOTS)
-    return {(pid, began, xmin): who for pid, began, xmin, who in rows}
+    return {(pid, began, xmin): owner for pid, began, xmin, owner in rows}
 
 
 def _holder(connection: Connection, lock: int) -> str:
     high, low = (lock >> 32) & 0xFFFFFFFF, lock & 0xFFFFFFFF
     found = connection.exec_driver_sql(_HOLDER.format(high=high, low=low)).scalar()
-    return "by somebody who has ended by now" if found is None else str(found)
+    return "a process that has ended by now" if found is None else str(found)
 
 
 @contextmanager
 def or_blocked(connection: Connection, problem: str) -> Iterator[None]:
-    """A lock that was not free in time is `Blocked`."""
+    """Raise `Blocked` if a lock is not released in time."""
     try:
         yield
     except DBAPIError as error:

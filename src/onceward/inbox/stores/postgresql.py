@@ -1,4 +1,4 @@
-"""PostgreSQL: a partition for each day of events, advisory locks instead of waiting, the server's clock."""
+"""The inbox on PostgreSQL: a partition for each day, advisory locks instead of waiting, the server's clock."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from onceward.inbox.stores.types import Found, Key, MissingDay, as_date
 
 CHECK_VIOLATION: Final = "23514"
 ROW_WAIT_MS: Final = "5000"
-"""How long a start waits for the row of its event. It is held for moments, unless its holder is frozen."""
+"""How long a start waits for the row of its event, which is locked only briefly unless the other process is frozen."""
 DAYS_AHEAD: Final = 2
-"""How far in the future an event's own day may lie: clocks differ, but a partition is made for each day."""
+"""How many days in the future an event's own day may be: clocks differ, but each day needs a partition."""
 
 
 class PostgreSqlStore(Store):
@@ -51,15 +51,15 @@ class PostgreSqlStore(Store):
         today = int(self.on(connection, "SELECT {now}").scalar_one()) // 86400
         if key.day > today + DAYS_AHEAD:
             raise ContractError(
-                f"its own day, {as_date(key.day)}, lies in the future; no dedup row can be kept for it. "
-                "Mend created_at at the producer",
+                f"its own day, {as_date(key.day)}, is in the future, so no dedup row can be stored for it; "
+                "fix created_at at the producer",
                 Breach.ENVELOPE,
                 key.tracking_id,
             )
         floor = self.on(connection, _FLOOR, consumer=key.consumer_id).scalar()
         if floor is not None and key.day < floor:
             return
-        # In one go with the days to come: who meets the first event of a day should not have to wait for this.
+        # Together with the coming days, so the first event of a day does not have to wait for this.
         for day in {key.day, today, today + 1}:
             partitions.make(connection, day)
 
@@ -95,11 +95,12 @@ class PostgreSqlStore(Store):
         return set(self.run(transaction, _TABLES).scalars())
 
 
-# Advisory locks are the whole database's. An inbox in another schema has other events, and must not be in the way.
+# Advisory locks span the whole database. An inbox in another schema has other events and must not block this one.
 _TRY_LOCK = (
     "pg_try_advisory_xact_lock(CAST(:lock AS bigint) # CAST(CAST('onceward_dedup' AS regclass) AS bigint))"
 )
-# One statement, so that a new event costs one round trip. No lock, no row: `look_up` tells that from a duplicate.
+# One statement, so a new event costs one round trip. Without the lock no row is written; `look_up` tells this case
+# from a duplicate.
 _ADMIT = f"""
     INSERT INTO onceward_dedup (event_day, consumer_id, tracking_id, payload_sha256)
     SELECT CAST(:day AS bigint), CAST(:consumer AS text), CAST(:tracking AS text), CAST(:digest AS bytea)

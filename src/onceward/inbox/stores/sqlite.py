@@ -1,4 +1,4 @@
-"""SQLite: one writer at a time, so that what a transaction reads is what it changes."""
+"""The inbox on SQLite: one writer at a time, so nothing changes between a transaction's read and write."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from sqlalchemy.exc import DBAPIError
 from onceward.db.backends import backend_of
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.stores.base import Store
-from onceward.inbox.stores.types import Found, Key, Times, begun
+from onceward.inbox.stores.types import Found, Key, StepTimes, begun
 
 T = TypeVar("T")
 
 INCREMENTAL: Final = 2
-"""What PRAGMA auto_vacuum says of a database that gives space back when it is asked to."""
+"""The value of PRAGMA auto_vacuum for a database that returns unused space on request."""
 
 
 class SqliteStore(Store):
     name = "sqlite"
 
     def admit(self, transaction: DbTransaction, key: Key, digest: bytes) -> bool:
-        # The one statement that every event needs goes past SQLAlchemy, which takes longer than SQLite. What goes wrong
-        # here goes wrong again on the usual way, and is reported from there.
+        # This statement runs for every event, so it bypasses SQLAlchemy, which takes longer than SQLite. An error is
+        # raised again, and reported, by the normal way below.
         cursor = transaction.connection.connection.cursor()
         try:
             cursor.execute(_ADMIT_DRIVER, (key.day, *key[:2], digest, self._clock()))
@@ -39,14 +39,14 @@ class SqliteStore(Store):
             cursor.close()
 
     def lock(self, transaction: DbTransaction, name: str) -> bool:
-        return True  # the transaction has the whole database
+        return True  # the transaction locks the whole database
 
     def look_up(self, transaction: DbTransaction, key: Key) -> Found:
         row = self._one(transaction, _LOOK_UP, key)
         return Found(row.digest, row.floor_day)
 
     def prepare_day(self, connection: Connection, key: Key) -> None:
-        """A day needs nothing."""
+        """Do nothing: SQLite has no partitions."""
 
     def record_starts(
         self, transaction: DbTransaction, consumer_id: str, events: Sequence[Key], lease: float
@@ -66,17 +66,19 @@ class SqliteStore(Store):
         self.run(transaction, _EXTEND, consumer=consumer_id, ids=json.dumps(list(tracking_ids)), lease=lease)
 
     def days_below(self, connection: Connection, consumer_id: str, floor_day: int) -> list[int]:
-        """The days before the floor of which the consumer has dedup rows."""
+        """Return the days before the floor for which the consumer has dedup rows."""
         return list(self.on(connection, _DAYS_BELOW, consumer=consumer_id, floor=floor_day).scalars())
 
     def freeze_holds(self, connection: Connection) -> None:
-        """The transaction has the whole database."""
+        """Do nothing: the transaction locks the whole database."""
 
-    def if_free(self, connection: Connection, operation: Callable[[Connection], T]) -> tuple[T, Times] | None:
-        """`operation(connection)` in a transaction; None, at once, if somebody else is writing."""
+    def if_free(
+        self, connection: Connection, operation: Callable[[Connection], T]
+    ) -> tuple[T, StepTimes] | None:
+        """Run `operation(connection)` in a transaction. Returns None at once if another connection is writing."""
         patience = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
         if connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
-            connection.exec_driver_sql("ROLLBACK")  # the engine has a listener that begins one by itself
+            connection.exec_driver_sql("ROLLBACK")  # a listener of the engine has begun one
         connection.exec_driver_sql("PRAGMA busy_timeout = 0").close()
         try:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -90,26 +92,26 @@ class SqliteStore(Store):
         with begun(connection, "SELECT 1"):
             result = operation(connection)
             worked = time.perf_counter()
-        return result, Times(worked - began, time.perf_counter() - began)
+        return result, StepTimes(worked - began, time.perf_counter() - began)
 
     def give_back_space(self, connection: Connection, pages: int) -> int:
-        """Return some unused pages to the file system, if the database was made for that. Returns how many remain."""
+        """Release up to `pages` unused pages if auto_vacuum is incremental. Returns how many remain."""
         if connection.exec_driver_sql("PRAGMA auto_vacuum").scalar() != INCREMENTAL:
             return 0
         connection.exec_driver_sql(f"PRAGMA incremental_vacuum({pages})").close()
         return int(connection.exec_driver_sql("PRAGMA freelist_count").scalar_one())
 
     def limit_waiting(self, transaction: DbTransaction) -> None:
-        """The transaction has the whole database, and waits for nobody."""
+        """Do nothing: the transaction locks the whole database."""
 
     def lock_migrations(self, transaction: DbTransaction) -> None:
-        """The transaction has the whole database."""
+        """Do nothing: the transaction locks the whole database."""
 
     def tables(self, transaction: DbTransaction) -> set[str]:
         return set(self.run(transaction, "SELECT name FROM sqlite_master WHERE type = 'table'").scalars())
 
 
-# The condition stands in the statement itself: the horizon cannot rise between the look and the insert.
+# The condition is part of the statement, so the horizon cannot rise between the check and the insert.
 _ADMIT = """
     INSERT INTO onceward_dedup (event_day, consumer_id, tracking_id, payload_sha256, processed_at)
     SELECT :day, :consumer, :tracking, :digest, {now}
@@ -141,7 +143,7 @@ _FORGET = """
     DELETE FROM onceward_attempts
     WHERE consumer_id = :consumer AND tracking_id IN (SELECT value FROM json_each(:ids))
 """
-# Day by day through the key, instead of through all rows of all consumers.
+# Goes day by day along the key instead of scanning all rows of all consumers.
 _DAYS_BELOW = """
     WITH RECURSIVE days (day) AS (
         SELECT min(event_day) FROM onceward_dedup

@@ -1,4 +1,4 @@
-"""What stores give and take, beside plain values."""
+"""The types in the interface of a store."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Key(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the inbox knows of an event that it did not admit."""
+    """What the inbox knows about an event that it did not admit."""
 
     digest: bytes | None
-    """Of the payload it was done with; None if it was not done."""
+    """Of the payload with which it was done; None if it was not done."""
     floor_day: int | None
 
 
 class Attempts(NamedTuple):
-    """The ledger of an event's attempts."""
+    """The counted attempts of an event."""
 
     starts: int
     ends: int
     locked_for: float = 0.0
-    """Seconds that are left of a lease: somebody has it in hand, or died with it."""
+    """Seconds until the lease expires: a worker has the event in flight, or died with it."""
 
     @property
     def locked(self) -> bool:
@@ -53,7 +53,7 @@ class Effect(NamedTuple):
 
 
 def as_date(day: int) -> str:
-    """A day in words that people know; as a number where the calendar has no name for it."""
+    """Return an ISO date, or the plain number if the calendar does not reach that far."""
     try:
         return (date(1970, 1, 1) + timedelta(days=day)).isoformat()
     except OverflowError:
@@ -62,7 +62,7 @@ def as_date(day: int) -> str:
 
 @contextmanager
 def begun(connection: Connection, begin: str) -> Iterator[None]:
-    """A transaction on a connection that begins none by itself."""
+    """Run the block in a transaction, on a connection that does not begin one on its own."""
     connection.exec_driver_sql(begin)
     try:
         yield
@@ -73,7 +73,7 @@ def begun(connection: Connection, begin: str) -> Iterator[None]:
 
 
 class MissingDay(Exception):
-    """The database has no room for events of this day yet."""
+    """The database has no partition for events of this day yet."""
 
     def __init__(self, day: int) -> None:
         super().__init__(day)
@@ -81,34 +81,34 @@ class MissingDay(Exception):
 
 
 class Records(NamedTuple):
-    """A stretch of one consumer's records, which a purge goes through in the order of tracking ids."""
+    """A range of one consumer's records, which a purge goes through in the order of tracking ids."""
 
     table: str
     consumer_id: str
     contract: str
-    """As it was registered, to the letter, when the purge was planned."""
+    """The exact JSON text that was registered when the purge was planned."""
     floor_day: int
-    """Nothing of this day or later goes."""
+    """The first day to keep."""
     day: int = 0
-    """Of a stretch of the dedup table."""
+    """Only for the dedup table."""
 
 
-class Step(NamedTuple):
+class PurgeStep(NamedTuple):
     """One bounded step of a purge."""
 
     rows: int
-    """Removed."""
+    """Rows removed."""
     upto: str | None
-    """The tracking id it came to; None at the end of the stretch."""
+    """The last tracking id it checked; None at the end of the range."""
 
 
-class Times(NamedTuple):
-    """Of one step, in seconds."""
+class StepTimes(NamedTuple):
+    """The durations of one step, in seconds."""
 
     work: float
     total: float
-    """With the commit."""
+    """Including the commit."""
 
 
 class Overtaken(Exception):
-    """While it was purged, the consumer was put on hold, registered anew, or taken off the registry."""
+    """The consumer was put on hold, re-registered or unregistered during the purge."""

@@ -1,4 +1,4 @@
-"""The inbox's tables, as plain SQL: `NNNN_name.up.sql` and the way back in `NNNN_name.down.sql`, for each database."""
+"""The inbox's tables as plain SQL, for each database: `NNNN_name.up.sql`, and `NNNN_name.down.sql` to revert it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ CREATE_TABLE = f"""
 
 
 class Migratable(Protocol):
-    """The store whose tables these are."""
+    """The store that uses these tables."""
 
     name: str
-    """The dialect, and the folder of its migrations."""
+    """The dialect, which is also the folder of its migrations."""
 
     def lock_migrations(self, transaction: DbTransaction) -> None: ...
     def tables(self, transaction: DbTransaction) -> set[str]: ...
@@ -33,7 +33,7 @@ class Migration(NamedTuple):
 
 
 def migrations(dialect: str) -> list[Migration]:
-    """All there are for a database, oldest first."""
+    """Return all migrations of a database, oldest first."""
     folder = files(__package__) / dialect
     ups = sorted(each.name for each in folder.iterdir() if each.name.endswith(".up.sql"))
     found = []
@@ -45,23 +45,16 @@ def migrations(dialect: str) -> list[Migration]:
 
 
 def as_script(dialect: str) -> str:
-    """All of them, to read or to run by hand, with the note that each has been applied."""
+    """Return all migrations as a script to read or to run by hand; it also records each one as applied."""
     applied = [
-        f"-- {each.version:04} {each.name}\n{each.up.rstrip()}\n\n{_note(each)};\n"
+        f"-- {each.version:04} {each.name}\n{each.up.rstrip()}\n\n{_insert_version(each)};\n"
         for each in migrations(dialect)
     ]
     return "\n".join([f"{CREATE_TABLE.strip()};\n", *applied])
 
 
-def _note(migration: Migration) -> str:
-    return (
-        f"INSERT INTO {TABLE} (version, name, applied_at) "
-        f"VALUES ({migration.version}, '{migration.name}', CURRENT_TIMESTAMP)"
-    )
-
-
 def apply(transaction: DbTransaction, store: Migratable) -> list[str]:
-    """Apply those that are missing, in the order of their numbers. Returns their names."""
+    """Apply the missing migrations in order. Returns their names."""
     connection = transaction.connection
     store.lock_migrations(transaction)
     connection.exec_driver_sql(CREATE_TABLE)
@@ -71,13 +64,13 @@ def apply(transaction: DbTransaction, store: Migratable) -> list[str]:
         if migration.version not in there:
             for statement in statements(migration.up):
                 connection.exec_driver_sql(statement)
-            connection.exec_driver_sql(_note(migration))
+            connection.exec_driver_sql(_insert_version(migration))
             applied.append(f"{migration.version:04} {migration.name}")
     return applied
 
 
 def revert(transaction: DbTransaction, store: Migratable) -> list[str]:
-    """Take all of them back, newest first, with everything in them."""
+    """Revert all migrations, newest first, and delete everything in the tables. Returns their names."""
     connection = transaction.connection
     reverted = []
     for migration in reversed(migrations(store.name)):
@@ -89,9 +82,9 @@ def revert(transaction: DbTransaction, store: Migratable) -> list[str]:
 
 
 def check(transaction: DbTransaction, store: Migratable) -> None:
-    """Refuses a database that has not all of them."""
+    """Raise `ConfigurationError` unless all migrations have been applied."""
     if TABLE not in store.tables(transaction):
-        missing = "the tables of the inbox are not there"
+        missing = "the tables of the inbox do not exist"
     else:
         rows = transaction.connection.exec_driver_sql(f"SELECT version FROM {TABLE}")
         behind = {migration.version for migration in migrations(store.name)} - {row[0] for row in rows}
@@ -104,7 +97,14 @@ def check(transaction: DbTransaction, store: Migratable) -> None:
 
 
 def statements(script: str) -> list[str]:
-    """One by one. A statement ends with a semicolon before an empty line: the body of a trigger has others."""
+    """Split a script. A statement ends with a semicolon before an empty line: a trigger's body has other semicolons."""
     lines = [line for line in script.splitlines() if not line.lstrip().startswith("--")]
     parts = re.split(r";[ \t]*(?:\n[ \t]*\n|\s*\Z)", "\n".join(lines))
     return [part.strip() for part in parts if part.strip()]
+
+
+def _insert_version(migration: Migration) -> str:
+    return (
+        f"INSERT INTO {TABLE} (version, name, applied_at) "
+        f"VALUES ({migration.version}, '{migration.name}', CURRENT_TIMESTAMP)"
+    )

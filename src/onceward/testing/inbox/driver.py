@@ -195,7 +195,7 @@ class InboxDriver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # A heart with a short lease may be about to beat, with a connection that nobody would close.
-        hearts = self.inbox._core._heartbeat._held
+        hearts = self.inbox.processor.heartbeat.held
         until(lambda: all(lease > 10 for lease in list(hearts)))
         self.wait_for(self.engine.dispose())
         if self._loop is not None:

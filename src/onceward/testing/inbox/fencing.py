@@ -132,7 +132,7 @@ class Fencing(InboxSuite):
             self.begin_zombie(inbox, zombie, promised)
             [token] = inbox.rows("SELECT starts FROM onceward_attempts")
             inbox.do("UPDATE onceward_attempts SET starts = starts + 1")  # as another's claim does
-            [claim] = inbox.inbox._core._heartbeat._held[promised.lease]
+            [claim] = inbox.inbox.processor.heartbeat.held[promised.lease]
             deadline = time.monotonic() + 30
             while not claim.lost:
                 assert time.monotonic() < deadline, "the heartbeat never noticed"

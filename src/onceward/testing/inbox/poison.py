@@ -148,7 +148,7 @@ class Poison(InboxSuite):
             self.crash(inbox, promised, event("suspect"))
             neighbour.begin(inbox.process, promised, event("neighbour"), staying(neighbour)).until_inside()
             suspect.begin(inbox.process, promised, event("suspect"), staying(suspect))
-            until(lambda: inbox.inbox._ports.gate._turns.waiting)
+            until(lambda: inbox.inbox.processor.ports.gate.turns.waiting)
             time.sleep(0.1)
             assert not suspect.is_inside, "beside the neighbour"
             neighbour.release()

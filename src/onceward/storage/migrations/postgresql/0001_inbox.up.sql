@@ -1,4 +1,4 @@
--- Who consumes, and under which contract.
+-- The registered consumers and their contracts.
 CREATE TABLE onceward_consumers (
     consumer_id text PRIMARY KEY,
     contract text NOT NULL,
@@ -7,7 +7,7 @@ CREATE TABLE onceward_consumers (
 );
 
 -- One row for each event that a consumer has done, in a partition for each day. The day is the event's own: a
--- duplicate that comes on another day still finds the row. There is no default partition, so that an event of a day
+-- duplicate that arrives on another day still finds the row. There is no default partition, so an event of a day
 -- that was dropped fails instead of running again.
 CREATE TABLE onceward_dedup (
     event_day bigint NOT NULL,
@@ -19,7 +19,7 @@ CREATE TABLE onceward_dedup (
     PRIMARY KEY (consumer_id, tracking_id, event_day)
 ) PARTITION BY RANGE (event_day);
 
--- Rows on hold, of days whose partition has been dropped.
+-- Rows on hold whose partition has been dropped.
 CREATE TABLE onceward_kept (
     event_day bigint NOT NULL,
     consumer_id text NOT NULL,
@@ -30,7 +30,7 @@ CREATE TABLE onceward_kept (
     PRIMARY KEY (consumer_id, tracking_id, event_day)
 );
 
--- Starts, written before the handler runs, and their ends. A start without an end is a crash.
+-- Starts, recorded before the handler runs, and ends. A start without an end is a crash.
 CREATE TABLE onceward_attempts (
     consumer_id text NOT NULL,
     tracking_id text NOT NULL,
@@ -43,7 +43,7 @@ CREATE TABLE onceward_attempts (
     PRIMARY KEY (consumer_id, tracking_id)
 );
 
--- Effects outside the database: the intent is written before the call, the outcome after it.
+-- Effects outside the database: the intent is recorded before the call, the outcome after it.
 CREATE TABLE onceward_effects (
     consumer_id text NOT NULL,
     tracking_id text NOT NULL,
@@ -59,7 +59,7 @@ CREATE TABLE onceward_effects (
     PRIMARY KEY (consumer_id, tracking_id, name)
 );
 
--- How far each aggregate has come.
+-- The last sequence number of each aggregate.
 CREATE TABLE onceward_sequences (
     consumer_id text NOT NULL,
     aggregate_id text NOT NULL,
@@ -68,7 +68,7 @@ CREATE TABLE onceward_sequences (
     PRIMARY KEY (consumer_id, aggregate_id)
 );
 
--- Events that came before their predecessors, and since when they wait.
+-- Events that arrived before their predecessors, and since when they have been waiting.
 CREATE TABLE onceward_parked (
     consumer_id text NOT NULL,
     aggregate_id text NOT NULL,
@@ -78,13 +78,13 @@ CREATE TABLE onceward_parked (
     PRIMARY KEY (consumer_id, aggregate_id, tracking_id)
 );
 
--- Events of an earlier day than this may have been purged: they are never run.
+-- Events of an earlier day may have been purged, so they are never run.
 CREATE TABLE onceward_horizons (
     consumer_id text PRIMARY KEY,
     floor_day bigint NOT NULL
 );
 
--- What no purge may take. An empty tracking_id holds everything of the consumer.
+-- Records that no purge may remove. An empty tracking_id holds all records of the consumer.
 CREATE TABLE onceward_holds (
     consumer_id text NOT NULL,
     tracking_id text NOT NULL,

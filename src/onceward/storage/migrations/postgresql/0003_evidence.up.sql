@@ -1,4 +1,4 @@
--- What was proven about consumers, by `onceward verify --record`. Rows are added, never changed.
+-- Evidence recorded by `onceward verify --record`. Rows are added, never changed.
 CREATE TABLE onceward_evidence (
     evidence_id text PRIMARY KEY,
     consumer_id text NOT NULL,

@@ -1,4 +1,4 @@
--- Who consumes, and under which contract.
+-- The registered consumers and their contracts.
 CREATE TABLE onceward_consumers (
     consumer_id TEXT PRIMARY KEY,
     contract TEXT NOT NULL,
@@ -6,7 +6,7 @@ CREATE TABLE onceward_consumers (
     updated_at REAL NOT NULL
 );
 
--- One row for each event that a consumer has done. The day comes first: purging takes from one end.
+-- One row for each event that a consumer has done. The day comes first, so a purge removes rows from one end.
 CREATE TABLE onceward_dedup (
     event_day INTEGER NOT NULL,
     consumer_id TEXT NOT NULL,
@@ -17,7 +17,7 @@ CREATE TABLE onceward_dedup (
     PRIMARY KEY (event_day, consumer_id, tracking_id)
 ) WITHOUT ROWID;
 
--- Starts, written before the handler runs, and their ends. A start without an end is a crash.
+-- Starts, recorded before the handler runs, and ends. A start without an end is a crash.
 CREATE TABLE onceward_attempts (
     consumer_id TEXT NOT NULL,
     tracking_id TEXT NOT NULL,
@@ -30,7 +30,7 @@ CREATE TABLE onceward_attempts (
     PRIMARY KEY (consumer_id, tracking_id)
 ) WITHOUT ROWID;
 
--- Effects outside the database: the intent is written before the call, the outcome after it.
+-- Effects outside the database: the intent is recorded before the call, the outcome after it.
 CREATE TABLE onceward_effects (
     consumer_id TEXT NOT NULL,
     tracking_id TEXT NOT NULL,
@@ -46,7 +46,7 @@ CREATE TABLE onceward_effects (
     PRIMARY KEY (consumer_id, tracking_id, name)
 ) WITHOUT ROWID;
 
--- How far each aggregate has come.
+-- The last sequence number of each aggregate.
 CREATE TABLE onceward_sequences (
     consumer_id TEXT NOT NULL,
     aggregate_id TEXT NOT NULL,
@@ -55,7 +55,7 @@ CREATE TABLE onceward_sequences (
     PRIMARY KEY (consumer_id, aggregate_id)
 ) WITHOUT ROWID;
 
--- Events that came before their predecessors, and since when they wait.
+-- Events that arrived before their predecessors, and since when they have been waiting.
 CREATE TABLE onceward_parked (
     consumer_id TEXT NOT NULL,
     aggregate_id TEXT NOT NULL,
@@ -65,13 +65,13 @@ CREATE TABLE onceward_parked (
     PRIMARY KEY (consumer_id, aggregate_id, tracking_id)
 ) WITHOUT ROWID;
 
--- Events of an earlier day than this may have been purged: they are never run.
+-- Events of an earlier day may have been purged, so they are never run.
 CREATE TABLE onceward_horizons (
     consumer_id TEXT PRIMARY KEY,
     floor_day INTEGER NOT NULL
 );
 
--- What no purge may take. An empty tracking_id holds everything of the consumer.
+-- Records that no purge may remove. An empty tracking_id holds all records of the consumer.
 CREATE TABLE onceward_holds (
     consumer_id TEXT NOT NULL,
     tracking_id TEXT NOT NULL,

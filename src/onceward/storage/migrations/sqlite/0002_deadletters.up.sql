@@ -1,5 +1,5 @@
--- Everything that was buried, whoever buried it. The body is what was delivered, byte for byte. It is part of what makes
--- a letter the same: an id that was used for two payloads makes two letters, and neither is lost.
+-- All dead letters. The body is the delivered message, byte for byte, and part of the letter's identity: an id that
+-- was used for two payloads makes two letters, and neither is lost.
 CREATE TABLE onceward_dead_letters (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     consumer TEXT NOT NULL,
@@ -46,7 +46,7 @@ CREATE INDEX onceward_dead_letters_by_aggregate ON onceward_dead_letters (consum
 
 CREATE INDEX onceward_dead_letters_by_rca ON onceward_dead_letters (rca_id) WHERE rca_id IS NOT NULL;
 
--- Why letters died, and what was done about it. No redrive without one.
+-- Why letters died and how that was fixed. A redrive requires one.
 CREATE TABLE onceward_rcas (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     category TEXT NOT NULL,
@@ -74,7 +74,7 @@ CREATE TABLE onceward_redrives (
 
 CREATE INDEX onceward_redrives_by_consumer ON onceward_redrives (consumer, last_at);
 
--- When each redriven letter was handed out: no more than the rate in any minute.
+-- When each redriven letter was delivered, to limit the rate per minute.
 CREATE TABLE onceward_redrive_handouts (
     consumer TEXT NOT NULL,
     at REAL NOT NULL,
@@ -83,7 +83,7 @@ CREATE TABLE onceward_redrive_handouts (
 
 CREATE INDEX onceward_redrive_handouts_by_time ON onceward_redrive_handouts (consumer, at);
 
--- What operators did. Each row carries the hash of the one before it.
+-- What operators did. Each row has the hash of the previous row.
 CREATE TABLE onceward_audit (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     at TEXT NOT NULL,
@@ -94,7 +94,7 @@ CREATE TABLE onceward_audit (
     hash TEXT NOT NULL UNIQUE
 );
 
--- How long the audit is, so that rows missing at its end are missed, too.
+-- The length of the audit log, to detect rows missing at its end.
 CREATE TABLE onceward_audit_head (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     entries INTEGER NOT NULL,

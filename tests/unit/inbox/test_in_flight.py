@@ -1,17 +1,17 @@
-"""How long a copy waits for an event that is in hand elsewhere."""
+"""How long a copy waits for an event that is in flight elsewhere."""
 
 from __future__ import annotations
 
 import pytest
 
-from onceward.inbox.attempts import in_hand
+from onceward.inbox.attempts import in_flight
 from onceward.inbox.stores.types import Attempts
 
 LEASE = 60.0
 
 
 def wait(locked_for: float) -> float:
-    return in_hand(Attempts(1, 0, locked_for), LEASE).delay
+    return in_flight(Attempts(1, 0, locked_for), LEASE).delay
 
 
 def test_a_copy_asks_soon_while_whoever_has_the_event_keeps_its_lease() -> None:
@@ -28,4 +28,4 @@ def test_it_does_not_wait_for_longer_than_the_lease_runs() -> None:
 
 
 def test_it_says_for_how_long_the_lease_runs() -> None:
-    assert "its lease runs for 42 s" in str(in_hand(Attempts(1, 0, 42.0), LEASE))
+    assert "its lease expires in 42 s" in str(in_flight(Attempts(1, 0, 42.0), LEASE))
