@@ -64,7 +64,7 @@ class Shutdowns:
             while not _works(supervisor):
                 await asyncio.sleep(0.02)
         await asyncio.sleep(random.uniform(0, LONGEST))
-        supervisor.heard(signal.SIGTERM)
+        supervisor.on_signal(signal.SIGTERM)
         return await running
 
     async def _drain(self) -> None:

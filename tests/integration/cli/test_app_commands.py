@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from onceward.app.build import built
+from onceward.app.build import open_task
 from onceward.app.lookup import load_app
 from onceward.cli.main import app as commands
 from onceward.inbox import UnprovenConsumerError
@@ -156,7 +156,7 @@ def test_config_without_an_app_shows_what_environment_and_files_say(shop: str) -
     ("target", "environ", "problem"),
     [
         ("{shop}:app", {"ONCEWARD_DATABSE": "x"}, "ONCEWARD_DATABSE"),
-        ("{shop}:app", {"ONCEWARD_CONSUMERS__CHRAGE__SOURCE": "memory://x"}, "no consumer 'chrage'"),
+        ("{shop}:app", {"ONCEWARD_CONSUMERS__CHRAGE__SOURCE": "memory://x"}, "no consumer is named 'chrage'"),
         ("{shop}:app", {"ONCEWARD_PRODUCERS__PALCE__SINK": "memory://x"}, "no producer 'palce'"),
         ("{shop}:charge", {}, "is no app but function"),
         ("{shop}", {}, "write MODULE:NAME"),
@@ -262,7 +262,7 @@ def test_a_function_is_verified_runs_in_production_and_does_not_when_its_code_ha
     assert run("inbox", "migrate", "--database", "sqlite:///shop.db").exit_code == 0
     app = load_app(f"{shop}:app")
     app.override("test", env="production")
-    task = built(app, app.consumers.charge)
+    task = open_task(app, app.consumers.charge)
     with pytest.raises(UnprovenConsumerError), task as unproven:
         unproven.consume_transactions()
     quick = ("--only", "duplicates", "--only", "replay")
@@ -270,7 +270,7 @@ def test_a_function_is_verified_runs_in_production_and_does_not_when_its_code_ha
     assert proof.returncode == 0, proof.stdout + proof.stderr
     assert f"{shop}:charge (consumer 'billing'" in proof.stdout
     assert verified(f"{shop}:app.consumers.charge", "--env", "production").returncode == 0
-    with built(app, app.consumers.charge) as proven:
+    with open_task(app, app.consumers.charge) as proven:
         assert proven.consume_transactions().failed == 0
     source = Path(f"{shop}.py")
     source.write_text(source.read_text().replace('"total": order.total}', '"total": order.total + 1}'))

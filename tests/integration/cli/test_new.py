@@ -130,7 +130,7 @@ def test_orders_that_cannot_be_placed_are_no_success(project: Path) -> None:
     )
     assert done.returncode == 2, "make's own, for a command that failed"
     assert "placed" not in done.stdout
-    assert "place_orders: 10 of 10 messages did not get to redis://127.0.0.1:1/orders" in done.stderr
+    assert "place_orders: 10 of 10 messages did not reach redis://127.0.0.1:1/orders" in done.stderr
 
 
 @pytest.fixture

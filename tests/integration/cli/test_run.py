@@ -80,7 +80,7 @@ def test_all_consumers_of_an_app_run_in_each_process_and_every_log_line_says_whe
     charging, mailing = lines["charging a1 in True"], lines["mailing b1"]
     assert charging == charging | {"worker": 1, "task": "charge", "transaction_id": "a", "level": "info"}
     assert mailing == mailing | {"worker": 1, "task": "mail", "transaction_id": "b", "step": "process"}
-    assert lines["worker 1 has found nothing more to do"]
+    assert lines["worker 1: source is empty, exiting"]
 
 
 @pytest.mark.parametrize("mode", ["threads", "asyncio"])
@@ -104,7 +104,7 @@ def test_at_its_end_a_run_says_how_many_have_succeeded_and_failed(tmp_path: Path
         assert run.ended() == 0
         *_, summary, hint = [line["message"] for line in run.lines]
     assert summary.endswith(" s; charge: 2 succeeded, 1 failed")
-    assert hint == "what has failed comes again, or is a dead letter: see `onceward balance shop:app`"
+    assert hint == "failed messages will be redelivered or dead-lettered; see `onceward balance shop:app`"
 
 
 # ── what it refuses ─────────────────────────────────────────────────────────────────────────────────────
