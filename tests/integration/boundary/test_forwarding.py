@@ -504,7 +504,7 @@ def test_a_conflict_stops_its_link_alone_until_an_operator_decides(
         assert decided.exit_code == 0, decided.output
         assert '"theirs"' in decided.stdout
         assert '"ours"' in decided.stdout
-        assert "Skipped: zone:hq goes on behind offset 4. Reason: a test at the plant" in decided.stdout
+        assert "Skipped: zone:hq continues after offset 4. Reason: a test at the plant" in decided.stdout
         await until(lambda: hq.has(*after))
         await until(lambda: hq.metric("bsfg_link_stopped", link="from-0") == 0)
         assert [each for each in await hq.ids("plant") if each != "plant-4"] == before + after
@@ -589,9 +589,7 @@ def test_skip_shows_both_sides_and_changes_nothing_without_a_reason(play: Play, 
         assert told["source"]["subject"] == told["here"]["subject"] == "batch:4"
         assert told["source"]["digest"] != told["here"]["digest"]
         shown = await asyncio.to_thread(run, *look)
-        assert (
-            "Nothing is changed. To leave it out, repeat this with --offset 4 --reason TEXT." in shown.stdout
-        )
+        assert "Nothing was changed. To skip it, repeat this with --offset 4 --reason TEXT." in shown.stdout
         shown = await asyncio.to_thread(run, *look[:-2])
         assert '"theirs"' in shown.stdout
         assert await plant.position(CONSUMER) == 3

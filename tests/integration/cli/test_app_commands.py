@@ -157,8 +157,8 @@ def test_config_without_an_app_shows_what_environment_and_files_say(shop: str) -
     [
         ("{shop}:app", {"ONCEWARD_DATABSE": "x"}, "ONCEWARD_DATABSE"),
         ("{shop}:app", {"ONCEWARD_CONSUMERS__CHRAGE__SOURCE": "memory://x"}, "no consumer is named 'chrage'"),
-        ("{shop}:app", {"ONCEWARD_PRODUCERS__PALCE__SINK": "memory://x"}, "no producer 'palce'"),
-        ("{shop}:charge", {}, "is no app but function"),
+        ("{shop}:app", {"ONCEWARD_PRODUCERS__PALCE__SINK": "memory://x"}, "no producer is named 'palce'"),
+        ("{shop}:charge", {}, "is not an app but function"),
         ("{shop}", {}, "write MODULE:NAME"),
         ("nowhere_at_all:app", {}, "nowhere_at_all cannot be imported"),
     ],
@@ -285,8 +285,8 @@ def test_a_function_is_verified_runs_in_production_and_does_not_when_its_code_ha
     [
         (":app", "is an app, and its consumers are verified one by one; write onceward verify {shop}:charge"),
         (":app.consumers", "write onceward verify {shop}:charge"),
-        ("", "write MODULE:NAME, as in shop.billing:Bill; what can be verified there: {shop}:charge"),
-        (":nobody", "has no nobody; what can be verified there: {shop}:charge"),
+        ("", "write MODULE:NAME, as in shop.billing:Bill; you can verify {shop}:charge"),
+        (":nobody", "has no nobody; you can verify {shop}:charge"),
         (":mail", "{shop}:mail has no contract, so that there is nothing to prove: write @app.consumer("),
         (":tables", "{shop}:tables is no consumer of an app; a handler of inbox.process needs --contract"),
         (":contract", "{shop}:contract is Contract, and not a function of an app"),
@@ -302,4 +302,4 @@ def test_a_function_is_verified_in_the_database_that_its_app_names(shop: str) ->
     """Whatever the environment says: that is how the app runs."""
     asked = run("verify", f"{shop}:charge", "--env", "production", ONCEWARD_DATABASE="sqlite:///elsewhere.db")
     assert asked.exit_code == 2
-    assert "/shop.db; mend the database's URL, or have it made with `onceward inbox migrate" in asked.stderr
+    assert "/shop.db does not exist; check the URL, or create it with `onceward inbox migrate" in asked.stderr

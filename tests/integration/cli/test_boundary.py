@@ -23,7 +23,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from onceward.boundary import BoundaryClient, message_id_for
-from onceward.cli.boundary.append import parsed
+from onceward.cli.boundary.append import parse_line
 from onceward.cli.main import app
 from tests.support.boundary.server import boundary_server
 
@@ -110,7 +110,7 @@ def test_a_fact_is_appended_once_however_often_it_is_said(url: str) -> None:
     first = ("append", *FACT, "--object", '{"litres": 480, "ok": true}', "--message-id", "m1")
     again = ("append", *FACT, "--object", '{ "ok":true,"litres":480 }', "--message-id", "m1")
     assert said(*first, url=url) == "Appended at offset 1.\n"
-    assert said(*again, url=url) == "It was there already, at offset 1.\n"
+    assert said(*again, url=url) == "Already there, at offset 1.\n"
     assert answer(*again, url=url) == {"offset": 1, "duplicate": True, "message_id": "m1"}
     told = fails("append", *FACT, "--object", "{}", "--message-id", "m1", url=url, code=1)
     assert "message_id 'm1' is known, at offset 1, with other content" in told
@@ -235,11 +235,11 @@ def _without_times(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 )
 def test_a_line_of_another_form_is_refused(bad: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        parsed(bad.encode())
+        parse_line(bad.encode())
 
 
 def test_an_object_may_be_in_a_line_as_a_text() -> None:
-    envelope, fact = parsed(line(3).replace('"object": 3', '"object_json": "[3, 4]"').encode())
+    envelope, fact = parse_line(line(3).replace('"object": 3', '"object_json": "[3, 4]"').encode())
     assert fact.object == [3, 4]
     assert envelope.produced_at_unix_ms > 0
 
@@ -438,7 +438,7 @@ def test_a_file_is_overwritten_only_if_that_is_said(url: str, file: Path, here: 
     [
         (("get", "b", "k", "."), ". is a directory"),
         (("get", "b", "k/.."), ".. is a directory"),
-        (("get", "b", "k", "/dev/null", "--force"), "/dev/null is no ordinary file"),
+        (("get", "b", "k", "/dev/null", "--force"), "/dev/null is not a regular file"),
         (("put", "b", "k", "/no/such/file"), "/no/such/file cannot be read"),
         (("put", "b", "k", "/dev"), "/dev cannot be read: Is a directory"),
     ],

@@ -81,7 +81,10 @@ def test_letters_are_listed_by_filters(desk: Desk) -> None:
     assert "2 more" in desk.run("dlq", "list", "--limit", "2").stdout
     nothing = desk.run("dlq", "list", "--consumer", "nobody")
     assert nothing.exit_code == 0
-    assert nothing.stdout == "No dead letter fits: there is none of 'nobody', but of billing, shipping.\n"
+    assert (
+        nothing.stdout
+        == "No dead letter matches: 'nobody' has none; the consumers that do are billing, shipping.\n"
+    )
     assert desk.run("dlq", "list", *OF_TYPE, "--text", "unheard").stdout == "No dead letter fits.\n"
 
 
@@ -354,13 +357,13 @@ def test_a_task_that_is_not_there_is_said_in_one_line(desk: Desk, task: str, say
 
 
 def test_the_audit_is_listed_and_verified(desk: Desk) -> None:
-    assert desk.run("audit", "list").stdout == "Nothing was done yet.\n"
+    assert desk.run("audit", "list").stdout == "The log is empty.\n"
     desk.json("dlq", "hold", "--id", "1", "--reason", "case 7", "--operator", "ann")
     desk.json("dlq", "release", "--id", "1", "--reason", "closed", "--operator", "bob")
     listed = desk.run("audit", "list")
     assert "ann" in listed.stdout
     fine = desk.run("audit", "verify")
-    assert (fine.exit_code, "2 rows, as written" in fine.stdout) == (0, True)
+    assert (fine.exit_code, "2 rows, unchanged" in fine.stdout) == (0, True)
     with desk.engine.begin() as connection:
         connection.execute(text("DROP TRIGGER onceward_audit_is_not_changed"))
         connection.execute(text("UPDATE onceward_audit SET operator = 'eve' WHERE seq = 1"))

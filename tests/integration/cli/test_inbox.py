@@ -155,7 +155,7 @@ def test_migrate_makes_the_tables_once(empty: str) -> None:
     first = answer("inbox", "migrate", url=empty)
     assert "0001 inbox" in first["applied"]
     assert answer("inbox", "migrate", url=empty) == {"applied": []}
-    assert "Everything is up to date" in run("inbox", "migrate", url=empty).stdout
+    assert "Already up to date" in run("inbox", "migrate", url=empty).stdout
     assert answer("inbox", "stats", url=empty) == []
     assert "No consumer is registered" in run("inbox", "stats", url=empty).stdout
 
@@ -307,8 +307,8 @@ def test_a_purge_that_could_not_finish_ends_with_1(
     [
         ("sqlite:////no/such/folder/inbox.db", 2, "there is no directory /no/such/folder"),
         ("sqlite:////tmp", 2, "/tmp is a directory; name a file"),
-        ("sqlite://", 2, "a database in memory ends with the command"),
-        ("inbox.db", 2, "the database is no URL"),
+        ("sqlite://", 2, "an in-memory database ends with the command"),
+        ("inbox.db", 2, "the database is not a valid URL"),
         ("mysql://root@localhost/x", 2, "not in 'mysql'"),
         ("postgresql://anna:secret@127.0.0.1:1/x", 1, "cannot be reached"),
     ],

@@ -301,7 +301,7 @@ def test_a_place_that_is_not_empty_is_refused_and_left_alone(tmp_path: Path) -> 
     (tmp_path / "mine").write_text("keep me")
     result = new("shop", "--dir", tmp_path)
     assert result.exit_code == 2
-    assert "is not empty, and nothing in it was touched; choose another place with --dir" in result.stderr
+    assert "is not empty, and nothing in it was changed; choose another directory with --dir" in result.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["mine"]
 
 

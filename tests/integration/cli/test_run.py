@@ -112,12 +112,14 @@ def test_at_its_end_a_run_says_how_many_have_succeeded_and_failed(tmp_path: Path
 
 def test_what_names_no_app_is_refused_with_what_to_write(directory: Path) -> None:
     (directory / "shop1.py").write_text("from onceward import Onceward\napp = Onceward('shop')\nother = 3\n")
-    assert refused("shop1") == "'shop1' names no app; write MODULE:NAME, as in shop1:app"
+    assert refused("shop1") == "'shop1' does not name an app; write MODULE:NAME, as in shop1:app"
     assert refused("nowhere1:app").startswith(
         f"nowhere1 cannot be imported: there is no module 'nowhere1' in {directory}"
     )
     assert refused("shop1:ap") == "shop1 has no ap; its apps are app"
-    assert refused("shop1:other").startswith("shop1:other is no app but int; name what Onceward(…) returned")
+    assert refused("shop1:other").startswith(
+        "shop1:other is not an app but int; name what Onceward(…) returned"
+    )
     assert refused("shop1:app").startswith("shop has no consumers, so that there is nothing to run")
 
 
