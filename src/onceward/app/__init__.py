@@ -7,7 +7,7 @@
 
     onceward run shop:app
 
-The same engine as under the task classes; functions stay functions, and can be called and tested as such.
+Runs on the same engine as the task classes. Decorated functions stay plain functions: call and test them as usual.
 """
 
 from onceward.app.app import Onceward

@@ -1,4 +1,4 @@
-"""An app: functions that consume and produce, with the URLs they do it on."""
+"""An app: functions that consume and produce, and the URLs they use."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 P = TypeVar("P", ConsumerPolicy, ProducerPolicy)
 
-
 _apps: WeakSet[Onceward] = WeakSet()
 
 
 class Consumer:
-    """A function that consumes, as the app knows it."""
+    """A decorated consumer function with its source, contract and policy."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ def _address(url: str, name: str, *, sink: bool = False) -> Address:
 
 
 class Consumers(dict[str, Consumer]):
-    """By name; also as attributes, so that a command can name one: `shop:app.consumers.charge`."""
+    """Consumers by name, and as attributes so a command can name one: `shop:app.consumers.charge`."""
 
     def __getattr__(self, name: str) -> Consumer:
         try:
@@ -68,7 +67,7 @@ class Consumers(dict[str, Consumer]):
 
 
 class Producer:
-    """A function whose results go to a sink: what it returns, or everything that it yields."""
+    """A decorated function whose return value, or every value it yields, goes to a sink."""
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class Producer:
     ) -> None:
         self.function = function
         self.follows = follows
-        """The function that consumes what is sent, where that names the sink."""
+        """The consumer function that was given as the sink, if one was."""
         self.name = function.__name__
         self.sink = _address(sink, self.name, sink=True)
         self.policy = policy
@@ -87,15 +86,15 @@ class Producer:
 
 
 class Onceward:
-    """`app = Onceward("shop", database="sqlite:///shop.db")`; then decorate, and `onceward run module:app`.
+    """`app = Onceward("shop", database="sqlite:///shop.db")`; then decorate functions and `onceward run module:app`.
 
-    Keywords are settings; what is not given comes from ONCEWARD_… variables, `onceward.toml` or `[tool.onceward]`.
+    Keywords are settings; the others come from ONCEWARD_… variables, `onceward.toml` or `[tool.onceward]`.
     """
 
     def __init__(self, name: str = "app", *, middleware: Sequence[Middleware] = (), **settings: Any) -> None:
         self.name = name
         self.middleware = check_middleware(middleware, name)
-        """Around every consumer and producer of this app, outermost first."""
+        """Wraps every consumer and producer of this app, outermost first."""
         self._resolved = resolve(settings)
         self.consumers = Consumers()
         self.producers: dict[str, Producer] = {}
@@ -107,16 +106,16 @@ class Onceward:
 
     @property
     def resolved(self) -> Resolved:
-        """The settings, and where each value came from."""
+        """The settings and where each value came from."""
         return self._resolved
 
     def check(self) -> None:
-        """Refuse settings that concern nothing here. To be called when all functions are decorated."""
+        """Refuse settings of unknown consumers or producers. Call it after decorating all functions."""
         self._resolved.check_names("consumers", self.consumers)
         self._resolved.check_names("producers", self.producers)
 
     def create_engine(self) -> Engine:
-        """SQLAlchemy's, on the app's database: for tables and queries of your own. Yours to `dispose` of."""
+        """Return a SQLAlchemy engine on the app's database, for your own tables and queries. You `dispose` of it."""
         import sqlalchemy
 
         from onceward.app.build import database_url
@@ -134,13 +133,13 @@ class Onceward:
     def _database(self) -> str:
         if self.settings.database is None:
             raise ConfigurationError(
-                f"{self.name} has no database: give it Onceward({self.name!r}, database='sqlite:///shop.db'), or "
+                f"{self.name} has no database: write Onceward({self.name!r}, database='sqlite:///shop.db'), or set "
                 "ONCEWARD_DATABASE"
             )
         return self.settings.database
 
     def override(self, origin: str, **settings: Any) -> None:
-        """Settings that win over all others, as the options of a command do. None is not given."""
+        """Apply settings that win over all others, such as the options of a command. None means not given."""
         given = {name: value for name, value in settings.items() if value is not None}
         self._resolved = self._resolved.with_these(given, origin)
         if "concurrency" in given:
@@ -156,14 +155,13 @@ class Onceward:
         name: str | None = None,
         verification: Any = None,
     ) -> Callable[[F], F]:
-        """The function is called with every message of the source. It stays what it is, and can be called as before.
+        """Call the function with every message of the source. The function itself is returned unchanged.
 
-        `def` runs in threads, `async def` in asyncio. Its one free parameter gets the payload, in the type that it is
-        annotated with; a payload that does not fit is refused for good. A parameter annotated `Transaction` gets the
-        transaction. With a `contract` it takes `session`, and effects are once; `verification` is what proving that
-        takes: a dict of the fields of `Verification`, or a function that makes one.
+        `def` runs in threads, `async def` in asyncio. Its one free parameter gets the payload, converted to the
+        annotated type; a payload that does not fit is rejected permanently. A parameter annotated `Transaction` gets
+        the transaction. With a `contract` it takes `session`, and its effects happen once; `verification` is what
+        `onceward verify` needs to prove that: a dict of the fields of `Verification`, or a function that returns one.
         """
-
         if callable(source):
             raise ConfigurationError(
                 f"@app.consumer needs a source: write @app.consumer('sqlite:///orders.db') above {_name_of(source)}"
@@ -173,14 +171,16 @@ class Onceward:
             own = name or _name_of(function)
             _check_function(function, own)
             if own in self.consumers:
-                raise ConfigurationError(f"{self.name} has two consumers {own!r}; give one of them name=…")
+                raise ConfigurationError(
+                    f"{self.name} has two consumers {own!r}; rename one of them with name=…"
+                )
             if contract is not None and self.settings.database is None:
                 raise ConfigurationError(
-                    f"{own} has a contract, so that the app needs a database: Onceward({self.name!r}, "
-                    "database='sqlite:///shop.db'), or ONCEWARD_DATABASE"
+                    f"{own} has a contract, so the app needs a database: write Onceward({self.name!r}, "
+                    "database='sqlite:///shop.db'), or set ONCEWARD_DATABASE"
                 )
             changed = self.resolved.of_consumer(own)
-            made = Consumer(
+            consumer = Consumer(
                 function,
                 changed.source or source,
                 contract,
@@ -188,35 +188,35 @@ class Onceward:
                 own,
                 verification,
             )
-            self._check_sharing(made)
-            self.consumers[own] = made
+            self._check_sharing(consumer)
+            self.consumers[own] = consumer
             return function
 
         return decorate
 
     def _check_sharing(self, consumer: Consumer) -> None:
-        """Of two that take from one queue, each would get a part of the messages; of one inbox, a part of the work."""
+        """Two consumers of one queue would split its messages; two that share an inbox would split the work."""
         for other in self.consumers.values():
             if _share_an_inbox(other, consumer):
                 assert consumer.contract is not None
                 raise ConfigurationError(
                     f"{other.name} and {consumer.name} have contracts with the same consumer_id "
-                    f"{consumer.contract.consumer_id!r}, so that what one has done would be a duplicate for the other; "
-                    "give each a consumer_id of its own"
+                    f"{consumer.contract.consumer_id!r}, so an event that one has processed would be a duplicate for "
+                    "the other; give each its own consumer_id"
                 )
             if other.source.queue == consumer.source.queue:
                 raise ConfigurationError(
-                    f"{other.name} and {consumer.name} both take from {consumer.source}, so that each message would "
-                    "come to one of them only; give each a source of its own (Redis: ?group=, a boundary: ?consumer=)"
+                    f"{other.name} and {consumer.name} both consume from {consumer.source}, so each message would "
+                    "reach only one of them; give each its own source (Redis: ?group=, a boundary: ?consumer=)"
                 )
 
     def producer(
         self, sink: str | Callable[..., Any], *, policy: ProducerPolicy | Mapping[str, Any] | None = None
     ) -> Callable[[F], F]:
-        """What the function returns or yields is sent to the sink by `app.produce(function, …)`.
+        """`app.produce(function, …)` sends what the function returns or yields to the sink.
 
-        The sink is a URL, or a consumer of this app: then messages go to where that one takes them from, also when a
-        setting names another place.
+        The sink is a URL, or a consumer of this app: then messages go to that consumer's source, even if a setting
+        changes it.
         """
 
         def decorate(function: F) -> F:
@@ -227,7 +227,7 @@ class Onceward:
                 )
             url = self.resolved.of_producer(own).sink or given
             follows = sink if callable(sink) else None
-            self.producers[own] = Producer(function, url, _checked(ProducerPolicy, policy, own), follows)
+            self.producers[own] = Producer(function, url, _parse_policy(ProducerPolicy, policy, own), follows)
             return function
 
         given = self._source_of(sink) if callable(sink) else sink
@@ -238,23 +238,23 @@ class Onceward:
         if len(found) == 1:
             return found[0].source.url
         name = getattr(function, "__name__", repr(function))
-        problem = f"is {len(found)} consumers" if found else "is no consumer"
+        problem = f"is {len(found)} consumers" if found else "is not a consumer"
         raise ConfigurationError(
             f"{name} {problem} of {self.name}: a producer needs a sink; write @app.producer('sqlite:///orders.db'), or "
-            "name a consumer that is decorated above it, as in @app.producer(charge)"
+            "name one consumer decorated above it, as in @app.producer(charge)"
         )
 
     def produce(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
-        """Call a producer, and send what it returns or yields: payloads, or transactions.
+        """Call a producer and send what it returns or yields: payloads or transactions.
 
-        Returns when all of it is in the sink. Raises `NotSentException` if some of it is not, with the report.
+        Returns once everything is in the sink. Raises `NotSentException`, with the report, if some of it is not.
         """
         from onceward.app.produce import produce
 
         return produce(self, self._producer(function, asynchronous=False), args, kwargs)
 
     async def produce_async(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
-        """`produce` for `async def`."""
+        """`produce` for `async def` producers."""
         from onceward.app.produce import produce_async
 
         producer = self._producer(function, asynchronous=True)
@@ -264,30 +264,33 @@ class Onceward:
         found = self.producers.get(getattr(function, "__name__", ""))
         if found is None or found.function is not function:
             raise ConfigurationError(
-                f"{function!r} is no producer of {self.name}; decorate it with @app.producer(sink)"
+                f"{function!r} is not a producer of {self.name}; decorate it with @app.producer(sink)"
             )
         if found.asynchronous != asynchronous:
-            other = "produce_async" if found.asynchronous else "produce"
-            raise ConfigurationError(f"{found.name} goes to app.{other}")
+            raise ConfigurationError(
+                f"{found.name} is async: use `await app.produce_async({found.name}, …)`"
+                if found.asynchronous
+                else f"{found.name} is not async: use `app.produce({found.name}, …)`"
+            )
         self._resolved.check_names("producers", self.producers)
         return found
 
 
 def consumers_of(function: Any) -> list[tuple[Onceward, Consumer]]:
-    """What a decorated function is, in the apps that there are."""
+    """The consumers that a decorated function is, in all apps."""
     return [(app, each) for app in _apps for each in app.consumers.values() if each.function is function]
 
 
 def _name_of(function: Any) -> str:
     if not callable(function) or isinstance(function, type) or not hasattr(function, "__name__"):
         raise ConfigurationError(
-            f"what is decorated is a function, `def` or `async def`, not {type(function).__name__} {function!r}"
+            f"only a function (`def` or `async def`) can be decorated, not {type(function).__name__} {function!r}"
         )
     return str(function.__name__)
 
 
 def _share_an_inbox(one: Consumer, other: Consumer) -> bool:
-    """Two sources of one function may: an event that comes both ways is done once."""
+    """Two sources of one function may share an inbox: an event that arrives from both is processed once."""
     if one.contract is None or other.contract is None or one.function is other.function:
         return False
     return one.contract.consumer_id == other.contract.consumer_id
@@ -297,11 +300,11 @@ def _check_function(function: Any, name: str) -> None:
     _name_of(function)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
-            f"{name} yields: that is a producer, not a consumer; use @app.producer(sink)"
+            f"{name} yields, so it is a producer, not a consumer; use @app.producer(sink)"
         )
     if not name.replace("-", "_").isidentifier():
         raise ConfigurationError(
-            f"{name!r} is no name for a consumer: settings and commands go by it; give it name='charge'"
+            f"{name!r} is not a valid consumer name: settings and commands use it; pass one, as in name='charge'"
         )
 
 
@@ -312,30 +315,30 @@ def _policy(
     concurrency: int | None,
     origin: str = "",
 ) -> ConsumerPolicy:
-    """`origin` is where `changed` stands."""
-    tree = _checked(ConsumerPolicy, given, name).model_dump(exclude_unset=True)
+    """`origin` is where `changed` comes from."""
+    tree = _parse_policy(ConsumerPolicy, given, name).model_dump(exclude_unset=True)
     if concurrency is not None:
         tree = _over(tree, {"loop": {"concurrency": {"value": concurrency}}})
-    return _checked(ConsumerPolicy, _over(tree, changed or {}), name, origin)
+    return _parse_policy(ConsumerPolicy, _over(tree, changed or {}), name, origin)
 
 
-def _checked(kind: type[P], given: P | Mapping[str, Any] | None, name: str, origin: str = "") -> P:
+def _parse_policy(kind: type[P], given: P | Mapping[str, Any] | None, name: str, origin: str = "") -> P:
     from pydantic import ValidationError
 
     try:
         return kind.model_validate(given or {})
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False, include_input=False)
-        told = "; ".join(f"{'.'.join(map(str, each['loc']))}: {_told(kind, each)}" for each in problems)
-        raise ConfigurationError(f"{origin and f'{origin}: '}the policy of {name}: {told}") from None
+        text = "; ".join(f"{'.'.join(map(str, each['loc']))}: {_describe(kind, each)}" for each in problems)
+        raise ConfigurationError(f"{origin and f'{origin}: '}the policy of {name}: {text}") from None
 
 
-def _told(kind: type[Any], problem: Any) -> str:
+def _describe(kind: type[Any], problem: Any) -> str:
     if problem["type"] != "extra_forbidden":
         return str(problem["msg"]).removeprefix("Value error, ")
     for part in problem["loc"][:-1]:
         kind = kind.model_fields[part].annotation
-    return f"there is no such field; there is {', '.join(kind.model_fields)}"
+    return f"no such field; the fields are {', '.join(kind.model_fields)}"
 
 
 def _over(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -349,14 +352,14 @@ def _over(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _with_model(contract: Contract | None, model: Any, name: str) -> Contract | None:
-    """The annotation is the contract's model, unless the contract names one."""
+    """Use the annotation as the contract's model, unless the contract names one."""
     from onceward.models import is_model
 
     if contract is None or not is_model(model):
         return contract
     if contract.model is not None and contract.model is not model:
         raise ConfigurationError(
-            f"the contract of {name} makes {contract.model.__qualname__} of its payloads, and the function takes "
+            f"the contract of {name} converts payloads to {contract.model.__qualname__}, but the function takes "
             f"{model.__qualname__}; leave `model` out of the contract, or annotate the function with it"
         )
     import msgspec

@@ -1,4 +1,4 @@
-"""From what an app says to what runs: connectors, databases, inbox, dead letters, tasks."""
+"""Build what runs from what an app declares: connectors, databases, inbox, dead letters, tasks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Layer = Middleware | type[Middleware]
 
 
 def task_class(consumer: Consumer) -> type[Any]:
-    """The task that a consumer's function stands for, with its name. Evidence is bound to the function's module."""
+    """Return the task class of a consumer, with its name. Evidence is bound to the function's module."""
     function, signature = consumer.function, consumer.signature
 
     if consumer.asynchronous:
@@ -56,7 +56,7 @@ def _body(consumer: Consumer, process: Callable[..., Any]) -> dict[str, Any]:
 
 
 def in_an_app(thing: Any) -> tuple[Onceward, Consumer] | None:
-    """Where a decorated function, or a `Consumer`, is at home."""
+    """The app and consumer of a decorated function or a `Consumer`; None if it has none."""
     found = consumers_of(thing.function if isinstance(thing, Consumer) else thing)
     if isinstance(thing, Consumer):
         found = [(app, each) for app, each in found if each is thing]
@@ -69,28 +69,28 @@ def in_an_app(thing: Any) -> tuple[Onceward, Consumer] | None:
 
 
 def as_task(thing: Any) -> Any:
-    """The task that a decorated function, or a `Consumer`, stands for; anything else as it is."""
+    """The task class of a decorated function or a `Consumer`; anything else unchanged."""
     found = in_an_app(thing)
     return thing if found is None else task_class(found[1])
 
 
 @contextmanager
-def built(app: Onceward, consumer: Consumer, *middleware: Middleware) -> Iterator[ConsumerTask]:
-    """A task in threads, ready to consume, with more middleware between the inbox and the source."""
+def open_task(app: Onceward, consumer: Consumer, *middleware: Middleware) -> Iterator[ConsumerTask]:
+    """A task in threads, ready to consume, with extra middleware between the inbox and the source."""
     with ExitStack() as open_things:
-        yield run_blocking(_built(app, consumer, middleware, open_things.callback, asynchronous=False))
+        yield run_blocking(_build_task(app, consumer, middleware, open_things.callback, asynchronous=False))
 
 
 @asynccontextmanager
-async def built_async(
+async def open_task_async(
     app: Onceward, consumer: Consumer, *middleware: Middleware
 ) -> AsyncIterator[AsyncConsumerTask]:
     """A task in asyncio, ready to consume."""
     async with AsyncExitStack() as open_things:
-        yield await _built(app, consumer, middleware, open_things.push_async_callback, asynchronous=True)
+        yield await _build_task(app, consumer, middleware, open_things.push_async_callback, asynchronous=True)
 
 
-async def _built(
+async def _build_task(
     app: Onceward,
     consumer: Consumer,
     middleware: Sequence[Middleware],
@@ -116,7 +116,7 @@ async def _built(
 
 
 def middleware_of(app: Onceward, consumer: Consumer, *more: Layer) -> list[Layer]:
-    """What is around a consumer, outermost first, without opening anything. `more` is what the runner adds."""
+    """The middleware around a consumer, outermost first, without opening anything. `more` is what the runner adds."""
     from onceward.deadletters.source.middleware import DeadLetterMiddleware
     from onceward.inbox.middleware import InboxMiddleware
 
@@ -130,7 +130,7 @@ async def _dead_letters(engine: Any, consumer: Consumer, asynchronous: bool) -> 
     from onceward.deadletters.source.middleware import DeadLetterMiddleware
 
     letters = AsyncDeadLetters(engine) if asynchronous else DeadLetters(engine)
-    await _done(letters.migrate())
+    await _await_if_needed(letters.migrate())
     return DeadLetterMiddleware(letters, consumer=consumer_id(consumer), origin=consumer.source.origin)
 
 
@@ -138,13 +138,13 @@ async def _inbox(engine: Any, env: str, contract: Contract, asynchronous: bool) 
     from onceward.inbox import AsyncInbox, Inbox
 
     inbox = AsyncInbox(engine, env=env) if asynchronous else Inbox(engine, env=env)
-    await _done(inbox.migrate())
-    await _done(inbox.register(contract))
+    await _await_if_needed(inbox.migrate())
+    await _await_if_needed(inbox.register(contract))
     return inbox
 
 
-async def _done(result: Any) -> None:
-    """Of a method that is awaited in one mode, and has ended in the other."""
+async def _await_if_needed(result: Any) -> None:
+    """The same method returns an awaitable in one mode and has already finished in the other."""
     if inspect.isawaitable(result):
         await result
 
@@ -154,22 +154,22 @@ def consumer_id(consumer: Consumer) -> str:
 
 
 def database_url(url: str, *, asynchronous: bool) -> URL:
-    """With the driver that the mode needs, whichever the URL names."""
+    """Parse a database URL, with the driver that the mode needs, whichever driver the URL names."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError):  # whose text may quote a password
+    except (ArgumentError, ValueError):  # its text may quote a password
         raise ConfigurationError(
-            "the database is no URL; write sqlite:///shop.db or postgresql://user@host/name; / ? # @ of a password are "
-            "written %2F %3F %23 %40"
+            "the database is not a valid URL; write sqlite:///shop.db or postgresql://user@host/name, and escape / ? # "
+            "@ in a password as %2F %3F %23 %40"
         ) from None
     sqlite = "sqlite+aiosqlite" if asynchronous else "sqlite"
     drivers = {"sqlite": sqlite, "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
     name = parsed.drivername.partition("+")[0]
     if name not in drivers:
-        raise ConfigurationError(f"the database of an app is sqlite or postgresql, not {name}")
+        raise ConfigurationError(f"the database of an app must be sqlite or postgresql, not {name}")
     if (
         name == "sqlite"
         and parsed.database

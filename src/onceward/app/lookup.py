@@ -1,4 +1,4 @@
-"""An app, by the name that a command is given: `onceward run shop:app`."""
+"""Find the app that a command names: `onceward run shop:app`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from onceward.errors import ConfigurationError
 
 
 def load_app(target: str) -> Onceward:
-    """The app that `module:name` names."""
+    """Import the app that `module:name` names. Raises ConfigurationError if there is none."""
     module, _, name = target.partition(":")
     if not name:
-        raise ConfigurationError(f"{target!r} names no app; write MODULE:NAME, as in {module or 'shop'}:app")
+        raise ConfigurationError(
+            f"{target!r} does not name an app; write MODULE:NAME, as in {module or 'shop'}:app"
+        )
     try:
         app = import_name(target)
     except ConfigurationError as error:
@@ -23,13 +25,13 @@ def load_app(target: str) -> Onceward:
         raise ConfigurationError(f"{error}; its apps are {', '.join(apps)}") from None
     if not isinstance(app, Onceward):
         raise ConfigurationError(
-            f"{target} is no app but {type(app).__name__}; name what Onceward(…) returned, as in "
+            f"{target} is not an app but {type(app).__name__}; name what Onceward(…) returned, as in "
             "`app = Onceward('shop')`"
         )
     return app
 
 
 def _apps_in(module: str) -> list[str]:
-    """By name, as far as the module could be imported."""
+    """Names of the apps in a module, as far as it could be imported."""
     names = vars(sys.modules[module]) if module in sys.modules else {}
     return [name for name, value in names.items() if isinstance(value, Onceward)]

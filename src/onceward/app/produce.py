@@ -1,4 +1,4 @@
-"""Producing: what a function returns or yields goes to its sink, or the caller hears that it did not."""
+"""Produce: send what a function returns or yields to its sink, and raise if some of it did not arrive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Failures:
-    """Of one call. The first tells why; there may be as many as there are messages."""
+    """Keeps the first failure of a call as the reason; there may be as many as there are messages."""
 
     first: TransactionException | None = None
 
@@ -42,7 +42,7 @@ class _AsyncSend(AsyncProducerTask):
 
 
 def _sender(app: Onceward, producer: Producer, connector: Any, failures: Failures) -> Any:
-    """The task that sends what a producer makes, with the producer's name: telemetry goes by it."""
+    """Build the task that sends what a producer makes. It has the producer's name, which telemetry reports."""
     kind = _AsyncSend if producer.asynchronous else _Send
     body = {
         "middleware": app.middleware,
@@ -58,14 +58,14 @@ def produce(app: Onceward, producer: Producer, args: Iterable[Any], kwargs: dict
     connector = producer.sink.open(asynchronous=False)
     try:
         result = producer.function(*args, **kwargs)
-        given = result if inspect.isgenerator(result) else [result]
+        values = result if inspect.isgenerator(result) else [result]
         task = _sender(app, producer, connector, failures)
         report: Report = task.produce_transactions(
-            (_transaction(each) for each in given if each is not None), producer.policy
+            (_transaction(each) for each in values if each is not None), producer.policy
         )
     finally:
         connector.close()
-    return _all_sent(producer, report, failures)
+    return _check_sent(producer, report, failures)
 
 
 async def produce_async(
@@ -76,7 +76,7 @@ async def produce_async(
     try:
         result = producer.function(*args, **kwargs)
 
-        async def given() -> AsyncIterator[Transaction]:
+        async def transactions() -> AsyncIterator[Transaction]:
             if inspect.isasyncgen(result):
                 async for each in result:
                     if each is not None:
@@ -85,17 +85,17 @@ async def produce_async(
                 yield _transaction(value)
 
         task = _sender(app, producer, connector, failures)
-        report: Report = await task.produce_transactions(given(), producer.policy)
+        report: Report = await task.produce_transactions(transactions(), producer.policy)
     finally:
         await connector.close_async()
-    return _all_sent(producer, report, failures)
+    return _check_sent(producer, report, failures)
 
 
-def _all_sent(producer: Producer, report: Report, failures: Failures) -> Report:
-    """Who calls a producer must not believe that a message is on its way when it is not."""
+def _check_sent(producer: Producer, report: Report, failures: Failures) -> Report:
+    """Return the report, or raise NotSentException: the caller must not take a lost message for a sent one."""
     if not report.failed:
         return report
-    text = f"{producer.name}: {report.failed} of {report.processed} messages did not get to {producer.sink}"
+    text = f"{producer.name}: {report.failed} of {report.processed} messages did not reach {producer.sink}"
     why = failures.first and (failures.first.cause or failures.first)
     error = NotSentException(text if why is None else f"{text}; the first: {text_of(why)}")
     error.report = report
@@ -103,17 +103,17 @@ def _all_sent(producer: Producer, report: Report, failures: Failures) -> Report:
 
 
 def _transaction(value: Any) -> Transaction:
-    """A payload in plain data: models are for the functions at both ends."""
+    """Payloads travel as plain data; models exist only in the functions at both ends."""
     import msgspec
 
     return (
         value
         if isinstance(value, Transaction)
-        else Transaction(payload=msgspec.to_builtins(value, enc_hook=_dumped))
+        else Transaction(payload=msgspec.to_builtins(value, enc_hook=_dump))
     )
 
 
-def _dumped(value: Any) -> Any:
+def _dump(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
-    raise TypeError(f"{type(value).__qualname__} cannot be sent; a payload is plain data, or a model of it")
+    raise TypeError(f"{type(value).__qualname__} cannot be sent; a payload must be plain data or a model")

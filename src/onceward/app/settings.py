@@ -1,4 +1,4 @@
-"""An app's settings, and where each came from: keyword, environment, file, default; the first that has one wins.
+"""An app's settings and where each came from: keyword, environment, file, default; the first that has one wins.
 
 Onceward("shop", database="sqlite:///shop.db")      keyword
 ONCEWARD_DATABASE=sqlite:///shop.db                 environment; ONCEWARD_CONSUMERS__CHARGE__SOURCE=… for one consumer,
@@ -23,33 +23,30 @@ from onceward.task.settings import EngineSettings
 
 PREFIX = "ONCEWARD_"
 FOREIGN = ("ONCEWARD_TEST_", "ONCEWARD_BOUNDARY_", "ONCEWARD_TRACE_")
-"""Variables of other parts."""
+"""Variables that belong to other parts of onceward."""
 INJECTED = re.compile(r"_SERVICE_(HOST|PORT\w*)$|_PORT(_\d+_\w+)?$")
-"""What Kubernetes gives every container for a service that is called onceward-something."""
-
+"""Variables that Kubernetes adds to every container for a service named onceward-something."""
+ENVS = ("development", "dev", "local", "test", "ci", "staging", "production", "prod")
+"""A fixed list, because a misspelled `production` would skip the evidence check."""
 
 T = TypeVar("T")
 OptionalText = Annotated[str | None, BeforeValidator(none_from_text)]
 
 
 class ConsumerSettings(Policy):
-    """What a deployment may change of one consumer."""
+    """What a deployment may change about one consumer."""
 
-    source: OptionalText = Field(default=None, description="Another source than the code names, by URL.")
-    policy: dict[str, Any] | None = Field(default=None, description="Fields of its policy.")
+    source: OptionalText = Field(default=None, description="Source URL that replaces the one in the code.")
+    policy: dict[str, Any] | None = Field(default=None, description="Policy fields to change.")
 
 
 class ProducerSettings(Policy):
-    """What a deployment may change of one producer."""
+    """What a deployment may change about one producer."""
 
-    sink: OptionalText = Field(default=None, description="Another sink than the code names, by URL.")
-
-
-ENVS = ("development", "dev", "local", "test", "ci", "staging", "production", "prod")
-"""A misspelt one would leave the gate of production open."""
+    sink: OptionalText = Field(default=None, description="Sink URL that replaces the one in the code.")
 
 
-def _known_env(name: str) -> str:
+def _check_env(name: str) -> str:
     if name.strip().lower() not in ENVS:
         raise ValueError(f"must be one of {', '.join(ENVS)}, not {name!r}")
     return name
@@ -58,27 +55,27 @@ def _known_env(name: str) -> str:
 class AppSettings(Policy):
     database: OptionalText = Field(
         default=None,
-        description="Of inbox and dead letters: sqlite:///shop.db or postgresql://user@host/name.",
+        description="Database of inbox and dead letters: sqlite:///shop.db or postgresql://user@host/name.",
     )
-    env: Annotated[str, AfterValidator(_known_env)] = Field(
-        default="development", description="`production` asks for evidence: see onceward verify."
+    env: Annotated[str, AfterValidator(_check_env)] = Field(
+        default="development", description="`production` requires evidence; see onceward verify."
     )
     processes: PositiveInt = Field(default=1, description="Worker processes.")
     concurrency: OptionalCount = Field(
-        default=None, description="Transactions in flight, for each consumer of each process."
+        default=None, description="Transactions in flight per consumer and process."
     )
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     health: OptionalText = Field(
         default=None, description="HOST:PORT of /livez, /readyz, /progress, /metrics."
     )
-    grace: Seconds = Field(default=30.0, description="Seconds that work in flight has to end when stopping.")
+    grace: Seconds = Field(default=30.0, description="Seconds for work in flight to finish when stopping.")
     stalled_after: Seconds = Field(
         default=300.0,
-        description="Seconds without progress after which a worker that holds work is unhealthy.",
+        description="Seconds without progress after which a worker with work in flight is unhealthy.",
     )
     engine: EngineSettings = Field(
-        default_factory=EngineSettings, description="Of the engine itself: stuck threads, I/O guard, spans."
+        default_factory=EngineSettings, description="Settings of the engine: stuck threads, I/O guard, spans."
     )
     consumers: dict[str, ConsumerSettings] = Field(default_factory=dict)
     producers: dict[str, ProducerSettings] = Field(default_factory=dict)
@@ -89,34 +86,34 @@ TABLES: Mapping[str, type[Policy]] = {
     "consumers": ConsumerSettings,
     "producers": ProducerSettings,
 }
-"""Settings that have settings of their own."""
+"""Settings that are tables of settings."""
 
 
 class Resolved:
-    """Settings, and the origin of each value by its dotted name."""
+    """Settings and the origin of each value by its dotted name."""
 
     def __init__(self, settings: AppSettings, origins: Mapping[str, str]) -> None:
         self.settings = settings
         self.origins = origins
 
     def with_these(self, given: Mapping[str, Any], origin: str) -> Resolved:
-        """With values that win over all others."""
+        """Return a copy in which `given` wins over all other values."""
         origins = {**self.origins, **dict.fromkeys(given, origin)}
         try:
             return Resolved(AppSettings.model_validate({**self.settings.model_dump(), **given}), origins)
         except ValidationError as error:
-            raise ConfigurationError(_told(error, origins)) from None
+            raise ConfigurationError(_describe(error, origins)) from None
 
     def of_consumer(self, name: str) -> ConsumerSettings:
-        """What is changed of one consumer."""
+        """The settings of one consumer."""
         return _of(self.settings.consumers, name) or ConsumerSettings()
 
     def of_producer(self, name: str) -> ProducerSettings:
-        """What is changed of one producer."""
+        """The settings of one producer."""
         return _of(self.settings.producers, name) or ProducerSettings()
 
     def origin_of(self, consumer: str) -> str:
-        """Where the policy of a consumer is changed; nothing if nowhere."""
+        """Where settings change the policy of a consumer; empty if nowhere."""
         tables = {f"consumers.{name}.policy" for name in (consumer, in_variables(consumer))}
         found = [
             origin
@@ -126,7 +123,7 @@ class Resolved:
         return ", ".join(dict.fromkeys(found))
 
     def check_names(self, table: Literal["consumers", "producers"], names: Iterable[str]) -> None:
-        """Refuse settings of those that there are not: a mistyped name would change nothing, and tell nobody."""
+        """Raise ConfigurationError for settings of unknown names: a mistyped one would silently change nothing."""
         names = list(names)
         known = {*names, *map(in_variables, names)}
         for path, origin in self.origins.items():
@@ -135,21 +132,21 @@ class Resolved:
             if first == table and name not in known:
                 kind = table.removesuffix("s")
                 raise ConfigurationError(
-                    f"{origin}: there is no {kind} {name!r}; there is {', '.join(names) or 'none'}"
+                    f"{origin}: no {kind} is named {name!r}; known: {', '.join(names) or 'none'}"
                 )
 
     def rows(self) -> list[tuple[str, Any, str]]:
-        """Name, value and origin of everything, in the order of the fields."""
+        """Name, value and origin of every setting, in field order."""
         return list(_rows(self.settings.model_dump(), self.origins))
 
 
 def in_variables(name: str) -> str:
-    """A function's name as it is in the name of a variable, in lower case."""
+    """A function's name as it appears in a variable's name, in lower case."""
     return name.lower().replace("-", "_")
 
 
 def _of(table: Mapping[str, T], name: str) -> T | None:
-    """Variables know neither capital letters nor hyphens."""
+    """Look up a name, also as variables spell it: without capitals and hyphens."""
     return table.get(name) or table.get(in_variables(name))
 
 
@@ -158,7 +155,7 @@ def resolve(
     environ: Mapping[str, str] | None = None,
     directory: Path | None = None,
 ) -> Resolved:
-    """`keywords` that are None count as not given."""
+    """Read the settings of all origins. `keywords` that are None count as not given."""
     directory = directory or Path.cwd()
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -167,7 +164,7 @@ def resolve(
     try:
         return Resolved(AppSettings.model_validate(tree), origins)
     except ValidationError as error:
-        raise ConfigurationError(_told(error, origins)) from None
+        raise ConfigurationError(_describe(error, origins)) from None
 
 
 def _layers(
@@ -187,7 +184,7 @@ def _files(directory: Path) -> list[tuple[str, dict[str, Any]]]:
     tools = project.get("tool", {})
     section = tools.get("onceward", {}) if isinstance(tools, dict) else {}
     if not isinstance(section, dict):
-        raise ConfigurationError("pyproject.toml: tool.onceward is no table; write [tool.onceward]")
+        raise ConfigurationError("pyproject.toml: tool.onceward is not a table; write [tool.onceward]")
     return [("pyproject.toml", section), ("onceward.toml", own)]
 
 
@@ -217,7 +214,7 @@ def _merge(
         is_table = isinstance(value, Mapping)
         if name in tree and isinstance(tree[name], dict) is not is_table:
             raise ConfigurationError(
-                f"{origin}: {path} is {'a table' if is_table else 'a value'} here, and not elsewhere"
+                f"{origin}: {path} is {'a table' if is_table else 'a value'} here but not elsewhere; use one form"
             )
         if is_table:
             _merge(tree.setdefault(name, {}), value, origin, origins, f"{path}.")
@@ -226,8 +223,8 @@ def _merge(
             origins[path] = origin
 
 
-def _told(error: ValidationError, origins: Mapping[str, str]) -> str:
-    """Without the values: they may be URLs with passwords."""
+def _describe(error: ValidationError, origins: Mapping[str, str]) -> str:
+    """The problems without the values, which may be URLs with passwords."""
     problems = []
     for problem in error.errors(include_url=False, include_context=False, include_input=False):
         path = ".".join(str(part) for part in problem["loc"])
@@ -235,7 +232,7 @@ def _told(error: ValidationError, origins: Mapping[str, str]) -> str:
         known = TABLES.get(str(problem["loc"][0]), AppSettings)
         what = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
-            what = f"there is no such setting; there is {', '.join(known.model_fields)}"
+            what = f"no such setting; the settings are {', '.join(known.model_fields)}"
         problems.append(f"{origin}: {path}: {what}")
     return "; ".join(problems)
 

@@ -1,4 +1,4 @@
-"""What a function asks for, by its parameters, and how a transaction is put into them."""
+"""Which arguments a function takes, and how a transaction fills them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.transaction import Transaction
 
 ANYTHING = (Any, object, dict, inspect.Parameter.empty)
-"""Annotations that ask for the payload as it came."""
+"""Annotations that leave the payload as it is."""
 
 
 class Signature:
-    """`def charge(order: Order, session, transaction: Transaction)`: the payload, and what else it takes.
+    """The parameters of a consumer: `def charge(order: Order, session, transaction: Transaction)`.
 
     A parameter annotated `Transaction` gets the transaction, one named `session` the database session of the contract,
-    and the one that is left the payload, in the type that it is annotated with.
+    and the remaining one the payload, converted to its annotated type.
     """
 
     def __init__(self, function: Callable[..., Any], *, session: bool) -> None:
@@ -39,13 +39,15 @@ class Signature:
         self._fit = None if self.model is None else Fit(self.model, self.name)
 
     def _takes(self, parameter: inspect.Parameter, hints: dict[str, Any]) -> bool:
-        """Whether it is the transaction or the session."""
+        """Whether the parameter is the transaction or the session."""
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
-            raise ConfigurationError(f"{self.name} takes {stars}{parameter.name}; name what it takes")
+            raise ConfigurationError(
+                f"{self.name} takes {stars}{parameter.name}; name its parameters instead"
+            )
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise ConfigurationError(
-                f"{self.name} takes {parameter.name} by position only; parameters are given by name: remove the `/`"
+                f"{self.name} takes {parameter.name} by position only, but arguments are passed by name; remove the `/`"
             )
         if hints.get(parameter.name) is Transaction:
             self._transaction = parameter.name
@@ -56,29 +58,29 @@ class Signature:
         return True
 
     def _payload_among(self, rest: list[inspect.Parameter]) -> str | None:
-        """The one without a default; parameters that have one may be there for those who call it otherwise."""
+        """The parameter without a default; those with one may serve other callers of the function."""
         needed = [each.name for each in rest if each.default is each.empty]
         if len(needed) > 1:
             raise ConfigurationError(
                 f"{self.name} has {len(needed)} parameters for a payload: {', '.join(needed)}; a consumer takes one, "
-                "and `session` and a `Transaction` if it wants"
+                "and optionally `session` and a `Transaction`"
             )
         return next(iter(needed or [each.name for each in rest]), None)
 
     def _check(self, session: bool) -> None:
         if session and self._session is None:
             raise ConfigurationError(
-                f"{self.name} has a contract, so that it needs a parameter `session`: what it writes through it is "
-                "committed together with the record that the event is done"
+                f"{self.name} has a contract, so it needs a parameter `session`: what it writes through the session is "
+                "committed together with the record that the event is processed"
             )
         if self._session is not None and not session:
             raise ConfigurationError(
-                f"{self.name} has a parameter `session`, but no contract; give it contract=Contract(…), and the app a "
+                f"{self.name} has a parameter `session` but no contract; pass contract=Contract(…), and give the app a "
                 "database"
             )
 
     def arguments(self, transaction: Transaction, session: Any = None) -> dict[str, Any]:
-        """By name. A payload that does not fit is refused for good."""
+        """The arguments by name. Raises TransactionException (business) if the payload does not fit."""
         given: dict[str, Any] = {}
         if self._payload is not None:
             payload = transaction.payload
@@ -91,7 +93,7 @@ class Signature:
 
 
 class Fit:
-    """Puts payloads into the type that a function's parameter is annotated with."""
+    """Converts payloads to the annotated type of a function's parameter."""
 
     def __init__(self, model: Any, function: str) -> None:
         self._model = model
@@ -103,13 +105,13 @@ class Fit:
             self._validate = _validator(model)
         except Exception as error:
             raise ConfigurationError(
-                f"{function} takes {self._name}, which no payload can be made into; annotate it with a pydantic "
+                f"{function} takes {self._name}, which a payload cannot be converted to; annotate it with a pydantic "
                 "model, a msgspec Struct, a dataclass, a TypedDict, or a plain type such as dict or list[str]"
             ) from error
 
     def __call__(self, payload: Any) -> Any:
         if self._class is not None and type(payload) is self._class:
-            return payload  # it is one; or an inbox has made it already
+            return payload  # converted already, by an inbox or the sender
         value, problem, cause = convert_payload(self._model, payload, self._validate)
         if problem is not None:
             raise TransactionException(
@@ -120,9 +122,9 @@ class Fit:
 
 
 def _validator(model: Any) -> Callable[[Any], Any]:
-    """A type that cannot be made is found out when the function is decorated, not when the first message comes."""
+    """Fail for an impossible type when the function is decorated, not when the first message arrives."""
     if not contains_pydantic(model):
-        msgspec.json.schema(model)  # which knows exactly the types that msgspec makes
+        msgspec.json.schema(model)  # raises for exactly the types that msgspec cannot make
     return validator(model)
 
 
@@ -131,6 +133,6 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         return get_type_hints(function, include_extras=True)
     except Exception as error:
         raise ConfigurationError(
-            f"the annotations of {function.__name__} cannot be read: {error}; what a consumer is annotated with must "
-            "be importable where it is defined, and not only for type checkers"
+            f"the annotations of {function.__name__} cannot be read: {error}; import the annotated types at "
+            "runtime where the consumer is defined, not only for type checkers"
         ) from error

@@ -1,1 +1,1 @@
-"""The `onceward` command. `main` puts the command groups together; each has a file or folder of its own."""
+"""The `onceward` command. `main` assembles the command groups; each has its own file or folder."""

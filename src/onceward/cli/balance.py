@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 BALANCE_EXAMPLES = """
 Examples:
 
-- `onceward balance shop:app` for all consumers of an app
+- `onceward balance shop:app` to check all consumers of an app
 
-- `onceward balance shop:app --consumer charge` for one of them
+- `onceward balance shop:app --consumer charge` to check one of them
 
 - `onceward balance --source sqlite:///orders.db --consumer charge --database sqlite:///shop.db` without the app's code
 
-- `onceward balance shop:app --json | jq '.[].problems'` for machines
+- `onceward balance shop:app --json | jq '.[].problems'` in scripts
 """
 
 
@@ -35,28 +35,26 @@ def balance(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="One consumer; with --source, the name that inbox and dead letters know it by.",
+            help="One consumer; with --source, its name in inbox and dead letters.",
         ),
     ] = None,
     source: Annotated[
-        str | None, typer.Option(metavar="URL", help="Instead of an app: the source of one consumer.")
+        str | None, typer.Option(metavar="URL", help="Source of one consumer, instead of an app.")
     ] = None,
     database: Annotated[
         str | None,
-        database_option(
-            "Where its inbox and dead letters are.", f"that of the app; with --source, {ELSEWHERE}"
-        ),
+        database_option("Database of its inbox and dead letters.", f"the app's; with --source, {ELSEWHERE}"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check that every message is accounted for: applied, waiting, dead or dropped.
 
-    appended = applied + duplicate + pending + dead + dropped. What a source, an inbox or a purge does not let anybody
-    know is said, and what remains is checked. It looks and changes nothing, also while the app runs, or before it has
-    run; a Redis stream is read as a whole.
+    appended = applied + duplicate + pending + dead + dropped. Numbers that cannot be determined are reported as
+    unknown; the rest is checked. It only reads, and works before, during and after a run; a Redis stream is read as a
+    whole.
 
-    Exit code: 0 if it holds; 1 if messages are missing, or are there that nobody appended; 2 for wrong arguments, for
-    something that cannot be reached, or for a --source or --database that is not there.
+    Exit code: 0 if it holds; 1 if messages are missing, or exist that were never appended; 2 for wrong arguments, for
+    something that cannot be reached, or for a --source or --database that does not exist.
     """
     from onceward.connectors.reports import ServerUnreachable
     from onceward.errors import ConfigurationError
@@ -78,22 +76,22 @@ def balance(
 def _accounts(
     app: str | None, source: str | None, consumer: str | None, database: str | None
 ) -> dict[str, Account]:
-    """By the name of the consumer."""
+    """The accounts by the name of the consumer."""
     from onceward.errors import ConfigurationError
 
     if (app is None) is (source is None):
-        raise ConfigurationError("name an app, as in `onceward balance shop:app`, or a --source; not both")
-    return _named(str(source), consumer, database) if app is None else _of_app(app, consumer, database)
+        raise ConfigurationError("name an app, as in `onceward balance shop:app`, or a --source, not both")
+    return _of_source(str(source), consumer, database) if app is None else _of_app(app, consumer, database)
 
 
-def _named(source: str, consumer: str | None, database: str | None) -> dict[str, Account]:
+def _of_source(source: str, consumer: str | None, database: str | None) -> dict[str, Account]:
     from onceward.connectors.urls import Address
     from onceward.errors import ConfigurationError
     from onceward.inspection.counts import Account
 
     if consumer is None:
         if database is not None:
-            raise ConfigurationError("--database has many consumers; say which with --consumer NAME")
+            raise ConfigurationError("--database has many consumers; choose one with --consumer NAME")
         return {"": Account(Address(source), "", None)}
     return {consumer: Account(Address(source), consumer, database or default_database())}
 
@@ -112,7 +110,7 @@ def _of_app(app: str, consumer: str | None, database: str | None) -> dict[str, A
             f"{app} has no consumer {unknown[0]!r}; it has {', '.join(loaded.consumers) or 'none'}"
         )
     if not names:
-        raise ConfigurationError(f"{app} has no consumers, so that there is nothing to balance")
+        raise ConfigurationError(f"{app} has no consumers, so there is nothing to balance")
     return {
         name: Account(
             each.source,

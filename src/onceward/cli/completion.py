@@ -1,4 +1,4 @@
-"""`onceward completion`: the script that teaches a shell the commands and options."""
+"""`onceward completion`: the script with which a shell completes commands and options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 VARIABLE = "_ONCEWARD_COMPLETE"
-"""Set by the script when it asks what may follow."""
+"""The script sets it to ask for completions."""
 
 COMPLETION_EXAMPLES = """
 Examples:
@@ -30,11 +30,11 @@ class Shell(StrEnum):
 
 
 def completion(
-    shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", help="The shell that you use.")],
+    shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", help="Your shell.")],
 ) -> None:
     """Print the script that makes the tab key complete commands and options.
 
-    It takes effect in shells that are started afterwards.
+    It takes effect in shells started afterwards.
     """
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
@@ -42,12 +42,12 @@ def completion(
 
 
 def is_completing() -> bool:
-    """Whether a shell asks what may follow, and no command will run."""
+    """Whether a shell asks for completions; then no command will run."""
     return VARIABLE in os.environ
 
 
 def one_of(*values: str) -> dict[str, Any]:
-    """For an option that takes one of a few words: they are its help, and what the tab key offers."""
+    """Help and completion for an option that takes one of a few words."""
     return {"help": f"{', '.join(values[:-1])} or {values[-1]}.", "autocompletion": lambda: list(values)}
 
 
@@ -59,7 +59,7 @@ def envs() -> list[str]:
 
 
 def prepare() -> None:
-    """If a shell asks, make Typer able to answer: by itself it does so only with options that install scripts."""
+    """Enable Typer's answers to a shell, which it otherwise gives only if it may install scripts itself."""
     if is_completing():
         from typer.completion import completion_init  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""`onceward config`: every setting, and where its value came from."""
+"""`onceward config`: every setting and where its value came from."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 CONFIG_EXAMPLES = """
 Examples:
 
-- `onceward config` what the environment and the files here say
+- `onceward config` to show the environment and the files here
 
-- `onceward config shop:app` with what the app's code says, and its consumers
+- `onceward config shop:app` to include the app's code and its consumers
 
-- `onceward config shop:app --json | jq '.[] | select(.origin != "default")'` what was set
+- `onceward config shop:app --json | jq '.[] | select(.origin != "default")'` to list what was set
 """
 
 OF_FUNCTIONS = ("consumers", "producers")
 CODE = "code"
-"""The origin of what neither a variable nor a file says."""
+"""The origin of values that neither a variable nor a file sets."""
 CONCURRENCY = "policy.loop.concurrency.value"
-"""What the setting `concurrency` of an app sets for every consumer."""
+"""The field that an app's setting `concurrency` sets for every consumer."""
 
 
 def config(
@@ -41,11 +41,11 @@ def config(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show every setting, and where its value came from.
+    """Show every setting and where its value came from.
 
     A keyword of Onceward(…) wins over an ONCEWARD_… variable, that over onceward.toml, that over [tool.onceward] in
-    pyproject.toml. What is said of a consumer or producer in its decorator is from `code`, and gives way to variables
-    and files; of policies there is what was said. Passwords are not shown.
+    pyproject.toml. Arguments of a decorator have the origin `code`; variables and files win over them. Of policies only
+    the fields that were set are shown. Passwords are hidden.
 
     Exit code: 0; 2 if a setting is wrong.
     """
@@ -58,20 +58,20 @@ def config(
     if as_json:
         print_json(rows)
     else:
-        shown = [{**row, "value": _text(row["value"])} for row in rows]
-        print_table(shown, {"name": "setting", "value": "value", "origin": "from"}, "")
+        texts = [{**row, "value": _text(row["value"])} for row in rows]
+        print_table(texts, {"name": "setting", "value": "value", "origin": "from"}, "")
 
 
 def _rows(app: str | None) -> list[dict[str, Any]]:
     from onceward.app.settings import resolve
 
     if app is None:
-        return [_row(*each) for each in resolve({}).rows() if _is_of_all(each[0]) or each[2] != "default"]
+        return [_row(*each) for each in resolve({}).rows() if _is_general(each[0]) or each[2] != "default"]
     from onceward.app.lookup import load_app
 
     loaded = load_app(app)
     loaded.check()
-    rows = [_row(*each) for each in loaded.resolved.rows() if _is_of_all(each[0])]
+    rows = [_row(*each) for each in loaded.resolved.rows() if _is_general(each[0])]
     for consumer in loaded.consumers.values():
         place = f"consumers.{consumer.name}"
         rows.append(_row(f"{place}.source", str(consumer.source), _origin(loaded, f"{place}.source")))
@@ -83,15 +83,15 @@ def _rows(app: str | None) -> list[dict[str, Any]]:
     return rows
 
 
-def _is_of_all(name: str) -> bool:
-    """Not of one function: what no setting says of that, its code does."""
+def _is_general(name: str) -> bool:
+    """Whether it concerns the whole app. Settings of one function are listed with its code."""
     return name.partition(".")[0] not in OF_FUNCTIONS
 
 
 def _policy_rows(app: Onceward, place: str, policy: Policy) -> list[dict[str, Any]]:
-    """Of what somebody has said. The rest is as everywhere."""
-    said = _leaves(policy.model_dump(exclude_unset=True), f"{place}.policy")
-    return [_row(path, value, _origin(app, path)) for path, value in said]
+    """Only fields that were set; the others have their defaults."""
+    fields = _leaves(policy.model_dump(exclude_unset=True), f"{place}.policy")
+    return [_row(path, value, _origin(app, path)) for path, value in fields]
 
 
 def _leaves(tree: dict[str, Any], at: str) -> Iterator[tuple[str, Any]]:
@@ -103,7 +103,7 @@ def _leaves(tree: dict[str, Any], at: str) -> Iterator[tuple[str, Any]]:
 
 
 def _origin(app: Onceward, path: str) -> str:
-    """Where a value of a function came from: it may be part of one that was given as a whole."""
+    """Where a value of a function came from. It may be part of a table that was set as a whole."""
     from onceward.app.settings import in_variables
 
     origins = app.resolved.origins

@@ -1,4 +1,4 @@
-"""`onceward consumers`: who consumes, and under which contract."""
+"""`onceward consumers`: registered consumers and their contracts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from onceward.cli.database import Database, opened
+from onceward.cli.database import Database, open_inbox
 from onceward.cli.exit import MISUSED, AsJson, fail
 from onceward.cli.output import for_people, iso_time, print_json, print_table
 
-consumers = typer.Typer(no_args_is_help=True, help="Who consumes, and under which contract.")
+consumers = typer.Typer(no_args_is_help=True, help="Registered consumers and their contracts.")
 
 COLUMNS = {
     "consumer_id": "consumer",
@@ -27,12 +27,12 @@ USUAL = {"retention": "standard", "sequencing": "none"}
 
 @consumers.command("list")
 def list_(database: Database, as_json: AsJson = False) -> None:
-    """List the consumers that are registered, with who is asked about each and how long its records are kept.
+    """List the registered consumers, with their teams and how long their records are kept.
 
-    Exit code: 0, also if there are none; 1 if the database fails; 2 for wrong arguments or missing tables.
+    Exit code: 0, even if there are none; 1 if the database fails; 2 for wrong arguments or missing tables.
     """
-    with opened(database, as_json) as inbox:
-        found = [_described(row) for row in inbox.consumers()]
+    with open_inbox(database, as_json) as inbox:
+        found = [_describe(row) for row in inbox.consumers()]
     if as_json:
         print_json(found)
         return
@@ -40,7 +40,7 @@ def list_(database: Database, as_json: AsJson = False) -> None:
         {
             **each["contract"],
             **each,
-            "kept": _kept(each["kept_days"]),
+            "kept": _format_days(each["kept_days"]),
             "updated_at": for_people(each["updated_at"]),
         }
         for each in found
@@ -50,37 +50,37 @@ def list_(database: Database, as_json: AsJson = False) -> None:
 
 @consumers.command()
 def show(
-    consumer_id: Annotated[str, typer.Argument(metavar="CONSUMER", help="Its id in the registry.")],
+    consumer_id: Annotated[str, typer.Argument(metavar="CONSUMER", help="Consumer id in the registry.")],
     database: Database,
     as_json: AsJson = False,
 ) -> None:
-    """Show the whole contract of one consumer, as it is registered.
+    """Show the registered contract of one consumer.
 
     Exit code: 0; 1 if the database fails; 2 for a consumer that is not registered, wrong arguments or missing tables.
     """
-    with opened(database, as_json) as inbox:
+    with open_inbox(database, as_json) as inbox:
         found = {row["consumer_id"]: row for row in inbox.consumers()}
     if consumer_id not in found:
-        fail(unknown(consumer_id, list(found)), as_json, MISUSED)
-    described = _described(found[consumer_id])
+        fail(unknown_consumer(consumer_id, list(found)), as_json, MISUSED)
+    consumer = _describe(found[consumer_id])
     if as_json:
-        print_json(described)
+        print_json(consumer)
         return
     fields = {
-        **described["contract"],
-        "kept": _kept(described["kept_days"]),
-        "registered_at": described["registered_at"],
-        "updated_at": described["updated_at"],
+        **consumer["contract"],
+        "kept": _format_days(consumer["kept_days"]),
+        "registered_at": consumer["registered_at"],
+        "updated_at": consumer["updated_at"],
     }
     rows = [{"field": name, "value": value} for name, value in fields.items()]
     print_table(rows, {"field": "field", "value": "value"}, "")
 
 
-def unknown(consumer_id: str, registered: list[str]) -> str:
+def unknown_consumer(consumer_id: str, registered: list[str]) -> str:
     return f"consumer {consumer_id!r} is not registered; registered: {', '.join(registered) or 'none'}"
 
 
-def _described(row: dict[str, Any]) -> dict[str, Any]:
+def _describe(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "consumer_id": row["consumer_id"],
         "contract": row["contract"],
@@ -91,7 +91,7 @@ def _described(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _days(contract: dict[str, Any]) -> float | str | None:
-    """How long its records are kept; None: until released."""
+    """Days that its records are kept; None until released."""
     from onceward.errors import ConfigurationError
     from onceward.inbox.purge.purge import registered_contract
     from onceward.inbox.purge.retention import effective_days
@@ -102,7 +102,7 @@ def _days(contract: dict[str, Any]) -> float | str | None:
         return "invalid"
 
 
-def _kept(days: float | str | None) -> str:
+def _format_days(days: float | str | None) -> str:
     if days is None:
         return "until released"
     return days if isinstance(days, str) else f"{days:g} day{'' if days == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""How a command gets at an inbox: its options, what it opens, and what it says when that fails."""
+"""How a command opens an inbox's database: its options, and the message if that fails."""
 
 from __future__ import annotations
 
@@ -22,25 +22,30 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10
 LOCK_SECONDS = 5.0
-"""How long an SQLite file may be locked by somebody else."""
+"""How long to wait for an SQLite file that another process has locked."""
 
 VARIABLE = "ONCEWARD_DATABASE"
 ELSEWHERE = f"{VARIABLE}, or database in onceward.toml or pyproject.toml"
-"""Where a database is named that no option names, for the help."""
+"""Where a database is named if no option names it, for the help."""
+NO_DATABASE = (
+    "no database is named; pass --database sqlite:///shop.db, or set ONCEWARD_DATABASE, or write "
+    'database = "sqlite:///shop.db" into onceward.toml here, or under [tool.onceward] of pyproject.toml (a database '
+    "that only the code of an app names is not known here)"
+)
 
 
 def default_database() -> str | None:
-    """What the environment names, or a file of the working directory: as an app has it that names none itself."""
+    """The database that the environment or a file in the working directory names, as for an app without its own."""
     from onceward.app.settings import resolve
 
     environ = {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
     return resolve({}, environ).settings.database
 
 
-def _needed_database() -> str:
+def _require_database() -> str:
     from onceward.errors import ConfigurationError
 
-    if is_completing():  # nothing will be opened, and nobody wants to be told anything
+    if is_completing():  # nothing will be opened, so nothing is missing
         return ""
     try:
         found = default_database()
@@ -51,47 +56,47 @@ def _needed_database() -> str:
     return found
 
 
-NO_DATABASE = (
-    "no database is named; give --database sqlite:///shop.db, or set ONCEWARD_DATABASE, or write "
-    'database = "sqlite:///shop.db" into onceward.toml here, or under [tool.onceward] of pyproject.toml (what only the '
-    "code of an app names is not known here)"
-)
-
-
 def database_option(help: str, default: str, **more: Any) -> Any:
-    """`--database`, for a command that needs one or may do without."""
+    """The option `--database`, required or optional."""
     return typer.Option("--database", metavar="URL", show_default=default, help=help, **more)
 
 
 Database = Annotated[
     str,
     database_option(
-        "The database of the inbox: sqlite:///inbox.db, or postgresql://user@host/name.",
+        "Database of the inbox: sqlite:///inbox.db or postgresql://user@host/name.",
         ELSEWHERE,
-        default_factory=_needed_database,
+        default_factory=_require_database,
     ),
 ]
 
 
 @contextmanager
-def opened(url: str, as_json: bool, *, is_new: bool = False) -> Iterator[Inbox]:
-    """The inbox in a database. Whatever is wrong with it ends the command with one line that says what to do.
+def open_inbox(url: str, as_json: bool, *, is_new: bool = False) -> Iterator[Inbox]:
+    """Open the inbox in a database, as `open_engine` does."""
+    from onceward.inbox import Inbox
 
-    `is_new`: it may be empty, or not be there yet.
+    with open_engine(url, as_json, is_new=is_new) as engine:
+        yield Inbox(engine)
+
+
+@contextmanager
+def open_engine(url: str, as_json: bool, *, is_new: bool = False) -> Iterator[Engine]:
+    """Open a database and check its tables. Any problem ends the command with one line that says what to do.
+
+    `is_new`: the database may be empty or not exist yet.
     """
     from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
     from onceward._text import driver_message
     from onceward.errors import ConfigurationError, OncewardError
-    from onceward.inbox import Inbox
 
     try:
-        engine = _engine(_parsed(url), is_new)
+        engine = _engine(_parse(url), is_new)
         try:
-            inbox = Inbox(engine)
             if not is_new:
-                inbox.check_tables()
-            yield inbox
+                Inbox(engine).check_tables()
+            yield engine
         finally:
             engine.dispose()
     except ConfigurationError as error:
@@ -101,24 +106,24 @@ def opened(url: str, as_json: bool, *, is_new: bool = False) -> Iterator[Inbox]:
     except DBAPIError as error:
         reason = driver_message(error)
         if _is_unreachable(error):
-            fail(f"the database {shown(url)} cannot be reached: {reason}; see that it runs", as_json)
-        fail(f"the database {shown(url)} refused: {reason}", as_json)
+            fail(f"cannot reach the database {format_url(url)}: {reason}; check that it is running", as_json)
+        fail(f"the database {format_url(url)} refused: {reason}", as_json)
     except (SQLAlchemyError, sqlite3.Error) as error:
-        fail(f"the database {shown(url)} cannot be used: {error}", as_json)
+        fail(f"cannot use the database {format_url(url)}: {error}", as_json)
 
 
-def shown(url: str) -> str:
-    """Without its password, and without the driver that we have chosen."""
-    parsed = _parsed(url)
+def format_url(url: str) -> str:
+    """The URL without its password and without the driver that was added."""
+    parsed = _parse(url)
     return parsed.set(drivername=parsed.get_backend_name()).render_as_string(hide_password=True)
 
 
 def dialect_of(url: str) -> str:
-    return _parsed(url).get_backend_name()
+    return _parse(url).get_backend_name()
 
 
-def _parsed(url: str) -> URL:
-    """With a driver that we have, whichever the program uses that the URL was written for."""
+def _parse(url: str) -> URL:
+    """Parse a URL, with a driver that onceward installs, whichever driver the URL names."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -128,14 +133,12 @@ def _parsed(url: str) -> URL:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         raise ConfigurationError(
-            "the database is no URL; write sqlite:///path/to/inbox.db or postgresql://user@host/name"
+            "the database is not a valid URL; write sqlite:///path/to/inbox.db or postgresql://user@host/name"
         ) from None
     drivers = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
     name = parsed.drivername.partition("+")[0]
     if name not in drivers:
-        raise ConfigurationError(
-            f"an inbox is in sqlite or postgresql, not in {name!r}; mend the database's URL"
-        )
+        raise ConfigurationError(f"an inbox needs sqlite or postgresql, not {name!r}; check the database URL")
     return parsed.set(drivername=drivers[name])
 
 
@@ -156,19 +159,19 @@ def _engine(url: URL, is_new: bool) -> Engine:
 
 
 def _check_file(url: URL, is_new: bool) -> None:
-    """SQLite would make an empty file of a mistyped name."""
+    """Refuse a missing file: SQLite would create an empty one for a mistyped name."""
     from onceward.errors import ConfigurationError
 
     if not url.database or url.database == ":memory:":
         raise ConfigurationError(
-            "a database in memory ends with the command; name a file, as in sqlite:///inbox.db"
+            "an in-memory database ends with the command; name a file, as in sqlite:///inbox.db"
         )
     if url.database.startswith("file:"):
         return
     path = Path(url.database).absolute()
     if not path.parent.is_dir():
         raise ConfigurationError(
-            f"there is no directory {path.parent}; make it, or mend the database's URL (an absolute path has four "
+            f"directory {path.parent} does not exist; create it, or check the database URL (an absolute path has four "
             "slashes, as in sqlite:////var/lib/shop.db)"
         )
     if path.is_dir():
@@ -177,7 +180,7 @@ def _check_file(url: URL, is_new: bool) -> None:
         )
     if not is_new and not path.is_file():
         raise ConfigurationError(
-            f"there is no file {path}; mend the database's URL, or have it made with "
+            f"database {path} does not exist; check the URL, or create it with "
             f"`onceward inbox migrate --database {url.render_as_string()}`"
         )
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 EXPLAIN_EXAMPLES = """
 Examples:
 
-- `onceward explain shop:app` for all consumers of an app
+- `onceward explain shop:app` to explain all consumers of an app
 
-- `onceward explain shop:app --verbose` with the middleware of each
+- `onceward explain shop:app --verbose` to include the middleware of each
 
-- `onceward explain shop:app --json | jq '.[] | {consumer, guarantee}'` for machines
+- `onceward explain shop:app --json | jq '.[] | {consumer, guarantee}'` in scripts
 """
 
 STYLES = {"may lose": "bold red", "at least once": "yellow", "effects once": "green", "holds": "dim"}
@@ -56,7 +56,7 @@ def explain(
         print_json([_plain(loaded, name, verdict, verbose) for name, verdict in verdicts.items()])
         return
     if not verdicts:
-        typer.echo(f"{app} has no consumers: nothing is consumed, and nothing guaranteed.")
+        typer.echo(f"{app} has no consumers, so there is nothing to explain.")
     for name, verdict in verdicts.items():
         _show(loaded, name, verdict, verbose)
 
@@ -86,9 +86,9 @@ def _show(app: Onceward, name: str, verdict: GuaranteeVerdict, verbose: bool) ->
     if not console.is_terminal:
         console.width = max(console.width, WIDE)
     guarantee = str(verdict.guarantee)
-    told = f"{guarantee}, as far as it could be checked" if verdict.not_checked else guarantee
+    text = f"{guarantee}, as far as it could be checked" if verdict.not_checked else guarantee
     console.print(
-        Text.assemble((name, "bold"), f"  {app.consumers[name].source}  ", (told, STYLES[guarantee]))
+        Text.assemble((name, "bold"), f"  {app.consumers[name].source}  ", (text, STYLES[guarantee]))
     )
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))
     for link in verdict.links:
@@ -109,7 +109,7 @@ def _show(app: Onceward, name: str, verdict: GuaranteeVerdict, verbose: bool) ->
 
 
 def _chain(app: Onceward, name: str) -> list[Middleware | type[Middleware]]:
-    """What `onceward run` puts around a consumer, outermost first."""
+    """The middleware that `onceward run` puts around a consumer, outermost first."""
     from onceward.app.build import middleware_of
     from onceward.run.progress import Progress
     from onceward.task.io_guard import IoGuard
@@ -120,7 +120,7 @@ def _chain(app: Onceward, name: str) -> list[Middleware | type[Middleware]]:
 
 
 def _about(middleware: Middleware | type[Middleware]) -> str:
-    """The first line of its docstring, without one where it is from."""
+    """The first line of its docstring, or its import path if it has none."""
     kind = middleware if isinstance(middleware, type) else type(middleware)
     about = (kind.__doc__ or "").strip().partition("\n")[0]
     return about if kind.__doc__ else f"{kind.__module__}:{kind.__qualname__}"

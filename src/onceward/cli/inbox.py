@@ -1,4 +1,4 @@
-"""`onceward inbox`: the tables of an inbox, what is in them, and what must stay or may go."""
+"""`onceward inbox`: the tables of an inbox, what is in them, holds and purges."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onceward._text import quantity
-from onceward.cli.consumers import unknown
-from onceward.cli.database import Database, dialect_of, opened
+from onceward.cli.consumers import unknown_consumer
+from onceward.cli.database import Database, dialect_of, open_inbox
 from onceward.cli.exit import FAILED, MISUSED, AsJson, fail
 from onceward.cli.output import for_people, iso_day, iso_time, print_json, print_table
 
 if TYPE_CHECKING:
     from onceward.inbox import Inbox, PurgeReport
 
-inbox = typer.Typer(no_args_is_help=True, help="The inbox's tables: make them, look into them, purge them.")
+inbox = typer.Typer(no_args_is_help=True, help="Inbox tables: create, inspect and purge them.")
 
 INTERRUPTED = 130
 
-Consumer = Annotated[str, typer.Argument(metavar="CONSUMER", help="Its id in the registry.")]
+Consumer = Annotated[str, typer.Argument(metavar="CONSUMER", help="Consumer id in the registry.")]
 TrackingId = Annotated[
     str | None,
     typer.Argument(
-        metavar="[TRACKING_ID]", show_default="everything of the consumer", help="The event's tracking id."
+        metavar="[TRACKING_ID]", show_default="the whole consumer", help="Tracking id of an event."
     ),
 ]
 
@@ -33,26 +33,24 @@ TrackingId = Annotated[
 @inbox.command()
 def migrate(
     database: Database,
-    as_script: Annotated[
-        bool, typer.Option("--print", help="Print the SQL of all migrations instead, and change nothing.")
-    ] = False,
+    as_script: Annotated[bool, typer.Option("--print", help="Only print the SQL of all migrations.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the inbox's tables, or bring them up to date. Does nothing if they are.
+    """Create the inbox tables, or bring them up to date.
 
-    An SQLite file that is not there is made. With `--print` the database is not touched.
+    Creates a missing SQLite file. With `--print` the database is not touched.
 
     Exit code: 0; 1 if the database fails; 2 for wrong arguments.
     """
     if as_script:
         _print_script(database, as_json)
         return
-    with opened(database, as_json, is_new=True) as opened_inbox:
+    with open_inbox(database, as_json, is_new=True) as opened_inbox:
         applied = opened_inbox.migrate()
     if as_json:
         print_json({"applied": applied})
     else:
-        typer.echo("\n".join(f"applied {name}" for name in applied) or "Everything is up to date.")
+        typer.echo("\n".join(f"applied {name}" for name in applied) or "Already up to date.")
 
 
 def _print_script(database: str, as_json: bool) -> None:
@@ -71,15 +69,15 @@ def _print_script(database: str, as_json: bool) -> None:
 
 @inbox.command()
 def stats(database: Database, as_json: AsJson = False) -> None:
-    """Count what there is of each consumer.
+    """Show the counts of each consumer.
 
-    *unended*: events that were started and have not come to an end, now or in a crash. *in doubt*: effects of which
-    nobody knows whether they happened. *horizon*: events of an earlier day are refused. A consumer that is not
-    registered is listed if it has rows; no purge takes these.
+    *unended*: events that were started and have not finished, because they still run or crashed. *in doubt*: effects
+    whose outcome is unknown. *horizon*: events of an earlier day are refused. An unregistered consumer is listed if it
+    has rows; no purge deletes those.
 
     Exit code: 0; 1 if the database fails; 2 for wrong arguments or missing tables.
     """
-    with opened(database, as_json) as opened_inbox:
+    with open_inbox(database, as_json) as opened_inbox:
         rows = opened_inbox.stats()
     found = [
         {
@@ -117,25 +115,25 @@ def purge(
     database: Database,
     consumer: Annotated[
         str | None,
-        typer.Option(metavar="CONSUMER", show_default="every registered one", help="Purge this one only."),
+        typer.Option(metavar="CONSUMER", show_default="all registered", help="Purge only this one."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove the records of events that nothing can deliver any more, while consumers go on.
+    """Delete the records of events that can no longer be delivered, while consumers keep running.
 
-    First each consumer's horizon is raised: events of an earlier day are refused from then on. Then what is older than
-    its retention goes, in small steps; on PostgreSQL whole days at once where nobody needs them. What is on hold stays,
-    and so does every effect in doubt. It may be interrupted at any time, and the next purge goes on.
+    First it raises each consumer's horizon: events of an earlier day are refused from then on. Then it deletes what is
+    older than the retention, in small steps; on PostgreSQL whole days at once where possible. Records on hold and
+    effects in doubt stay. You may interrupt it at any time; the next purge continues.
 
-    Exit code: 0; 1 if the database fails, somebody else is purging, or something has to wait for the next purge;
-    2 for wrong arguments, an unknown consumer or missing tables; 130 after Ctrl-C.
+    Exit code: 0; 1 if the database fails, another purge is running, or something has to wait for the next purge; 2 for
+    wrong arguments, an unknown consumer or missing tables; 130 after Ctrl-C.
     """
-    with opened(database, as_json) as opened_inbox, _progress(as_json) as progress:
+    with open_inbox(database, as_json) as opened_inbox, _progress(as_json) as progress:
         try:
             report = opened_inbox.purge(consumer, progress=progress)
         except KeyboardInterrupt:
             fail(
-                "interrupted; what is gone is gone, the next purge goes on with the rest",
+                "interrupted; the next purge continues with the rest",
                 as_json,
                 INTERRUPTED,
             )
@@ -151,7 +149,7 @@ def purge(
 
 @contextmanager
 def _progress(as_json: bool) -> Iterator[Callable[[PurgeReport], None]]:
-    """A bar on a terminal, nothing anywhere else."""
+    """A progress bar on a terminal, nothing elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -180,74 +178,74 @@ def _show(report: PurgeReport) -> None:
     rows += [{"consumer": name, "kept": why} for name, why in skipped.items()]
     print_table(rows, {"consumer": "consumer", "kept": "kept"}, "No consumer is registered.")
     typer.echo(
-        f"Removed {quantity(report.rows, 'dedup row')}, {quantity(report.attempts, 'attempt')} and "
+        f"Deleted {quantity(report.rows, 'dedup row')}, {quantity(report.attempts, 'attempt')} and "
         f"{quantity(report.effects, 'effect')} in {quantity(report.steps, 'step')}, the longest of "
         f"{report.longest_step * 1000:.0f} ms."
     )
     if report.dropped:
-        typer.echo(f"{len(report.dropped)} of the days went as a whole: {', '.join(report.dropped)}")
+        typer.echo(f"{len(report.dropped)} of the days were dropped as a whole: {', '.join(report.dropped)}")
     for name in report.skipped.keys() & report.floors.keys():
         typer.echo(f"{name}: {report.skipped[name]}")
     for problem in report.unfinished:
-        typer.echo(f"Not finished: {problem}. The next purge goes on with it.", err=True)
+        typer.echo(f"Not finished: {problem}. The next purge continues with it.", err=True)
 
 
 @inbox.command()
 def hold(
     consumer: Consumer,
     database: Database,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why: a case, a ticket.")],
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, such as a ticket.")],
     tracking_id: TrackingId = None,
     operator: Annotated[
-        str | None, typer.Option(metavar="NAME", show_default="your user name", help="Who places it.")
+        str | None, typer.Option(metavar="NAME", show_default="your user name", help="Your name.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Keep the records of one event, or all of a consumer, from every purge until they are released.
+    """Protect the records of one event, or of a whole consumer, from every purge until they are released.
 
-    It counts at once, also for a purge that is running. Placing it twice is placing it once.
+    It takes effect at once, even in a running purge. Placing a hold twice is the same as once.
 
     Exit code: 0; 1 if the database fails; 2 for wrong arguments, an unknown consumer or missing tables.
     """
     import getpass
 
-    with opened(database, as_json) as opened_inbox:
+    with open_inbox(database, as_json) as opened_inbox:
         _check_known(opened_inbox, consumer, as_json)
         who = getpass.getuser() if operator is None else operator
         is_new = opened_inbox.hold(consumer, tracking_id, reason=reason, operator=who)
     if as_json:
         print_json({"consumer_id": consumer, "tracking_id": tracking_id, "placed": is_new})
     else:
-        typer.echo(f"{_named(consumer, tracking_id)} {'is on hold' if is_new else 'was on hold already'}.")
+        typer.echo(f"{_name(consumer, tracking_id)} {'is on hold' if is_new else 'was on hold already'}.")
 
 
 @inbox.command()
 def release(
     consumer: Consumer, database: Database, tracking_id: TrackingId = None, as_json: AsJson = False
 ) -> None:
-    """End a hold. The next purge takes what is past its retention by then.
+    """End a hold. The next purge deletes what is past its retention.
 
-    Without a tracking id it is the hold on the whole consumer that ends; holds on single events stay.
+    Without a tracking id it ends the hold on the whole consumer; holds on single events stay.
 
     Exit code: 0; 1 if there was no such hold or the database fails; 2 for wrong arguments or missing tables.
     """
-    with opened(database, as_json) as opened_inbox:
+    with open_inbox(database, as_json) as opened_inbox:
         was_held = opened_inbox.release(consumer, tracking_id)
     if not was_held:
-        fail(f"{_named(consumer, tracking_id)} was not on hold; see `onceward inbox holds`", as_json)
+        fail(f"{_name(consumer, tracking_id)} was not on hold; see `onceward inbox holds`", as_json)
     if as_json:
         print_json({"consumer_id": consumer, "tracking_id": tracking_id, "released": True})
     else:
-        typer.echo(f"{_named(consumer, tracking_id)} is not on hold any more.")
+        typer.echo(f"{_name(consumer, tracking_id)} is no longer on hold.")
 
 
 @inbox.command()
 def holds(database: Database, as_json: AsJson = False) -> None:
-    """List what is on hold, since when, why, and by whom.
+    """List what is on hold, since when, why and by whom.
 
-    Exit code: 0, also if there is none; 1 if the database fails; 2 for wrong arguments or missing tables.
+    Exit code: 0, even if there is none; 1 if the database fails; 2 for wrong arguments or missing tables.
     """
-    with opened(database, as_json) as opened_inbox:
+    with open_inbox(database, as_json) as opened_inbox:
         rows = opened_inbox.holds()
     found = [
         {**row, "tracking_id": row["tracking_id"] or None, "placed_at": iso_time(row["placed_at"])}
@@ -280,15 +278,15 @@ def holds(database: Database, as_json: AsJson = False) -> None:
 @inbox.command()
 def effects(
     database: Database,
-    every: Annotated[bool, typer.Option("--all", help="Also those whose outcome is known.")] = False,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many at most, the oldest first.")] = 100,
+    every: Annotated[bool, typer.Option("--all", help="Include those whose outcome is known.")] = False,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number, oldest first.")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List effects in doubt: begun, and nobody knows whether they happened. Ask the provider with the key.
+    """List effects in doubt: begun, with an unknown outcome. Ask the provider with the key.
 
-    Exit code: 0, also if there is none; 1 if the database fails; 2 for wrong arguments or missing tables.
+    Exit code: 0, even if there is none; 1 if the database fails; 2 for wrong arguments or missing tables.
     """
-    with opened(database, as_json) as opened_inbox:
+    with open_inbox(database, as_json) as opened_inbox:
         rows = opened_inbox.effects(in_doubt=not every, limit=limit)
     found = [
         {**row, "intended_at": iso_time(row["intended_at"]), "settled_at": iso_time(row["settled_at"])}
@@ -307,15 +305,15 @@ def effects(
         "error": "error",
     }
     rows = [{**row, "intended_at": for_people(row["intended_at"])} for row in found]
-    print_table(rows, columns, "There are none." if every else "No effect is in doubt.")
+    print_table(rows, columns, "No effects." if every else "No effect is in doubt.")
 
 
 def _check_known(opened_inbox: Inbox, consumer: str, as_json: bool) -> None:
-    """A hold on a mistyped name would hold nothing."""
+    """Refuse an unknown consumer: a hold on a mistyped name would protect nothing."""
     registered: list[Any] = [row["consumer_id"] for row in opened_inbox.consumers()]
     if consumer not in registered:
-        fail(unknown(consumer, registered), as_json, MISUSED)
+        fail(unknown_consumer(consumer, registered), as_json, MISUSED)
 
 
-def _named(consumer: str, tracking_id: str | None) -> str:
+def _name(consumer: str, tracking_id: str | None) -> str:
     return f"Everything of {consumer}" if tracking_id is None else f"Event {tracking_id} of {consumer}"

@@ -1,4 +1,7 @@
-"""The entry point of the `onceward` command."""
+"""The entry point of the `onceward` command.
+
+The module of a command is loaded when the command is called, so `onceward --help` waits for none of them.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +13,28 @@ from typer.core import TyperCommand, TyperGroup
 
 from onceward.cli.completion import prepare
 
-# Commands whose modules are loaded when they are called: `onceward --help` waits for none of them.
 
-
-class Named(NamedTuple):
+class LazyCommand(NamedTuple):
     """A command that is not loaded yet."""
 
     place: str
-    """`module:name` of a function, or of a `Typer` with commands of its own. Examples, if there are any, are in the
-    module as `<COMMAND>_EXAMPLES`."""
+    """`module:name` of a function, or of a `Typer` with its own commands. The module may have `<COMMAND>_EXAMPLES`."""
     help: str
     """The first sentence of its help."""
 
 
 class LazyGroup(TyperGroup):
-    """A group that knows the names of `named`, and what was registered as usual besides."""
+    """A group of the commands in `lazy`, plus those registered as usual."""
 
-    named: dict[str, Named] = {}  # noqa: RUF012  filled by a subclass
+    lazy: dict[str, LazyCommand] = {}  # noqa: RUF012  filled by a subclass
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        listed = {
+        stubs = {
             name: TyperCommand(name, help=each.help, rich_markup_mode=self.rich_markup_mode)
-            for name, each in self.named.items()
+            for name, each in self.lazy.items()
         }
-        self.commands = {**listed, **self.commands}
+        self.commands = {**stubs, **self.commands}
 
     def get_params(self, ctx: Any) -> Any:
         found = super().get_params(ctx)
@@ -43,8 +43,8 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        if name in self.named:
-            command = self.loaded(name)
+        if name in self.lazy:
+            command = self.load(name)
             _show_flags_plainly(command, ctx)
         return name, command, rest
 
@@ -55,13 +55,13 @@ class LazyGroup(TyperGroup):
             error.message = _with_value(error)
             raise
 
-    def loaded(self, name: str) -> Any:
-        """The command itself."""
-        module_name, _, attribute = self.named[name].place.partition(":")
+    def load(self, name: str) -> Any:
+        """Import the command itself."""
+        module_name, _, attribute = self.lazy[name].place.partition(":")
         module = import_module(module_name)
         found = getattr(module, attribute)
         holder = typer.Typer(rich_markup_mode=self.rich_markup_mode, pretty_exceptions_enable=False)
-        holder.callback()(lambda: None)  # with it, one command is a group of one
+        holder.callback()(lambda: None)  # makes a group even of one command
         if isinstance(found, typer.Typer):
             holder.add_typer(found, name=name)
         else:
@@ -72,7 +72,7 @@ class LazyGroup(TyperGroup):
 
 
 def _show_flags_plainly(command: Any, ctx: Any) -> None:
-    """`--json`, and not `--json <bool>`: of the command, and of those below it."""
+    """Show `--json`, not `--json <bool>`, in the help of the command and its subcommands."""
     _without_types(command.get_params(ctx))
     for below in getattr(command, "commands", {}).values():
         _show_flags_plainly(below, ctx)
@@ -85,59 +85,61 @@ def _without_types(parameters: list[Any]) -> None:
 
 
 def _with_value(error: typer.BadParameter) -> str:
-    """What is wrong with a value, and the value itself: pydantic, which Typer asks, says "Input" to it."""
+    """The problem with the value itself in place of the word "Input" that pydantic uses."""
     from pydantic import ValidationError
 
-    said = error.message
-    if not isinstance(error.__cause__, ValidationError) or not said.startswith("Input "):
-        return said
+    message = error.message
+    if not isinstance(error.__cause__, ValidationError) or not message.startswith("Input "):
+        return message
     (problem, *_) = error.__cause__.errors()
-    return f"{problem['input']!r} {said.removeprefix('Input ').partition(', unable to parse')[0]}"
+    return f"{problem['input']!r} {message.removeprefix('Input ').partition(', unable to parse')[0]}"
 
 
 COMMANDS = {
-    "demo": Named("onceward.demo.command:demo", "Produce, consume, crash and balance some thousand orders."),
-    "new": Named(
+    "demo": LazyCommand(
+        "onceward.demo.command:demo", "Produce, consume, crash and balance a few thousand orders."
+    ),
+    "new": LazyCommand(
         "onceward.cli.new:new",
-        "Write a small project: a producer, a consumer with a contract and its proof, settings, dashboards.",
+        "Create a small project: a producer, a consumer with a contract and its proof, settings, dashboards.",
     ),
-    "run": Named("onceward.cli.run:run", "Run the consumers of an app, until told to stop."),
-    "verify": Named("onceward.cli.verify:verify", "Prove that a consumer keeps its contract."),
-    "config": Named("onceward.cli.config:config", "Show every setting, and where its value came from."),
-    "explain": Named(
+    "run": LazyCommand("onceward.cli.run:run", "Run the consumers of an app until stopped."),
+    "verify": LazyCommand("onceward.cli.verify:verify", "Prove that a consumer keeps its contract."),
+    "config": LazyCommand("onceward.cli.config:config", "Show every setting and where its value came from."),
+    "explain": LazyCommand(
         "onceward.cli.explain:explain",
-        "Say what each consumer guarantees, its weakest link, and what would mend it.",
+        "Show what each consumer guarantees, its weakest link, and how to strengthen it.",
     ),
-    "balance": Named(
+    "balance": LazyCommand(
         "onceward.cli.balance:balance",
         "Check that every message is accounted for: applied, waiting, dead or dropped.",
     ),
-    "trace": Named(
+    "trace": LazyCommand(
         "onceward.cli.trace:trace",
-        "Print what happened to a transaction, in all its processes: spans, retries and waits.",
+        "Print what happened to a transaction in all its processes: spans, retries and waits.",
     ),
-    "inbox": Named("onceward.cli.inbox:inbox", "The inbox's tables: make them, look into them, purge them."),
-    "consumers": Named("onceward.cli.consumers:consumers", "Who consumes, and under which contract."),
-    "dlq": Named(
-        "onceward.cli.dlq:dlq", "Dead letters: what failed for good. See it, mend it, send it again."
+    "inbox": LazyCommand("onceward.cli.inbox:inbox", "Inbox tables: create, inspect and purge them."),
+    "consumers": LazyCommand("onceward.cli.consumers:consumers", "Registered consumers and their contracts."),
+    "dlq": LazyCommand(
+        "onceward.cli.dlq:dlq", "Dead letters: inspect, discard or redrive messages that failed permanently."
     ),
-    "audit": Named(
-        "onceward.cli.audit:audit", "What operators did: append-only, and each row sealed by the next."
+    "audit": LazyCommand(
+        "onceward.cli.audit:audit", "Log of what operators did: append-only, each row sealed by the next."
     ),
-    "boundary": Named(
+    "boundary": LazyCommand(
         "onceward.cli.boundary:boundary",
         "A durable log of facts with named cursors: serve it, append, fetch, confirm.",
     ),
-    "completion": Named(
+    "completion": LazyCommand(
         "onceward.cli.completion:completion",
         "Print the script that makes the tab key complete commands and options.",
     ),
 }
-"""With the first sentence of each one's help: nothing is loaded for a list of them."""
+"""Each with the first sentence of its help, so listing them loads nothing."""
 
 
 class Commands(LazyGroup):
-    named = COMMANDS
+    lazy = COMMANDS
 
 
 app = typer.Typer(
@@ -163,10 +165,10 @@ def _show_version(wanted: bool) -> None:
 def onceward(
     _: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave."),
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """Take messages from anywhere and have each effect once in the end, whatever crashes, times out or
+    """Consume messages from anywhere and have every effect happen once, whatever crashes, times out or
     arrives twice."""
 
 

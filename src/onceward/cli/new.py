@@ -1,4 +1,4 @@
-"""`onceward new`: a small project that works, to begin with."""
+"""`onceward new`: a small working project to start from."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from onceward.cli.exit import MISUSED, fail
 NEW_EXAMPLES = """
 Examples:
 
-- `onceward new shop && cd shop && make test` to have it proven that nothing is charged twice
+- `onceward new shop && cd shop && make test` to prove that nothing is charged twice
 
-- `onceward new shop --dir services/shop` to have it elsewhere
+- `onceward new shop --dir services/shop` to create it elsewhere
 """
 
-NEXT = """{name} is in {target}. Go on with:
+NEXT = """Created {name} in {target}. Next steps:
 
   cd {quoted}
   make test      # proves that nothing is charged twice
   make orders    # places some orders
   make run       # charges them
 
-README.md has the rest."""
+See README.md for the rest."""
 
 TEMPLATE = Path(__file__).parent / "template"
 ENDING = ".in"
-"""Of template files, so that no tool takes them for our own code."""
+"""Suffix of template files, so no tool takes them for code of this package."""
 TAKEN = {"onceward", "tests", "ops"}
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the project and its Python package.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the project and its Python package.")],
     directory: Annotated[
         Path | None,
         typer.Option(
-            "--dir", metavar="DIR", show_default="NAME", help="Where to put it: a new or empty directory."
+            "--dir", metavar="DIR", show_default="NAME", help="A new or empty directory to create it in."
         ),
     ] = None,
 ) -> None:
-    """Write a small project: a producer, a consumer with a contract and its proof, settings, dashboards.
+    """Create a small project: a producer, a consumer with a contract and its proof, settings, dashboards.
 
-    It works on SQLite as it is; one URL in its onceward.toml puts it on Redis.
+    It runs on SQLite; one URL in its onceward.toml moves it to Redis.
 
     Exit code: 0, or 2 for a name or a directory that cannot be used.
     """
@@ -59,7 +59,7 @@ def new(
     try:
         if target.is_dir() and any(target.iterdir()):
             fail(
-                f"{target} is not empty, and nothing in it was touched; choose another place with --dir",
+                f"{target} is not empty, and nothing in it was changed; choose another directory with --dir",
                 as_json=False,
                 code=MISUSED,
             )
@@ -68,7 +68,7 @@ def new(
             (target / path).write_text(text, "utf-8")
     except OSError as error:
         fail(
-            f"{target} cannot be used: {error.strerror}; choose another place with --dir",
+            f"{target} cannot be used: {error.strerror}; choose another directory with --dir",
             as_json=False,
             code=MISUSED,
         )
@@ -76,18 +76,18 @@ def new(
 
 
 def _problem_with(name: str) -> str | None:
-    """Why it cannot be the name of a package, and what could."""
+    """Why the name cannot be used for a package, with a better one; None if it can."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name, re.ASCII):
         better = re.sub(r"[^a-z0-9]+", "_", name.lower(), flags=re.ASCII).strip("_")
         better = better if better[:1].isalpha() else f"app_{better}".rstrip("_")
         return (
-            f"{name!r} cannot be the name of a Python package: it takes small letters, digits and _, beginning with a "
+            f"{name!r} cannot be the name of a Python package: use lowercase letters, digits and _, starting with a "
             f"letter; try {better}"
         )
     if keyword.iskeyword(name):
-        return f"{name!r} is a word of Python itself; try {name}_app"
+        return f"{name!r} is a Python keyword; try {name}_app"
     if name in sys.stdlib_module_names or name in TAKEN:
-        return f"{name!r} would hide another module of that name; try {name}_app"
+        return f"{name!r} would shadow another module; try {name}_app"
     return None
 
 
@@ -107,14 +107,14 @@ def _place(path: Path, name: str) -> Path:
 
 
 def _requirement() -> str:
-    """Where this onceward was installed from, so that the project's own environment gets the same."""
+    """The requirement that installs onceward from where this one came from."""
     import json
     from importlib.metadata import distribution
 
-    told = distribution("onceward").read_text("direct_url.json")  # absent where it came from an index
-    if told is None:
+    recorded = distribution("onceward").read_text("direct_url.json")  # absent if it came from an index
+    if recorded is None:
         return "onceward"
-    origin = json.loads(told)
+    origin = json.loads(recorded)
     vcs = origin.get("vcs_info")
     return (
         f"onceward @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"

@@ -10,14 +10,13 @@ from typing import Any
 import typer
 
 WIDE = 200
-"""Characters of a line where there is no terminal: nothing is cut off in a log."""
-
+"""Characters per line without a terminal, so nothing is cut off in a log."""
 WORD = 14
-"""Characters of a word that is not broken, as in `infrastructure`."""
+"""Characters up to which a word is not broken, as in `infrastructure`."""
 LAST_WORD = 8
-"""Of the last column, where there is no room for more."""
+"""The same for the last column if there is no room for more."""
 GAP = 3
-"""Between two columns."""
+"""Characters between two columns."""
 
 
 def print_json(value: Any) -> None:
@@ -31,7 +30,7 @@ def print_table(
     *,
     usual: Mapping[str, Any] | None = None,
 ) -> None:
-    """`columns`: the heading of each key. One is left out where every row has what is `usual` in it."""
+    """`columns` maps each key to its heading. A column is left out if all its values are the `usual` one."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -62,8 +61,8 @@ def print_table(
 
 
 def _widths(texts: Mapping[str, Sequence[str]], room: int) -> dict[str, int]:
-    """Of each column. Where a table is made narrow, first the last one gives way, which is often a sentence; but as
-    long as there is room for them, short words stay whole."""
+    """The width of each column. If space is short, the last column shrinks first, because it is often a sentence; short
+    words stay whole as long as there is room."""
     from rich.cells import cell_len
 
     widths = {key: max(map(cell_len, _split(cells, "\n"))) for key, cells in texts.items()}
@@ -96,17 +95,17 @@ def _cell(value: Any) -> str:
 
 
 def iso_time(seconds: float | None) -> str | None:
-    """Of seconds since 1970."""
+    """Format seconds since 1970."""
     return (
         None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     )
 
 
 def for_people(iso: str | None) -> str | None:
-    """A time in a table, to the second, in UTC."""
+    """Format a time for a table, to the second, in UTC."""
     return None if iso is None else iso[:19].replace("T", " ")
 
 
 def iso_day(day: int | None) -> str | None:
-    """Of days since 1970."""
+    """Format days since 1970."""
     return None if day is None else (date(1970, 1, 1) + timedelta(days=day)).isoformat()

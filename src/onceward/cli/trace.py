@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onceward._text import quantity
-from onceward.cli.dlq.options import shortened
+from onceward.cli.dlq.options import shorten
 from onceward.cli.exit import MISUSED, AsJson, fail
 from onceward.cli.output import iso_time, print_json
-from onceward.cli.trace_tree import LIVES, Branch, Story, Wait, outcomes, story
+from onceward.cli.trace_tree import LIVES, Branch, Story, Wait, build_story, outcomes
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -24,18 +24,18 @@ Examples:
 
 - `ONCEWARD_TRACE_FILE=.onceward/spans.jsonl onceward run shop.app:app` to write spans
 
-- `onceward trace last` for the newest transaction
+- `onceward trace last` to show the newest transaction
 
-- `onceward trace last --failed` for the newest that failed
+- `onceward trace last --failed` to show the newest that failed
 
-- `onceward trace spans.jsonl --transaction 7f3a --json | jq .outcome` for machines
+- `onceward trace spans.jsonl --transaction 7f3a --json | jq .outcome` in scripts
 """
 
 LAST = "last"
 MOST_NAMED = 5
 LONGEST_MESSAGE = 200
 LONGEST_LINE = 10_000
-"""Where there is no terminal: every span is a line, whatever is said in it."""
+"""Characters per line without a terminal, so every span is one line."""
 
 
 def trace(
@@ -43,22 +43,22 @@ def trace(
         str,
         typer.Argument(
             metavar="FILE|last",
-            help="A span file; `last` is the newest in .onceward/, or that of ONCEWARD_TRACE_FILE.",
+            help="A span file; `last` is that of ONCEWARD_TRACE_FILE, or the newest in .onceward/.",
         ),
     ],
     transaction: Annotated[
         str | None,
         typer.Option(
-            metavar="ID", show_default="the newest", help="The transaction; its id's beginning will do."
+            metavar="ID", show_default="the newest", help="Transaction id, or the beginning of one."
         ),
     ] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Only look at transactions that failed.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only transactions that failed.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print what happened to a transaction, in all its processes: spans, retries and waits.
+    """Print what happened to a transaction in all its processes: spans, retries and waits.
 
-    The file is written by everything that calls `onceward.telemetry.setup()` with ONCEWARD_TRACE_FILE=path. It has no
-    payloads.
+    With ONCEWARD_TRACE_FILE=path, `onceward run` and programs that call `onceward.telemetry.setup()` write the file. It
+    contains no payloads.
 
     Exit code: 0, or 2 if there is no such file or transaction.
     """
@@ -70,15 +70,15 @@ def trace(
     except OSError as error:
         fail(_unreadable(path, file, error), as_json, MISUSED)
     known = outcomes(found.spans)
-    chosen = _chosen(found, known, transaction, failed, as_json)
-    told = story(found.spans, chosen)
+    chosen = _choose(found, known, transaction, failed, as_json)
+    story = build_story(found.spans, chosen)
     if as_json:
-        print_json(_plain(told, found))
+        print_json(_plain(story, found))
     else:
-        _show(told, found, known)
+        _show(story, found, known)
 
 
-# ── which ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── choosing ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _path(file: str, as_json: bool) -> Path:
@@ -89,8 +89,8 @@ def _path(file: str, as_json: bool) -> Path:
     path = newest()
     if path is None:
         fail(
-            f"there is no span file in {Path.cwd() / FOLDER}; run with {FILE_VARIABLE}={FOLDER}/spans.jsonl to have "
-            "one written",
+            f"there is no span file in {Path.cwd() / FOLDER}; run with {FILE_VARIABLE}={FOLDER}/spans.jsonl to "
+            "write one",
             as_json,
             MISUSED,
         )
@@ -100,16 +100,16 @@ def _path(file: str, as_json: bool) -> Path:
 def _unreadable(path: Path, file: str, error: OSError) -> str:
     from onceward.telemetry.span_file import FILE_VARIABLE
 
-    told = f"{path} cannot be read: {error.strerror}"
+    text = f"{path} cannot be read: {error.strerror}"
     if file != LAST:
-        return f"{told}; name a span file, or `last`"
+        return f"{text}; name a span file, or `last`"
     return (
-        f"{told}; {FILE_VARIABLE} names it, and what runs with this variable writes it: `onceward run`, or a program "
+        f"{text}; {FILE_VARIABLE} names it; to write it, set this variable for `onceward run`, or for a program "
         "that calls onceward.telemetry.setup()"
     )
 
 
-def _chosen(
+def _choose(
     found: SpanFile, known: dict[str, str | None], wanted: str | None, failed: bool, as_json: bool
 ) -> str:
     candidates = [
@@ -121,21 +121,21 @@ def _chosen(
         return wanted
     if not candidates:
         which = f"transaction {wanted}" if wanted else "transaction"
-        say = " that failed" if failed else ""
-        fail(f"{found.path} has no {which}{say}; it has {_tally(known)}", as_json, MISUSED)
+        more = " that failed" if failed else ""
+        fail(f"{found.path} has no {which}{more}; it has {_tally(known)}", as_json, MISUSED)
     if wanted and len(candidates) > 1:
-        fail(f"{wanted} is the beginning of {_named(candidates)}; give more of it", as_json, MISUSED)
+        fail(f"{wanted} is the beginning of {_list_ids(candidates)}; give more characters", as_json, MISUSED)
     return candidates[-1]
 
 
 def _tally(known: dict[str, str | None]) -> str:
     failed = [own for own, outcome in known.items() if outcome == "failed"]
-    told = quantity(len(known), "transaction")
-    return f"{told}, {len(failed):,} failed: {_named(failed)}" if failed else f"{told}, none failed"
+    text = quantity(len(known), "transaction")
+    return f"{text}, {len(failed):,} failed: {_list_ids(failed)}" if failed else f"{text}, none failed"
 
 
-def _named(ids: list[str]) -> str:
-    """The newest of them, first."""
+def _list_ids(ids: list[str]) -> str:
+    """The newest ids, newest first."""
     more = ", …" if len(ids) > MOST_NAMED else ""
     return ", ".join(ids[: -MOST_NAMED - 1 : -1]) + more
 
@@ -143,31 +143,31 @@ def _named(ids: list[str]) -> str:
 # ── for people ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _show(told: Story, found: SpanFile, known: dict[str, str | None]) -> None:
+def _show(story: Story, found: SpanFile, known: dict[str, str | None]) -> None:
     from rich.console import Console
     from rich.text import Text
     from rich.tree import Tree
 
     style = {"succeeded": "green", "produced": "green", "failed": "bold red"}.get(
-        told.outcome or "", "yellow"
+        story.outcome or "", "yellow"
     )
     tree = Tree(
         Text.assemble(
-            (told.transaction_id, "bold"),
+            (story.transaction_id, "bold"),
             "  ",
-            (told.outcome or "not ended", style),
-            f"  {_duration(told.seconds)}  ",
-            (f"trace {', '.join(told.traces)}", "dim"),
+            (story.outcome or "not ended", style),
+            f"  {_duration(story.seconds)}  ",
+            (f"trace {', '.join(story.traces)}", "dim"),
         )
     )
-    _grow(tree, told.parts)
+    _grow(tree, story.parts)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = LONGEST_LINE
     console.print(tree)
     typer.echo(f"\n{found.path}: {_tally(known)}")
     if found.unreadable:
-        typer.echo(f"What cannot be read of it is left out: {quantity(found.unreadable, 'line')}")
+        typer.echo(f"Skipped {quantity(found.unreadable, 'line')} that could not be read")
 
 
 def _grow(tree: Tree, parts: list[Branch | Wait]) -> None:
@@ -188,7 +188,7 @@ def _label(branch: Branch) -> Text:
 
     span = branch.span
     if span is None:
-        return Text("not ended: its process was killed, or is still at it", "bold yellow")
+        return Text("not ended: its process was killed or is still working on it", "bold yellow")
     label = Text.assemble((span.name, "bold red" if span.failed else "bold"), f"  {_duration(span.seconds)}")
     for text, style in (_problem(span), (_details(span), "dim")):
         if text:
@@ -200,11 +200,11 @@ def _problem(span: Span) -> tuple[str, str]:
     if not span.failed:
         return "", ""
     category = span.attributes.get("category", "failed")
-    return f"{category}: {shortened(span.attributes.get('exception.message', ''), LONGEST_MESSAGE)}", "red"
+    return f"{category}: {shorten(span.attributes.get('exception.message', ''), LONGEST_MESSAGE)}", "red"
 
 
 def _details(span: Span) -> str:
-    """What matters of the attributes. What every span has of its policy does not."""
+    """The attributes that matter, without those of the policy, which every span has."""
     has = span.attributes
     details = []
     if "attempt" in has and has.get("max_attempts") != 1:
@@ -231,15 +231,15 @@ def _duration(seconds: float) -> str:
 # ── for machines ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _plain(told: Story, found: SpanFile) -> dict[str, Any]:
+def _plain(story: Story, found: SpanFile) -> dict[str, Any]:
     return {
         "file": str(found.path),
-        "transaction_id": told.transaction_id,
-        "outcome": told.outcome,
-        "traces": told.traces,
-        "began": iso_time(told.began / 1e9),
-        "seconds": told.seconds,
-        "parts": [_plain_part(part) for part in told.parts],
+        "transaction_id": story.transaction_id,
+        "outcome": story.outcome,
+        "traces": story.traces,
+        "began": iso_time(story.began / 1e9),
+        "seconds": story.seconds,
+        "parts": [_plain_part(part) for part in story.parts],
         "unreadable_lines": found.unreadable,
     }
 

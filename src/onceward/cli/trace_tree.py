@@ -1,4 +1,4 @@
-"""The spans of one transaction, of all its processes, as a tree with the waits between them."""
+"""The spans of one transaction in all its processes, as a tree with the waits between them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from onceward.telemetry.span_file import Span
 PROCESSING = "start_processing"
 PRODUCING = "start_producing"
 LIVES = (PROCESSING, PRODUCING)
-"""The spans that stand for a transaction in an engine, from begin to outcome."""
-
+"""The spans of a transaction in an engine, from begin to outcome."""
 NOTICEABLE = 0.05
-"""Seconds in which nothing was traced that are worth a line."""
+"""Seconds without a span that are worth a line."""
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -26,12 +25,12 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Branch(msgspec.Struct):
-    """A span and what happened in it. Without a span: one that was begun and never written."""
+    """A span and what happened in it. `span` is None if it began but was never written."""
 
     span: Span | None
     parts: list[Branch | Wait]
     others: int = 0
-    """Transactions of their own that it led to."""
+    """Spans of other transactions that it led to."""
 
     @property
     def began(self) -> int:
@@ -53,8 +52,8 @@ class Story(msgspec.Struct):
 
     transaction_id: str
     outcome: str | None
-    """succeeded, failed, postponed or abandoned when it was last processed, or just produced; None if that has not
-    ended yet, or never did."""
+    """succeeded, failed, postponed or abandoned when it was last processed, or produced if it never was; None if that
+    has not ended yet, or never did."""
     parts: list[Branch | Wait]
 
     @property
@@ -71,17 +70,17 @@ class Story(msgspec.Struct):
 
 
 def outcomes(spans: Iterable[Span]) -> dict[str, str | None]:
-    """Every transaction with its outcome; the one that was heard of last comes last."""
+    """Every transaction with its outcome, in the order of their last spans."""
     spans = list(spans)
     known = {(span.trace, span.id) for span in spans}
-    heard: dict[str, int] = defaultdict(int)
+    last_seen: dict[str, int] = defaultdict(int)
     lives: dict[str, Span] = {}
     cut_off: dict[str, int] = defaultdict(int)
     for span in sorted(spans, key=lambda each: each.ended):
         own = span.attributes.get("transaction_id")
         if own is None:
             continue
-        heard[own] = span.ended
+        last_seen[own] = span.ended
         if span.name in LIVES:
             if span.name == PROCESSING or own not in lives or lives[own].name != PROCESSING:
                 lives[own] = span
@@ -89,16 +88,16 @@ def outcomes(spans: Iterable[Span]) -> dict[str, str | None]:
             cut_off[own] = max(cut_off[own], span.began)
     return {
         own: _outcome(lives[own]) if own in lives and cut_off[own] <= lives[own].began else None
-        for own in sorted(heard, key=lambda each: heard[each])
+        for own in sorted(last_seen, key=lambda each: last_seen[each])
     }
 
 
 def _outcome(life: Span) -> str | None:
-    said = life.attributes.get("outcome")
-    return "produced" if life.name != PROCESSING and said == "succeeded" else said
+    outcome = life.attributes.get("outcome")
+    return "produced" if life.name != PROCESSING and outcome == "succeeded" else outcome
 
 
-def story(spans: Iterable[Span], transaction_id: str) -> Story:
+def build_story(spans: Iterable[Span], transaction_id: str) -> Story:
     spans = list({(span.trace, span.id): span for span in spans}.values())
     children: dict[tuple[str, str | None], list[Span]] = defaultdict(list)
     for span in spans:
@@ -108,12 +107,12 @@ def story(spans: Iterable[Span], transaction_id: str) -> Story:
     def is_its_own(span: Span) -> bool:
         return bool(span.attributes.get("transaction_id") == transaction_id)
 
-    def grown(span: Span, retries: dict[tuple[str, int], float]) -> Branch:
-        """With all that is below, up to where other transactions begin."""
+    def grow(span: Span, retries: dict[tuple[str, int], float]) -> Branch:
+        """The span with everything below it, up to where other transactions begin."""
         retries = {**retries, **{(each.step, each.attempt): each.delay for each in span.retries}}
         below = children[span.trace, span.id]
         mine = [each for each in below if "transaction_id" not in each.attributes or is_its_own(each)]
-        parts = _with_waits([grown(each, retries) for each in mine], retries, after=span)
+        parts = _with_waits([grow(each, retries) for each in mine], retries, after=span)
         return Branch(span, parts, len(below) - len(mine))
 
     roots: list[Branch] = []
@@ -124,19 +123,17 @@ def story(spans: Iterable[Span], transaction_id: str) -> Story:
         if above in ours:
             continue
         if span.name in LIVES or above in known:
-            roots.append(grown(span, {}))
+            roots.append(grow(span, {}))
         else:
             cut_off[above].append(span)
-    roots += [
-        Branch(None, _with_waits([grown(each, {}) for each in found], {})) for found in cut_off.values()
-    ]
+    roots += [Branch(None, _with_waits([grow(each, {}) for each in found], {})) for found in cut_off.values()]
     return Story(transaction_id, outcomes(spans).get(transaction_id), _with_waits(roots, {}))
 
 
 def _with_waits(
     branches: list[Branch], retries: dict[tuple[str, int], float], after: Span | None = None
 ) -> list[Branch | Wait]:
-    """In order of time. `after`: the span that they are in, which may have ended long before."""
+    """Branches and waits in order of time. `after` is the span around them, which may have ended long before."""
     parts: list[Branch | Wait] = []
     before: Branch | None = None
     for branch in sorted(branches, key=lambda each: each.began):
@@ -149,7 +146,7 @@ def _with_waits(
 def _first_wait(above: Span | None, branch: Branch) -> Wait | None:
     if above is None or branch.began <= above.ended:
         return None
-    why = "in the source" if _is(branch, PROCESSING) else "until it went on"
+    why = "in the source" if _is(branch, PROCESSING) else "until it continued"
     return Wait((branch.began - above.ended) / 1e9, why)
 
 
@@ -172,11 +169,11 @@ def _wait(before: Branch, branch: Branch, retries: dict[tuple[str, int], float])
 
 
 def _why_again(old: Span | None, new: Span | None) -> str:
-    """The span that sent it tells: of two deliveries it is the same, of two messages with one id it is not."""
+    """Two deliveries of one message have the same sending span; two messages with the same id do not."""
     if old is None or new is None:
         return "until it was delivered again"
-    if old.parent is None or new.parent is None:  # whoever sent it was not traced
-        return "until it came again"
+    if old.parent is None or new.parent is None:  # the sender was not traced
+        return "until it arrived again"
     same = (old.trace, old.parent) == (new.trace, new.parent)
     return f"until it was {'delivered' if same else 'sent'} again"
 

@@ -1,4 +1,4 @@
-"""`onceward verify`: proves a consumer, records the proof, or asks whether there is one."""
+"""`onceward verify`: prove a consumer, record the proof, or check whether there is one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from onceward._imports import import_name
 from onceward._text import quantity
 from onceward.cli.completion import envs
-from onceward.cli.database import ELSEWHERE, database_option, default_database, opened
+from onceward.cli.database import ELSEWHERE, database_option, default_database, open_inbox
 from onceward.cli.exit import FAILED, MISUSED, AsJson, fail
 from onceward.cli.output import WIDE, print_json
 from onceward.cli.verify_subject import Subject, subject_of
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 VERIFY_EXAMPLES = """
 Examples:
 
-- `onceward verify shop:charge` a function of an app, with what is said in its `verification`; or its class
+- `onceward verify shop:charge` to verify a function of an app, or a class, with the events of its `verification`
 
-- `onceward verify shop:app.consumers.charge` the same, by the name that the app knows it by
+- `onceward verify shop:app.consumers.charge` to name it as the app does
 
-- `onceward verify shop.billing:Bill --events orders.jsonl --database postgresql://user@host/name` on PostgreSQL
+- `onceward verify shop.billing:Bill --events orders.jsonl --database postgresql://user@host/name` to run on PostgreSQL
 
-- `onceward verify shop.billing:Bill --record --database URL` before it goes to production
+- `onceward verify shop.billing:Bill --record --database URL` to record the proof before production
 
-- `onceward verify shop.billing:Bill --env production --database URL` to ask whether it may run there
+- `onceward verify shop.billing:Bill --env production --database URL` to check that it may run there
 """
 
 
@@ -55,27 +55,27 @@ def verify(
     ],
     contract: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:NAME", help="The contract of a handler; a class has its own."),
+        typer.Option(metavar="MODULE:NAME", help="Contract of a handler; a class has its own."),
     ] = None,
     events: Annotated[
         str | None,
         typer.Option(
             metavar="FILE|MODULE:NAME",
-            show_default="those of `verification` on the class",
+            show_default="those of its `verification`",
             help="Events: a file of JSON lines, or a list or function in a module.",
         ),
     ] = None,
     database: Annotated[
         str | None,
         database_option(
-            "The consumer's database: evidence is kept in it. Scenarios run beside it, in databases of their own.",
-            f"that of the app; of a class, {ELSEWHERE}; else SQLite files",
+            "The consumer's database, which keeps the evidence. Scenarios run beside it, in their own databases.",
+            f"the app's; for a class, {ELSEWHERE}; else SQLite files",
         ),
     ] = None,
     run_on: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", show_default="as --database", help="Another server for the scenarios to run on."
+            metavar="URL", show_default="as --database", help="Another server to run the scenarios on."
         ),
     ] = None,
     keep: Annotated[
@@ -83,25 +83,23 @@ def verify(
     ] = False,
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="SCENARIO", autocompletion=_scenarios, help="Run this and not all; may be repeated."
-        ),
+        typer.Option(metavar="SCENARIO", autocompletion=_scenarios, help="Run only this one; repeatable."),
     ] = None,
     skip: Annotated[
         list[str] | None,
-        typer.Option(metavar="SCENARIO", autocompletion=_scenarios, help="Leave this out; may be repeated."),
+        typer.Option(metavar="SCENARIO", autocompletion=_scenarios, help="Skip this one; repeatable."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="As a failure reported it.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="The seed that a failure reported.")] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(min=0.1, metavar="SECONDS", show_default="10", help="What one delivery may take."),
+        typer.Option(min=0.1, metavar="SECONDS", show_default="10", help="Maximum time for one delivery."),
     ] = None,
     env: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
             autocompletion=envs,
-            help="`production`: ask whether --database has evidence for today's code.",
+            help="With `production`, check that --database has evidence for today's code.",
         ),
     ] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML, for CI.")] = None,
@@ -109,13 +107,13 @@ def verify(
 ) -> None:
     """Prove that a consumer keeps its contract.
 
-    Its own handler runs on a real database through duplicates, replay, every order, old and odd forms of its
-    events, exceptions and kill -9 at every boundary; the rows are compared with those of one clean delivery.
+    Runs its handler on a real database through duplicates, replay, every order, old and odd forms of its events,
+    exceptions and kill -9 at every boundary, and compares the rows with those of one clean delivery.
 
     Exit code: 0 if it passed, 1 if a scenario failed or evidence is missing, 2 for wrong arguments or a database
     that cannot be used.
     """
-    with _refusing(as_json):
+    with _exit_on_errors(as_json):
         asks = env is not None and _is_production(env)
         subject = subject_of(consumer, contract)
         database = database or subject.database or default_database()
@@ -126,11 +124,11 @@ def verify(
                 MISUSED,
             )
         if asks and not keep:
-            problem = _lacking(subject, str(database), as_json)
-            _say_whether(subject, problem, as_json)
+            problem = _missing_evidence(subject, str(database), as_json)
+            _print_verdict(subject, problem, as_json)
             raise typer.Exit(FAILED if problem else 0)
         if junit is not None:
-            _check_folder(junit)
+            _check_directory(junit)
         given = {
             "contract": None if contract is None else subject.contract,
             "database": run_on or database,
@@ -140,8 +138,8 @@ def verify(
             "timeout": timeout,
         }
         if keep:
-            _open_once(str(database), as_json)
-        report = _examined(subject.code, _events(events), given)
+            _check_database(str(database), as_json)
+        report = _examine(subject.code, _events(events), given)
         if keep:
             _keep(report, str(database), as_json)
         if junit is not None:
@@ -154,8 +152,8 @@ def verify(
 
 
 @contextmanager
-def _refusing(as_json: bool) -> Iterator[None]:
-    """Whatever kept the scenarios from running is told in one line."""
+def _exit_on_errors(as_json: bool) -> Iterator[None]:
+    """Exit with one line if something keeps the scenarios from running."""
     from sqlalchemy.exc import SQLAlchemyError
 
     from onceward.errors import ConfigurationError
@@ -166,14 +164,14 @@ def _refusing(as_json: bool) -> Iterator[None]:
     except (ConfigurationError, SQLAlchemyError, OSError) as error:
         fail(str(error), as_json, MISUSED)
     except (Broken, Died, Hung) as error:
-        fail(f"the verification could not be made: {error}", as_json, MISUSED)
+        fail(f"verification failed to run: {error}", as_json, MISUSED)
 
 
-# ── what is given ───────────────────────────────────────────────────────────────────────────────────────
+# ── arguments ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _is_production(env: str) -> bool:
-    """A misspelt name would not be asked about."""
+    """Raises for an unknown name: a misspelled `production` would skip the check."""
     from onceward.app.settings import ENVS
     from onceward.errors import ConfigurationError
     from onceward.inbox.evidence.evidence import is_production
@@ -183,12 +181,14 @@ def _is_production(env: str) -> bool:
     return is_production(env)
 
 
-def _check_folder(junit: Path) -> None:
-    """Before the scenarios run: it would be a pity to find out afterwards."""
+def _check_directory(junit: Path) -> None:
+    """Fail before the scenarios run, not after."""
     from onceward.errors import ConfigurationError
 
     if not junit.absolute().parent.is_dir():
-        raise ConfigurationError(f"--junit {junit} cannot be written: there is no directory {junit.parent}")
+        raise ConfigurationError(
+            f"--junit {junit} cannot be written: directory {junit.parent} does not exist"
+        )
 
 
 def _events(given: str | None) -> Any:
@@ -215,16 +215,16 @@ def _event(line: str, place: str) -> Any:
     try:
         found = json.loads(line)
     except ValueError as error:
-        raise ConfigurationError(f"{place} is no JSON: {error}; each line is an event of its own") from None
+        raise ConfigurationError(f"{place} is not JSON: {error}; write one event per line") from None
     if not isinstance(found, dict):
-        raise ConfigurationError(f"{place} is no JSON object; each line is an event of its own")
+        raise ConfigurationError(f"{place} is not a JSON object; write one event per line")
     return found
 
 
 # ── the verification ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _examined(subject: Any, events: Any, given: dict[str, Any]) -> Report:
+def _examine(subject: Any, events: Any, given: dict[str, Any]) -> Report:
     from rich.console import Console
 
     from onceward.verify import examine_consumer
@@ -232,10 +232,10 @@ def _examined(subject: Any, events: Any, given: dict[str, Any]) -> Report:
     console = Console(stderr=True)
     if not console.is_terminal:
         return examine_consumer(subject, events, **given)
-    return _examined_in_sight(subject, events, given, console)
+    return _examine_with_progress(subject, events, given, console)
 
 
-def _examined_in_sight(subject: Any, events: Any, given: dict[str, Any], console: Console) -> Report:
+def _examine_with_progress(subject: Any, events: Any, given: dict[str, Any], console: Console) -> Report:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from onceward.verify import NAMES, examine_consumer
@@ -270,7 +270,7 @@ def _show(report: Report, kept: bool) -> None:
     typer.echo(f"\n{report}")
     if report.not_compared:
         typer.echo(
-            f"Not compared, because the database generates it or you said so: {', '.join(report.not_compared)}"
+            f"Not compared, because generated by the database or excluded by you: {', '.join(report.not_compared)}"
         )
     if kept:
         modules = quantity(len(report.code.modules), "module")
@@ -280,8 +280,8 @@ def _show(report: Report, kept: bool) -> None:
 def _plain(report: Report, kept: bool) -> dict[str, Any]:
     import msgspec
 
-    told: dict[str, Any] = msgspec.to_builtins(report)
-    return {"passed": report.passed, "recorded": kept, **told}
+    fields: dict[str, Any] = msgspec.to_builtins(report)
+    return {"passed": report.passed, "recorded": kept, **fields}
 
 
 def _write_junit(report: Report, path: Path) -> None:
@@ -294,41 +294,41 @@ def _write_junit(report: Report, path: Path) -> None:
 
 
 @contextmanager
-def _opened(url: str, as_json: bool) -> Iterator[Inbox]:
-    """A database that cannot be used is no failed scenario."""
+def _open_inbox(url: str, as_json: bool) -> Iterator[Inbox]:
+    """Exit with MISUSED if the database cannot be used: that is not a failed scenario."""
     try:
-        with opened(url, as_json) as inbox:
+        with open_inbox(url, as_json) as inbox:
             yield inbox
     except typer.Exit:
         raise typer.Exit(MISUSED) from None
 
 
-def _open_once(url: str, as_json: bool) -> None:
-    """Before the scenarios run: it would be a pity to find out afterwards."""
-    with _opened(url, as_json):
+def _check_database(url: str, as_json: bool) -> None:
+    """Fail before the scenarios run, not after."""
+    with _open_inbox(url, as_json):
         pass
 
 
 def _keep(report: Report, url: str, as_json: bool) -> None:
-    with _opened(url, as_json) as inbox:
+    with _open_inbox(url, as_json) as inbox:
         inbox.record_evidence(report.evidence())
 
 
-def _lacking(subject: Subject, url: str, as_json: bool) -> str | None:
+def _missing_evidence(subject: Subject, url: str, as_json: bool) -> str | None:
     from onceward.inbox.evidence.evidence import lacking
 
-    with _opened(url, as_json) as inbox:
+    with _open_inbox(url, as_json) as inbox:
         found = inbox.evidence(subject.contract.consumer_id)
     return lacking(subject.contract, subject.code, found)
 
 
-def _say_whether(subject: Subject, problem: str | None, as_json: bool) -> None:
+def _print_verdict(subject: Subject, problem: str | None, as_json: bool) -> None:
     from onceward.inbox.evidence.evidence import refusal
 
     contract = subject.contract
-    told = None if problem is None else refusal(contract, subject.code, problem)
+    text = None if problem is None else refusal(contract, subject.code, problem)
     if as_json:
-        print_json({"passed": problem is None, "missing": problem, "refusal": told})
+        print_json({"passed": problem is None, "missing": problem, "refusal": text})
     else:
         proven = f"consumer {contract.consumer_id!r} may run in production: its code is proven"
-        typer.echo(told or proven)
+        typer.echo(text or proven)

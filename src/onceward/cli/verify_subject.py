@@ -1,4 +1,4 @@
-"""What `onceward verify` is to prove, by the name that it is given; and what to write where that names nothing."""
+"""Find what `onceward verify` shall prove by its name, or say what to write instead."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Subject(NamedTuple):
     """A task's class, or a handler."""
     contract: Any
     database: str | None
-    """That of its app, if it is in one."""
+    """The database of its app, if it has one."""
 
 
 def subject_of(path: str, contract: str | None) -> Subject:
-    """`contract` is the name of one, for what has none of its own."""
+    """Import what a path names. `contract` is the path of a contract, for a handler without its own."""
     from onceward.app.build import in_an_app, task_class
 
-    named = _named(path)
+    named = _import(path)
     found = in_an_app(named)
     code = named if found is None else task_class(found[1])
     promised = getattr(code, "contract", None) if contract is None else _contract(contract)
@@ -29,7 +29,7 @@ def subject_of(path: str, contract: str | None) -> Subject:
     return Subject(code, promised, None if found is None else found[0].settings.database)
 
 
-def _named(path: str) -> Any:
+def _import(path: str) -> Any:
     from onceward._imports import import_name
     from onceward.app import Onceward
     from onceward.app.app import Consumers
@@ -40,17 +40,17 @@ def _named(path: str) -> Any:
         found = import_name(path)
     except ConfigurationError as error:
         names = _names_in(module)
-        known = f"; what can be verified there: {', '.join(names)}" if names else ""
+        known = f"; you can verify {', '.join(names)}" if names else ""
         raise ConfigurationError(f"{error}{known}") from None
     if isinstance(found, Onceward | Consumers):
         names = _names_in(module)
         what = f"write onceward verify {' or '.join(names)}" if names else "none of them has a contract"
-        raise ConfigurationError(f"{path} is an app, and its consumers are verified one by one; {what}")
+        raise ConfigurationError(f"{path} is an app, but consumers are verified one by one; {what}")
     return found
 
 
 def _names_in(module: str) -> list[str]:
-    """Of all that could be verified there."""
+    """The paths of everything in a module that can be verified."""
     from onceward._imports import import_name
     from onceward.app import Onceward
     from onceward.errors import ConfigurationError
@@ -84,7 +84,7 @@ def _contract(path: str) -> Any:
 
     found = import_name(path)
     if not isinstance(found, Contract):
-        raise ConfigurationError(f"--contract {path} is no Contract but {type(found).__name__}")
+        raise ConfigurationError(f"--contract {path} is not a Contract but {type(found).__name__}")
     return found
 
 
@@ -94,15 +94,13 @@ def _refuse(path: str, code: Any, *, in_app: bool) -> NoReturn:
 
     if in_app:
         problem = (
-            "has no contract, so that there is nothing to prove: write @app.consumer(…, contract=Contract(…)), and "
+            "has no contract, so there is nothing to prove; write @app.consumer(…, contract=Contract(…)), and "
             "give the function a parameter `session`"
         )
     elif isinstance(code, type) and issubclass(code, BaseTask):
-        problem = (
-            "has no contract, so that there is nothing to prove: write contract = Contract(…) in the class"
-        )
+        problem = "has no contract, so there is nothing to prove; write contract = Contract(…) in the class"
     elif callable(code):
-        problem = "is no consumer of an app; a handler of inbox.process needs --contract MODULE:NAME"
+        problem = "is not a consumer of an app; a handler of inbox.process needs --contract MODULE:NAME"
     else:
-        problem = f"is {type(code).__name__}, and not {WHAT}"
+        problem = f"is {type(code).__name__}, not {WHAT}"
     raise ConfigurationError(f"{path} {problem}")

@@ -1,6 +1,6 @@
-"""A process that ends when the one that started it does, however that ends.
+"""A process that ends with its parent, however the parent ends.
 
-`python -m onceward.demo.attached boundary serve …` is `onceward boundary serve …`, attached.
+`python -m onceward.demo.attached boundary serve …` runs `onceward boundary serve …` this way.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from onceward.cli.main import main
 
 
 def end_with_parent() -> None:
-    """Send ourselves SIGTERM when stdin is closed: its other end is the parent's."""
-    Thread(target=_wait_for_the_end, daemon=True).start()
+    """Send SIGTERM to this process when stdin closes: the parent holds its other end."""
+    Thread(target=_wait_for_parent, daemon=True).start()
 
 
-def _wait_for_the_end() -> None:
-    # Read without sys.stdin: its lock, held for ever by this thread, would break the end of the interpreter.
+def _wait_for_parent() -> None:
+    # Not sys.stdin: this thread would hold its lock forever and break the interpreter's shutdown.
     while os.read(0, 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Whether the books balance: nothing lost between two stages, and every effect there once, to the piece.
+"""Check that the books balance: nothing lost between two stages, and every effect once, to the piece.
 
 produced  = appended + duplicates       at the shop
 appended  = forwarded                   the same facts in the same order in both logs
@@ -12,32 +12,32 @@ from collections.abc import Mapping, Sequence, Set
 
 import msgspec
 
-from onceward.demo.orders import Order
+from onceward.demo.orders import DemoOrder
 
-SHOWN = 5
+NAMED_IDS = 5
 """How many ids a problem names."""
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What each stage has, read from where it is kept. Nothing here is taken from what workers report."""
+class DemoEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What each stage has, read from where it is stored, not from what workers report."""
 
     produced: int
-    """Messages that were acknowledged to the producer."""
+    """Messages acknowledged to the producer."""
     duplicates: int
-    """Appends that the shop's server knew already."""
+    """Appends of messages that the shop's server already had."""
     shop: list[str]
-    """The ids in the shop's log, in its order."""
+    """The ids in the shop's log, in order."""
     warehouse: list[str]
     effects: dict[str, int]
     """How often each order was shipped."""
     dead: set[str]
-    """The orders whose dead letters are left."""
+    """Orders with an open dead letter."""
     stock: dict[str, int]
-    """Pieces that left, by article."""
+    """Pieces shipped, by article."""
 
 
-class Balance(msgspec.Struct, frozen=True, kw_only=True):
-    """`problems` is empty when everything is as it must be."""
+class DemoBalance(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of all stages. `problems` is empty if they balance."""
 
     messages: int
     produced: int
@@ -50,17 +50,17 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
     """Orders with an effect."""
     dead_letters: int
     lost: int
-    """Orders without an effect that are no dead letter either."""
+    """Orders with neither an effect nor a dead letter."""
     twice: int
     """Orders with more than one effect."""
     expected_pieces: int
-    """What the applied orders asked for, by the list they were made from."""
+    """Pieces that the applied orders asked for."""
     pieces: int
-    """What the stock says has left."""
+    """Pieces shipped according to the stock."""
     problems: tuple[str, ...]
 
 
-def strike_balance(orders: Sequence[Order], messages: int, found: Evidence) -> Balance:
+def compute_balance(orders: Sequence[DemoOrder], messages: int, found: DemoEvidence) -> DemoBalance:
     """Compare each stage with the one before it."""
     ordered = {order.id for order in orders}
     applied = found.effects.keys()
@@ -70,7 +70,7 @@ def strike_balance(orders: Sequence[Order], messages: int, found: Evidence) -> B
     for order in orders:
         if order.id in applied:
             expected[order.article] += order.pieces
-    return Balance(
+    return DemoBalance(
         messages=messages,
         produced=found.produced,
         duplicates=found.duplicates,
@@ -90,16 +90,16 @@ def strike_balance(orders: Sequence[Order], messages: int, found: Evidence) -> B
             *_about_orders("neither shipped nor a dead letter", lost),
             *_about_orders("shipped more than once", twice),
             *_about_orders("both shipped and a dead letter", applied & found.dead),
-            *_about_orders("in the books, but were never placed", (applied | found.dead) - ordered),
+            *_about_orders("in the books but were never placed", (applied | found.dead) - ordered),
             *_about_stock(expected, found.stock),
         ),
     )
 
 
-def _about_producing(messages: int, found: Evidence) -> list[str]:
+def _about_producing(messages: int, found: DemoEvidence) -> list[str]:
     problems = []
     if found.produced != messages:
-        problems.append(f"{messages:,} messages were to be produced, and {found.produced:,} were")
+        problems.append(f"{found.produced:,} of {messages:,} messages were produced")
     if found.produced != len(found.shop) + found.duplicates:
         problems.append(
             f"{found.produced:,} messages were produced, but {len(found.shop):,} were appended and "
@@ -108,27 +108,27 @@ def _about_producing(messages: int, found: Evidence) -> list[str]:
     return problems
 
 
-def _about_forwarding(found: Evidence) -> list[str]:
+def _about_forwarding(found: DemoEvidence) -> list[str]:
     missing, foreign = set(found.shop) - set(found.warehouse), set(found.warehouse) - set(found.shop)
     problems = [
-        *_about_orders("in the shop's log, and did not come to the warehouse", missing),
-        *_about_orders("in the warehouse's log, and not in the shop's", foreign),
+        *_about_orders("in the shop's log but not in the warehouse's", missing),
+        *_about_orders("in the warehouse's log but not in the shop's", foreign),
     ]
     if not problems and found.shop != found.warehouse:
-        return ["the warehouse has the facts of the shop more than once, or in another order"]
+        return ["the warehouse has the shop's facts more than once or in another order"]
     return problems
 
 
 def _about_orders(what: str, ids: Set[str]) -> list[str]:
     if not ids:
         return []
-    more = ", ..." if len(ids) > SHOWN else ""
-    return [f"{len(ids):,} orders are {what}: {', '.join(sorted(ids)[:SHOWN])}{more}"]
+    more = ", ..." if len(ids) > NAMED_IDS else ""
+    return [f"{len(ids):,} orders are {what}: {', '.join(sorted(ids)[:NAMED_IDS])}{more}"]
 
 
 def _about_stock(expected: Mapping[str, int], found: Mapping[str, int]) -> list[str]:
     return [
-        f"{found.get(name, 0):,} pieces of {name} left the stock where its shipped orders are {expected.get(name, 0):,}"
+        f"{found.get(name, 0):,} pieces of {name} left the stock, but shipped orders ask for {expected.get(name, 0):,}"
         for name in sorted(expected.keys() | found.keys())
         if expected.get(name, 0) != found.get(name, 0)
     ]

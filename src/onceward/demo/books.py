@@ -1,4 +1,4 @@
-"""All places where the state of a demo can be read: both boundaries, ledger, dead letters and journal."""
+"""Reads the state of a demo: both boundaries, ledger, dead letters and journal."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from types import TracebackType
 from typing import Self
 
 from onceward.deadletters import DeadLetter, DeadLetters, Filter, Status
-from onceward.demo.balance import Evidence
+from onceward.demo.balance import DemoEvidence
 from onceward.demo.journal import JournalReader
 from onceward.demo.ledger import LedgerReader, open_engine
-from onceward.demo.screen import Progress
+from onceward.demo.screen import DemoProgress
 from onceward.demo.setup import CONSUMER, Setup
 from onceward.demo.shop import Sending
 from onceward.demo.zones import Wire, Zones
 
 
 class Books:
-    """Read by the parent while others write."""
+    """The parent reads them while other processes write."""
 
     def __init__(self, setup: Setup, zones: Zones, wire: Wire, sending: Sending) -> None:
         self.ledger = LedgerReader(setup.ledger)
@@ -38,9 +38,9 @@ class Books:
         self.journal.close()
         self._engine.dispose()
 
-    def progress(self) -> Progress:
+    def progress(self) -> DemoProgress:
         warehouse = self._zones.warehouse.stats()
-        return Progress(
+        return DemoProgress(
             produced=self._sending.produced,
             duplicates=self._zones.shop.duplicates(),
             appended=self._zones.shop.stats().last,
@@ -55,8 +55,8 @@ class Books:
     def open_letters(self) -> list[DeadLetter]:
         return self.letters.find(Filter(status=Status.OPEN), limit=1_000_000)
 
-    def evidence(self) -> Evidence:
-        return Evidence(
+    def evidence(self) -> DemoEvidence:
+        return DemoEvidence(
             produced=self._sending.produced,
             duplicates=self._zones.shop.duplicates(),
             shop=self._zones.shop.ids(),

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from onceward.cli.boundary.options import installed
+from onceward.cli.boundary.options import require_extra
 from onceward.demo.setup import Setup
 
 DEMO_EXAMPLES = """
@@ -25,46 +25,42 @@ Examples:
 
 - `onceward demo` to watch it
 
-- `onceward demo --orders 10000` for a longer look
+- `onceward demo --orders 10000` to watch it longer
 
-- `onceward demo --data ./demo` to look into logs, ledger and dead letters afterwards
+- `onceward demo --data ./demo` to inspect logs, ledger and dead letters afterwards
 
-- `onceward demo --json | jq .balance` for machines
+- `onceward demo --json | jq .balance` in scripts
 """
 
 
 def demo(
-    orders: Annotated[
-        int, typer.Option(min=100, max=100_000, metavar="N", help="How many different orders.")
-    ] = 2000,
-    workers: Annotated[
-        int, typer.Option(min=1, max=8, metavar="N", help="How many consuming processes.")
-    ] = 2,
+    orders: Annotated[int, typer.Option(min=100, max=100_000, metavar="N", help="Number of orders.")] = 2000,
+    workers: Annotated[int, typer.Option(min=1, max=8, metavar="N", help="Number of worker processes.")] = 2,
     seed: Annotated[int, typer.Option(metavar="N", help="The same seed makes the same orders.")] = 1,
     data: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
             file_okay=False,
-            show_default="a temporary one, removed at the end",
-            help="Folder for the stores, the ledger and all logs. What you name is kept.",
+            show_default="a temporary one, deleted at the end",
+            help="Directory for the stores, the ledger and all logs; it is kept.",
         ),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary folder.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary directory.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Produce, consume, crash and balance some thousand orders.
+    """Produce, consume, crash and balance a few thousand orders.
 
-    A shop produces orders into its boundary. A warehouse forwards them to its own, where two worker processes ship
-    them. Some are sent twice, some are refused, some fail or hang before they succeed. The link between the zones is
-    cut for a while, one worker is killed with -9 in the middle of a batch, and a dead letter is redriven after its
-    cause was mended. At the end, every order must be shipped once or be a dead letter.
+    A shop sends orders to its boundary. A warehouse forwards them to its own, where two worker processes ship them.
+    Some are sent twice, some are refused, some fail or hang before they succeed. The link between the zones is cut for
+    a while, one worker is killed with -9 in the middle of a batch, and a dead letter is redriven after its cause is
+    fixed. At the end, every order must be shipped once or be a dead letter.
 
     Exit code: 0 if it balances, 1 if it does not, 2 for wrong arguments or missing packages, 130 after Ctrl-C.
     """
-    with installed(as_json):
+    with require_extra(as_json):
         from onceward.demo import story
-        from onceward.demo.crew import ChildDied
+        from onceward.demo.crew import ProcessDied
         from onceward.demo.screen import as_dict, open_screen, show
         from onceward.errors import OncewardError
     err = Console(stderr=True)
@@ -72,15 +68,15 @@ def demo(
         with _interruptible(), _folder(data, keep) as folder:
             setup = Setup(orders=orders, workers=workers, seed=seed, folder=str(folder))
             with open_screen(err) as screen:
-                result = story.tell(setup, screen)
-    except (sqlite3.Error, OSError) as error:  # a full disk, a folder that was taken away
-        _say_error(err, f"the demo cannot go on: {error}", as_json)
+                result = story.run_story(setup, screen)
+    except (sqlite3.Error, OSError) as error:  # a full disk, a deleted directory
+        _print_error(err, f"the demo failed: {error}", as_json)
         raise typer.Exit(1) from None
-    except (ChildDied, OncewardError) as error:
-        _say_error(err, str(error), as_json)
+    except (ProcessDied, OncewardError) as error:
+        _print_error(err, str(error), as_json)
         raise typer.Exit(1) from None
     except Interrupted as error:
-        _say_error(err, "interrupted; all processes of the demo have ended", as_json)
+        _print_error(err, "interrupted; all processes of the demo have ended", as_json)
         raise typer.Exit(128 + error.signal) from None
     kept = folder if folder.exists() else None
     if as_json:
@@ -92,7 +88,7 @@ def demo(
     raise typer.Exit(1 if result.problems else 0)
 
 
-def _say_error(err: Console, text: str, as_json: bool) -> None:
+def _print_error(err: Console, text: str, as_json: bool) -> None:
     err.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
     if as_json:
         typer.echo(json.dumps({"balanced": False, "problems": [text]}, indent=2))
@@ -100,9 +96,9 @@ def _say_error(err: Console, text: str, as_json: bool) -> None:
 
 @contextmanager
 def _folder(named: Path | None, keep: bool) -> Iterator[Path]:
-    """Where the demo's files are: the folder that was named, or one that is gone afterwards."""
+    """The directory of the demo's files: the named one, or a temporary one that is deleted afterwards."""
     if named is not None:
-        yield _usable(named)
+        yield _check_folder(named)
         return
     folder = Path(tempfile.mkdtemp(prefix="onceward-demo-"))
     try:
@@ -112,12 +108,12 @@ def _folder(named: Path | None, keep: bool) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _usable(folder: Path) -> Path:
-    """Made if need be. Refused unless empty, because an earlier demo's orders would spoil the balance."""
+def _check_folder(folder: Path) -> Path:
+    """Create it if missing. Refuse it unless empty, because an earlier demo's orders would spoil the balance."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise typer.BadParameter(f"{folder} is not empty; name a new folder", param_hint="--data")
+            raise typer.BadParameter(f"{folder} is not empty; name a new directory", param_hint="--data")
     except OSError as error:
         raise typer.BadParameter(f"{folder} cannot be used: {error.strerror}", param_hint="--data") from error
     if not os.access(folder, os.W_OK):
@@ -126,7 +122,7 @@ def _usable(folder: Path) -> Path:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, or a polite kill."""
+    """SIGINT or SIGTERM."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__()
@@ -135,7 +131,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Raises `Interrupted` at the first signal and ignores others, so that cleaning up is not cut short."""
+    """Raise `Interrupted` at the first signal and ignore others, so cleanup is not cut short."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         for each in before:

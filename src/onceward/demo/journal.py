@@ -1,6 +1,6 @@
-"""Who was given which order, and what became of it: how the demo knows what a crash left open.
+"""Which worker got which order, and how it ended: shows the demo what a crash left open.
 
-Only the demo's figures need this. The boundary has its cursor, and the balance does not look here.
+Only the demo's figures need this. The boundary has its cursor, and the balance does not read it.
 """
 
 from __future__ import annotations
@@ -14,45 +14,8 @@ from typing import Any
 from onceward.connectors import Connector
 from onceward.transaction import Settlement, Transaction
 
-# Small SQLite files that several processes write to, one of which may be killed.
-
-
 PATIENCE = 10.0
 """Seconds to wait for other writers."""
-
-
-def create(path: Path, schema: str) -> None:
-    """Make the file with these tables."""
-    with closing(sqlite3.connect(path, timeout=PATIENCE)) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.executescript(schema)
-
-
-def reader(path: Path) -> sqlite3.Connection:
-    """For looking only: it waits for no writer, and no writer for it."""
-    connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
-    connection.execute("PRAGMA query_only = ON")
-    # The first read takes a place among the file's users, and keeps it. Without one, every writer would be
-    # the last to leave, and would lock the whole file to tidy it up.
-    connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    return connection
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[sqlite3.Connection]:
-    """One transaction: all of it or nothing, even if the process is killed inside.
-
-    Each has its own connection, so an attempt that is interrupted anywhere leaves no half-open transaction
-    behind for the next. What is committed survives the process; `synchronous = FULL` would have it survive a
-    power cut too, at the price of a disk flush for every order.
-    """
-    with closing(sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)) as connection:
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("BEGIN IMMEDIATE")
-        with connection:
-            yield connection
-
-
 SCHEMA = """
 CREATE TABLE deliveries (number INTEGER PRIMARY KEY, id TEXT NOT NULL, worker TEXT NOT NULL, verdict TEXT);
 CREATE INDEX deliveries_by_id ON deliveries (id);
@@ -60,7 +23,7 @@ CREATE INDEX deliveries_by_id ON deliveries (id);
 
 
 class JournaledConnector:
-    """A connector that writes down what goes through it. Behaves as the one inside."""
+    """A connector that records what passes through it, and otherwise behaves like the one inside."""
 
     def __init__(self, inside: Connector, path: Path, worker: str) -> None:
         self.lease = inside.lease
@@ -79,7 +42,7 @@ class JournaledConnector:
         return fetched
 
     def settle_transactions(self, settlements: Sequence[Settlement], /) -> None:
-        # Written down first: what the journal calls open is then open at the source, whenever the kill comes.
+        # Recorded first, so what the journal calls open is open at the source, whenever the kill comes.
         with writing(self._path) as journal:
             journal.executemany(
                 "UPDATE deliveries SET verdict = ? WHERE id = ? AND worker = ? AND verdict IS NULL",
@@ -98,20 +61,20 @@ class JournaledConnector:
 
 
 class JournalReader:
-    """What the journal says, without holding anybody up."""
+    """Reads the journal without blocking writers."""
 
     def __init__(self, path: Path) -> None:
         self._journal = reader(path)
 
     def held_by(self, worker: str) -> set[str]:
-        """The orders that were given to this worker and that it has not settled."""
+        """The orders that this worker got and has not settled."""
         rows = self._journal.execute(
             "SELECT id FROM deliveries WHERE worker = ? AND verdict IS NULL", (worker,)
         )
         return {order for (order,) in rows}
 
     def came_again(self, worker: str) -> int:
-        """How many orders that this worker, now dead, did not settle were given to somebody after that."""
+        """How many orders that a dead worker left unsettled were delivered again."""
         row = self._journal.execute(
             """
             SELECT count(DISTINCT id) FROM deliveries AS lost WHERE worker = ? AND verdict IS NULL
@@ -123,3 +86,38 @@ class JournalReader:
 
     def close(self) -> None:
         self._journal.close()
+
+
+# ── small SQLite files that several processes write to, one of which may be killed ──────────────────────────
+
+
+def create(path: Path, schema: str) -> None:
+    """Create the file with these tables."""
+    with closing(sqlite3.connect(path, timeout=PATIENCE)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.executescript(schema)
+
+
+def reader(path: Path) -> sqlite3.Connection:
+    """Open a read-only connection: it does not wait for writers, nor they for it."""
+    connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+    connection.execute("PRAGMA query_only = ON")
+    # The first read keeps the file in use. Otherwise every writer would be the last to close it, and would lock the
+    # whole file for a checkpoint.
+    connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    return connection
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[sqlite3.Connection]:
+    """One transaction: all or nothing, even if the process is killed inside.
+
+    Each has its own connection, so an interrupted attempt leaves no half-open transaction for the next. Committed data
+    survives the process; `synchronous = FULL` would make it survive a power cut too, at the price of a disk flush for
+    every order.
+    """
+    with closing(sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("BEGIN IMMEDIATE")
+        with connection:
+            yield connection

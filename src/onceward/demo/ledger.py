@@ -1,6 +1,6 @@
 """Where orders take effect: shipments and stock, in the database that also has the inbox and the dead letters.
 
-Nothing here keeps an order from being shipped twice. That it is not is the inbox's doing, and the balance would tell.
+Nothing here prevents an order from being shipped twice. The inbox does, and the balance would show it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CREATE TABLE stock (article TEXT PRIMARY KEY NOT NULL, shipped INTEGER NOT NULL 
 
 
 def create(path: Path, contract: Contract) -> None:
-    """The ledger with its articles, and the inbox with its consumer."""
+    """Create the ledger with its articles, and the inbox with its consumer."""
     journal.create(path, SCHEMA)
     with journal.writing(path) as ledger:
         ledger.executemany("INSERT INTO stock (article) VALUES (?)", [(article,) for article in ARTICLES])
@@ -35,7 +35,7 @@ def create(path: Path, contract: Contract) -> None:
 
 def open_engine(path: Path) -> Engine:
     engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": journal.PATIENCE})
-    # Committed is durable against a kill; against a power cut too would cost a disk flush for every order.
+    # Commits survive a kill; surviving a power cut too would cost a disk flush for every order.
     event.listen(engine, "connect", lambda raw, _: raw.execute("PRAGMA synchronous = NORMAL").close())
     return engine
 
@@ -46,13 +46,13 @@ def add_article(path: Path, article: str) -> None:
 
 
 class LedgerReader:
-    """What the ledger says, without holding anybody up."""
+    """Reads the ledger without blocking writers."""
 
     def __init__(self, path: Path) -> None:
         self._ledger = journal.reader(path)
 
     def count(self) -> int:
-        """Orders that have taken effect."""
+        """How many orders have taken effect."""
         return int(self._rows("SELECT count(DISTINCT id) FROM shipments")[0][0])
 
     def effects(self) -> Counter[str]:
@@ -60,21 +60,21 @@ class LedgerReader:
         return Counter(dict(self._rows("SELECT id, count(*) FROM shipments GROUP BY id")))
 
     def packed_by(self, process: str) -> set[str]:
-        """The orders to which this process gave their effect."""
+        """The orders that this process shipped."""
         return {order for (order,) in self._rows("SELECT id FROM shipments WHERE packed_by = ?", process)}
 
     def shares(self) -> dict[str, int]:
-        """Shipments by the process that made them."""
+        """Shipments by process."""
         return dict(
             self._rows("SELECT packed_by, count(*) FROM shipments GROUP BY packed_by ORDER BY packed_by")
         )
 
     def stock(self) -> dict[str, int]:
-        """Pieces that left, by article."""
+        """Pieces shipped, by article."""
         return dict(self._rows("SELECT article, shipped FROM stock"))
 
     def letters(self, status: str) -> int:
-        """Dead letters of this status."""
+        """How many dead letters have this status."""
         found = self._rows("SELECT count(*) FROM onceward_dead_letters WHERE status = ?", status)
         return int(found[0][0])
 

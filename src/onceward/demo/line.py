@@ -1,4 +1,4 @@
-"""All parts of a demo while they run, from the shop's producer to the warehouse's ledger."""
+"""All parts of a demo while they run, from the shop's producer to the warehouse's ledger, and their observer."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from typing import NamedTuple
 from onceward.demo import journal, ledger
 from onceward.demo.books import Books
 from onceward.demo.crew import Crew
-from onceward.demo.screen import Progress, Screen
+from onceward.demo.screen import DemoProgress, Screen
 from onceward.demo.setup import Setup
 from onceward.demo.shop import Sending
 from onceward.demo.tasks import ShipOrder
 from onceward.demo.zones import Wire, Zones
 from onceward.transaction import Transaction
 
+CHECK_EVERY = 0.1
+"""Seconds between two reads of the books."""
+GIVE_UP_AFTER = 20.0
+"""Seconds without any change after which the observer stops waiting."""
 
-class Line(NamedTuple):
+
+class Pipeline(NamedTuple):
     setup: Setup
     zones: Zones
     wire: Wire
@@ -27,15 +32,15 @@ class Line(NamedTuple):
     books: Books
 
     def check(self) -> None:
-        """Raises what has ended one of them, if anything has."""
+        """Raise the error that ended one of the parts, if any."""
         self.zones.check()
         self.crew.check()
         self.sending.check()
 
 
 @contextmanager
-def running(setup: Setup, messages: Sequence[Transaction], pause_at: int) -> Iterator[Line]:
-    """Start everything. Nothing of it outlives the `with` block."""
+def running(setup: Setup, messages: Sequence[Transaction], pause_at: int) -> Iterator[Pipeline]:
+    """Start everything. All of it ends with the `with` block."""
     journal.create(setup.journal, journal.SCHEMA)
     ledger.create(setup.ledger, ShipOrder.contract)
     with Wire() as wire, Zones(setup, wire.url) as zones:
@@ -46,43 +51,34 @@ def running(setup: Setup, messages: Sequence[Transaction], pause_at: int) -> Ite
                 Sending(setup, messages, zones.shop.url, pause_at) as sending,
                 Books(setup, zones, wire, sending) as books,
             ):
-                yield Line(setup, zones, wire, sending, crew, books)
+                yield Pipeline(setup, zones, wire, sending, crew, books)
 
 
-# Waiting for something to be so, and showing meanwhile how far everything is.
+class Observer:
+    """Reads and shows the progress, and waits for conditions."""
 
-
-LOOK = 0.1
-"""Seconds between two looks at the books."""
-GIVE_UP_AFTER = 20.0
-"""Seconds without any change after which there will be none."""
-
-
-class Watch:
-    """Looks at the line, shows how far it is, and waits for something to be so."""
-
-    def __init__(self, line: Line, screen: Screen) -> None:
+    def __init__(self, line: Pipeline, screen: Screen) -> None:
         self.line = line
         self.screen = screen
         self.now = line.books.progress()
         self._changed_at = time.monotonic()
         self._has_given_up = False
 
-    def look(self) -> Progress:
+    def refresh(self) -> DemoProgress:
         self.line.check()
         try:
             progress = self.line.books.progress()
         except OSError:
-            self.line.check()  # who does not answer may just have died, and has left a log
+            self.line.check()  # a process that does not answer may have died, and left a log
             raise
         if progress != self.now:
             self.now, self._changed_at = progress, time.monotonic()
         self.screen.show(progress)
         return progress
 
-    def until(self, is_so: Callable[[Progress], bool], every: float = LOOK) -> bool:
-        """Whether it came to be so. When nothing changes for long it will not, and nobody waits any more."""
-        while not is_so(self.look()):
+    def until(self, condition: Callable[[DemoProgress], bool], every: float = CHECK_EVERY) -> bool:
+        """Wait for the condition. Returns False if nothing has changed for `GIVE_UP_AFTER`, now or before."""
+        while not condition(self.refresh()):
             self._has_given_up |= time.monotonic() - self._changed_at > GIVE_UP_AFTER
             if self._has_given_up:
                 return False

@@ -1,4 +1,4 @@
-"""The orders of a demo, and what is going to happen to each. The same seed makes the same orders."""
+"""The orders of a demo, and what will happen to each. The same seed makes the same orders."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import msgspec
 from onceward.transaction import Transaction
 
 ARTICLES = tuple(f"article-{number:02}" for number in range(1, 41))
-"""What the warehouse has from the beginning."""
+"""Articles that the warehouse lists from the start."""
 NEW_ARTICLE = "article-new"
-"""What the shop sells already, and the warehouse does not have in its list yet."""
+"""An article that the shop already sells and the warehouse does not list yet."""
 PLACED = "placed"
 
 
 class Fate(StrEnum):
-    """What is going to happen to an order."""
+    """What will happen to an order."""
 
     PLAIN = "plain"
     TWICE = "twice"
-    """It is sent twice, under the same id, as by an impatient client."""
+    """Sent twice under the same id, as by an impatient client."""
     REFUSED = "refused"
-    """The carrier does not go there. No retry will help."""
+    """The carrier does not deliver there. No retry will help."""
     FLAKY = "flaky"
-    """The carrier's service fails, and then does not."""
+    """The carrier's service fails at first, then works."""
     HANGING = "hanging"
     """The carrier's service does not answer the first time."""
     POISON = "poison"
-    """The carrier's service fails whenever it is asked."""
+    """The carrier's service always fails."""
     UNLISTED = "unlisted"
-    """Its article is not in the warehouse's list, until somebody mends that."""
+    """Its article is missing from the warehouse's list until the demo adds it."""
 
 
 SHARES = {
@@ -43,36 +43,36 @@ SHARES = {
     Fate.POISON: 0.001,
     Fate.UNLISTED: 0.0,
 }
-"""Of all orders; at least one of each. The others are plain."""
+"""Fractions of all orders, at least one of each. The others are plain."""
 
 
-class Order(msgspec.Struct, frozen=True):
+class DemoOrder(msgspec.Struct, frozen=True):
     id: str
     article: str
     pieces: int
     fate: Fate
 
     @classmethod
-    def of(cls, transaction: Transaction) -> Order:
+    def of(cls, transaction: Transaction) -> DemoOrder:
         """The order that a transaction carries."""
         return msgspec.convert({"id": transaction.id, **transaction.payload["object"]}, cls)
 
     def placed(self) -> Transaction:
-        """The fact that it was placed. However often it is told, it has the same id."""
-        told = {"article": self.article, "pieces": self.pieces, "fate": str(self.fate)}
+        """The fact that it was placed. It always has the same id."""
+        details = {"article": self.article, "pieces": self.pieces, "fate": str(self.fate)}
         return Transaction(
-            id=self.id, payload={"subject": f"order:{self.id}", "predicate": PLACED, "object": told}
+            id=self.id, payload={"subject": f"order:{self.id}", "predicate": PLACED, "object": details}
         )
 
 
-def make_orders(number: int, seed: int) -> list[Order]:
-    """So many different orders."""
+def make_orders(number: int, seed: int) -> list[DemoOrder]:
+    """Make `number` different orders."""
     random = Random(seed)
     fates = [fate for fate, share in SHARES.items() for _ in range(max(1, round(number * share)))]
     fates += [Fate.PLAIN] * (number - len(fates))
     random.shuffle(fates)
     return [
-        Order(
+        DemoOrder(
             f"order-{position:06}",
             NEW_ARTICLE if fate is Fate.UNLISTED else random.choice(ARTICLES),
             random.randint(1, 9),
@@ -82,8 +82,8 @@ def make_orders(number: int, seed: int) -> list[Order]:
     ]
 
 
-def make_messages(orders: Sequence[Order], seed: int) -> list[Transaction]:
-    """The orders as they are sent: those that are sent twice come again, anywhere later."""
+def make_messages(orders: Sequence[DemoOrder], seed: int) -> list[Transaction]:
+    """The orders as messages; those sent twice appear again somewhere later."""
     random = Random(seed)
     places = [(float(place), order) for place, order in enumerate(orders)]
     places += [

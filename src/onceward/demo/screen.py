@@ -1,4 +1,4 @@
-"""What is shown while a demo runs: bars on a terminal, a line now and then anywhere else. Always on stderr."""
+"""What a demo shows: bars on a terminal or lines elsewhere while it runs, tables and a verdict at its end."""
 
 from __future__ import annotations
 
@@ -18,62 +18,71 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from onceward.demo.balance import Balance
+from onceward.demo.balance import DemoBalance
 from onceward.demo.orders import Fate
 from onceward.demo.setup import MAX_DELIVERIES, SHOP, STEP_TIMEOUT, WAREHOUSE, Setup
 
-# What a demo has to show, while it runs and at its end.
+LINE_EVERY = 2.0
+"""Seconds between two lines without a terminal."""
+BAR = 18
+"""Characters of a bar."""
+WHY = (
+    "Delivery is at least once. Each effect happens once because it is written in",
+    "one transaction with the inbox's record of its order.",
+)
+READ_NEXT = f"Read next: {os.path.relpath(Path(__file__).with_name('tasks.py'))}, the two tasks of this demo."
+RIGHT, WRONG = Text("✓", "bold green"), Text("✗", "bold red")
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class DemoProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far each stage is."""
 
     produced: int = 0
-    """Messages that the shop's boundary has acknowledged; orders that are sent twice count twice."""
+    """Messages that the shop's boundary has acknowledged; orders sent twice count twice."""
     duplicates: int = 0
-    """Of these, the ones it knew already."""
+    """Those of them that it already had."""
     appended: int = 0
     """Facts in the shop's log."""
     forwarded: int = 0
     """Facts in the warehouse's log."""
     confirmed: int = 0
-    """Facts that the workers are done with, without a hole."""
+    """Facts that the workers have finished, without gaps."""
     applied: int = 0
     """Orders that have taken effect."""
     dead: int = 0
-    """Dead letters that are open."""
+    """Open dead letters."""
     redriven: int = 0
-    """Dead letters that were sent again and are settled."""
+    """Dead letters that were redriven and settled."""
     link_is_up: bool = True
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """The time when the zones did not reach each other, and what they did meanwhile."""
+    """The time without a link between the zones, and what they did meanwhile."""
 
     seconds: float
     appended: int
-    """Facts that the shop took."""
+    """Facts that the shop appended."""
     applied: int
     """Orders that the warehouse shipped."""
     waiting: int
-    """Facts that waited at the shop when it was over."""
+    """Facts waiting at the shop at the end."""
 
 
 class Crash(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker killed with -9, and what it left open."""
+    """A worker killed with -9 and what it left open."""
 
     worker: str
     process: str
-    """The worker's identity: see `Worker.identity`."""
+    """The worker's identity: see `DemoWorker.identity`."""
     pid: int
     held: int
     """Orders it had fetched and not settled."""
     applied_but_held: int
-    """Of these, the ones to which it had given their effect: delivered again, they must not have it again."""
+    """Those of them that it had shipped: redelivered, they must not be shipped again."""
 
 
-class Redriven(msgspec.Struct, frozen=True, kw_only=True):
-    """A dead letter that was sent again after its cause was mended."""
+class RedrivenLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A dead letter that was redriven after its cause was fixed."""
 
     order: str
     died_of: str
@@ -81,56 +90,50 @@ class Redriven(msgspec.Struct, frozen=True, kw_only=True):
     applied: bool
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    balance: Balance
+class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
+    balance: DemoBalance
     fates: dict[str, int]
-    """Orders by what was arranged for them."""
+    """Orders by their fate."""
     cut: Cut | None
     crash: Crash | None
-    redriven: Redriven | None
+    redriven: RedrivenLetter | None
     came_again: int
-    """Orders that the killed worker held and that were delivered again."""
+    """Orders of the killed worker that were delivered again."""
     recognised: int
-    """Deliveries of orders that had been applied before, which the inbox left out. Of the workers that lived to report,
-    as are retries and timeouts."""
+    """Deliveries that the inbox skipped because the order was already applied. Counted, like retries and timeouts, by
+    the workers that lived to report."""
     retries: int
     timeouts: int
     dead_letters: dict[str, int]
-    """Those left, by category."""
+    """Open dead letters by category."""
     packed_by: dict[str, int]
-    """Effects by the process that made them."""
+    """Effects by process."""
     seconds: float
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong with the outcome, or with the demo as a proof of it."""
+        """What is wrong with the outcome, or with the demo as a proof."""
         missing = [
             what
             for what, happened in (
-                ("the link was never cut: no facts came through it, or nothing went on meanwhile", self.cut),
-                ("no worker was killed: none was ever found in the middle of a batch", self.crash),
-                ("no dead letter was redriven: the one that can be mended never died", self.redriven),
+                ("the link was never cut: no facts passed it, or no work was done meanwhile", self.cut),
+                ("no worker was killed: none was found in the middle of a batch", self.crash),
+                ("no dead letter was redriven: the one with a fixable cause never died", self.redriven),
             )
             if happened is None
         ]
         return (*self.balance.problems, *missing)
 
 
-LINE_EVERY = 2.0
-"""Seconds between two lines where there is no terminal."""
-BAR = 18
-"""Characters of a bar."""
-
-
 class Screen(AbstractContextManager["Screen"], Protocol):
-    """Where the story is told. Shown inside a `with` block."""
+    """Shows a demo inside a `with` block."""
 
     def begin(self, orders: int, messages: int) -> None: ...
 
-    def show(self, progress: Progress) -> None: ...
+    def show(self, progress: DemoProgress) -> None: ...
 
-    def tell(self, news: str, *, bad: bool = False) -> None:
-        """Something has happened."""
+    def announce(self, news: str, *, bad: bool = False) -> None:
+        """Show an event."""
         ...
 
 
@@ -143,7 +146,7 @@ class LineScreen(Screen):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._last: Progress | None = None
+        self._last: DemoProgress | None = None
         self._next_line = 0.0
 
     def __exit__(
@@ -152,24 +155,24 @@ class LineScreen(Screen):
         pass
 
     def begin(self, orders: int, messages: int) -> None:
-        self.tell(f"{orders:,} orders in {messages:,} messages")
+        self.announce(f"{orders:,} orders in {messages:,} messages")
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: DemoProgress) -> None:
         now = time.monotonic()
         if progress != self._last and now >= self._next_line:
             self._last, self._next_line = progress, now + LINE_EVERY
-            self.tell(
+            self.announce(
                 f"{progress.produced:,} produced   {progress.appended:,} appended   "
                 f"{progress.forwarded:,} forwarded   {progress.applied:,} applied   {progress.dead:,} dead   "
                 f"{progress.redriven:,} redriven"
             )
 
-    def tell(self, news: str, *, bad: bool = False) -> None:
+    def announce(self, news: str, *, bad: bool = False) -> None:
         self._console.print(news, soft_wrap=True, highlight=False, markup=False)
 
 
 class BarScreen(Screen):
-    """For people who watch."""
+    """For terminals."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, refresh_per_second=10)
@@ -186,15 +189,15 @@ class BarScreen(Screen):
 
     def begin(self, orders: int, messages: int) -> None:
         self._orders, self._messages = orders, messages
-        self.show(Progress())
+        self.show(DemoProgress())
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: DemoProgress) -> None:
         self._live.update(self._stages(progress))
 
-    def tell(self, news: str, *, bad: bool = False) -> None:
+    def announce(self, news: str, *, bad: bool = False) -> None:
         self._live.console.print(Text(news, style="bold red" if bad else "green"))
 
-    def _stages(self, now: Progress) -> Table:
+    def _stages(self, now: DemoProgress) -> Table:
         table = Table.grid(padding=(0, 2))
         for justify in ("left", "left", "left", "right", "left"):
             table.add_column(justify=justify, no_wrap=True)
@@ -214,60 +217,51 @@ def _bar(done: int, total: int) -> ProgressBar:
     return ProgressBar(total=total, completed=done, width=BAR, complete_style="cyan", finished_style="green")
 
 
-def _link(now: Progress) -> Text:
+def _link(now: DemoProgress) -> Text:
     if now.link_is_up:
         return Text("up", style="green")
-    return Text(f"CUT, {now.appended - now.forwarded:,} facts wait", style="bold red")
+    return Text(f"CUT, {now.appended - now.forwarded:,} facts waiting", style="bold red")
 
 
-# What is shown at the end of a demo: tables and a verdict for people, the same as one object for machines.
+# ── at the end ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-WHY = (
-    "Delivery is at least once. Each effect is there once because it is written",
-    "in one transaction with the inbox's record of its order.",
-)
-READ_NEXT = f"Read next: {os.path.relpath(Path(__file__).with_name('tasks.py'))}, the two tasks of this demo."
-
-RIGHT, WRONG = Text("✓", "bold green"), Text("✗", "bold red")
-
-
-def show(console: Console, result: Result) -> None:
-    """Print the tables and the verdict. Made for 80 columns."""
-    console.print(_what_went_wrong(result))
-    console.print(Padding(_what_came_of_it(result), (0, 0, 1, 1)))
+def show(console: Console, result: DemoResult) -> None:
+    """Print the tables and the verdict, in 80 columns."""
+    console.print(_failures(result))
+    console.print(Padding(_equations(result), (0, 0, 1, 1)))
     console.print(Padding(_verdict(result), (0, 0, 0, 1)))
 
 
-def _what_went_wrong(result: Result) -> Table:
+def _failures(result: DemoResult) -> Table:
     fates, cut, crash, redriven = result.fates, result.cut, result.crash, result.redriven
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("What went wrong")
     table.add_column("count", justify="right", style="bold")
-    table.add_column("What was done about it", style="dim")
+    table.add_column("How it was handled", style="dim")
 
     def row(name: str, number: int, remark: str) -> None:
         table.add_row(name, f"{number:,}", remark)
 
-    row("sent twice", fates[Fate.TWICE], "known by their ids, appended once")
+    row("sent twice", fates[Fate.TWICE], "recognized by id, appended once")
     if cut is not None:
         meanwhile = f"{cut.appended:,} appended and {cut.applied:,} shipped meanwhile"
         row(f"link cut for {cut.seconds:g} s", cut.waiting, f"waited; {meanwhile}")
     if crash is not None:
-        became = f"{crash.applied_but_held:,} shipped, not acknowledged; {result.came_again:,} came again"
+        became = f"{crash.applied_but_held:,} shipped, not acknowledged; {result.came_again:,} redelivered"
         row(f"{crash.worker} killed -9", crash.held, became)
-    row("delivered again", result.recognised, "known to the inbox, left out")
+    row("redelivered", result.recognised, "recognized by the inbox, skipped")
     row("service flaky", fates[Fate.FLAKY], "retried")
     row("service hanging", fates[Fate.HANGING], f"interrupted after {STEP_TIMEOUT:g} s, retried")
     row("refused", fates[Fate.REFUSED], "dead letters at once")
     row("poison", fates[Fate.POISON], f"dead letters after {MAX_DELIVERIES} deliveries")
     if redriven is not None:
         became = "shipped" if redriven.applied else "not shipped"
-        row("article not listed", fates[Fate.UNLISTED], f"dead letter, mended, redriven, {became}")
+        row("article not listed", fates[Fate.UNLISTED], f"dead letter, fixed, redriven, {became}")
     return table
 
 
-def _what_came_of_it(result: Result) -> Table:
+def _equations(result: DemoResult) -> Table:
     found = result.balance
     table = Table.grid(padding=(0, 2))
     applied = f"{found.applied:,} applied once" if not found.twice else f"{found.applied:,} applied"
@@ -301,7 +295,7 @@ def _what_came_of_it(result: Result) -> Table:
     return table
 
 
-def _verdict(result: Result) -> RenderableType:
+def _verdict(result: DemoResult) -> RenderableType:
     if result.problems:
         return Group(
             Text("It does not balance:", style="bold red"),
@@ -314,8 +308,8 @@ def _verdict(result: Result) -> RenderableType:
     )
 
 
-def as_dict(setup: Setup, result: Result) -> dict[str, Any]:
-    """The result, ready for JSON. Durations are seconds."""
+def as_dict(setup: Setup, result: DemoResult) -> dict[str, Any]:
+    """The result for JSON. Durations are in seconds."""
     figures: dict[str, Any] = msgspec.to_builtins(result)
     figures["balance"].pop("problems")
     return {

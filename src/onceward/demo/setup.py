@@ -1,4 +1,4 @@
-"""What a demo is made with, and what follows from it. Parent and children share it."""
+"""The arguments of a demo and what follows from them. Parent and children share it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ SHOP, WAREHOUSE = "shop", "warehouse"
 CONSUMER = "shipping"
 """The name of the cursor at the warehouse, of the contract, and of the dead letters."""
 SLOTS = 4
-"""Orders a worker has in flight at once."""
+"""Orders that a worker has in flight at once."""
 STEP_TIMEOUT = 2.0
-"""Seconds after which an attempt that hangs is interrupted."""
+"""Seconds after which a hanging attempt is interrupted."""
 MAX_DELIVERIES = 3
 LEASE = 3.0
-"""Seconds after which an order that a killed worker had in hand is free for others."""
+"""Seconds after which other workers may take an order that a killed worker had in flight."""
 SECONDS_TO_WATCH = 6.0
-"""How long the carrier takes over all orders of a demo of usual size, shared by all slots."""
+"""How long the carrier takes for all orders of a demo of the default size, shared by all slots."""
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,11 +26,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     seed: int
     folder: str
-    """Where the stores of both zones, ledger, journal and logs are."""
+    """Directory of both zones' stores, ledger, journal and logs."""
 
     @property
     def ledger(self) -> Path:
-        """Inbox, dead letters and shipments: one database, because they share transactions."""
+        """Inbox, dead letters and shipments, in one database because they share transactions."""
         return Path(self.folder) / "ledger.db"
 
     @property
@@ -47,5 +47,5 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds_per_check(self) -> float:
-        """How long the carrier thinks: few orders need slow ones, or there is no half-way to be killed at."""
+        """Seconds per call of the carrier: slower for few orders, or there is no middle at which to kill a worker."""
         return min(0.1, max(0.01, SECONDS_TO_WATCH * self.workers * SLOTS / self.orders))

@@ -1,4 +1,4 @@
-"""The shop's side: orders go to its boundary through the producer engine, in a thread of their own."""
+"""The shop's side: sends orders to its boundary through the producer engine, in its own thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onceward.transaction import Transaction
 
 
 class Tally:
-    """Counts from any thread."""
+    """A thread-safe counter."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -28,13 +28,13 @@ class Tally:
 
 
 class Sending:
-    """Sends all messages; at the `pause_at`-th it waits for `go_on`. Has ended after the `with` block."""
+    """Sends all messages; at the `pause_at`-th it waits for `resume`. Ends with the `with` block."""
 
     def __init__(self, setup: Setup, messages: Sequence[Transaction], url: str, pause_at: int) -> None:
         self._policy = producing(setup)
         self._messages = messages
         self._pause_at = pause_at
-        self._go_on = Event()
+        self._resumed = Event()
         self._tally = Tally()
         self._client = BoundaryClient(url)
         shop = BoundaryConnector(self._client, from_zone=SHOP, to_zone=WAREHOUSE)
@@ -49,25 +49,25 @@ class Sending:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._task.stop()
-        self.go_on()
+        self.resume()
         self._thread.shutdown()
         self._client.close()
 
     @property
     def produced(self) -> int:
-        """Messages that were sent and acknowledged."""
+        """How many messages were sent and acknowledged."""
         return self._tally.count
 
-    def go_on(self) -> None:
-        self._go_on.set()
+    def resume(self) -> None:
+        self._resumed.set()
 
     def check(self) -> None:
-        """Raises what has ended it, if anything has."""
+        """Raise the error that ended it, if any."""
         if self._sent.done():
             self._sent.result()
 
     def _paced(self) -> Iterator[Transaction]:
         for number, message in enumerate(self._messages):
             if number == self._pause_at:
-                self._go_on.wait()
+                self._resumed.wait()
             yield message

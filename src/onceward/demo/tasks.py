@@ -1,6 +1,6 @@
 """The two tasks of the demo, with their policies: all that a user of onceward writes.
 
-They open nothing themselves. Connectors, carrier and inbox are given to them.
+They open nothing themselves, but are given connectors, carrier and inbox.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from onceward import ConsumerTask, ProducerTask, Transaction
 from onceward.demo.carrier import NotDelivered
-from onceward.demo.orders import PLACED, Order
+from onceward.demo.orders import PLACED, DemoOrder
 from onceward.demo.setup import CONSUMER, LEASE, SLOTS, STEP_TIMEOUT, Setup
 from onceward.inbox import Contract
 from onceward.task.exceptions import ExceptionCategory, TransactionException
@@ -20,7 +20,7 @@ TAKE = "UPDATE stock SET shipped = shipped + :pieces WHERE article = :article"
 
 
 class SendOrder(ProducerTask):
-    """Appends orders to the shop's boundary, and counts them."""
+    """Appends orders to the shop's boundary and counts them."""
 
     def produce_transaction(self, transaction: Transaction) -> None:
         self.connectors["shop"].dispatch_transactions([transaction])
@@ -30,10 +30,10 @@ class SendOrder(ProducerTask):
 
 
 class ShipOrder(ConsumerTask):
-    """Takes orders from the warehouse's boundary, has the carrier asked, and ships them.
+    """Takes orders from the warehouse's boundary, asks the carrier, and ships them.
 
     What it writes through the session commits together with the inbox's record that the order is done. The carrier
-    comes first: in `effectful` mode the database is not locked while the outside takes its time.
+    comes first: in `effectful` mode the database is not locked while an outside service takes its time.
     """
 
     contract = Contract(
@@ -46,7 +46,7 @@ class ShipOrder(ConsumerTask):
     )
 
     def process_transaction(self, transaction: Transaction, session: Any) -> None:
-        order = Order.of(transaction)
+        order = DemoOrder.of(transaction)
         try:
             self.services["carrier"].check(order)
         except NotDelivered as error:

@@ -1,10 +1,10 @@
 """One worker process: `python -m onceward.demo.worker SETUP URL NAME`.
 
-It consumes from the boundary at the URL until it gets SIGTERM, or until whoever started it is gone. Its log goes to
-stderr, and the report of its work to stdout.
+It consumes from the boundary at the URL until it gets SIGTERM or its parent is gone. It logs to stderr, and writes its
+report to stdout.
 
-All workers fetch under one name, so each sees every order. They do not share the work out for speed, they stand in for
-each other: the inbox lets one of them have the order, and tells the others that it is in hand or done.
+All workers fetch under one name, so each sees every order. They do not divide the work for speed, but stand in for each
+other: the inbox gives an order to one of them, and reports it to the others as in flight or done.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The two boundaries, each a real `onceward boundary serve` with its own store; the warehouse pulls from the shop."""
+"""The two boundaries, each a real `onceward boundary serve` with its own store, and the network between them.
+
+The warehouse pulls from the shop.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from urllib.request import ProxyHandler, build_opener
 import msgspec
 
 from onceward.boundary import BoundaryClient
-from onceward.demo.crew import Child, ChildDied, see_off_all
+from onceward.demo.crew import DemoProcess, ProcessDied, end_all
 from onceward.demo.setup import SHOP, WAREHOUSE, Setup
 
 SERVE = [sys.executable, "-m", "onceward.demo.attached", "boundary", "serve", "--listen", "127.0.0.1:0"]
@@ -32,41 +35,45 @@ url = "{url}"
 from_zones = ["{source}"]
 """
 AUDITOR = "auditor"
-"""The name under which the demo itself reads the logs, at the end."""
+"""The consumer name with which the demo itself reads the logs at the end."""
 PAGE = 1000
 START_PATIENCE = 60.0
 ANSWER_PATIENCE = 10.0
+HOST = "127.0.0.1"
+CHUNK = 1 << 16
 
-_open = build_opener(ProxyHandler({})).open  # it is this machine; no proxy knows the way
+T = TypeVar("T")
+
+_open = build_opener(ProxyHandler({})).open  # on this machine, never through a proxy
 
 
-class Cursor(msgspec.Struct):
+class ConsumerCursor(msgspec.Struct):
     name: str
     offset: int
 
 
 class Stats(msgspec.Struct):
-    """What a boundary says of itself."""
+    """The statistics of a boundary."""
 
     last: int
-    """The offset of the last fact; offsets leave none out."""
-    consumers: list[Cursor]
+    """The offset of the last fact; offsets have no gaps."""
+    consumers: list[ConsumerCursor]
 
     def confirmed(self, consumer: str) -> int:
         return next((each.offset for each in self.consumers if each.name == consumer), 0)
 
 
-class Zone(Child):
+class Zone(DemoProcess):
     def __init__(self, setup: Setup, name: str, *arguments: str) -> None:
         super().__init__(name, [*SERVE, *arguments], setup.log(name))
 
     @cached_property
     def url(self) -> str:
-        """Known as soon as it serves."""
+        """Its URL; waits until it serves."""
         stdout = self._process.stdout
         assert stdout is not None
         if not select([stdout], [], [], START_PATIENCE)[0]:
-            raise ChildDied(f"{self.name} did not serve within {START_PATIENCE:g} s")
+            raise ProcessDied(f"{self.name} did not serve within {START_PATIENCE:g} s")
         line = stdout.readline().decode().strip()
         if not line:
             self._process.wait()
@@ -77,12 +84,12 @@ class Zone(Child):
         return msgspec.json.decode(self._page("/stats"), type=Stats)
 
     def duplicates(self) -> int:
-        """Appends that were known already, as the server counts them."""
+        """Duplicate appends, as the server counts them."""
         found = re.search(rb"^bsfg_append_duplicates_total (\S+)$", self._page("/metrics"), re.MULTILINE)
         return 0 if found is None else int(float(found[1]))
 
     def ids(self) -> list[str]:
-        """Of all facts, in the order of the log."""
+        """The ids of all facts, in the order of the log."""
         ids: list[str] = []
         with BoundaryClient(self.url) as client:
             while facts := client.fetch(AUDITOR, PAGE).facts:
@@ -97,20 +104,20 @@ class Zone(Child):
 
 
 class Zones:
-    """Both. Neither outlives the `with` block."""
+    """Both zones. They end with the `with` block."""
 
     def __init__(self, setup: Setup, way_to_the_shop: str) -> None:
         config = Path(setup.folder) / f"{WAREHOUSE}.toml"
         config.write_text(LINKED.format(zone=WAREHOUSE, source=SHOP, url=way_to_the_shop), "utf-8")
         self._zones: list[Zone] = []
         try:
-            self.shop = self._started(Zone(setup, SHOP, "--data", str(Path(setup.folder) / SHOP)))
-            self.warehouse = self._started(Zone(setup, WAREHOUSE, "--config", str(config)))
+            self.shop = self._add(Zone(setup, SHOP, "--data", str(Path(setup.folder) / SHOP)))
+            self.warehouse = self._add(Zone(setup, WAREHOUSE, "--config", str(config)))
         except BaseException:
-            see_off_all(self._zones)
+            end_all(self._zones)
             raise
 
-    def _started(self, zone: Zone) -> Zone:
+    def _add(self, zone: Zone) -> Zone:
         self._zones.append(zone)
         return zone
 
@@ -120,28 +127,19 @@ class Zones:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        see_off_all(self._zones)
+        end_all(self._zones)
 
     def check(self) -> None:
         for zone in self._zones:
             zone.check()
 
 
-# The network between the zones: carries bytes from the warehouse to the shop and back, until it is cut.
-
-
-HOST = "127.0.0.1"
-CHUNK = 1 << 16
-
-T = TypeVar("T")
-
-
 class Wire:
-    """A TCP proxy in a thread of its own. Carries nothing before `lead_to`."""
+    """The network between the zones: a TCP proxy in its own thread, which can be cut. Needs `lead_to` first."""
 
     def __init__(self) -> None:
         self.url = ""
-        """Its near end: what the warehouse takes for the shop."""
+        """Its near end, which the warehouse uses as the shop."""
         self.is_up = True
         self._port: int | None = None
         self._loop = asyncio.new_event_loop()
@@ -164,11 +162,11 @@ class Wire:
         self._loop.close()
 
     def lead_to(self, url: str) -> None:
-        """Its far end."""
+        """Set its far end."""
         self._port = urlsplit(url).port
 
     def cut(self) -> None:
-        """Hang up, and on all who come."""
+        """Drop all connections, and new ones until `heal`."""
         self.is_up = False
         self._run(self._hang_up())
 
@@ -203,7 +201,7 @@ class Wire:
                 if self.is_up:
                     await asyncio.gather(_carry(near_in, far_out), _carry(far_in, near_out))
         except (OSError, asyncio.CancelledError):
-            pass  # the end of a connection, one way or another
+            pass  # the connection ended, one way or another
         finally:
             for end in (near_out, far_out):
                 if end is not None:

@@ -1,8 +1,8 @@
-"""Running an app: supervised worker processes, signals, health.
+"""Run an app: supervised worker processes, signals, health.
 
 supervisor ──starts──► worker processes ──each──► every consumer of the app, in threads or in asyncio
     │  ▲                     │
-    │  └─── what they do ────┘   a line a second, through a pipe
-    ├─── drain, hurry ──────►    through another pipe, whose end also says that the supervisor is gone
+    │  └────── status ───────┘   one line per second, through a pipe
+    ├─── drain, hurry ──────►    through another pipe; when it closes, the supervisor is gone
     └─── /livez /readyz /progress /metrics
 """

@@ -1,4 +1,4 @@
-"""The supervisor's port, if one was asked for: a few pages over HTTP, for probes, scrapers and people with curl."""
+"""Health pages of a run over HTTP, if `--health` asks for them: for probes, scrapers and people with curl."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ from onceward.errors import ConfigurationError
 from onceward.run.protocol import ConsumerStatus, WorkerState
 from onceward.run.supervisor import Supervisor, WorkerSlot
 
-# What is told about a run: alive, ready, how far, in numbers. Each page is a status and a text.
-
-
 JSON = "application/json"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 SILENCE = 3.0
-"""Seconds. Workers speak once a second: less than this says nothing."""
+"""Seconds without a status line that mean nothing yet: workers report once a second."""
+REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    503: "Service Unavailable",
+}
+PATIENCE = 5.0
+"""Seconds that a client may take for its request."""
 
 
 class HealthPage(NamedTuple):
@@ -29,7 +35,7 @@ class HealthPage(NamedTuple):
 
 
 class Pages:
-    """Made anew for each request, from what the workers said last."""
+    """Answers each request from what the workers last reported."""
 
     def __init__(self, supervisor: Supervisor, stalled_after: float) -> None:
         self._supervisor = supervisor
@@ -42,11 +48,11 @@ class Pages:
         }
 
     def livez(self) -> HealthPage:
-        """503 when a worker has work, or asks its source, and nothing moves. Idle is alive, and so is an outage."""
+        """503 if a worker with work in flight or a fetch open makes no progress. Idle is alive, and so is an outage."""
         return _verdict([problem for place in self._supervisor.places for problem in self.stalls(place)])
 
     def readyz(self) -> HealthPage:
-        """200 when every consumer of every worker has got an answer from its source, and is not stopping."""
+        """200 if every consumer of every worker has had an answer from its source and is not stopping."""
         return _verdict([problem for place in self._supervisor.places for problem in self._unready(place)])
 
     def progress(self) -> HealthPage:
@@ -66,15 +72,15 @@ class Pages:
             return []
         if now - process.heard_at >= max(self._stalled_after, SILENCE):
             return [
-                f"worker {place.number} (pid {process.pid}) has said nothing for {now - process.heard_at:.0f} s"
+                f"worker {place.number} (pid {process.pid}) has reported nothing for {now - process.heard_at:.0f} s"
             ]
         stalled = []
         for consumer in _consumers(place):
             since = consumer.standing_still_since()
             if since is not None and now - since >= self._stalled_after:
-                holds = f"has {consumer.in_flight} in flight" if consumer.in_flight else "asks its source"
+                holds = f"has {consumer.in_flight} in flight" if consumer.in_flight else "waits for a fetch"
                 stalled.append(
-                    f"worker {place.number} (pid {process.pid}): {consumer.name} {holds}, and nothing has moved for "
+                    f"worker {place.number} (pid {process.pid}): {consumer.name} {holds} and has made no progress for "
                     f"{now - since:.0f} s"
                 )
         return stalled
@@ -82,7 +88,7 @@ class Pages:
     def _unready(self, place: WorkerSlot) -> list[str]:
         if place.process is None:
             return [
-                f"worker {place.number} does not run" + (f": it {place.problem}" if place.problem else "")
+                f"worker {place.number} is not running" + (f": it {place.problem}" if place.problem else "")
             ]
         if place.process.status is None:
             return [f"worker {place.number} is starting"]
@@ -103,7 +109,7 @@ class Pages:
             "last_end": place.problem,
             "live": not self.stalls(place),
             "ready": not self._unready(place),
-            "consumers": [_described(consumer, now) for consumer in _consumers(place)],
+            "consumers": [_describe(consumer, now) for consumer in _consumers(place)],
         }
 
     # ── numbers ─────────────────────────────────────────────────────────────────────────────────────────
@@ -134,7 +140,7 @@ class Pages:
             yield f"# TYPE {name} {kind}\n"
             for place in places:
                 for each in _consumers(place):
-                    labels = f'worker="{place.number}",consumer="{_escaped(each.name)}"'
+                    labels = f'worker="{place.number}",consumer="{_escape(each.name)}"'
                     yield f"{name}{{{labels}}} {float(number(each)):.15g}\n"
 
 
@@ -143,7 +149,7 @@ def _consumers(place: WorkerSlot) -> Sequence[ConsumerStatus]:
     return () if process is None or process.status is None else process.status.consumers
 
 
-def _described(consumer: ConsumerStatus, now: float) -> dict[str, Any]:
+def _describe(consumer: ConsumerStatus, now: float) -> dict[str, Any]:
     return {
         "consumer": consumer.name,
         "state": consumer.state,
@@ -167,34 +173,23 @@ def _verdict(problems: list[str]) -> HealthPage:
     return HealthPage(503 if problems else 200, JSON, json.dumps({"ok": not problems, "problems": problems}))
 
 
-def _escaped(label: str) -> str:
+def _escape(label: str) -> str:
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    503: "Service Unavailable",
-}
-PATIENCE = 5.0
-"""Seconds that a client may take for its request."""
-
-
 def parse_address(health: str) -> tuple[str, int]:
-    """HOST:PORT; port 0 takes a free one."""
+    """Parse HOST:PORT; port 0 means any free port."""
     host, _, port = health.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise ConfigurationError(
-            f"--health must be HOST:PORT, not {health!r}; 127.0.0.1:8080 is for this machine, 0.0.0.0:8080 for all"
+            f"--health must be HOST:PORT, not {health!r}; use 127.0.0.1:8080 for this machine, 0.0.0.0:8080 for all"
         )
     return host.strip("[]"), int(port)
 
 
 @asynccontextmanager
-async def health_served(pages: Pages, host: str, port: int) -> AsyncIterator[str]:
-    """Answers while inside; yields the URL."""
+async def serve_health(pages: Pages, host: str, port: int) -> AsyncIterator[str]:
+    """Answer requests inside the block; yields the URL."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
@@ -207,8 +202,8 @@ async def health_served(pages: Pages, host: str, port: int) -> AsyncIterator[str
         server = await asyncio.start_server(answer, host, port)
     except OSError as error:
         raise ConfigurationError(
-            f"--health {host}:{port} cannot be listened on: {error.strerror or error}; choose another address, or "
-            "port 0 for a free one"
+            f"--health: cannot listen on {host}:{port}: {error.strerror or error}; choose another address, or port 0 "
+            "for any free port"
         ) from error
     try:
         bound = server.sockets[0].getsockname()[1]
@@ -221,10 +216,10 @@ def _page(pages: Pages, head: bytes) -> HealthPage:
     method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
     path = rest.partition(" ")[0].partition("?")[0]
     if method not in ("GET", "HEAD"):
-        return HealthPage(405, "text/plain", "only GET\n")
+        return HealthPage(405, "text/plain", "use GET\n")
     found = pages.by_path.get(path)
     if found is None:
-        return HealthPage(404, "text/plain", f"there are {', '.join(pages.by_path)}\n")
+        return HealthPage(404, "text/plain", f"not found; the pages are {', '.join(pages.by_path)}\n")
     page = found()
     return page._replace(body="") if method == "HEAD" else page
 

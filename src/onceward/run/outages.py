@@ -1,4 +1,4 @@
-"""One consumer of a worker, kept consuming: through outages of its source or database, until it is told to stop."""
+"""Keep one consumer of a worker consuming, through outages of its source or database, until it is asked to stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from onceward._sync import run_blocking
 from onceward.app.app import Consumer, Onceward
-from onceward.app.build import built, built_async
+from onceward.app.build import open_task, open_task_async
 from onceward.backoff import Backoff
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.run.progress import Progress
@@ -29,19 +29,19 @@ from onceward.transaction import Verdict
 _log = logging.getLogger("onceward.run")
 
 OUTAGE = Backoff(0.25, cap=10.0)
-"""Between two tries during an outage."""
+"""Delay between two attempts during an outage."""
 CALM = 15.0
 """Seconds without an outage after which the next one counts as the first."""
 PATIENCE = 60.0
-"""Seconds that a run which is to end by itself waits for a source or a database."""
+"""Seconds that a run with `--drain` waits for a source or a database."""
 
 
 class SourceUnreachable(Exception):
-    """The source or database did not answer for so long that nobody waits any more."""
+    """The source or database did not answer within `PATIENCE`."""
 
 
 class Keeper:
-    """Written for both modes; the subclasses say how to call and how to wait."""
+    """Keeps one consumer running. Written for both modes; the subclasses define how to call and how to wait."""
 
     def __init__(
         self, app: Onceward, consumer: Consumer, drain: bool, on_change: Callable[[], None] = lambda: None
@@ -50,11 +50,11 @@ class Keeper:
         self.consumer = consumer
         self.state = WorkerState.STARTING
         self.left = 0
-        """Deliveries that the source was not told the end of when the last call ended."""
+        """Deliveries not settled when the last call ended."""
         self._drain = drain
         self._policy = policy_of_run(consumer.policy, streaming=not drain)
         self._on_change = on_change
-        self._progress = Progress(self._answered)
+        self._progress = Progress(self._on_answer)
         self._task: Any = None
         self._problem: str | None = None
         self._tries = 0
@@ -63,11 +63,11 @@ class Keeper:
         self._stopping = False
 
     async def _with_task(self) -> None:
-        """Build the task, and `_consume` with it."""
+        """Build the task and call `_consume` with it."""
         raise NotImplementedError
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep, or until `stop`."""
+        """Sleep until the time is up or `stop` is called."""
         raise NotImplementedError
 
     async def _keep(self) -> None:
@@ -75,11 +75,11 @@ class Keeper:
         self._change(WorkerState.ENDED)
 
     async def _consume(self, task: Any, call: Callable[[], Awaitable[Report]]) -> None:
-        """With one task, whose inbox may know of ends that the database did not take."""
+        """Consume with one task through outages: its inbox may hold outcomes that the database did not accept."""
         self._task = task
         task.interruptible = True
         if self._stopping:
-            task.stop()  # told so while the task was being built
+            task.stop()  # was asked to while the task was being built
 
         async def consume() -> None:
             try:
@@ -90,7 +90,7 @@ class Keeper:
         await self._through_outages(consume)
 
     async def _through_outages(self, call: Callable[[], Awaitable[None]]) -> None:
-        """Until it ends by itself, or is told to stop."""
+        """Repeat the call until it ends by itself or the keeper is stopped."""
         while not self._stopping:
             try:
                 await call()
@@ -103,31 +103,32 @@ class Keeper:
 
     async def _wait_out(self, error: Exception) -> None:
         if self._stopping:
-            _log.error("%s could not end well: %s", self.consumer.name, text_of(error))
+            _log.error("%s failed while stopping: %s", self.consumer.name, text_of(error))
             return
         self._problem = reason_of(error)
         if self._tries == 0:
             self._away_since = time.monotonic()
         elif self._drain and time.monotonic() - self._away_since >= PATIENCE:
             raise SourceUnreachable(
-                f"{self.consumer.name} has waited {PATIENCE:.3g} s for its source or database: {self._problem}"
+                f"{self.consumer.name} gave up after waiting {PATIENCE:.3g} s for its source or database: "
+                f"{self._problem}"
             )
         wait = OUTAGE.delay(self._tries)
         self._tries += 1
         self._failed_at = time.monotonic()
         _log.warning(
-            "%s waits for its source or database, next try in %.3g s: %s",
+            "%s is waiting for its source or database; next attempt in %.3g s: %s",
             self.consumer.name, wait, self._problem,
         )  # fmt: skip
         self._change(WorkerState.WAITING)
         await self._pause(wait)
 
-    def _answered(self) -> None:
+    def _on_answer(self) -> None:
         if time.monotonic() - self._failed_at >= CALM:
             self._tries = 0
         if self.state in (WorkerState.STARTING, WorkerState.WAITING):
             if self._problem is not None:
-                _log.info("%s consumes again", self.consumer.name)
+                _log.info("%s is consuming again", self.consumer.name)
             self._problem = None
             self._change(WorkerState.CONSUMING)
 
@@ -136,7 +137,7 @@ class Keeper:
         self._on_change()
 
     def stop(self) -> None:
-        """No new fetch; what is in flight ends, and the source is told."""
+        """Fetch nothing more; work in flight finishes and is settled."""
         self._stopping = True
         if self.state is not WorkerState.ENDED:
             self.state = WorkerState.STOPPING
@@ -170,7 +171,7 @@ class Keeper:
 
 
 class BlockingKeeper(Keeper):
-    """For `def`. It runs in a thread of its own."""
+    """For `def` consumers. Runs in its own thread."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -183,7 +184,7 @@ class BlockingKeeper(Keeper):
         async def call() -> Report:
             return task.consume_transactions(self._policy)
 
-        with built(self.app, self.consumer, self._progress) as task:
+        with open_task(self.app, self.consumer, self._progress) as task:
             await self._consume(task, call)
 
     async def _pause(self, seconds: float) -> None:
@@ -195,7 +196,7 @@ class BlockingKeeper(Keeper):
 
 
 class AsyncKeeper(Keeper):
-    """For `async def`. All of them run in one event loop."""
+    """For `async def` consumers. All of them run in one event loop."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -205,7 +206,7 @@ class AsyncKeeper(Keeper):
         await self._keep()
 
     async def _with_task(self) -> None:
-        async with built_async(self.app, self.consumer, self._progress) as task:
+        async with open_task_async(self.app, self.consumer, self._progress) as task:
             await self._consume(task, lambda: task.consume_transactions(self._policy))
 
     async def _pause(self, seconds: float) -> None:
@@ -228,13 +229,13 @@ def keeper_of(app: Onceward, consumer: Consumer, *more: Any) -> BlockingKeeper |
 
 
 def policy_of_run(policy: ConsumerPolicy, *, streaming: bool) -> ConsumerPolicy:
-    """A run ends on request, or when nothing is left: the limits of a single call do not apply."""
+    """A run ends on request or when nothing is left, so the limits of a single call do not apply."""
     changes = {"streaming": streaming, "limit": None, "timeout": None}
     return policy.model_copy(update={"loop": policy.loop.model_copy(update=changes)})
 
 
 def reason_of(error: Exception) -> str:
-    """In one line: a fetch that failed has a cause, and SQLAlchemy wraps what the driver said into a page."""
+    """The reason in one line: the cause of a failed fetch, and the driver's own words without SQLAlchemy's page."""
     from sqlalchemy.exc import DBAPIError
 
     cause = error.__cause__ if isinstance(error, LoopError) and error.__cause__ is not None else error
@@ -244,7 +245,7 @@ def reason_of(error: Exception) -> str:
 
 
 def is_outage(error: Exception) -> bool:
-    """Whether it may work later: the world is to blame, and not the program or its configuration."""
+    """Whether a retry may work: the fault is outside, not in the program or its configuration."""
     from sqlalchemy.exc import DBAPIError
     from sqlalchemy.exc import TimeoutError as PoolTimeout
 

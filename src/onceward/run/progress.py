@@ -1,4 +1,4 @@
-"""Counts what goes in and out of a source: progress is what the source is told, not that a process runs."""
+"""Count what a source delivers and settles: that is progress, not that a process runs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from onceward.transaction import Settlement, Transaction, Verdict
 
 
 class Progress(Middleware):
-    """Counts deliveries and their ends, for health and the final summary.
+    """Counts deliveries and settlements of one consumer over all its calls, for health and the final summary.
 
-    Of one consumer, over all its calls. Written by the engine's threads, read by the one that reports.
+    Written by the engine's threads, read by the one that reports.
     """
 
     name = "progress"
@@ -24,7 +24,7 @@ class Progress(Middleware):
         self.progress_at = time.monotonic()
         self.asking_since: float | None = None
         self._fetched_at: dict[int, float] = {}
-        """When each delivery was fetched whose end the source does not know."""
+        """When each delivery that is not settled was fetched."""
         self._lock = threading.Lock()
         self._on_answer = on_answer
 
@@ -59,7 +59,7 @@ class Progress(Middleware):
         self.progress_at = time.monotonic()
 
     def call_ended(self) -> int:
-        """How many have no known end. They belong to nobody now, and come again when their leases run out."""
+        """Forget what is not settled and return how many: they are redelivered when their leases expire."""
         self.asking_since = None
         with self._lock:
             left = len(self._fetched_at)
@@ -67,6 +67,6 @@ class Progress(Middleware):
         return left
 
     def in_flight(self) -> tuple[int, float | None]:
-        """How many, and when the oldest was fetched."""
+        """How many deliveries are in flight, and when the oldest was fetched."""
         with self._lock:
             return len(self._fetched_at), next(iter(self._fetched_at.values()), None)

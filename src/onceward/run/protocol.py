@@ -1,6 +1,6 @@
-"""What supervisor and workers tell each other, as lines of JSON, and with which codes a worker ends.
+"""Messages between supervisor and workers, as lines of JSON, and the exit codes of a worker.
 
-Moments are of `time.monotonic`, which all processes of a machine share.
+Times are from `time.monotonic`, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ import msgspec
 ENDED = 0
 MISUSED = 2
 RECYCLED = 75
-"""A thread was stuck: the rest of the work is done, and another process shall go on."""
+"""A thread was stuck: the rest of the work is done, and another process takes over."""
 CUT_OFF = 76
 """Some work was left to its lease."""
 UNREACHABLE = 77
-"""A run that is to end by itself has waited long enough for a source or a database."""
+"""A run with `--drain` has waited long enough for a source or a database."""
 
 DRAIN = b"drain\n"
 HURRY = b"hurry\n"
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process is to do."""
+    """The task of a worker process."""
 
     target: str
     """The app, as module:name."""
     number: int
     drain: bool
-    """End when the sources are empty."""
+    """Exit when the sources are empty."""
     grace: float
     log_format: str
     log_level: str
     env: str | None
     concurrency: int | None
-    """These two, if given, win over what the app says."""
+    """These two, if given, win over the app's settings."""
 
 
 class WorkerState(StrEnum):
@@ -43,26 +43,26 @@ class WorkerState(StrEnum):
     CONSUMING = "consuming"
     """Its source has answered."""
     WAITING = "waiting"
-    """Source or database are away; it asks again after a while."""
+    """Source or database are unavailable; it will try again."""
     STOPPING = "stopping"
     ENDED = "ended"
 
 
 class ConsumerStatus(msgspec.Struct, kw_only=True):
-    """What one consumer of one worker does."""
+    """Status of one consumer of one worker."""
 
     name: str
     state: WorkerState
     succeeded: int
     failed: int
     returned: int
-    """Not started, or postponed: back with the source."""
+    """Not started or postponed, and given back to the source."""
     in_flight: int
-    """Fetched, and the source not told of the end."""
+    """Fetched and not settled."""
     oldest_since: float | None
-    """When the oldest of them was fetched."""
+    """When the oldest in flight was fetched."""
     asking_since: float | None
-    """When a fetch began that has not answered."""
+    """When the fetch that has no answer yet began."""
     progress_at: float
     """When something was last fetched or settled."""
     stuck: int
@@ -70,12 +70,12 @@ class ConsumerStatus(msgspec.Struct, kw_only=True):
     """Why it waits."""
 
     def standing_still_since(self) -> float | None:
-        """It has work, or is owed an answer, and nothing has moved since then. None for one that is idle."""
+        """Since when nothing has moved although it has work or waits for a fetch. None if it is idle."""
         return self.progress_at if self.in_flight else self.asking_since
 
 
 class WorkerStatus(msgspec.Struct, kw_only=True):
-    """What a worker process says of itself."""
+    """Status of a worker process."""
 
     consumers: list[ConsumerStatus]
     refused: str | None = None

@@ -1,4 +1,4 @@
-"""For development: tells when a Python file below the working directory has changed."""
+"""For development: notice when a Python file below the working directory changes."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-LOOK_EVERY = 0.5
+CHECK_EVERY = 0.5
+"""Seconds."""
 
 
 class PythonFiles:
-    """Looks at all of them twice a second: no dependency, and a directory of code is small."""
+    """Checks all of them twice a second: that needs no dependency, and a directory of code is small."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._seen = self._look()
+        self._seen = self._scan()
 
     async def next(self) -> str:
-        """Waits for a change, and names a file that has changed, come or gone."""
+        """Wait for a change and return the path of a file that was changed, added or removed."""
         while True:
-            await asyncio.sleep(LOOK_EVERY)
-            now = self._look()
+            await asyncio.sleep(CHECK_EVERY)
+            now = self._scan()
             changed = {path for path, _ in self._seen.items() ^ now.items()}
             self._seen = now
             if changed:
                 return os.path.relpath(min(changed), self._directory)
 
-    def _look(self) -> dict[str, int]:
+    def _scan(self) -> dict[str, int]:
         found = {}
         for path in _python_files(self._directory):
             try:
                 found[path] = os.stat(path).st_mtime_ns
-            except OSError:  # gone meanwhile
+            except OSError:  # removed meanwhile
                 continue
         return found
 

@@ -1,4 +1,4 @@
-"""`onceward run`, without its command line: put together supervisor, signals and health, and run until the end."""
+"""`onceward run` without its command line: connect supervisor, signals and health, and run until the end."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from pathlib import Path
 
 from onceward.app.app import Onceward
 from onceward.errors import ConfigurationError
-from onceward.run.health import Pages, health_served, parse_address
+from onceward.run.health import Pages, parse_address, serve_health
 from onceward.run.protocol import Assignment
 from onceward.run.reload import PythonFiles
-from onceward.run.supervisor import Stage, Supervisor
+from onceward.run.supervisor import RunStage, Supervisor
 
 _log = logging.getLogger("onceward.run")
 
-LOOK_EVERY = 5.0
-"""Seconds between two looks for workers that stand still."""
+STALL_CHECK_EVERY = 5.0
+"""Seconds between two checks for stalled workers."""
 
 
 def check(app: Onceward) -> None:
-    """Raises what can be said before anything is started."""
+    """Raise ConfigurationError for problems that are visible before anything starts."""
     app.check()
     if not app.consumers:
         raise ConfigurationError(
-            f"{app.name} has no consumers, so that there is nothing to run; decorate a function with "
+            f"{app.name} has no consumers, so there is nothing to run; decorate a function with "
             "@app.consumer('sqlite:///orders.db')"
         )
     local = [consumer for consumer in app.consumers.values() if consumer.source.in_process]
     if local:
         raise ConfigurationError(
             f"{', '.join(each.name for each in local)} of {app.name} consumes from {local[0].source.scheme}://, which "
-            "is within one process and for tests: no other process could send to a worker; use sqlite:///orders.db"
+            "exists within one process only, for tests: no other process could send to a worker; use sqlite:///orders.db"
         )
     if app.settings.health is not None:
         parse_address(app.settings.health)
@@ -51,12 +51,12 @@ async def _run(app: Onceward, assignment: Assignment, reload: bool) -> int:
     pages = Pages(supervisor, settings.stalled_after)
     loop = asyncio.get_running_loop()
     for each in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(each, supervisor.heard, int(each))
+        loop.add_signal_handler(each, supervisor.on_signal, int(each))
     async with AsyncExitStack() as around:
         if settings.health is not None:
-            url = await around.enter_async_context(health_served(pages, *parse_address(settings.health)))
+            url = await around.enter_async_context(serve_health(pages, *parse_address(settings.health)))
             _log.info("health at %s/livez, /readyz, /progress and /metrics", url)
-        watching = asyncio.ensure_future(_tell_of_stalls(supervisor, pages))
+        watching = asyncio.ensure_future(_log_stalls(supervisor, pages))
         around.callback(watching.cancel)
         _log.info(
             "running %s of %s in %d process%s, as %s",
@@ -65,17 +65,17 @@ async def _run(app: Onceward, assignment: Assignment, reload: bool) -> int:
         code = await supervisor.run()
     for each in (signal.SIGINT, signal.SIGTERM):
         loop.remove_signal_handler(each)
-        signal.signal(each, signal.SIG_IGN)  # all is over: one more Ctrl-C does not change how it ended
+        signal.signal(each, signal.SIG_IGN)  # it is over: one more Ctrl-C must not change the exit code
     return code
 
 
-async def _tell_of_stalls(supervisor: Supervisor, pages: Pages) -> None:
-    """Once for each: somebody who asks no health page shall know, too."""
-    told: set[int] = set()
-    while supervisor.stage is Stage.RUNNING:
-        await asyncio.sleep(LOOK_EVERY)
+async def _log_stalls(supervisor: Supervisor, pages: Pages) -> None:
+    """Log each stall once, for runs without a health page."""
+    logged: set[int] = set()
+    while supervisor.stage is RunStage.RUNNING:
+        await asyncio.sleep(STALL_CHECK_EVERY)
         for place in supervisor.places:
             stalls = pages.stalls(place)
-            if stalls and place.number not in told:
-                _log.error("%s; kill -USR1 shows where its threads are", "; ".join(stalls))
-            (told.add if stalls else told.discard)(place.number)
+            if stalls and place.number not in logged:
+                _log.error("%s; send it SIGUSR1 to see where its threads are", "; ".join(stalls))
+            (logged.add if stalls else logged.discard)(place.number)

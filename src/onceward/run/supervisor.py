@@ -1,8 +1,8 @@
-"""The supervisor: starts the workers, starts anew those that end, and ends them in good order.
+"""The supervisor: starts the workers, restarts those that exit, and shuts them down in order.
 
-first SIGTERM or Ctrl-C    drain   no new fetch; what is in flight ends, and its source is told
-second, or `grace` over    hurry   what is in flight is cut off, and left to its lease
-third, or that too long    kill
+first SIGTERM or Ctrl-C      drain   no new fetch; work in flight finishes and is settled
+second, or after `grace`     hurry   work in flight is cut off and left to its lease
+third, or if that hangs      kill
 """
 
 from __future__ import annotations
@@ -31,48 +31,22 @@ from onceward.run.protocol import (
 )
 from onceward.run.worker_process import WorkerProcess, ending
 
-# What a run has come to, summed up at its end.
-
-
-class Totals:
-    """What each consumer has done, in all workers that have ended, as far as they could still say it."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, Counter[str]] = {}
-
-    def add(self, last: WorkerStatus | None) -> None:
-        for each in last.consumers if last is not None else ():
-            counts = {"succeeded": each.succeeded, "failed": each.failed, "given back": each.returned}
-            self._of.setdefault(each.name, Counter()).update(counts)
-
-    @property
-    def failed(self) -> int:
-        return sum(counts["failed"] for counts in self._of.values())
-
-    def __str__(self) -> str:
-        return "; ".join(f"{name}: {_listed(counts)}" for name, counts in self._of.items()) or "nothing done"
-
-
-def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count or what == "succeeded")
-
-
 _log = logging.getLogger("onceward.run")
 
 FAILED = 1
 RESTART = Backoff(0.5, cap=30.0)
-"""Until a worker that crashed is started again."""
+"""Delay before a crashed worker is restarted."""
 STEADY = 30.0
-"""Seconds after which a worker has worked for a while: its next crash counts as the first."""
-GIVEN_UP = 10
-"""Crashes in a row after which a run that is to end by itself does so."""
+"""Seconds after which a worker counts as steady: its next crash counts as the first."""
+MAX_CRASHES = 10
+"""Crashes in a row after which a run with `--drain` gives up."""
 HURRY_PATIENCE = 5.0
-"""Seconds until a worker that was told to hurry is killed. It leaves by itself before that."""
+"""Seconds until a worker that was asked to hurry is killed. It exits by itself before that."""
 RELOAD_PATIENCE = 3.0
-"""Seconds that work in flight has to end when the code has changed."""
+"""Seconds for work in flight to finish when the code has changed."""
 
 
-class Stage(IntEnum):
+class RunStage(IntEnum):
     RUNNING = 0
     DRAINING = 1
     HURRYING = 2
@@ -80,33 +54,33 @@ class Stage(IntEnum):
 
 
 class Changes(Protocol):
-    """What tells that the code has changed."""
+    """Waits for a change of the code and names a changed file."""
 
     async def next(self) -> str: ...
 
 
 class WorkerSlot:
-    """Where one worker after the other works."""
+    """The place of one worker process and its successors."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.process: WorkerProcess | None = None
-        """None while there is none: before the first, between two, after the last."""
+        """None before the first, between two, and after the last."""
         self.restarts = 0
         self.crashes = 0
         """In a row."""
         self.problem: str | None = None
-        """How the last one ended, if that was not well."""
+        """How the last one failed, if it did."""
         self.replacing = False
-        """It was asked to make room for new code."""
+        """Whether it was asked to make room for new code."""
 
 
 class Supervisor:
-    """`await run()` in an event loop; `heard` is told of signals."""
+    """`await run()` in an event loop; call `on_signal` for each signal."""
 
     def __init__(self, assignment: Assignment, processes: int, changes: Changes | None = None) -> None:
         self.places = [WorkerSlot(number) for number in range(1, processes + 1)]
-        self.stage = Stage.RUNNING
+        self.stage = RunStage.RUNNING
         self._assignment = assignment
         self._changes = changes
         self._signal: int | None = None
@@ -116,113 +90,113 @@ class Supervisor:
         self._waking = asyncio.Event()
 
     async def run(self) -> int:
-        """Returns the exit code of the command."""
+        """Run until all workers have ended. Returns the exit code of the command."""
         watching = asyncio.ensure_future(self._watch_changes()) if self._changes is not None else None
         began = time.monotonic()
         await asyncio.gather(*map(self._keep, self.places))
         if watching is not None:
             watching.cancel()
-        self._sum_up(time.monotonic() - began)
+        self._log_summary(time.monotonic() - began)
         if self._code == ENDED and self._cut_off and self._signal is not None:
             return 128 + self._signal
         return self._code
 
-    def _sum_up(self, seconds: float) -> None:
+    def _log_summary(self, seconds: float) -> None:
         _log.info("stopped after %.3g s; %s", seconds, self._totals)
         if self._totals.failed:
             _log.warning(
-                "what has failed comes again, or is a dead letter: see `onceward balance %s`",
+                "failed messages will be redelivered or dead-lettered; see `onceward balance %s`",
                 self._assignment.target,
             )
 
     # ── stopping ────────────────────────────────────────────────────────────────────────────────────────
 
-    def heard(self, number: int) -> None:
-        """A signal: each goes one stage further."""
+    def on_signal(self, number: int) -> None:
+        """Enter the next stage."""
         self._signal = self._signal or number
-        _log.info("heard %s", signal.Signals(number).name)
-        self._enter(Stage(min(self.stage + 1, Stage.KILLING)))
+        _log.info("received %s", signal.Signals(number).name)
+        self._enter(RunStage(min(self.stage + 1, RunStage.KILLING)))
 
-    def _enter(self, stage: Stage) -> None:
+    def _enter(self, stage: RunStage) -> None:
         if stage <= self.stage:
             return
         self.stage = stage
-        told = {
-            Stage.DRAINING: "stopping: no new work is taken; a second signal cuts off what is in flight",
-            Stage.HURRYING: "hurrying: what is in flight is cut off, and comes again when its lease has run out",
-            Stage.KILLING: "killing the workers that are left",
+        messages = {
+            RunStage.DRAINING: "stopping: no new work is fetched; a second signal cuts off work in flight",
+            RunStage.HURRYING: "hurrying: work in flight is cut off; it is redelivered when its lease expires",
+            RunStage.KILLING: "killing the remaining workers",
         }
-        _log.log(logging.INFO if stage is Stage.DRAINING else logging.WARNING, told[stage])
+        _log.log(logging.INFO if stage is RunStage.DRAINING else logging.WARNING, messages[stage])
         self._waking.set()
         for place in self.places:
             if place.process is not None:
-                self._tell(place.process)
-        if stage < Stage.KILLING:
-            patience = self._assignment.grace if stage is Stage.DRAINING else HURRY_PATIENCE
-            asyncio.get_running_loop().call_later(patience, self._enter_if_needed, Stage(stage + 1))
+                self._notify(place.process)
+        if stage < RunStage.KILLING:
+            patience = self._assignment.grace if stage is RunStage.DRAINING else HURRY_PATIENCE
+            asyncio.get_running_loop().call_later(patience, self._enter_if_needed, RunStage(stage + 1))
 
-    def _enter_if_needed(self, stage: Stage) -> None:
+    def _enter_if_needed(self, stage: RunStage) -> None:
         if any(place.process is not None for place in self.places):
             self._enter(stage)
 
-    def _tell(self, process: WorkerProcess) -> None:
-        if self.stage is Stage.DRAINING:
+    def _notify(self, process: WorkerProcess) -> None:
+        if self.stage is RunStage.DRAINING:
             process.ask(DRAIN)
-        elif self.stage is Stage.HURRYING:
+        elif self.stage is RunStage.HURRYING:
             process.ask(HURRY)
-        elif self.stage is Stage.KILLING:
+        elif self.stage is RunStage.KILLING:
             process.kill()
 
     def _fail(self, code: int) -> None:
         self._code = self._code or code
-        self._enter(Stage.DRAINING)
+        self._enter(RunStage.DRAINING)
 
     # ── one worker after the other ──────────────────────────────────────────────────────────────────────
 
     async def _keep(self, place: WorkerSlot) -> None:
-        while self.stage is Stage.RUNNING:
+        while self.stage is RunStage.RUNNING:
             process = await WorkerProcess.start(
                 msgspec.structs.replace(self._assignment, number=place.number)
             )
             place.process = process
-            self._tell(process)  # if a signal came meanwhile
-            _log.info("worker %d has started, pid %d", place.number, process.pid)
+            self._notify(process)  # in case a signal arrived meanwhile
+            _log.info("worker %d started, pid %d", place.number, process.pid)
             code = await process.wait()
             place.process = None
             self._totals.add(process.status)
-            if not await self._goes_on(place, process, code):
+            if not await self._should_restart(place, process, code):
                 return
             place.restarts += 1
 
-    async def _goes_on(self, place: WorkerSlot, process: WorkerProcess, code: int) -> bool:
-        """Whether another shall take its place; returns when it is time for that."""
+    async def _should_restart(self, place: WorkerSlot, process: WorkerProcess, code: int) -> bool:
+        """Whether a successor shall start; returns when it is time to start it."""
         replacing, place.replacing = place.replacing, False
-        if self.stage is not Stage.RUNNING:
-            self._take_leave(place, process, code)
+        if self.stage is not RunStage.RUNNING:
+            self._log_exit(place, process, code)
             return False
         if replacing:
             return True
         if code == MISUSED:
-            return await self._refused(place, process)
+            return await self._handle_refusal(place, process)
         if code == UNREACHABLE:
             self._fail(FAILED)
             return False
         if code == ENDED and self._assignment.drain:
-            _log.info("worker %d has found nothing more to do", place.number)
+            _log.info("worker %d: source is empty, exiting", place.number)
             return False
         place.problem = None if code in (ENDED, RECYCLED) else ending(code)
         if code == RECYCLED:
-            _log.warning("worker %d had a stuck thread, and is started anew", place.number)
+            _log.warning("worker %d had a stuck thread; restarting", place.number)
         elif code == ENDED:
-            _log.warning("worker %d was stopped from outside, and is started anew", place.number)
+            _log.warning("worker %d was stopped from outside; restarting", place.number)
         return await self._after_a_crash(place, process)
 
-    def _take_leave(self, place: WorkerSlot, process: WorkerProcess, code: int) -> None:
+    def _log_exit(self, place: WorkerSlot, process: WorkerProcess, code: int) -> None:
         if code in (ENDED, RECYCLED) or (code == -signal.SIGTERM and process.status is None):
-            _log.info("worker %d has ended", place.number)  # the last: before it could begin
+            _log.info("worker %d exited", place.number)  # the SIGTERM: before it could begin
             return
         if code == UNREACHABLE or code == MISUSED == self._code:
-            return  # it, or the first of them, has told why
+            return  # it, or the first of them, has logged why
         self._cut_off = True
         how = "left work to its lease" if code == CUT_OFF else ending(code)
         _log.warning("worker %d %s", place.number, how)
@@ -233,31 +207,31 @@ class Supervisor:
         wait = RESTART.delay(place.crashes)
         place.crashes += 1
         if place.problem is None and place.crashes == 1:
-            return True  # nothing is wrong with the next one
+            return True  # the next one may start at once
         if place.problem is not None:
-            _log.error("worker %d %s; started anew in %.3g s", place.number, place.problem, wait)
-        if self._assignment.drain and place.crashes >= GIVEN_UP:
-            _log.critical("worker %d has crashed %d times in a row; giving up", place.number, place.crashes)
+            _log.error("worker %d %s; restarting in %.3g s", place.number, place.problem, wait)
+        if self._assignment.drain and place.crashes >= MAX_CRASHES:
+            _log.critical("worker %d crashed %d times in a row; giving up", place.number, place.crashes)
             self._fail(FAILED)
             return False
         await self._pause(wait)
-        return self.stage is Stage.RUNNING
+        return self.stage is RunStage.RUNNING
 
-    async def _refused(self, place: WorkerSlot, process: WorkerProcess) -> bool:
-        """It cannot work as it is configured, and neither could the next one."""
+    async def _handle_refusal(self, place: WorkerSlot, process: WorkerProcess) -> bool:
+        """The worker refused its configuration, and so would the next one."""
         place.problem = (process.status and process.status.refused) or ending(MISUSED)
-        if self._code != MISUSED:  # once, for all of them
+        if self._code != MISUSED:  # log it once for all of them
             _log.critical("%s", place.problem)
         if self._changes is None:
             self._fail(MISUSED)
             return False
         await self._pause(None)
-        return self.stage is Stage.RUNNING
+        return self.stage is RunStage.RUNNING
 
     async def _pause(self, seconds: float | None) -> None:
-        """Until somebody stops the run or changes the code, or for so long."""
+        """Wait until the run is stopped, the code changes, or the time is up."""
         self._waking.clear()
-        if self.stage is Stage.RUNNING:
+        if self.stage is RunStage.RUNNING:
             await _within(seconds, self._waking)
 
     # ── new code ────────────────────────────────────────────────────────────────────────────────────────
@@ -266,7 +240,7 @@ class Supervisor:
         assert self._changes is not None
         while True:
             changed = await self._changes.next()
-            _log.info("%s has changed: the workers are started anew", changed)
+            _log.info("%s changed; restarting the workers", changed)
             self._waking.set()
             await asyncio.gather(
                 *(self._replace(place, place.process) for place in self.places if place.process is not None)
@@ -286,3 +260,26 @@ async def _within(seconds: float | None, event: asyncio.Event) -> None:
         await asyncio.wait_for(event.wait(), seconds)
     except TimeoutError:
         return
+
+
+class Totals:
+    """What each consumer has done in all workers that have ended, from their last status."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Counter[str]] = {}
+
+    def add(self, last: WorkerStatus | None) -> None:
+        for each in last.consumers if last is not None else ():
+            counts = {"succeeded": each.succeeded, "failed": each.failed, "given back": each.returned}
+            self._of.setdefault(each.name, Counter()).update(counts)
+
+    @property
+    def failed(self) -> int:
+        return sum(counts["failed"] for counts in self._of.values())
+
+    def __str__(self) -> str:
+        return "; ".join(f"{name}: {_format(counts)}" for name, counts in self._of.items()) or "nothing done"
+
+
+def _format(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count or what == "succeeded")

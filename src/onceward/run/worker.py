@@ -1,9 +1,9 @@
-"""A worker process: builds the consumers of an app, keeps them consuming, and says every second what they do.
+"""A worker process: builds the consumers of an app, keeps them consuming, and reports their status every second.
 
     python -m onceward.run.worker ASSIGNMENT CONTROL REPORTS
 
-The last two are ends of pipes. What the supervisor wants comes by one of them; that it ends says that the supervisor is
-gone. Started by `processes`.
+The last two are file descriptors of pipes. Requests of the supervisor arrive on CONTROL; when it closes, the supervisor
+is gone. Started by `worker_process`.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _log = logging.getLogger("onceward.run")
 FAILED = 1
 REPORT_EVERY = 1.0
 LANDING = 2.0
-"""Seconds that what is cut off has to end."""
+"""Seconds for work that is cut off to end."""
 PARTING = 2.0
-"""Seconds for what the interpreter does at its end: a thread that is stuck could keep it for ever."""
+"""Seconds for the interpreter to shut down: a stuck thread could hold it up forever."""
 TELEMETRY = ("OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_", "ONCEWARD_TRACE_FILE")
 
 CHANGED = b""
@@ -61,12 +61,12 @@ class KeeperEnded(NamedTuple):
 
 
 class Worker:
-    """Its main thread waits for what happens; consumers are in threads, and in one event loop."""
+    """The main thread waits for events; consumers run in threads and in one event loop."""
 
     def __init__(self, assignment: Assignment, reports: int) -> None:
         self._assignment = assignment
         self._reports = reports
-        # A SimpleQueue, because signal handlers put into it.
+        # A SimpleQueue, because signal handlers may put into it.
         self.events: queue.SimpleQueue[bytes | KeeperEnded] = queue.SimpleQueue()
         self._keepers: list[BlockingKeeper | AsyncKeeper] = []
         self._running: set[BlockingKeeper | AsyncKeeper] = set()
@@ -78,27 +78,27 @@ class Worker:
         self._leave_at = inf
 
     def run(self) -> int:
-        """Returns the exit code."""
+        """Run until all consumers have ended. Returns the exit code."""
         try:
             app = self._app()
         except ConfigurationError as error:
             self._refuse(error)
             self._report()
             return self._code
-        except Exception:  # noqa: BLE001  of the app's own code
+        except Exception:  # noqa: BLE001  from the app's own code
             _log.critical("%s cannot be imported", self._assignment.target, exc_info=True)
             return FAILED
         self._start(app)
         while self._running and time.monotonic() < self._leave_at:
-            self._hear()
+            self._handle_events()
             if time.monotonic() >= self._hurry_at:
                 self._hurry()
             if not self._stopping and any(keeper.stuck for keeper in self._keepers):
-                _log.warning("a thread is stuck: this worker ends when the rest of its work is done")
+                _log.warning("a thread is stuck; this worker exits when the rest of its work is done")
                 self._code = RECYCLED
                 self._stop()
             self._report()
-        return self._code or (CUT_OFF if self._left() else ENDED)
+        return self._code or (CUT_OFF if self._unsettled() else ENDED)
 
     def close(self) -> None:
         if self._telemetry is not None:
@@ -143,38 +143,38 @@ class Worker:
 
         await asyncio.gather(*map(keep, keepers))
 
-    # ── what happens ────────────────────────────────────────────────────────────────────────────────────
+    # ── events ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _hear(self) -> None:
+    def _handle_events(self) -> None:
         until = min(REPORT_EVERY, max(min(self._hurry_at, self._leave_at) - time.monotonic(), 0.0))
         with suppress(queue.Empty):
             event = self.events.get(timeout=until)
             while True:
-                self._obey(event)
+                self._handle(event)
                 event = self.events.get_nowait()
 
-    def _obey(self, event: bytes | KeeperEnded) -> None:
+    def _handle(self, event: bytes | KeeperEnded) -> None:
         if isinstance(event, KeeperEnded):
             self._running.discard(event.keeper)
             if event.error is not None:
-                self._lost(event.keeper, event.error)
+                self._handle_failure(event.keeper, event.error)
         elif event == HURRY:
             self._hurry()
         elif event == GONE:
-            _log.error("the supervisor is gone: this worker ends when its work is done")
+            _log.error("the supervisor is gone; this worker exits when its work is done")
             self._stop()
         elif event == DRAIN:
             self._stop()
 
-    def _lost(self, keeper: BlockingKeeper | AsyncKeeper, error: BaseException) -> None:
-        """A consumer that cannot go on takes its worker with it: half a worker would look like a whole one."""
+    def _handle_failure(self, keeper: BlockingKeeper | AsyncKeeper, error: BaseException) -> None:
+        """A consumer that cannot go on stops its worker: half a worker would look like a healthy one."""
         if isinstance(error, (ConfigurationError, ImportError)):
             self._refuse(error)
         elif isinstance(error, SourceUnreachable):
             _log.critical("%s", error)
             self._code = self._code or UNREACHABLE
         else:
-            _log.critical("%s broke", keeper.consumer.name, exc_info=error)
+            _log.critical("%s failed", keeper.consumer.name, exc_info=error)
             self._code = self._code or FAILED
         self._stop()
 
@@ -196,15 +196,15 @@ class Worker:
         for keeper in self._running:
             keeper.hurry()
 
-    def _left(self) -> int:
-        """Deliveries whose end the source has not been told."""
+    def _unsettled(self) -> int:
+        """How many deliveries are not settled."""
         return sum(
             keeper.status().in_flight if keeper in self._running else keeper.left for keeper in self._keepers
         )
 
     def _report(self) -> None:
         status = WorkerStatus(consumers=[keeper.status() for keeper in self._keepers], refused=self._refused)
-        with suppress(BrokenPipeError):  # which `GONE` is about
+        with suppress(BrokenPipeError):  # `GONE` handles it
             os.write(self._reports, msgspec.json.encode(status) + b"\n")
 
 
@@ -220,7 +220,7 @@ def _listen(control: int, events: queue.SimpleQueue[Any]) -> None:
 
 
 def _start_telemetry() -> Any:
-    """If the environment asks for it."""
+    """Set up telemetry if the environment asks for it."""
     if not any(name.startswith(TELEMETRY) for name in os.environ):
         return None
     from onceward.telemetry.setup import setup
@@ -230,25 +230,25 @@ def _start_telemetry() -> Any:
     except (ImportError, ValueError, OSError) as error:
         more = ""
         if isinstance(error, OSError):
-            more = "; an exporter that opens a port is for one process: take otlp, or /metrics of --health"
+            more = "; an exporter that opens a port works for one process only: use otlp, or /metrics of --health"
         raise ConfigurationError(f"telemetry cannot start: {error}{more}") from error
 
 
 def main() -> NoReturn:
     assignment = msgspec.json.decode(sys.argv[1], type=Assignment)
     worker = Worker(assignment, reports=int(sys.argv[3]))
-    for each in (signal.SIGTERM, signal.SIGINT):  # from outside: the supervisor has its pipe
+    for each in (signal.SIGTERM, signal.SIGINT):  # from outside: the supervisor uses its pipe
         signal.signal(each, lambda *_: worker.events.put(DRAIN))
     faulthandler.register(signal.SIGUSR1)  # to see where it hangs
     _daemon(_listen, int(sys.argv[2]), worker.events)
     start_logging(assignment.log_format, assignment.log_level, assignment.number)
     code = worker.run()
-    _daemon(_leave_for_certain, code)
+    _daemon(_force_exit, code)
     worker.close()
     sys.exit(code)
 
 
-def _leave_for_certain(code: int) -> None:
+def _force_exit(code: int) -> None:
     time.sleep(PARTING)
     os._exit(code)
 

@@ -17,11 +17,11 @@ from onceward.run.protocol import Assignment, WorkerStatus
 PROGRAM = (sys.executable, "-m", "onceward.run.worker")
 LONGEST_LINE = 1 << 20
 LAST_WORDS = 1.0
-"""Seconds to wait for what a worker said before it ended: a process that it started may keep the pipe open."""
+"""Seconds to wait for the last status of a worker that ended: a process it started may keep the pipe open."""
 
 
 class WorkerProcess:
-    """A clean interpreter of its own, in a process group of its own: Ctrl-C is for the supervisor, which decides."""
+    """Its own interpreter in its own process group: Ctrl-C reaches only the supervisor, which decides."""
 
     def __init__(self, process: asyncio.subprocess.Process, control: int) -> None:
         self.pid = process.pid
@@ -52,9 +52,9 @@ class WorkerProcess:
         finally:
             os.close(control_end)
             os.close(reports_end)
-        made = cls(process, control)
-        made._reading = asyncio.ensure_future(made._read(reports))
-        return made
+        worker = cls(process, control)
+        worker._reading = asyncio.ensure_future(worker._read(reports))
+        return worker
 
     _reading: asyncio.Future[None]
 
@@ -85,7 +85,7 @@ class WorkerProcess:
         return self._process.returncode is not None
 
     async def wait(self) -> int:
-        """Its exit code, negative for a signal, when all that it said has been read."""
+        """Return its exit code, negative for a signal, once all its reports have been read."""
         code = await self._process.wait()
         if self._control is not None:
             os.close(self._control)
@@ -96,7 +96,7 @@ class WorkerProcess:
 
 
 def ending(code: int) -> str:
-    """How it ended, in words."""
+    """How a process ended, in words."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -64,7 +64,7 @@ class Shutdowns:
         if random.random() < 0.9:  # the others are stopped while they start
             await until_async(lambda: _works(supervisor))
         await asyncio.sleep(random.uniform(0, LONGEST))
-        supervisor.heard(signal.SIGTERM)
+        supervisor.on_signal(signal.SIGTERM)
         return await running
 
     async def _drain(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from onceward import Contract, Middleware, Onceward, Transaction
-from onceward.app.build import built
+from onceward.app.build import open_task
 from onceward.cli.main import app as command
 from onceward.middleware import StepCall, StepInfo
 from onceward.run.progress import Progress
@@ -58,7 +58,7 @@ def test_it_is_around_consumers_and_producers(tmp_path: Path) -> None:
     seen = Seen()
     app = shop(tmp_path, seen)
     app.produce(app.producers["place"].function, 1)
-    with built(app, app.consumers["charge"]) as task:
+    with open_task(app, app.consumers["charge"]) as task:
         assert task.consume_transactions().succeeded == 1
     assert [step for step in seen.steps if step in ("produce", "process")] == ["produce", "process"]
 
@@ -85,7 +85,7 @@ def test_explain_prints_the_middleware_that_runs(
     assert "Notes which steps ran." in shown.stdout
 
     app = shop(tmp_path, Seen(), engine={"io_guard": guard})
-    with record(), built(app, app.consumers["charge"], Progress(lambda: None)) as task:
+    with record(), open_task(app, app.consumers["charge"], Progress(lambda: None)) as task:
         wiring = plan.consumer(task, None)
         watch = Call(task, wiring).watch
         assert watch is not None

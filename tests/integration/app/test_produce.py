@@ -53,7 +53,7 @@ def test_a_message_that_cannot_be_sent_is_an_error_of_the_caller(world: World) -
         place("a", "b")
     text, report = str(raised.value), raised.value.report
     assert text.startswith(
-        "place: 2 of 2 messages did not get to redis://:***@127.0.0.1:1/orders; the first: "
+        "place: 2 of 2 messages did not reach redis://:***@127.0.0.1:1/orders; the first: "
     )
     assert "ConnectionError" in text
     assert "hunter2" not in text
@@ -65,7 +65,7 @@ def test_a_message_that_cannot_be_sent_is_an_error_of_the_caller(world: World) -
 def test_what_could_be_sent_is_sent_beside_what_could_not(world: World, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/orders.db"
     place = producing(world, url)
-    with pytest.raises(LoopError, match="place: 1 of 3 messages did not get to sqlite:") as raised:
+    with pytest.raises(LoopError, match="place: 1 of 3 messages did not reach sqlite:") as raised:
         place("a", Transaction(payload=object()), "c")
     assert raised.value.report is not None
     assert (raised.value.report.succeeded, raised.value.report.failed) == (2, 1)

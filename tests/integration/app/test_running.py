@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 from onceward import Onceward, Transaction
-from onceward.app.build import built, built_async
+from onceward.app.build import open_task, open_task_async
 from onceward.connectors.urls import Address
 from onceward.inbox import AsyncInboxSession, Contract, InboxSession, UnprovenConsumerError
 from onceward.task.report import Report
@@ -113,12 +113,12 @@ def consume(app: Onceward, world: World, name: str = "book") -> Report:
     consumer = app.consumers[name]
 
     async def consume_async() -> Report:
-        async with built_async(app, consumer) as task:
+        async with open_task_async(app, consumer) as task:
             return await task.consume_transactions(consumer.policy)
 
     if world.asynchronous:
         return asyncio.run(consume_async())
-    with built(app, consumer) as task:
+    with open_task(app, consumer) as task:
         return task.consume_transactions(consumer.policy)
 
 

@@ -101,10 +101,10 @@ def export(plant: Place, bundle: Path, *more: object) -> str:
 
 def test_facts_and_artifacts_arrive_once_and_in_order(plant: Place, hq: Place, bundle: Path) -> None:
     told = export(plant, bundle)
-    assert told == f"{bundle} has 5 facts and 2 artifacts, from offset 1 to 5.\n"
+    assert told == f"Wrote 5 facts and 2 artifacts to {bundle}, offsets 1 to 5.\n"
     taking = ("import", bundle, "--zone", "hq", "--url", hq.url)
-    assert said(*taking) == "4 appended, 0 there already, 1 of this zone itself, up to offset 5 of plant.\n"
-    assert said(*taking) == "0 appended, 4 there already, 1 of this zone itself, up to offset 5 of plant.\n"
+    assert said(*taking) == "4 appended, 0 already there, 1 of this zone itself, up to offset 5 of plant.\n"
+    assert said(*taking) == "0 appended, 4 already there, 1 of this zone itself, up to offset 5 of plant.\n"
     assert hq.ids == ["m1", "m2", "m3", "m4"]
     sent, arrived = plant.facts[:4], hq.facts
     assert [(each.envelope, each.fact) for each in arrived] == [(each.envelope, each.fact) for each in sent]
@@ -149,7 +149,7 @@ def test_a_consumer_remembers_what_the_other_side_has(plant: Place, bundle: Path
         assert (told["since"], told["facts"]) == (confirmed, 5 - confirmed)
     plant.client.confirm("zone:hq", 5)
     bundle.unlink()
-    assert export(plant, bundle, "--consumer", "zone:hq") == "There is nothing new; no file was made.\n"
+    assert export(plant, bundle, "--consumer", "zone:hq") == "Nothing new; no file was written.\n"
     assert not bundle.exists()
 
 
@@ -159,7 +159,7 @@ def test_facts_that_had_expired_are_told_on_both_sides(plant: Place, hq: Place, 
             other.say(f"m{number}")
         _remove(other, 1, 2, 4)
         result = run("export", bundle, "--store", other.directory, "--zone", "plant", "--since", 0)
-    assert result.stderr == "GAP: 3 facts had expired and are not in it\n"
+    assert result.stderr == "GAP: 3 facts had expired and are not in the bundle\n"
     result = run("import", bundle, "--zone", "hq", "--url", hq.url)
     assert result.exit_code == 0
     assert "GAP: 3 facts had expired before the bundle was made" in result.stderr
@@ -268,7 +268,7 @@ def test_a_conflict_ends_the_import_at_its_fact_and_skip_goes_on(
     )
     assert "repeat with --skip 3" in told
     assert hq.ids == ["m3", "m1", "m2"]
-    assert "1 appended, 2 there already" in said(*taking, "--skip", 3)
+    assert "1 appended, 2 already there" in said(*taking, "--skip", 3)
     assert hq.ids == ["m3", "m1", "m2", "m4"]
     assert hq.facts[0].fact.object == "something else"
 
@@ -306,10 +306,10 @@ def test_other_bytes_under_an_artifact_s_name_end_the_import_at_its_fact(
             2,
             "there is no boundary in '/nowhere'",
         ),
-        (("export", "{plant}", "--store", "{plant}", "--zone", "z", "--since", "0"), 2, "exists already"),
+        (("export", "{plant}", "--store", "{plant}", "--zone", "z", "--since", "0"), 2, "already exists"),
         (("export", "/nowhere/b", "--store", "{plant}", "--zone", "z", "--since", "0"), 1, "No such file"),
-        (("import", "/nowhere", "--zone", "z"), 2, "there is no file /nowhere; name the bundle"),
-        (("import", "{plant}", "--zone", "z"), 2, "no file that could be read twice"),
+        (("import", "/nowhere", "--zone", "z"), 2, "/nowhere does not exist; name a bundle"),
+        (("import", "{plant}", "--zone", "z"), 2, "not a regular file, which must be read twice"),
         (("import", "{text}", "--zone", "z"), 1, "no bundle of facts"),
     ],
 )

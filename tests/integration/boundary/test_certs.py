@@ -66,7 +66,7 @@ def test_it_makes_a_ca_and_a_certificate_for_each_zone(tmp_path: Path) -> None:
         tmp_path / "certs", "--zone", "plant-a", "--zone", "hq", "--host", "plant.example", "--days", "10"
     )
     assert made.exit_code == 0
-    assert "for development" in made.stdout
+    assert "For development only" in made.stdout
     names = {each.name for each in (tmp_path / "certs").iterdir()}
     assert names == {"ca.pem", "ca.key", "plant-a.pem", "plant-a.key", "hq.pem", "hq.key"}
     for each in (tmp_path / "certs").glob("*.key"):
@@ -105,7 +105,7 @@ def test_zones_and_applications_are_added_to_a_ca_later_and_what_is_there_stays(
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
     again = certs(tmp_path, "--zone", "plant-a", "--zone", "hq", "--peer", "billing")
     assert again.exit_code == 0, again.stderr
-    assert "plant-a.key (there already, kept as they are)" in again.stdout
+    assert "plant-a.key (already there, unchanged)" in again.stdout
     after = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
     assert {name: after[name] for name in before} == before
     assert after.keys() - before.keys() == {"hq.pem", "hq.key", "billing.pem", "billing.key"}
@@ -237,7 +237,7 @@ def test_a_server_by_its_configuration_serves_its_peers_and_our_commands_know_ce
             result = called(*command, env=stranger)
             assert result.exit_code == 1
         half = called("fetch", "--consumer", "c", env=hq | {"ONCEWARD_BOUNDARY_KEY": ""})
-        assert (half.exit_code, "belong together" in half.stderr) == (2, True)
+        assert (half.exit_code, "together: ONCEWARD_BOUNDARY_KEY is not set" in half.stderr) == (2, True)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(DEADLINE) == 0
     assert (tmp_path / "facts" / "boundary.db").exists()
@@ -286,7 +286,7 @@ def test_options_win_over_the_configuration(tmp_path: Path) -> None:
     [
         ("zune = 1", (), "boundary.toml: the file has no key 'zune'"),
         ('[tls]\nca = "x"\ncert = "y"\nkey = "z"', (), "x cannot be read: No such file"),
-        ("", ("--data", "a", "--store", "b"), "--data and --store both say where facts are kept"),
+        ("", ("--data", "a", "--store", "b"), "--data and --store exclude each other"),
         ("", ("--store", "mysql://x"), "'mysql://x' is no store"),
         (
             'zone = "z"\n[[links]]\nname = "a"\nurl = "nowhere"',

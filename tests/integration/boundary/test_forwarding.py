@@ -509,7 +509,7 @@ def test_a_conflict_stops_its_link_alone_until_an_operator_decides(
         assert decided.exit_code == 0, decided.output
         assert '"theirs"' in decided.stdout
         assert '"ours"' in decided.stdout
-        assert "Skipped: zone:hq goes on behind offset 4. Reason: a test at the plant" in decided.stdout
+        assert "Skipped: zone:hq continues after offset 4. Reason: a test at the plant" in decided.stdout
         await until_async(lambda: hq.has(*after))
         await until_async(lambda: hq.metric("bsfg_link_stopped", link="from-0") == 0)
         assert [each for each in await hq.ids("plant") if each != "plant-4"] == before + after
@@ -594,9 +594,7 @@ def test_skip_shows_both_sides_and_changes_nothing_without_a_reason(play: Play, 
         assert told["source"]["subject"] == told["here"]["subject"] == "batch:4"
         assert told["source"]["digest"] != told["here"]["digest"]
         shown = await asyncio.to_thread(run, *look)
-        assert (
-            "Nothing is changed. To leave it out, repeat this with --offset 4 --reason TEXT." in shown.stdout
-        )
+        assert "Nothing was changed. To skip it, repeat this with --offset 4 --reason TEXT." in shown.stdout
         shown = await asyncio.to_thread(run, *look[:-2])
         assert '"theirs"' in shown.stdout
         assert await plant.position(CONSUMER) == 3
@@ -639,7 +637,7 @@ def test_skip_says_that_nothing_waits(tmp_path: Path) -> None:
     with boundary_server(tmp_path / "plant") as url, BoundaryClient(url) as plant:
         plant.fetch(CONSUMER)
         result = run("skip", "--from", url, "--consumer", CONSUMER)
-        assert (result.exit_code, "nothing waits for zone:hq" in result.stderr) == (1, True)
+        assert (result.exit_code, "nothing is waiting for zone:hq" in result.stderr) == (1, True)
 
 
 def test_an_origin_that_the_source_may_not_speak_for_stops_the_link(play: Play) -> None:

@@ -149,7 +149,7 @@ def test_a_variable_of_tls_that_lacks_is_named(
 ) -> None:
     result = run(*arguments, env=variables(hq, URL=site.url, **{missing: ""}))
     assert result.exit_code == 2
-    assert f"belong together: ONCEWARD_BOUNDARY_{missing} is not set" in result.stderr
+    assert f"together: ONCEWARD_BOUNDARY_{missing} is not set" in result.stderr
     assert "--url" not in result.stderr
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from onceward.app.build import built
+from onceward.app.build import open_task
 from onceward.app.lookup import load_app
 from onceward.cli.main import app as commands
 from onceward.inbox import UnprovenConsumerError
@@ -156,9 +156,9 @@ def test_config_without_an_app_shows_what_environment_and_files_say(shop: str) -
     ("target", "environ", "problem"),
     [
         ("{shop}:app", {"ONCEWARD_DATABSE": "x"}, "ONCEWARD_DATABSE"),
-        ("{shop}:app", {"ONCEWARD_CONSUMERS__CHRAGE__SOURCE": "memory://x"}, "no consumer 'chrage'"),
-        ("{shop}:app", {"ONCEWARD_PRODUCERS__PALCE__SINK": "memory://x"}, "no producer 'palce'"),
-        ("{shop}:charge", {}, "is no app but function"),
+        ("{shop}:app", {"ONCEWARD_CONSUMERS__CHRAGE__SOURCE": "memory://x"}, "no consumer is named 'chrage'"),
+        ("{shop}:app", {"ONCEWARD_PRODUCERS__PALCE__SINK": "memory://x"}, "no producer is named 'palce'"),
+        ("{shop}:charge", {}, "is not an app but function"),
         ("{shop}", {}, "write MODULE:NAME"),
         ("nowhere_at_all:app", {}, "nowhere_at_all cannot be imported"),
     ],
@@ -262,7 +262,7 @@ def test_a_function_is_verified_runs_in_production_and_does_not_when_its_code_ha
     assert run("inbox", "migrate", "--database", "sqlite:///shop.db").exit_code == 0
     app = load_app(f"{shop}:app")
     app.override("test", env="production")
-    task = built(app, app.consumers.charge)
+    task = open_task(app, app.consumers.charge)
     with pytest.raises(UnprovenConsumerError), task as unproven:
         unproven.consume_transactions()
     quick = ("--only", "duplicates", "--only", "replay")
@@ -270,7 +270,7 @@ def test_a_function_is_verified_runs_in_production_and_does_not_when_its_code_ha
     assert proof.returncode == 0, proof.stdout + proof.stderr
     assert f"{shop}:charge (consumer 'billing'" in proof.stdout
     assert verified(f"{shop}:app.consumers.charge", "--env", "production").returncode == 0
-    with built(app, app.consumers.charge) as proven:
+    with open_task(app, app.consumers.charge) as proven:
         assert proven.consume_transactions().failed == 0
     source = Path(f"{shop}.py")
     source.write_text(source.read_text().replace('"total": order.total}', '"total": order.total + 1}'))
@@ -283,13 +283,13 @@ def test_a_function_is_verified_runs_in_production_and_does_not_when_its_code_ha
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        (":app", "is an app, and its consumers are verified one by one; write onceward verify {shop}:charge"),
+        (":app", "is an app, but consumers are verified one by one; write onceward verify {shop}:charge"),
         (":app.consumers", "write onceward verify {shop}:charge"),
-        ("", "write MODULE:NAME, as in shop.billing:Bill; what can be verified there: {shop}:charge"),
-        (":nobody", "has no nobody; what can be verified there: {shop}:charge"),
-        (":mail", "{shop}:mail has no contract, so that there is nothing to prove: write @app.consumer("),
-        (":tables", "{shop}:tables is no consumer of an app; a handler of inbox.process needs --contract"),
-        (":contract", "{shop}:contract is Contract, and not a function of an app"),
+        ("", "write MODULE:NAME, as in shop.billing:Bill; you can verify {shop}:charge"),
+        (":nobody", "has no nobody; you can verify {shop}:charge"),
+        (":mail", "{shop}:mail has no contract, so there is nothing to prove; write @app.consumer("),
+        (":tables", "{shop}:tables is not a consumer of an app; a handler of inbox.process needs --contract"),
+        (":contract", "{shop}:contract is Contract, not a function of an app"),
     ],
 )
 def test_what_cannot_be_verified_is_refused_with_what_to_write(shop: str, name: str, says: str) -> None:
@@ -302,4 +302,4 @@ def test_a_function_is_verified_in_the_database_that_its_app_names(shop: str) ->
     """Whatever the environment says: that is how the app runs."""
     asked = run("verify", f"{shop}:charge", "--env", "production", ONCEWARD_DATABASE="sqlite:///elsewhere.db")
     assert asked.exit_code == 2
-    assert "/shop.db; mend the database's URL, or have it made with `onceward inbox migrate" in asked.stderr
+    assert "/shop.db does not exist; check the URL, or create it with `onceward inbox migrate" in asked.stderr

@@ -22,7 +22,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from onceward.boundary import BoundaryClient, message_id_for
-from onceward.cli.boundary.append import parsed
+from onceward.cli.boundary.append import parse_line
 from onceward.cli.main import app
 from tests.support.boundary.server import boundary_server
 from tests.support.wait import until
@@ -103,7 +103,7 @@ def test_a_fact_is_appended_once_however_often_it_is_said(url: str) -> None:
     first = ("append", *FACT, "--object", '{"litres": 480, "ok": true}', "--message-id", "m1")
     again = ("append", *FACT, "--object", '{ "ok":true,"litres":480 }', "--message-id", "m1")
     assert said(*first, url=url) == "Appended at offset 1.\n"
-    assert said(*again, url=url) == "It was there already, at offset 1.\n"
+    assert said(*again, url=url) == "Already there, at offset 1.\n"
     assert answer(*again, url=url) == {"offset": 1, "duplicate": True, "message_id": "m1"}
     told = fails("append", *FACT, "--object", "{}", "--message-id", "m1", url=url, code=1)
     assert "message_id 'm1' is known, at offset 1, with other content" in told
@@ -136,10 +136,10 @@ def test_labels_and_lineage_travel_in_the_envelope(url: str) -> None:
 def test_help_says_which_options_are_needed() -> None:
     shown = run("append", "--help", url=NOWHERE, env={"TERMINAL_WIDTH": "120"}).stdout
     panels = re.split(r"╭─ ", shown)
-    (fact,) = [each for each in panels if each.startswith("One fact: all of these")]
+    (fact,) = [each for each in panels if each.startswith("One fact (all required)")]
     for option in ("--subject", "--predicate", "--object", "--from-zone", "--to-zone"):
         assert option in fact
-    (names,) = [each for each in panels if each.startswith("Its id: one of these")]
+    (names,) = [each for each in panels if each.startswith("Message id (one required)")]
     assert "--message-id" in names
     assert "--id-part" in names
     (many,) = [each for each in panels if each.startswith("Or many facts")]
@@ -149,15 +149,15 @@ def test_help_says_which_options_are_needed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (FACT, "--object missing"),
-        (("--object", "1"), "--subject, --predicate, --from-zone, --to-zone missing"),
+        (FACT, "missing --object"),
+        (("--object", "1"), "missing --subject, --predicate, --from-zone, --to-zone"),
         ((*FACT, "--object", "1"), "--message-id"),
         ((*FACT, "--object", "1", "--message-id", "m", "--id-part", "x"), "either --message-id"),
         ((*FACT, "--object", "1", "--id-part", ""), "--id-part"),
         ((*FACT, "--object", "1", "--message-id", "m", "--label", "site"), "--label must be NAME=VALUE"),
         ((*FACT, "--object", "@/no/such/file", "--message-id", "m"), "@/no/such/file cannot be read"),
-        (("--lines", "-", "--subject", "batch:B1"), "leave out --subject"),
-        (("--lines", "-", "--correlation-id", "x"), "leave out --correlation-id"),
+        (("--lines", "-", "--subject", "batch:B1"), "remove --subject"),
+        (("--lines", "-", "--correlation-id", "x"), "remove --correlation-id"),
         (("--lines", "/no/such/file"), "/no/such/file cannot be read"),
     ],
 )
@@ -191,7 +191,7 @@ def test_many_lines_are_appended_once_each_and_in_order_for_each_subject(url: st
     (tmp_path / "facts.jsonl").write_text(text)
     given = ("append", "--lines", str(tmp_path / "facts.jsonl"))
     assert answer(*given, url=url) == {"appended": 300, "duplicates": 0, "last_offset": 300}
-    assert said(*given, url=url) == "0 appended, 300 there already; the last offset is 300.\n"
+    assert said(*given, url=url) == "0 appended, 300 already there; the last offset is 300.\n"
     found = lines_of("fetch", "--consumer", "c", "--limit", "1000", url=url)
     for subject in set(subjects):
         numbers = [each["fact"]["object"] for each in found if each["fact"]["subject"] == subject]
@@ -222,17 +222,20 @@ def _without_times(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
         (line(3, from_zone=7), "envelope: Expected `str`, got `int` - at `$.from_zone`"),
         (line(3, corelation_id="x"), "an envelope has no 'corelation_id'"),
         (line(3).replace('"object"', '"objekt"'), "unknown field `objekt`"),
-        (line(3).replace(', "object": 3', ""), "a fact has an object, or object_json"),
-        (line(3).replace('"object"', '"object_json": "3", "object"'), "a fact has an object, or object_json"),
+        (line(3).replace(', "object": 3', ""), "a fact needs either object, or object_json"),
+        (
+            line(3).replace('"object"', '"object_json": "3", "object"'),
+            "a fact needs either object, or object_json",
+        ),
     ],
 )
 def test_a_line_of_another_form_is_refused(bad: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        parsed(bad.encode())
+        parse_line(bad.encode())
 
 
 def test_an_object_may_be_in_a_line_as_a_text() -> None:
-    envelope, fact = parsed(line(3).replace('"object": 3', '"object_json": "[3, 4]"').encode())
+    envelope, fact = parse_line(line(3).replace('"object": 3', '"object_json": "[3, 4]"').encode())
     assert fact.object == [3, 4]
     assert envelope.produced_at_unix_ms > 0
 
@@ -253,9 +256,9 @@ def test_a_bad_line_is_named_what_is_before_it_is_appended_and_all_can_be_repeat
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("line 3: ")
     assert message in result.stderr
-    assert "(2 appended, 0 there already; it is safe to repeat all lines)" in result.stderr
+    assert "(2 appended, 0 already there; it is safe to repeat all lines)" in result.stderr
     again = fails("append", "--lines", "-", url=url, code=1, stdin=lines)
-    assert "(0 appended, 2 there already;" in again
+    assert "(0 appended, 2 already there;" in again
     repeated = answer("append", "--lines", "-", url=url, stdin=f"{line(1)}\n{line(2)}\n{line(9)}\n")
     assert repeated == {"appended": 1, "duplicates": 2, "last_offset": 3}
 
@@ -300,7 +303,7 @@ def test_a_fetch_confirms_what_it_has_printed_if_it_is_told_to(url: str) -> None
     assert [each["offset"] for each in lines_of(*given, url=url)] == [1, 2]
     assert [each["offset"] for each in lines_of(*given, url=url)] == [3]
     assert lines_of(*given, url=url) == []
-    assert said(*given, url=url) == "There is nothing new for hq.\n"
+    assert said(*given, url=url) == "Nothing new for hq.\n"
 
 
 def test_what_nobody_read_is_not_confirmed(url: str) -> None:
@@ -324,7 +327,7 @@ def test_a_gap_is_told_to_people_and_to_machines(data: Path) -> None:
         assert first["offset"] == 4
         for command in (("fetch", "--consumer", "hq"), ("tail", "--consumer", "hq", "--once")):
             told = run(*command, url=url).stderr
-            assert told == "GAP: facts 1 to 3 had expired before hq confirmed them; it will not get them\n"
+            assert told == "GAP: facts 1 to 3 expired before hq confirmed them; it will not get them\n"
         assert run("fetch", "--consumer", "hq", url=url).stderr == ""
 
 
@@ -385,7 +388,7 @@ def test_an_object_comes_back_as_it_was_put(url: str, file: Path, here: Path) ->
     }
     assert DIGEST in said("put", "batch-files", "plant/B1.pdf", str(file), url=url)  # the same again is fine
     assert said("get", "batch-files", "plant/B1.pdf", url=url) == (
-        f"B1.pdf has 700,001 bytes, verified: {DIGEST}\n"
+        f"Wrote B1.pdf: 700,001 bytes, verified: {DIGEST}\n"
     )
     assert (here / "B1.pdf").read_bytes() == BLOB
     assert answer("get", "batch-files", "plant/B1.pdf", "copy.pdf", url=url) == reference
@@ -405,7 +408,7 @@ def test_a_reference_is_what_a_fact_says_of_it(url: str, file: Path) -> None:
 def test_an_object_comes_from_standard_input(url: str, here: Path) -> None:
     process = started("put", "batch-files", "k", "-", url=url, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     told, _ = process.communicate("from a pipe", timeout=DEADLINE)
-    assert told.startswith("batch-files/k has 11 bytes of application/octet-stream, sha256:")
+    assert told.startswith("Stored batch-files/k: 11 bytes of application/octet-stream, sha256:")
     said("get", "batch-files", "k", url=url)
     assert (here / "k").read_bytes() == b"from a pipe"
 
@@ -420,7 +423,7 @@ def test_an_object_is_not_changed(url: str, file: Path, tmp_path: Path) -> None:
 def test_a_file_is_overwritten_only_if_that_is_said(url: str, file: Path, here: Path) -> None:
     said("put", "batch-files", "k", str(file), url=url)
     (here / "k").write_text("mine")
-    assert "k exists already" in fails("get", "batch-files", "k", url=url, code=2)
+    assert "k already exists" in fails("get", "batch-files", "k", url=url, code=2)
     assert (here / "k").read_text() == "mine"
     said("get", "batch-files", "k", "--force", url=url)
     assert (here / "k").read_bytes() == BLOB
@@ -431,7 +434,7 @@ def test_a_file_is_overwritten_only_if_that_is_said(url: str, file: Path, here: 
     [
         (("get", "b", "k", "."), ". is a directory"),
         (("get", "b", "k/.."), ".. is a directory"),
-        (("get", "b", "k", "/dev/null", "--force"), "/dev/null is no ordinary file"),
+        (("get", "b", "k", "/dev/null", "--force"), "/dev/null is not a regular file"),
         (("put", "b", "k", "/no/such/file"), "/no/such/file cannot be read"),
         (("put", "b", "k", "/dev"), "/dev cannot be read: Is a directory"),
     ],
@@ -447,7 +450,7 @@ def test_what_is_not_there_or_not_right_leaves_no_file(url: str, data: Path, fil
     content.write_bytes(b"!" + BLOB[1:])
     (here / "k").write_text("mine")
     told = fails("get", "batch-files", "k", "--force", url=url, code=1)
-    assert f"is not what was put: it does not have the digest {DIGEST}" in told
+    assert f"arrived damaged: it does not have the digest {DIGEST}" in told
     assert run("get", "batch-files", "k", "-", url=url).exit_code == 1
     assert [(each.name, each.read_text()) for each in here.iterdir()] == [("k", "mine")]
 
@@ -461,7 +464,7 @@ def test_ctrl_c_in_an_upload_keeps_nothing_of_it(url: str, data: Path) -> None:
     until(lambda: any(incoming.iterdir()))
     process.send_signal(signal.SIGINT)
     assert process.wait(DEADLINE) == 130  # while the pipe is open
-    assert "interrupted; nothing is half done" in process.communicate()[1]
+    assert "interrupted; nothing is left half done" in process.communicate()[1]
     until(lambda: not any(incoming.iterdir()))
     assert "there is no object" in fails("get", "batch-files", "k", "-", url=url, code=1)
 

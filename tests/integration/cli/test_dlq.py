@@ -81,8 +81,11 @@ def test_letters_are_listed_by_filters(desk: Desk) -> None:
     assert "2 more" in desk.run("dlq", "list", "--limit", "2").stdout
     nothing = desk.run("dlq", "list", "--consumer", "nobody")
     assert nothing.exit_code == 0
-    assert nothing.stdout == "No dead letter fits: there is none of 'nobody', but of billing, shipping.\n"
-    assert desk.run("dlq", "list", *OF_TYPE, "--text", "unheard").stdout == "No dead letter fits.\n"
+    assert (
+        nothing.stdout
+        == "No dead letter matches: 'nobody' has none; the consumers that do are billing, shipping.\n"
+    )
+    assert desk.run("dlq", "list", *OF_TYPE, "--text", "unheard").stdout == "No dead letter matches.\n"
 
 
 def test_a_store_without_letters_says_that_there_are_none(tmp_path: Path) -> None:
@@ -202,14 +205,14 @@ def test_a_letter_is_shown_with_history_and_body(desk: Desk) -> None:
     assert desk.run("dlq", "show", "3", "--raw").stdout_bytes == b"\x00\xff"
     assert base64.b64decode(desk.json("dlq", "show", "3")["body"]) == b"\x00\xff"
     missing = desk.run("dlq", "show", "99")
-    assert (missing.exit_code, "there is no dead letter 99" in missing.stderr) == (1, True)
+    assert (missing.exit_code, "dead letter 99 does not exist" in missing.stderr) == (1, True)
 
 
 @pytest.mark.req("CC-052")
 def test_a_redrive_is_made_once_and_followed(desk: Desk) -> None:
     made = desk.run("dlq", "redrive", *OF_TYPE, *CAUSE, "--yes", "--operator", "ann", "--redrive-id", "click")
     assert made.exit_code == 0, made.output
-    assert "Redrive click: 2 letters at 100 a minute" in made.stdout
+    assert "Redrive click: 2 letters at 100 per minute" in made.stdout
     assert "They come to billing while it runs: `onceward run" in made.stdout.splitlines()[-1]
     again = desk.json("dlq", "redrive", *OF_TYPE, *CAUSE, "--yes", "--redrive-id", "click")
     assert (again["repeated"], again["letters"]) == (True, 2)
@@ -252,7 +255,7 @@ def test_a_redrive_is_made_once_and_followed(desk: Desk) -> None:
         (
             ["--consumer", "biling", "--type", "order.paid", "--dry-run", "--task", f"{SHOP}:charge"],
             2,
-            "is consumer 'billing', and the letters are those of 'biling'",
+            "is consumer 'billing', but the letters belong to 'biling'",
         ),
         (
             ["--consumer", "billing", "--text", "unheard", "--yes", *CAUSE],
@@ -260,7 +263,7 @@ def test_a_redrive_is_made_once_and_followed(desk: Desk) -> None:
             "no open letter that can be redriven matches",
         ),
         ([*OF_TYPE, *CAUSE], 2, "--yes"),
-        ([*OF_TYPE, "--older-than", "soon", "--yes", *CAUSE], 2, "no span of time"),
+        ([*OF_TYPE, "--older-than", "soon", "--yes", *CAUSE], 2, "not a duration"),
         ([*OF_TYPE, "--category", "magic", "--yes", *CAUSE], 2, "one of infrastructure"),
         ([*OF_TYPE, "--dry-run"], 2, "--task"),
     ],
@@ -292,9 +295,9 @@ def test_letters_are_discarded_held_released_and_purged(desk: Desk) -> None:
     }
     assert desk.json("dlq", "release", "--id", "1", "--reason", "closed") == {"released": 1}
     nothing = desk.run("dlq", "discard", "--id", "99", "--reason", "by hand", "--yes")
-    assert (nothing.exit_code, nothing.stderr) == (1, "No letter fits.\n")
+    assert (nothing.exit_code, nothing.stderr) == (1, "No letter matches.\n")
     unasked = desk.run("dlq", "discard", "--id", "99", "--reason", "by hand")
-    assert (unasked.exit_code, unasked.stderr) == (1, "No letter fits.\n")
+    assert (unasked.exit_code, unasked.stderr) == (1, "No letter matches.\n")
     unfiltered = desk.run("dlq", "hold", "--reason", "all")
     assert (unfiltered.exit_code, "give a filter" in unfiltered.stderr) == (2, True)
     assert desk.json("dlq", "purge", "--yes") == {"removed": 0}
@@ -331,7 +334,7 @@ def test_a_dry_run_shows_outcomes_and_rows_and_changes_nothing(desk: Desk, task:
     assert "insert bills: 1" in shown.stdout
     assert "+ bills: id='o1', amount=7" in shown.stdout
     assert "IntegrityError" in shown.stdout
-    assert "poison is never sent again" in shown.stdout
+    assert "poison is never redriven" in shown.stdout
     assert desk.run(*arguments, "--id", "1").exit_code == 0
     told = json.loads(desk.run(*arguments, "--json").stdout)
     assert [each["outcome"] for each in told] == ["succeed", "raise", "breach"]
@@ -358,19 +361,19 @@ def test_a_task_that_is_not_there_is_said_in_one_line(desk: Desk, task: str, say
 
 
 def test_the_audit_is_listed_and_verified(desk: Desk) -> None:
-    assert desk.run("audit", "list").stdout == "Nothing was done yet.\n"
+    assert desk.run("audit", "list").stdout == "The log is empty.\n"
     desk.json("dlq", "hold", "--id", "1", "--reason", "case 7", "--operator", "ann")
     desk.json("dlq", "release", "--id", "1", "--reason", "closed", "--operator", "bob")
     listed = desk.run("audit", "list")
     assert "ann" in listed.stdout
     fine = desk.run("audit", "verify")
-    assert (fine.exit_code, "2 rows, as written" in fine.stdout) == (0, True)
+    assert (fine.exit_code, "2 rows, unchanged" in fine.stdout) == (0, True)
     with desk.engine.begin() as connection:
         connection.execute(text("DROP TRIGGER onceward_audit_is_not_changed"))
         connection.execute(text("UPDATE onceward_audit SET operator = 'eve' WHERE seq = 1"))
     broken = desk.run("audit", "verify")
     assert broken.exit_code == 1
-    assert broken.stderr == "Row 1 is not as it was written: it was changed.\n"
+    assert broken.stderr == "The log is broken at row 1: it was changed.\n"
     as_json = desk.run("audit", "verify", "--json")
     assert (as_json.exit_code, json.loads(as_json.stdout)["broken"]["row"]) == (1, 1)
 

@@ -148,7 +148,7 @@ def test_migrate_makes_the_tables_once(empty: str) -> None:
     first = answer("inbox", "migrate", url=empty)
     assert "0001 inbox" in first["applied"]
     assert answer("inbox", "migrate", url=empty) == {"applied": []}
-    assert "Everything is up to date" in run("inbox", "migrate", url=empty).stdout
+    assert "Already up to date" in run("inbox", "migrate", url=empty).stdout
     assert answer("inbox", "stats", url=empty) == []
     assert "No consumer is registered" in run("inbox", "stats", url=empty).stdout
 
@@ -224,7 +224,7 @@ def test_a_purge_reports_what_went_and_what_stayed(url: str) -> None:
     assert "legal-hold" in report["skipped"]["archive"]
     again = run("inbox", "purge", "--consumer", "billing", url=url)
     assert again.exit_code == 0
-    assert "Removed 0 dedup rows" in again.stdout
+    assert "Deleted 0 dedup rows" in again.stdout
     assert report["floors"]["billing"] in again.stdout
     [lost] = answer("inbox", "effects", url=url)
     assert lost["tracking_id"] == "lost"
@@ -298,12 +298,12 @@ def test_a_purge_that_could_not_finish_ends_with_1(
 @pytest.mark.parametrize(
     ("where", "code", "says"),
     [
-        ("sqlite:////no/such/folder/inbox.db", 2, "there is no directory /no/such/folder"),
+        ("sqlite:////no/such/folder/inbox.db", 2, "directory /no/such/folder does not exist"),
         ("sqlite:////tmp", 2, "/tmp is a directory; name a file"),
-        ("sqlite://", 2, "a database in memory ends with the command"),
-        ("inbox.db", 2, "the database is no URL"),
-        ("mysql://root@localhost/x", 2, "not in 'mysql'"),
-        ("postgresql://anna:secret@127.0.0.1:1/x", 1, "cannot be reached"),
+        ("sqlite://", 2, "an in-memory database ends with the command"),
+        ("inbox.db", 2, "the database is not a valid URL"),
+        ("mysql://root@localhost/x", 2, "not 'mysql'"),
+        ("postgresql://anna:secret@127.0.0.1:1/x", 1, "cannot reach the database"),
     ],
 )
 def test_a_database_that_is_not_there_is_one_line(where: str, code: int, says: str) -> None:

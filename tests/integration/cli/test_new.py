@@ -130,7 +130,7 @@ def test_orders_that_cannot_be_placed_are_no_success(project: Path) -> None:
     )
     assert done.returncode == 2, "make's own, for a command that failed"
     assert "placed" not in done.stdout
-    assert "place_orders: 10 of 10 messages did not get to redis://127.0.0.1:1/orders" in done.stderr
+    assert "place_orders: 10 of 10 messages did not reach redis://127.0.0.1:1/orders" in done.stderr
 
 
 @pytest.fixture
@@ -303,7 +303,7 @@ def test_a_place_that_is_not_empty_is_refused_and_left_alone(tmp_path: Path) -> 
     (tmp_path / "mine").write_text("keep me")
     result = new("shop", "--dir", tmp_path)
     assert result.exit_code == 2
-    assert "is not empty, and nothing in it was touched; choose another place with --dir" in result.stderr
+    assert "is not empty, and nothing in it was changed; choose another directory with --dir" in result.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["mine"]
 
 

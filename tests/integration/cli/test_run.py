@@ -81,7 +81,7 @@ def test_all_consumers_of_an_app_run_in_each_process_and_every_log_line_says_whe
     charging, mailing = lines["charging a1 in True"], lines["mailing b1"]
     assert charging == charging | {"worker": 1, "task": "charge", "transaction_id": "a", "level": "info"}
     assert mailing == mailing | {"worker": 1, "task": "mail", "transaction_id": "b", "step": "process"}
-    assert lines["worker 1 has found nothing more to do"]
+    assert lines["worker 1: source is empty, exiting"]
 
 
 @pytest.mark.parametrize("mode", ["threads", "asyncio"])
@@ -105,7 +105,7 @@ def test_at_its_end_a_run_says_how_many_have_succeeded_and_failed(tmp_path: Path
         assert run.ended() == 0
         *_, summary, hint = [line["message"] for line in run.lines]
     assert summary.endswith(" s; charge: 2 succeeded, 1 failed")
-    assert hint == "what has failed comes again, or is a dead letter: see `onceward balance shop:app`"
+    assert hint == "failed messages will be redelivered or dead-lettered; see `onceward balance shop:app`"
 
 
 # ── what it refuses ─────────────────────────────────────────────────────────────────────────────────────
@@ -113,13 +113,15 @@ def test_at_its_end_a_run_says_how_many_have_succeeded_and_failed(tmp_path: Path
 
 def test_what_names_no_app_is_refused_with_what_to_write(directory: Path) -> None:
     (directory / "shop1.py").write_text("from onceward import Onceward\napp = Onceward('shop')\nother = 3\n")
-    assert refused("shop1") == "'shop1' names no app; write MODULE:NAME, as in shop1:app"
+    assert refused("shop1") == "'shop1' does not name an app; write MODULE:NAME, as in shop1:app"
     assert refused("nowhere1:app").startswith(
         f"nowhere1 cannot be imported: there is no module 'nowhere1' in {directory}"
     )
     assert refused("shop1:ap") == "shop1 has no ap; its apps are app"
-    assert refused("shop1:other").startswith("shop1:other is no app but int; name what Onceward(…) returned")
-    assert refused("shop1:app").startswith("shop has no consumers, so that there is nothing to run")
+    assert refused("shop1:other").startswith(
+        "shop1:other is not an app but int; name what Onceward(…) returned"
+    )
+    assert refused("shop1:app").startswith("shop has no consumers, so there is nothing to run")
 
 
 def test_an_app_whose_module_cannot_be_imported_is_refused_with_the_reason(directory: Path) -> None:
@@ -153,7 +155,7 @@ def test_a_port_that_is_in_use_is_refused_before_anything_is_started(directory: 
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         told = refused("shop6:app", "--health", address)
-    assert f"--health {address} cannot be listened on" in told
+    assert f"--health: cannot listen on {address}" in told
     assert not (directory / "a.db").exists()
 
 

@@ -119,7 +119,7 @@ def test_time_in_the_source_and_between_deliveries_is_shown(path: Path) -> None:
     [
         (("a", "a"), "until it was delivered again"),
         (("a", "b"), "until it was sent again"),
-        ((None, None), "until it came again"),
+        ((None, None), "until it arrived again"),
     ],
 )
 def test_a_second_message_with_the_same_id_is_no_second_delivery(
@@ -229,7 +229,7 @@ def test_a_transaction_is_one_tree_from_its_producer_over_a_killed_consumer_to_t
     processes = {name: part["process"] for (*_, name), part in branches(told["parts"]) if name in LIVES}
     assert len(set(processes.values())) == 2
     people = run(path).stdout
-    assert "not ended: its process was killed, or is still at it" in people
+    assert "not ended: its process was killed or is still working on it" in people
     assert "SYSTEM: the bank does not answer" in people
     assert "card of nobody" not in people + path.read_text()
 
@@ -274,7 +274,7 @@ def test_last_is_the_newest_file_here_and_its_newest_transaction(
     named = CliRunner().invoke(app, ["trace", "last"], env={"ONCEWARD_TRACE_FILE": "none.jsonl"})
     assert named.exit_code == 2
     assert "none.jsonl cannot be read" in named.stderr
-    assert "what runs with this variable writes it" in named.stderr
+    assert "to write it, set this variable for `onceward run`" in named.stderr
     write(path, *lives("succeeded", "failed", "failed", "succeeded"))
     write(path.with_name("old.jsonl"), *lives("failed"))
     os.utime(path.with_name("old.jsonl"), (1, 1))

@@ -120,7 +120,7 @@ def test_a_folder_that_was_named_is_kept_with_both_logs_and_the_ledger(ended: En
 
 
 def test_on_a_terminal_each_stage_has_a_bar_and_each_turning_point_a_line(ended: Ended) -> None:
-    for told in ("━", "105/105", "100/100", "link cut", "link healed", "killed with -9", "started again"):
+    for told in ("━", "105/105", "100/100", "link cut", "link healed", "killed with -9", "restarted"):
         assert told in ended.screen
     assert "article-new added to the list" in ended.screen
 

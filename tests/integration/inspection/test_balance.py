@@ -19,7 +19,7 @@ from sqlalchemy import create_engine, text
 from typer.testing import CliRunner, Result
 
 from onceward import Onceward, Transaction
-from onceward.app.build import built
+from onceward.app.build import open_task
 from onceward.boundary import BoundaryClient
 from onceward.cli.main import app as commands
 from onceward.connectors.sqlite import SqliteConnector, statements
@@ -72,7 +72,7 @@ class Shop:
     def consume(self, limit: int | None = None) -> Report:
         [consumer] = self.app.consumers.values()
         policy = consumer.policy.model_validate({"loop": {"limit": limit, "batch": {"size": limit or 10}}})
-        with built(self.app, consumer) as task:
+        with open_task(self.app, consumer) as task:
             return task.consume_transactions(policy)
 
     def execute(self, statement: str) -> None:

@@ -43,7 +43,7 @@ def test_work_that_does_not_move_is_unhealthy_and_an_idle_worker_is_not(site: Si
         site.send({"id": "long", "seconds": 60})
         until(lambda: verdict(run, "/livez")[0] == 503)
         assert re.fullmatch(
-            r"worker 1 \(pid \d+\): charge has 1 in flight, and nothing has moved for \d+ s",
+            r"worker 1 \(pid \d+\): charge has 1 in flight and has made no progress for \d+ s",
             verdict(run, "/livez")[1],
         )
         consumer = run.consumer()
@@ -57,7 +57,7 @@ def test_a_worker_that_says_nothing_at_all_is_unhealthy(tmp_path: Path) -> None:
         until(run.is_ready)
         run.signal_worker(signal.SIGSTOP)
         until(lambda: verdict(run, "/livez")[0] == 503)
-        assert "has said nothing for" in verdict(run, "/livez")[1]
+        assert "has reported nothing for" in verdict(run, "/livez")[1]
         run.signal_worker(signal.SIGCONT)
         until(lambda: verdict(run, "/livez")[0] == 200)
 
@@ -103,7 +103,7 @@ def test_a_run_that_stops_is_not_ready_any_more(site: Site) -> None:
 
 def test_the_port_answers_get_for_four_pages_and_nothing_else(tmp_path: Path) -> None:
     with Site(tmp_path).run(*PORT) as run:
-        assert run.get("/other") == (404, "there are /livez, /readyz, /progress, /metrics\n")
+        assert run.get("/other") == (404, "not found; the pages are /livez, /readyz, /progress, /metrics\n")
         host, _, port = run.url.removeprefix("http://").partition(":")
         connection = HTTPConnection(host, int(port), timeout=10)
         connection.request("POST", "/livez")

@@ -86,7 +86,7 @@ def test_a_worker_that_is_killed_is_reported_and_another_takes_its_place(site: S
         victim, survivor = run.workers()
         os.kill(victim, signal.SIGKILL)
         until(lambda: len(run.workers()) == 3)
-        assert run.says("worker 1 was killed by SIGKILL; started anew in 0.5 s")
+        assert run.says("worker 1 was killed by SIGKILL; restarting in 0.5 s")
         os.kill(survivor, signal.SIGSTOP)  # so that it is the new one that does the work
         site.send({"id": "after"})
         until(lambda: site.done == ["after"])
@@ -115,13 +115,13 @@ def test_a_message_that_kills_its_workers_is_buried_and_the_rest_is_done(
 
 
 def waits(caplog: pytest.LogCaptureFixture) -> list[object]:
-    return [record.args[-1] for record in caplog.records if "started anew in" in record.message]  # type: ignore[index]
+    return [record.args[-1] for record in caplog.records if "restarting in" in record.message]  # type: ignore[index]
 
 
 def test_the_wait_doubles_with_each_crash_and_a_drain_gives_up_in_the_end(
     hasty: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(supervising, "GIVEN_UP", 3)
+    monkeypatch.setattr(supervising, "MAX_CRASHES", 3)
     (hasty.directory / "shop.py").write_text("raise RuntimeError('as it was told')")
     assert supervised(drain=True) == 1
     assert waits(caplog) == [0.01, 0.02, 0.04]
@@ -138,7 +138,7 @@ def test_a_worker_that_has_worked_for_a_while_crashes_as_if_for_the_first_time(
         supervisor = Supervisor(assignment(drain=False), processes=1)
         running = asyncio.ensure_future(supervisor.run())
         await until_async(lambda: supervisor.places[0].restarts >= 2)
-        supervisor.heard(signal.SIGTERM)
+        supervisor.on_signal(signal.SIGTERM)
         return await running
 
     asyncio.run(run())
@@ -159,8 +159,10 @@ def test_a_drain_waits_for_a_source_that_is_away_and_gives_up_after_a_while(
         nobody = f"redis://127.0.0.1:{port}/orders?group=shop"
         with site.run("--drain", "--processes", "2", RUN_SOURCE=nobody) as run:
             assert run.ended() == 1
-            waiting = [line for line in run.lines if "waits for its source or database" in line["message"]]
-            assert run.says("charge has waited 0.5 s for its source or database: ")
+            waiting = [
+                line for line in run.lines if "is waiting for its source or database" in line["message"]
+            ]
+            assert run.says("charge gave up after waiting 0.5 s for its source or database: ")
             assert run.says("stopped after")
     assert len(waiting) >= 2
     assert {line["level"] for line in waiting} == {"warning"}
@@ -180,7 +182,7 @@ def test_a_worker_with_a_stuck_thread_ends_its_other_work_and_is_replaced(site: 
     with site.run(RUN_TIMEOUT="1.5", RUN_SOURCE="sqlite:///orders.db?on_failure=dead_letter") as run:
         until(lambda: len(run.workers()) == 2)
         assert run.says("a thread is stuck")
-        assert run.says("worker 1 had a stuck thread, and is started anew")
+        assert run.says("worker 1 had a stuck thread; restarting")
         site.send({"id": "after"})
         until(lambda: "after" in site.done)
         run.signal(signal.SIGTERM)
@@ -215,6 +217,6 @@ def test_with_reload_changed_code_is_what_runs_next_and_broken_code_is_waited_ou
         shop.write_text(SHOP.read_text().replace('note("done.txt"', 'note("done-anew.txt"'))
         site.send({"id": "o1"})
         until(lambda: site.lines("done-anew.txt") == ["o1"])
-        assert run.says("shop.py has changed")
+        assert run.says("shop.py changed")
         run.signal(signal.SIGINT)
         assert run.ended() == 0

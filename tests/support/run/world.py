@@ -94,7 +94,7 @@ class Run(LoggedProcess):
 
     def workers(self) -> list[int]:
         """The process ids of those that were started, in order."""
-        marks = [line["message"] for line in self.lines if "has started, pid" in line["message"]]
+        marks = [line["message"] for line in self.lines if " started, pid" in line["message"]]
         return [int(message.rpartition(" ")[2]) for message in marks]
 
     def kill(self) -> None:

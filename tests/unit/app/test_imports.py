@@ -50,7 +50,7 @@ def test_the_list_of_commands_loads_none_of_them() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_says_of_each_command_what_its_own_help_begins_with(name: str) -> None:
     group = typer.main.get_command(app)
-    command = group.loaded(name)  # type: ignore[attr-defined]
+    command = group.load(name)  # type: ignore[attr-defined]
     assert command.help.splitlines()[0] == COMMANDS[name].help
     assert command.name == name
 

@@ -63,7 +63,7 @@ def test_a_variable_finds_a_consumer_with_capitals_and_hyphens(tmp_path: Path) -
 def test_settings_of_a_consumer_that_there_is_not_are_refused_with_their_origin(tmp_path: Path) -> None:
     found = resolved(tmp_path, {"ONCEWARD_CONSUMERS__CHRAGE__SOURCE": "memory://b"})
     with pytest.raises(
-        ConfigurationError, match=r"CHRAGE__SOURCE: there is no consumer 'chrage'; there is charge"
+        ConfigurationError, match=r"CHRAGE__SOURCE: no consumer is named 'chrage'; known: charge"
     ):
         found.check_names("consumers", ["charge"])
 
@@ -80,7 +80,7 @@ def test_a_producer_is_changed_by_a_variable_or_a_table(tmp_path: Path) -> None:
     )
     assert found.of_producer("other").sink is None
     found.check_names("producers", ["place"])
-    with pytest.raises(ConfigurationError, match=r"PLACE__SINK: there is no producer 'place'; there is none"):
+    with pytest.raises(ConfigurationError, match=r"PLACE__SINK: no producer is named 'place'; known: none"):
         found.check_names("producers", [])
 
 
@@ -114,7 +114,7 @@ def test_an_empty_variable_means_none(text: str, tmp_path: Path) -> None:
 WRONG: list[tuple[dict[str, str], str]] = [
     (
         {"ONCEWARD_DATABSE": "x"},
-        "ONCEWARD_DATABSE: databse: there is no such setting; there is database, env",
+        "ONCEWARD_DATABSE: databse: no such setting; the settings are database, env",
     ),
     ({"ONCEWARD_PROCESSES": "many"}, "ONCEWARD_PROCESSES: processes: "),
     ({"ONCEWARD_PROCESSES": "0"}, "ONCEWARD_PROCESSES: processes: "),
@@ -122,15 +122,15 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"ONCEWARD_CONSUMERS": "x"}, "ONCEWARD_CONSUMERS: consumers: "),
     (
         {"ONCEWARD_CONSUMERS__CHARGE__SORCE": "x"},
-        "ONCEWARD_CONSUMERS__CHARGE__SORCE: consumers.charge.sorce: there is no such setting; there is source, policy",
+        "ONCEWARD_CONSUMERS__CHARGE__SORCE: consumers.charge.sorce: no such setting; the settings are source, policy",
     ),
     (
         {"ONCEWARD_PRODUCERS__PLACE__SOURCE": "x"},
-        "ONCEWARD_PRODUCERS__PLACE__SOURCE: producers.place.source: there is no such setting; there is sink",
+        "ONCEWARD_PRODUCERS__PLACE__SOURCE: producers.place.source: no such setting; the settings are sink",
     ),
     (
         {"ONCEWARD_ENGINE__STUCK": "5"},
-        "ONCEWARD_ENGINE__STUCK: engine.stuck: there is no such setting; there is stuck_grace, io_guard",
+        "ONCEWARD_ENGINE__STUCK: engine.stuck: no such setting; the settings are stuck_grace, io_guard",
     ),
     ({"ONCEWARD_ENGINE__STUCK_GRACE": "-1"}, "ONCEWARD_ENGINE__STUCK_GRACE: engine.stuck_grace: "),
     ({"ONCEWARD_ENGINE__TELEMETRY_FIELDS": "payload.id"}, "ONCEWARD_ENGINE__TELEMETRY_FIELDS: engine."),
@@ -148,7 +148,7 @@ def test_a_wrong_variable_is_named(environ: dict[str, str], problem: str, tmp_pa
 def test_a_value_where_another_layer_has_a_table_is_refused(order: int, tmp_path: Path) -> None:
     both = {"ONCEWARD_CONSUMERS__CHARGE": "x", "ONCEWARD_CONSUMERS__CHARGE__SOURCE": "memory://a"}
     with pytest.raises(
-        ConfigurationError, match=r"consumers\.charge is a (table|value) here, and not elsewhere"
+        ConfigurationError, match=r"consumers\.charge is a (table|value) here but not elsewhere"
     ):
         resolved(tmp_path, dict(list(both.items())[::order]))
 
@@ -175,10 +175,10 @@ def test_variables_of_other_parts_and_of_kubernetes_are_none_of_our_business(
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
-        ("onceward.toml", "databse = 'x'", "onceward.toml: databse: there is no such setting"),
+        ("onceward.toml", "databse = 'x'", "onceward.toml: databse: no such setting"),
         ("onceward.toml", "processes = ", "onceward.toml is not valid TOML"),
         ("pyproject.toml", "[tool.onceward]\nprocesses = 'x'", "pyproject.toml: processes: "),
-        ("pyproject.toml", "[tool]\nonceward = 3", "pyproject.toml: tool.onceward is no table"),
+        ("pyproject.toml", "[tool]\nonceward = 3", "pyproject.toml: tool.onceward is not a table"),
     ],
 )
 def test_a_wrong_file_is_named(name: str, text: str, problem: str, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_project_without_our_table_says_nothing(tmp_path: Path) -> None:
 
 
 def test_a_keyword_that_there_is_not_is_refused_and_no_value_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="keyword: databse: there is no such setting") as refused:
+    with pytest.raises(ConfigurationError, match="keyword: databse: no such setting") as refused:
         resolved(tmp_path, databse="postgresql://u:hunter2@h/x")
     assert "hunter2" not in str(refused.value)
 

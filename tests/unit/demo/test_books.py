@@ -10,9 +10,18 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from onceward.demo.balance import Balance, Evidence, strike_balance
-from onceward.demo.orders import ARTICLES, Fate, Order, make_messages, make_orders
-from onceward.demo.screen import BarScreen, Crash, Cut, LineScreen, Progress, Redriven, Result, show
+from onceward.demo.balance import DemoBalance, DemoEvidence, compute_balance
+from onceward.demo.orders import ARTICLES, DemoOrder, Fate, make_messages, make_orders
+from onceward.demo.screen import (
+    BarScreen,
+    Crash,
+    Cut,
+    DemoProgress,
+    DemoResult,
+    LineScreen,
+    RedrivenLetter,
+    show,
+)
 
 # ── orders ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -42,21 +51,21 @@ def test_every_order_is_sent_once_but_those_meant_to_be_sent_twice() -> None:
 
 def test_an_order_comes_out_of_its_message_unchanged() -> None:
     order = make_orders(100, seed=1)[0]
-    assert Order.of(order.placed()) == order
+    assert DemoOrder.of(order.placed()) == order
 
 
 # ── the balance ─────────────────────────────────────────────────────────────────────────────────────────
 
 ORDERS = [
-    Order("a", "nails", 7, Fate.PLAIN),
-    Order("b", "screws", 5, Fate.TWICE),
-    Order("c", "nails", 2, Fate.REFUSED),
+    DemoOrder("a", "nails", 7, Fate.PLAIN),
+    DemoOrder("b", "screws", 5, Fate.TWICE),
+    DemoOrder("c", "nails", 2, Fate.REFUSED),
 ]
 
 
-def balance(**other: Any) -> Balance:
+def balance(**other: Any) -> DemoBalance:
     """Four messages, of which one was known; the third order is a dead letter. And what is otherwise."""
-    right = Evidence(
+    right = DemoEvidence(
         produced=4,
         duplicates=1,
         shop=["a", "b", "c"],
@@ -65,7 +74,7 @@ def balance(**other: Any) -> Balance:
         dead={"c"},
         stock={"nails": 7, "screws": 5},
     )
-    return strike_balance(ORDERS, 4, msgspec.structs.replace(right, **other))
+    return compute_balance(ORDERS, 4, msgspec.structs.replace(right, **other))
 
 
 def test_it_balances_when_each_stage_has_what_the_one_before_it_had() -> None:
@@ -80,31 +89,31 @@ def test_it_balances_when_each_stage_has_what_the_one_before_it_had() -> None:
 @pytest.mark.parametrize(
     ("other", "problem"),
     [
-        ({"produced": 3, "duplicates": 0}, "4 messages were to be produced, and 3 were"),
+        ({"produced": 3, "duplicates": 0}, "3 of 4 messages were produced"),
         ({"duplicates": 0}, "4 messages were produced, but 3 were appended and 0 were duplicates"),
         (
             {"warehouse": ["a", "b"]},
-            "1 orders are in the shop's log, and did not come to the warehouse: c",
+            "1 orders are in the shop's log but not in the warehouse's: c",
         ),
         (
             {"warehouse": ["a", "b", "c", "x"]},
-            "1 orders are in the warehouse's log, and not in the shop's: x",
+            "1 orders are in the warehouse's log but not in the shop's: x",
         ),
         (
             {"warehouse": ["b", "a", "c"]},
-            "the warehouse has the facts of the shop more than once, or in another order",
+            "the warehouse has the shop's facts more than once or in another order",
         ),
         (
             {"warehouse": ["a", "a", "b", "c"]},
-            "the warehouse has the facts of the shop more than once, or in another order",
+            "the warehouse has the shop's facts more than once or in another order",
         ),
         ({"dead": set()}, "1 orders are neither shipped nor a dead letter: c"),
         ({"effects": {"a": 1, "b": 2}}, "1 orders are shipped more than once: b"),
         ({"dead": {"b", "c"}}, "1 orders are both shipped and a dead letter: b"),
-        ({"dead": {"c", "x"}}, "1 orders are in the books, but were never placed: x"),
+        ({"dead": {"c", "x"}}, "1 orders are in the books but were never placed: x"),
         (
             {"stock": {"nails": 7, "screws": 10}},
-            "10 pieces of screws left the stock where its shipped orders are 5",
+            "10 pieces of screws left the stock, but shipped orders ask for 5",
         ),
     ],
 )
@@ -127,13 +136,13 @@ def test_pieces_of_the_wrong_article_are_found_though_the_sum_is_right() -> None
 # ── the verdict ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def result(struck: Balance, **other: Any) -> Result:
-    whole = Result(
+def result(struck: DemoBalance, **other: Any) -> DemoResult:
+    whole = DemoResult(
         balance=struck,
         fates=dict.fromkeys(map(str, Fate), 1),
         cut=Cut(seconds=3.0, appended=20, applied=10, waiting=15),
         crash=Crash(worker="worker-1", process="worker-1.1", pid=1, held=5, applied_but_held=2),
-        redriven=Redriven(order="c", died_of="not listed", mended_by="listed", applied=True),
+        redriven=RedrivenLetter(order="c", died_of="not listed", mended_by="listed", applied=True),
         came_again=4,
         recognised=2,
         retries=0,
@@ -145,7 +154,7 @@ def result(struck: Balance, **other: Any) -> Result:
     return msgspec.structs.replace(whole, **other)
 
 
-def shown(struck: Balance, **other: Any) -> str:
+def shown(struck: DemoBalance, **other: Any) -> str:
     printed = StringIO()
     show(Console(file=printed, width=80), result(struck, **other))
     return printed.getvalue()
@@ -164,8 +173,8 @@ def test_the_verdict_has_an_equation_for_each_stage() -> None:
 def test_the_verdict_tells_what_went_wrong_on_the_way() -> None:
     text = shown(balance())
     assert "20 appended and 10 shipped meanwhile" in text
-    assert "2 shipped, not acknowledged; 4 came again" in text
-    assert "dead letter, mended, redriven, shipped" in text
+    assert "2 shipped, not acknowledged; 4 redelivered" in text
+    assert "dead letter, fixed, redriven, shipped" in text
 
 
 def test_the_verdict_names_every_problem_and_marks_its_stage() -> None:
@@ -192,7 +201,7 @@ def test_a_demo_in_which_something_did_not_go_wrong_proves_nothing_and_says_so(
 
 # ── the screen ──────────────────────────────────────────────────────────────────────────────────────────
 
-HALF_WAY = Progress(
+HALF_WAY = DemoProgress(
     produced=105,
     duplicates=5,
     appended=100,
@@ -210,9 +219,16 @@ def test_a_terminal_of_80_columns_shows_every_stage() -> None:
     with BarScreen(Console(file=printed, width=80, force_terminal=True, color_system=None)) as screen:
         screen.begin(orders=10_000, messages=10_500)
         screen.show(HALF_WAY)
-        screen.tell("link cut", bad=True)
+        screen.announce("link cut", bad=True)
     text = printed.getvalue()
-    for told in ("105/10,500", "100/10,000", "40/10,000", "33/9,998", "5 duplicates", "CUT, 60 facts wait"):
+    for told in (
+        "105/10,500",
+        "100/10,000",
+        "40/10,000",
+        "33/9,998",
+        "5 duplicates",
+        "CUT, 60 facts waiting",
+    ):
         assert told in text
     assert "…" not in text
 
@@ -223,7 +239,7 @@ def test_without_a_terminal_a_line_is_said_now_and_then_and_no_news_is_left_out(
         screen.begin(orders=100, messages=105)
         screen.show(HALF_WAY)
         screen.show(msgspec.structs.replace(HALF_WAY, applied=34))
-        screen.tell("link cut", bad=True)
+        screen.announce("link cut", bad=True)
     assert printed.getvalue().splitlines() == [
         "100 orders in 105 messages",
         "105 produced   100 appended   40 forwarded   33 applied   2 dead   1 redriven",

@@ -1,4 +1,4 @@
-"""`onceward boundary`: serve one, and talk to one."""
+"""`onceward boundary`: serve a boundary, and call one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from onceward.cli.boundary.stats import consumers, stats
 SERVE_EXAMPLES = """
 Examples:
 
-- `onceward boundary serve` for this machine
+- `onceward boundary serve` to serve this machine only
 
-- `onceward boundary serve --listen 0.0.0.0:7700 --data /var/lib/boundary --log-format json` as a service
+- `onceward boundary serve --listen 0.0.0.0:7700 --data /var/lib/boundary --log-format json` to run it as a service
 
-- `onceward boundary serve --listen 127.0.0.1:0 --data "$(mktemp -d)"` on a free port, which the first line names
+- `onceward boundary serve --listen 127.0.0.1:0 --data "$(mktemp -d)"` to use a free port; the first line names it
 
-- `onceward boundary serve --config boundary.toml` with TLS, peers and links
+- `onceward boundary serve --config boundary.toml` to add TLS, peers and links
 """
 CERTS_EXAMPLES = """
 Examples:
@@ -40,9 +40,9 @@ Examples:
   --from-zone plant-a --to-zone hq --id-part batch --id-part B1042 --id-part completed`
 
 - `onceward boundary put batch-files B1042.pdf report.pdf --json |
-  onceward boundary append --object - --subject batch:B1042 --predicate report_filed ...` with an artifact
+  onceward boundary append --object - --subject batch:B1042 --predicate report_filed ...` to refer to an artifact
 
-- `onceward boundary append --lines facts.jsonl` many, each line as
+- `onceward boundary append --lines facts.jsonl` to append many, with lines such as
   `{"envelope": {"message_id": "m1", "from_zone": "plant-a", "to_zone": "hq"},
   "fact": {"subject": "batch:B1042", "predicate": "completed", "object": {"litres": 480}}}`
 """

@@ -1,4 +1,4 @@
-"""`onceward boundary append`: facts into a boundary."""
+"""`onceward boundary append`: append facts to a boundary, one or many."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from onceward.cli.boundary.options import HERE, Url, connected
+from onceward.cli.boundary.options import HERE, Url, connect
 from onceward.cli.boundary.transfers import pieces_of, progress_of, size_of
 from onceward.cli.exit import MISUSED, AsJson, fail
 from onceward.cli.output import print_json
@@ -23,18 +23,176 @@ from onceward.cli.output import print_json
 if TYPE_CHECKING:
     from onceward.boundary import AsyncBoundaryClient, Envelope, Fact, StoredFact
 
-
-# Facts as lines of JSON: `append --lines` reads them, `fetch --json` writes them.
-
-
 AT_ONCE = 32
-"""Appends on the way at the same time: they share the server's fsync."""
+"""Concurrent appends: they share the server's fsync."""
 AHEAD = 16
-"""Lines that are read already, for each of them."""
+"""Lines read ahead for each of them."""
+ALL_NEEDED = "One fact (all required)"
+ONE_NEEDED = "Message id (one required)"
+INSTEAD = "Or many facts"
+
+
+def append(
+    subject: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND:ID", help="What it is about, as in batch:B1042.", rich_help_panel=ALL_NEEDED
+        ),
+    ] = None,
+    predicate: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="What happened, in lower_snake_case.", rich_help_panel=ALL_NEEDED),
+    ] = None,
+    value: Annotated[
+        str | None,
+        typer.Option(
+            "--object",
+            metavar="JSON|@FILE|-",
+            help="Details; - reads standard input.",
+            rich_help_panel=ALL_NEEDED,
+        ),
+    ] = None,
+    from_zone: Annotated[
+        str | None, typer.Option(metavar="ZONE", help="Where it happened.", rich_help_panel=ALL_NEEDED)
+    ] = None,
+    to_zone: Annotated[
+        str | None, typer.Option(metavar="ZONE", help="Zone it is for.", rich_help_panel=ALL_NEEDED)
+    ] = None,
+    message_id: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="The same for every retry, and for nothing else.",
+            rich_help_panel=ONE_NEEDED,
+        ),
+    ] = None,
+    id_part: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Part to derive the id from, as in `message_id_for`; repeatable.",
+            rich_help_panel=ONE_NEEDED,
+        ),
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A hint for operators; repeatable.")
+    ] = None,
+    correlation_id: Annotated[str, typer.Option(metavar="ID", help="Id of the wider conversation.")] = "",
+    causation_id: Annotated[str, typer.Option(metavar="ID", help="Id of the message that led to this.")] = "",
+    lines: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|-", help="File with {envelope, fact} on each line.", rich_help_panel=INSTEAD
+        ),
+    ] = None,
+    url: Url = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Append a fact, or many with `--lines`. Safe to repeat: a fact that is already there is not appended again.
+
+    Lines are appended many at a time, those of one subject in order. `fetch --json` writes such lines.
+
+    Exit code: 0, even if it was already there; 1 if the boundary refuses or cannot be reached; 2 for wrong arguments.
+    """
+    needed = {
+        "--subject": subject,
+        "--predicate": predicate,
+        "--object": value,
+        "--from-zone": from_zone,
+        "--to-zone": to_zone,
+    }
+    if lines is not None:
+        others = {
+            **needed,
+            "--message-id": message_id,
+            "--id-part": id_part,
+            "--label": label,
+            "--correlation-id": correlation_id,
+            "--causation-id": causation_id,
+        }
+        if extra := [name for name, given in others.items() if given]:
+            fail(f"--lines takes everything from its lines; remove {extra[0]}", as_json, MISUSED)
+        append_lines(lines, url, as_json)
+        return
+    if missing := [name for name, given in needed.items() if not given]:
+        fail(f"missing {', '.join(missing)}; see `onceward boundary append --help`", as_json, MISUSED)
+    labels = _labels(label or [], as_json)
+    body = _read(str(value), as_json)
+    with connect(url, as_json) as (client, runner):
+        from onceward.boundary import Fact, envelope_for
+
+        made_id = _message_id(message_id, id_part, as_json)
+        envelope = envelope_for(
+            made_id,
+            from_zone=str(from_zone),
+            to_zone=str(to_zone),
+            labels=labels,
+            correlation_id=correlation_id,
+            causation_id=causation_id,
+        )
+        fact = Fact(subject=str(subject), predicate=str(predicate), object_json=body)
+        appended = runner.run(client.append(envelope, fact))
+    if as_json:
+        print_json({"offset": appended.offset, "duplicate": appended.duplicate, "message_id": made_id})
+    elif appended.duplicate:
+        typer.echo(f"Already there, at offset {appended.offset}.")
+    else:
+        typer.echo(f"Appended at offset {appended.offset}.")
+
+
+def _message_id(given: str | None, parts: list[str] | None, as_json: bool) -> str:
+    from onceward.boundary import message_id_for
+
+    if bool(given) == bool(parts):
+        fail(
+            "pass either --message-id, or --id-part for each part that makes this event unique",
+            as_json,
+            MISUSED,
+        )
+    try:
+        return given or message_id_for(*parts or ())
+    except ValueError as error:
+        fail(f"--id-part: {error}", as_json, MISUSED)
+
+
+def _labels(given: list[str], as_json: bool) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not name or not equals or name in found:
+            fail(f"--label must be NAME=VALUE with each name once, not {each!r}", as_json, MISUSED)
+        found[name] = value
+    return found
+
+
+def _read(value: str, as_json: bool) -> str:
+    try:
+        if value == "-":
+            return _check_piped(sys.stdin.read(), as_json)
+        return Path(value[1:]).read_text(encoding="utf-8") if value.startswith("@") else value
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"--object {value} cannot be read: {error}", as_json, MISUSED)
+
+
+def _check_piped(text: str, as_json: bool) -> str:
+    """Fail if the previous command of a pipe failed and wrote its error in place of a result."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text  # the boundary reports what is wrong with it
+    if isinstance(found, dict) and found.keys() == {"error"}:
+        fail(
+            f"--object -: the previous command failed, so nothing is appended: {found['error']}",
+            as_json,
+        )
+    return text
+
+
+# ── many facts, as lines of JSON: `append --lines` reads them, `fetch --json` writes them ───────────────────
 
 
 def as_line(stored: StoredFact) -> bytes:
-    """With the object as JSON and not as a text, and in one line whatever its own form was."""
+    """Encode a fact as one line, with the object as JSON rather than as a string."""
     value = msgspec.Raw(msgspec.json.format(stored.fact.object_json, indent=-1).encode())
     return msgspec.json.encode(
         {
@@ -53,8 +211,8 @@ class LineFact(msgspec.Struct, forbid_unknown_fields=True):
     object_json: str = ""
 
 
-class Line(msgspec.Struct, forbid_unknown_fields=True):
-    """What `as_line` writes, and what people write: no offset, and the time only if it is not now."""
+class FactLine(msgspec.Struct, forbid_unknown_fields=True):
+    """What `as_line` writes and people write: they omit the offset, and the time if it is now."""
 
     envelope: dict[str, Any]
     fact: LineFact
@@ -62,15 +220,15 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     appended_at_unix_ms: int | None = None
 
 
-def parsed(line: bytes) -> tuple[Envelope, Fact]:
-    """Raises ValueError. What its fields may hold is the boundary's business."""
+def parse_line(line: bytes) -> tuple[Envelope, Fact]:
+    """Parse a line. Raises ValueError. The boundary itself checks the values of the fields."""
     from onceward.boundary import Envelope, Fact
 
-    given = msgspec.json.decode(line, type=Line)
+    given = msgspec.json.decode(line, type=FactLine)
     if unknown := given.envelope.keys() - set(Envelope.__struct_fields__):
         raise ValueError(f"an envelope has no {min(unknown)!r}")
     if bool(given.fact.object) == bool(given.fact.object_json):
-        raise ValueError("a fact has an object, or object_json with it as a text")
+        raise ValueError("a fact needs either object, or object_json with it as a string")
     try:
         envelope = msgspec.convert(
             {"produced_at_unix_ms": time.time_ns() // 1_000_000, **given.envelope}, Envelope
@@ -82,19 +240,19 @@ def parsed(line: bytes) -> tuple[Envelope, Fact]:
 
 
 def append_lines(name: str, url: str, as_json: bool) -> None:
-    """All lines of a file, or of standard input."""
+    """Append all lines of a file or of standard input."""
     try:
         source = typer.get_binary_stream("stdin") if name == "-" else Path(name).open("rb")  # noqa: SIM115
     except OSError as error:
         fail(f"{name} cannot be read: {error.strerror}", as_json, MISUSED)
     with (
         source,
-        connected(url, as_json) as (client, runner),
+        connect(url, as_json) as (client, runner),
         progress_of("appending", size_of(source), as_json) as progress,
     ):
         appending = Appending(client, progress.advance)
         runner.run(appending.run(source))
-    counts = f"{appending.appended:,} appended, {appending.known:,} there already"
+    counts = f"{appending.appended:,} appended, {appending.known:,} already there"
     if appending.problems:
         number, problem = min(appending.problems, key=lambda each: each[0])
         fail(f"line {number}: {problem} ({counts}; it is safe to repeat all lines)", as_json)
@@ -107,7 +265,7 @@ def append_lines(name: str, url: str, as_json: bool) -> None:
 
 
 class Appending:
-    """Appends lines, many at a time. Lines of one subject go into one queue, and so keep their order."""
+    """Appends many lines at a time. Lines of one subject share a queue, so they keep their order."""
 
     def __init__(self, client: AsyncBoundaryClient, progress: Callable[[int], object]) -> None:
         self._client = client
@@ -117,7 +275,7 @@ class Appending:
         self.problems: list[tuple[int, Exception]] = []
 
     async def run(self, source: IO[bytes]) -> None:
-        """All, or those before a line that is refused."""
+        """Append all lines, or those before one that is refused."""
         queues: list[asyncio.Queue[Any]] = [asyncio.Queue(AHEAD) for _ in range(AT_ONCE)]
         async with asyncio.TaskGroup() as tasks:
             for queue in queues:
@@ -135,7 +293,7 @@ class Appending:
             if not line.strip():
                 continue
             try:
-                envelope, fact = parsed(line)
+                envelope, fact = parse_line(line)
             except (ValueError, RecursionError) as error:
                 self.problems.append((number, error))
                 return
@@ -150,8 +308,8 @@ class Appending:
     async def _append(self, number: int, envelope: Envelope, fact: Fact, size: int) -> None:
         try:
             appended = await self._client.append(envelope, fact)
-        except Exception as error:  # noqa: BLE001  told with its line, whatever it is
-            # A bad line keeps none before it from being appended; a boundary that cannot take any does.
+        except Exception as error:  # noqa: BLE001  reported with its line, whatever it is
+            # A bad line does not stop those before it; a boundary that cannot take any does.
             self._until = 0 if getattr(error, "retryable", False) else min(self._until, number)
             self.problems.append((number, error))
             return
@@ -169,160 +327,3 @@ async def _lines(source: IO[bytes]) -> AsyncIterator[bytes]:
             yield line
     if rest:
         yield rest
-
-
-ALL_NEEDED = "One fact: all of these are needed"
-ONE_NEEDED = "Its id: one of these is needed"
-INSTEAD = "Or many facts"
-
-
-def append(
-    subject: Annotated[
-        str | None,
-        typer.Option(metavar="KIND:ID", help="Of what: batch:B1042.", rich_help_panel=ALL_NEEDED),
-    ] = None,
-    predicate: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="What happened, in lower_snake_case.", rich_help_panel=ALL_NEEDED),
-    ] = None,
-    value: Annotated[
-        str | None,
-        typer.Option(
-            "--object",
-            metavar="JSON|@FILE|-",
-            help="More about it; - reads standard input.",
-            rich_help_panel=ALL_NEEDED,
-        ),
-    ] = None,
-    from_zone: Annotated[
-        str | None, typer.Option(metavar="ZONE", help="Where it happened.", rich_help_panel=ALL_NEEDED)
-    ] = None,
-    to_zone: Annotated[
-        str | None, typer.Option(metavar="ZONE", help="For whom.", rich_help_panel=ALL_NEEDED)
-    ] = None,
-    message_id: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID",
-            help="The same for every retry, never used for anything else.",
-            rich_help_panel=ONE_NEEDED,
-        ),
-    ] = None,
-    id_part: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help="What makes one: may be repeated, as in `message_id_for` with texts.",
-            rich_help_panel=ONE_NEEDED,
-        ),
-    ] = None,
-    label: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A hint for operators; may be repeated.")
-    ] = None,
-    correlation_id: Annotated[str, typer.Option(metavar="ID", help="The wider conversation.")] = "",
-    causation_id: Annotated[str, typer.Option(metavar="ID", help="The message that led to this.")] = "",
-    lines: Annotated[
-        str | None,
-        typer.Option(metavar="FILE|-", help="{envelope, fact} in each line.", rich_help_panel=INSTEAD),
-    ] = None,
-    url: Url = HERE,
-    as_json: AsJson = False,
-) -> None:
-    """Make a fact durable, or with `--lines` many. It is safe to repeat: what is there already is not appended again.
-
-    Lines are appended many at a time; those of one subject in their order. `fetch --json` writes such lines.
-
-    Exit code: 0, also if it was there already; 1 if the boundary refuses or cannot be reached; 2 for wrong arguments.
-    """
-    needed = {
-        "--subject": subject,
-        "--predicate": predicate,
-        "--object": value,
-        "--from-zone": from_zone,
-        "--to-zone": to_zone,
-    }
-    if lines is not None:
-        others = {
-            **needed,
-            "--message-id": message_id,
-            "--id-part": id_part,
-            "--label": label,
-            "--correlation-id": correlation_id,
-            "--causation-id": causation_id,
-        }
-        if said := [name for name, given in others.items() if given]:
-            fail(f"--lines has all that is to be said in its lines; leave out {said[0]}", as_json, MISUSED)
-        append_lines(lines, url, as_json)
-        return
-    if missing := [name for name, given in needed.items() if not given]:
-        fail(f"{', '.join(missing)} missing; see `onceward boundary append --help`", as_json, MISUSED)
-    labels = _labels(label or [], as_json)
-    body = _read(str(value), as_json)
-    with connected(url, as_json) as (client, runner):
-        from onceward.boundary import Fact, envelope_for
-
-        made_id = _message_id(message_id, id_part, as_json)
-        envelope = envelope_for(
-            made_id,
-            from_zone=str(from_zone),
-            to_zone=str(to_zone),
-            labels=labels,
-            correlation_id=correlation_id,
-            causation_id=causation_id,
-        )
-        fact = Fact(subject=str(subject), predicate=str(predicate), object_json=body)
-        appended = runner.run(client.append(envelope, fact))
-    if as_json:
-        print_json({"offset": appended.offset, "duplicate": appended.duplicate, "message_id": made_id})
-    elif appended.duplicate:
-        typer.echo(f"It was there already, at offset {appended.offset}.")
-    else:
-        typer.echo(f"Appended at offset {appended.offset}.")
-
-
-def _message_id(given: str | None, parts: list[str] | None, as_json: bool) -> str:
-    from onceward.boundary import message_id_for
-
-    if bool(given) == bool(parts):
-        fail(
-            "say either --message-id, or --id-part for each thing that makes this event unlike every other",
-            as_json,
-            MISUSED,
-        )
-    try:
-        return given or message_id_for(*parts or ())
-    except ValueError as error:
-        fail(f"--id-part: {error}", as_json, MISUSED)
-
-
-def _labels(given: list[str], as_json: bool) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for each in given:
-        name, equals, value = each.partition("=")
-        if not name or not equals or name in found:
-            fail(f"--label must be NAME=VALUE, each name once, not {each!r}", as_json, MISUSED)
-        found[name] = value
-    return found
-
-
-def _read(value: str, as_json: bool) -> str:
-    try:
-        if value == "-":
-            return _piped(sys.stdin.read(), as_json)
-        return Path(value[1:]).read_text(encoding="utf-8") if value.startswith("@") else value
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"--object {value} cannot be read: {error}", as_json, MISUSED)
-
-
-def _piped(text: str, as_json: bool) -> str:
-    """A command before this one in a pipe may have failed, and said so where its result would stand."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return text  # the boundary says what is wrong with it
-    if isinstance(found, dict) and found.keys() == {"error"}:
-        fail(
-            f"--object -: the command before this one failed, and nothing is appended: {found['error']}",
-            as_json,
-        )
-    return text

@@ -1,4 +1,4 @@
-"""`onceward boundary copy`: a boundary moved to another store."""
+"""`onceward boundary copy`: copy a boundary to another store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from onceward.cli.boundary.options import INTERRUPTED, installed
+from onceward.cli.boundary.options import INTERRUPTED, require_extra
 from onceward.cli.exit import MISUSED, AsJson, fail
 from onceward.cli.output import print_json
 
@@ -26,10 +26,10 @@ def copy(
     target: Annotated[str, typer.Option("--to", metavar="STORE", help=STORES)],
     as_json: AsJson = False,
 ) -> None:
-    """Move a boundary to another store: objects, facts in their order with ids and times, and cursors.
+    """Copy a boundary to another store: objects, facts in order with ids and times, and cursors.
 
-    Stop the server of the source first, so that nothing is appended behind the copy. The source stays as it is; a copy
-    that broke off is simply repeated.
+    Stop the server of the source first, so nothing is appended behind the copy. The source stays unchanged; repeat a
+    copy that was interrupted.
 
     Exit code: 0; 1 if a store cannot be reached or the target has other facts in it; 2 for wrong arguments.
     """
@@ -38,24 +38,22 @@ def copy(
     if source == target:
         fail("--from and --to are the same store", as_json, MISUSED)
     try:
-        with installed(as_json):
+        with require_extra(as_json):
             copied = asyncio.run(_copy(source, target))
     except ConfigurationError as error:
         fail(str(error), as_json, MISUSED)
     except OncewardError as error:
         fail(str(error), as_json)
     except KeyboardInterrupt:
-        fail("interrupted; repeat it to go on", as_json, INTERRUPTED)
+        fail("interrupted; repeat it to continue", as_json, INTERRUPTED)
     if as_json:
         print_json(msgspec.to_builtins(copied))
         return
     typer.echo(
-        f"{copied.facts:,} facts, {copied.objects:,} objects and {copied.cursors:,} cursors are in {target}"
+        f"{copied.facts:,} facts, {copied.objects:,} objects and {copied.cursors:,} cursors are now in {target}"
     )
     if not copied.same_offsets:
-        typer.echo(
-            "Facts that had expired left holes in the source: offsets are new, and cursors stand accordingly."
-        )
+        typer.echo("Expired facts left holes in the source, so offsets are new and cursors were adjusted.")
 
 
 async def _copy(source: str, target: str) -> Copied:
@@ -70,11 +68,11 @@ async def _copy(source: str, target: str) -> Copied:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), TextColumn("{task.completed:,}"))
     async with AsyncExitStack() as stores:
-        with _named("--from"):
+        with _name_option("--from"):
             check_is_there(source)
             old = await open_store(source)
         stores.push_async_callback(old.close)
-        with _named("--to"):
+        with _name_option("--to"):
             new = await open_store(target)
         stores.push_async_callback(new.close)
         with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as progress:
@@ -83,8 +81,8 @@ async def _copy(source: str, target: str) -> Copied:
 
 
 @contextmanager
-def _named(option: str) -> Iterator[None]:
-    """What is wrong with a store is wrong with one of two."""
+def _name_option(option: str) -> Iterator[None]:
+    """Name the option of the store that an error is about."""
     from onceward.errors import ConfigurationError
 
     try:

@@ -1,4 +1,4 @@
-"""`onceward boundary fetch|confirm|tail`: facts out of a boundary."""
+"""`onceward boundary fetch|confirm|tail`: read facts from a boundary."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onceward.cli.boundary.append import as_line
-from onceward.cli.boundary.options import HERE, INTERRUPTED, Consumer, Url, connected
-from onceward.cli.dlq.options import shortened
+from onceward.cli.boundary.options import HERE, INTERRUPTED, Consumer, Url, connect
+from onceward.cli.dlq.options import shorten
 from onceward.cli.exit import AsJson
 from onceward.cli.output import WIDE, iso_time, print_json
 
@@ -19,32 +19,30 @@ if TYPE_CHECKING:
 
 PAGE = 100
 LONGEST_OBJECT, SHORTEST_OBJECT = 120, 20
-"""Characters of it that are shown."""
+"""Characters of an object that are shown."""
 IDLE_SECONDS = 0.1
 
 
 def fetch(
     consumer: Consumer,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many at most.")] = PAGE,
-    confirming: Annotated[
-        bool, typer.Option("--confirm", help="Confirm them once they are printed.")
-    ] = False,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number.")] = PAGE,
+    confirming: Annotated[bool, typer.Option("--confirm", help="Confirm them after printing.")] = False,
     url: Url = HERE,
     as_json: AsJson = False,
 ) -> None:
-    """Print the next facts of a consumer. The same come again until they are confirmed.
+    """Print the next facts of a consumer. It gets the same facts again until they are confirmed.
 
-    With `--json` a line each, and one `{"gap": ...}` before them if facts have expired that it had not confirmed.
+    `--json` prints one per line, after a line `{"gap": ...}` if unconfirmed facts have expired.
 
-    Exit code: 0, also if there are none; 1 if the boundary refuses or cannot be reached; 2 for wrong arguments.
+    Exit code: 0, even if there are none; 1 if the boundary refuses or cannot be reached; 2 for wrong arguments.
     """
-    with connected(url, as_json) as (client, runner):
+    with connect(url, as_json) as (client, runner):
         page = runner.run(client.fetch(consumer, limit))
-        _tell_gap(page, consumer, as_json)
+        _print_gap(page, consumer, as_json)
         if as_json:
             _print_lines(page)
         else:
-            _print_facts(page, f"There is nothing new for {consumer}.")
+            _print_facts(page, f"Nothing new for {consumer}.")
         if confirming and page.facts:
             _flush()
             runner.run(client.confirm(consumer, page.facts[-1].offset))
@@ -52,15 +50,15 @@ def fetch(
 
 def confirm(
     consumer: Consumer,
-    offset: Annotated[int, typer.Option(metavar="N", help="The highest that is handled for good.")],
+    offset: Annotated[int, typer.Option(metavar="N", help="Highest offset that is handled.")],
     url: Url = HERE,
     as_json: AsJson = False,
 ) -> None:
-    """Say that all facts up to an offset are handled. A cursor never goes back: below it this does nothing.
+    """Confirm that all facts up to an offset are handled. A cursor never moves back; a lower offset does nothing.
 
     Exit code: 0; 1 if the boundary refuses or cannot be reached; 2 for wrong arguments.
     """
-    with connected(url, as_json) as (client, runner):
+    with connect(url, as_json) as (client, runner):
         position = runner.run(client.confirm(consumer, offset))
     if as_json:
         print_json({"cursor_advanced_to": position})
@@ -70,29 +68,29 @@ def confirm(
 
 def tail(
     consumer: Consumer,
-    once: Annotated[bool, typer.Option("--once", help="Stop where the log ends.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Stop at the end of the log.")] = False,
     url: Url = HERE,
     as_json: AsJson = False,
 ) -> None:
-    """Print facts as they come, and confirm them once they are printed. Ctrl-C ends it.
+    """Print facts as they arrive, and confirm them after printing. Ctrl-C ends it.
 
-    It moves the consumer's cursor: give it a name of its own, or the real consumer will miss what you have seen.
+    It moves the consumer's cursor: use a separate name, or the real consumer will miss what you have seen.
 
     Exit code: 0 with --once at the end; 1 if the boundary refuses or cannot be reached; 2 for wrong arguments; 130
     after Ctrl-C.
     """
     import time
 
-    with connected(url, as_json) as (client, runner):
+    with connect(url, as_json) as (client, runner):
         try:
             while True:
                 page = runner.run(client.fetch(consumer, PAGE))
-                _tell_gap(page, consumer, as_json)
+                _print_gap(page, consumer, as_json)
                 if as_json:
                     _print_lines(page)
                 else:
                     for each in page.facts:
-                        typer.echo(f"{_begun(each)}  {shortened(each.fact.object_json, LONGEST_OBJECT)}")
+                        typer.echo(f"{_prefix(each)}  {shorten(each.fact.object_json, LONGEST_OBJECT)}")
                 if page.facts:
                     _flush()
                     runner.run(client.confirm(consumer, page.facts[-1].offset))
@@ -105,19 +103,19 @@ def tail(
 
 
 def _print_facts(page: Page, empty: str) -> None:
-    """Two lines each, so that they can be read in a narrow terminal too."""
+    """Print two lines per fact, which fits a narrow terminal too."""
     width = shutil.get_terminal_size((WIDE, 0)).columns
     for each in page.facts:
-        begun = _begun(each)
-        room = min(max(width - len(begun) - 2, SHORTEST_OBJECT), LONGEST_OBJECT)
-        typer.echo(f"{begun}  {shortened(each.fact.object_json, room)}")
+        prefix = _prefix(each)
+        room = min(max(width - len(prefix) - 2, SHORTEST_OBJECT), LONGEST_OBJECT)
+        typer.echo(f"{prefix}  {shorten(each.fact.object_json, room)}")
         zones = f"{each.envelope.from_zone} → {each.envelope.to_zone}"
         typer.secho(f"{'':10}{zones}  {each.message_id}", dim=True)
     if not page.facts:
         typer.echo(empty)
 
 
-def _begun(fact: StoredFact) -> str:
+def _prefix(fact: StoredFact) -> str:
     at = iso_time(fact.appended_at_unix_ms / 1000)
     return f"{fact.offset:>8}  {at}  {fact.fact.subject} {fact.fact.predicate}"
 
@@ -127,15 +125,15 @@ def _print_lines(page: Page) -> None:
         typer.echo(as_line(each))
 
 
-def _tell_gap(page: Page, consumer: str, as_json: bool) -> None:
-    """On stdout only for machines, which read nothing else."""
+def _print_gap(page: Page, consumer: str, as_json: bool) -> None:
+    """Print a gap to stderr, and with `--json` also to stdout, where scripts read it."""
     if page.gap is None:
         return
     import msgspec
 
     first, last = page.gap.first_missing, page.gap.last_missing
     typer.secho(
-        f"GAP: facts {first} to {last} had expired before {consumer} confirmed them; it will not get them",
+        f"GAP: facts {first} to {last} expired before {consumer} confirmed them; it will not get them",
         fg="yellow",
         err=True,
     )
@@ -144,5 +142,5 @@ def _tell_gap(page: Page, consumer: str, as_json: bool) -> None:
 
 
 def _flush() -> None:
-    """What is confirmed has left this process; a pipe that is broken ends it here."""
+    """Confirm only what has left this process; a broken pipe ends it here."""
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`onceward boundary forward`: pull facts of another zone into this one, by hand or as a process of its own."""
+"""`onceward boundary forward`: pull facts of another zone into this one, once or continuously."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onceward.cli.boundary.options import client_for, installed
+from onceward.cli.boundary.options import client_for, require_extra
 from onceward.cli.exit import MISUSED, AsJson, fail
 from onceward.cli.output import print_json
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 WORDS = {
     "appended": "appended",
-    "duplicate": "there already",
+    "duplicate": "already there",
     "own": "of this zone itself",
     "not_for_us": "for other zones",
     "missed": "expired before",
 }
-LOOK_SECONDS = 0.1
+REFRESH_SECONDS = 0.1
 
-Source = Annotated[str, typer.Option("--from", metavar="URL", help="The boundary that has the facts.")]
-Zone = Annotated[str, typer.Option("--zone", metavar="NAME", help="The zone that receives.")]
+Source = Annotated[str, typer.Option("--from", metavar="URL", help="Boundary to pull facts from.")]
+Zone = Annotated[str, typer.Option("--zone", metavar="NAME", help="The receiving zone.")]
 Origins = Annotated[
     list[str] | None,
-    typer.Option("--from-zone", metavar="ZONE", help="Origins that the source may speak for; repeatable."),
+    typer.Option("--from-zone", metavar="ZONE", help="Zone that the source may send facts of; repeatable."),
 ]
 Addressees = Annotated[
     list[str] | None,
-    typer.Option("--to-zone", metavar="ZONE", help="Take only facts for these zones; repeatable."),
+    typer.Option("--to-zone", metavar="ZONE", help="Pull only facts for this zone; repeatable."),
 ]
 
 
@@ -46,40 +46,38 @@ def forward(
     source: Source,
     target: Annotated[
         str,
-        typer.Option(
-            "--to", metavar="URL|STORE", help="The boundary that gets them, or its store, which is faster."
-        ),
+        typer.Option("--to", metavar="URL|STORE", help="Receiving boundary, or its store, which is faster."),
     ],
     zone: Zone,
     consumer: Annotated[
         str,
-        typer.Option(metavar="NAME", show_default="zone:<the zone>", help="The durable name at the source."),
+        typer.Option(metavar="NAME", show_default="zone:<the zone>", help="Consumer name at the source."),
     ] = "",
     from_zone: Origins = None,
     to_zone: Addressees = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Stop where the source ends, or at a failure.")
+        bool, typer.Option("--once", help="Stop at the end of the source, or at a failure.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Pull facts and their artifacts from one boundary into another. Each is confirmed once it is durable there.
 
-    A link that is cut is tried again until it heals; a fact that cannot be taken stops it until you decide with `skip`.
-    The first SIGTERM or Ctrl-C lets the page in hand end, a second one cuts it off; it is safe to repeat either way.
+    It retries a broken connection until it works again, and stops at a fact that it cannot append until you decide with
+    `skip`. The first SIGTERM or Ctrl-C finishes the current page, a second one cuts it off; both are safe to repeat.
 
     Into a URL facts go one by one, to keep their order. Into a store (a directory, postgresql://…, nats://…) they go by
-    the hundred; a directory must not have a server then. `serve` with links in its configuration has both.
+    the hundred; the directory must not have a running server. `serve` with links in its configuration does both.
 
-    Exit code: 0 when it was told to stop, or with --once at the end; 1 with --once at a failure or a fact that cannot
-    be taken; 130 or 143 if a second signal cut it off; 2 for wrong arguments.
+    Exit code: 0 when stopped, or with --once at the end; 1 with --once at a failure or a fact that it cannot append;
+    130 or 143 if a second signal cut it off; 2 for wrong arguments.
     """
-    with installed(as_json):
+    with require_extra(as_json):
         from onceward.boundary.links.link import ZoneLink
         from onceward.boundary.server.process import start_logging
     from onceward.errors import ConfigurationError, OncewardError
 
     async def run() -> None:
-        await client_for(source, "--from").close()  # refuses what is no URL, before anything is opened
+        await client_for(source, "--from").close()  # refuses an invalid URL before anything is opened
         connect = partial(client_for, source, "--from")
         async with receiving_side(target, "--to") as side:
             link = ZoneLink(
@@ -91,17 +89,17 @@ def forward(
                 from_zones=from_zone or (),
                 to_zones=to_zone or (),
             )
-            with _shown(link, as_json):
+            with _show_progress(link, as_json):
                 if not once:
                     start_logging("console" if sys.stderr.isatty() else "json", "info")
                 try:
-                    await _until_told(link, once)
+                    await _run_until_stopped(link, once)
                 finally:
                     counts.update(link.report.counts)
 
     counts: dict[str, int] = {}
     try:
-        with installed(as_json):
+        with require_extra(as_json):
             asyncio.run(run())
     except ConfigurationError as error:
         fail(str(error), as_json, MISUSED)
@@ -117,7 +115,7 @@ def forward(
 
 @asynccontextmanager
 async def receiving_side(target: str, option: str) -> AsyncIterator[Boundary | AsyncBoundaryClient]:
-    """A client for a URL; for a store a boundary in this process."""
+    """A client for a URL; a boundary in this process for a store."""
     from onceward.boundary.boundary import Boundary
     from onceward.boundary.stores import open_store
 
@@ -138,30 +136,30 @@ class _CutOff(Exception):
         self.signal = number
 
 
-async def _until_told(link: ZoneLink, once: bool) -> None:
-    loop, heard = asyncio.get_running_loop(), list[int]()
+async def _run_until_stopped(link: ZoneLink, once: bool) -> None:
+    loop, signals = asyncio.get_running_loop(), list[int]()
     work = asyncio.create_task(link.drain() if once else link.run())
 
-    def hear(number: int) -> None:
-        heard.append(number)
+    def on_signal(number: int) -> None:
+        signals.append(number)
         link.end()
-        if len(heard) > 1:
+        if len(signals) > 1:
             work.cancel()
 
     for each in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(each, hear, int(each))
+        loop.add_signal_handler(each, on_signal, int(each))
     try:
         await work
     except asyncio.CancelledError:
-        raise _CutOff(heard[-1]) from None
+        raise _CutOff(signals[-1]) from None
     finally:
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(each)
 
 
 @contextmanager
-def _shown(link: ZoneLink, as_json: bool) -> Iterator[None]:
-    """How far it is, on a terminal."""
+def _show_progress(link: ZoneLink, as_json: bool) -> Iterator[None]:
+    """Show progress on a terminal."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn
 
@@ -181,7 +179,7 @@ def _shown(link: ZoneLink, as_json: bool) -> Iterator[None]:
 async def _watch(link: ZoneLink, update: Callable[..., None]) -> None:
     while True:
         update(description=f"up to offset {link.report.frontier:,}: {_summary(link.report.counts)}")
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(REFRESH_SECONDS)
 
 
 def _summary(counts: dict[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""`onceward boundary put|get`: objects of any size, in pieces, with a bar on a terminal."""
+"""`onceward boundary put|get`: objects of any size, in pieces, with a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from onceward.cli.boundary.options import HERE, Url, client_for, explained
+from onceward.cli.boundary.options import HERE, Url, client_for, handle_errors
 from onceward.cli.boundary.transfers import pieces_of, progress_of, size_of
 from onceward.cli.exit import MISUSED, AsJson, fail
 from onceward.cli.output import print_json
@@ -21,25 +21,27 @@ from onceward.cli.output import print_json
 if TYPE_CHECKING:
     from onceward.boundary import ObjectRef
 
-Bucket = Annotated[str, typer.Argument(metavar="BUCKET", help="Such as batch-files.")]
-Key = Annotated[str, typer.Argument(metavar="KEY", help="Its name in the bucket.")]
+Bucket = Annotated[str, typer.Argument(metavar="BUCKET", help="Bucket, such as batch-files.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="Name in the bucket.")]
 
 
 def put(
     bucket: Bucket,
     key: Key,
-    file: Annotated[str, typer.Argument(metavar="FILE|-", help="What to keep; - reads standard input.")],
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="File to store; - reads standard input.")],
     media_type: Annotated[
         str | None,
-        typer.Option(metavar="TYPE", show_default="guessed from the name", help="Such as application/pdf."),
+        typer.Option(
+            metavar="TYPE", show_default="guessed from the name", help="Media type, such as application/pdf."
+        ),
     ] = None,
     url: Url = HERE,
     as_json: AsJson = False,
 ) -> None:
-    """Keep a file as an object, for a fact to refer to. Put it first, append the fact afterwards.
+    """Store a file as an object that a fact can refer to. Put the object first, then append the fact.
 
-    An object is never changed: the same bytes again are fine, others need another key. `--json` prints what the fact's
-    object has to say.
+    Objects never change: repeating the same bytes is fine, others need another key. `--json` prints the reference to
+    use as the fact's object.
 
     Exit code: 0; 1 if the boundary refuses or cannot be reached; 2 for wrong arguments or a file that cannot be read.
     """
@@ -48,12 +50,12 @@ def put(
         source = open(0 if file == "-" else file, "rb", buffering=0, closefd=file != "-")  # noqa: SIM115
     except OSError as error:
         fail(f"{file} cannot be read: {error.strerror}", as_json, MISUSED)
-    with source, explained(as_json):
+    with source, handle_errors(as_json):
         ref = asyncio.run(_send(source, bucket, key, given, url, as_json))
     if as_json:
         print_json(msgspec.to_builtins(ref))
     else:
-        typer.echo(f"{bucket}/{key} has {ref.size:,} bytes of {given}, {ref.digest}")
+        typer.echo(f"Stored {bucket}/{key}: {ref.size:,} bytes of {given}, {ref.digest}")
 
 
 async def _send(
@@ -78,27 +80,27 @@ def get(
         typer.Argument(
             metavar="[FILE|-]",
             show_default="the key's last part, here",
-            help="Where to; - is standard output.",
+            help="File to write; - is standard output.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     url: Url = HERE,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch an object and verify its digest. The file has its name only when it is whole and right.
+    """Fetch an object and verify its digest. The file gets its name only when it is complete and verified.
 
-    Exit code: 0; 1 if there is no such object, what came is not what was put, the file cannot be written or the
+    Exit code: 0; 1 if there is no such object, its digest is wrong, the file cannot be written or the
     boundary cannot be reached; 2 for wrong arguments or a file that exists.
     """
     if file == "-":
-        with explained(as_json):
+        with handle_errors(as_json):
             asyncio.run(_receive(typer.get_binary_stream("stdout"), bucket, key, url, as_json))
         return
     place = Path(file or PurePosixPath(key).name)
     _check_place(place, force, as_json)
     part = place.with_name(f"{place.name}.{os.getpid()}.part")
     try:
-        with part.open("xb") as target, explained(as_json):
+        with part.open("xb") as target, handle_errors(as_json):
             ref = asyncio.run(_receive(target, bucket, key, url, as_json))
         part.replace(place)
     except OSError as error:
@@ -108,16 +110,16 @@ def get(
     if as_json:
         print_json(msgspec.to_builtins(ref))
     else:
-        typer.echo(f"{place} has {ref.size:,} bytes, verified: {ref.digest}")
+        typer.echo(f"Wrote {place}: {ref.size:,} bytes, verified: {ref.digest}")
 
 
 def _check_place(place: Path, force: bool, as_json: bool) -> None:
     if place.name in ("", "..") or place.is_dir():
         fail(f"{place} is a directory; name a file", as_json, MISUSED)
     if place.exists() and not place.is_file():
-        fail(f"{place} is no ordinary file; use - and redirect", as_json, MISUSED)
+        fail(f"{place} is not a regular file; use - and redirect", as_json, MISUSED)
     if place.exists() and not force:
-        fail(f"{place} exists already; name another file, or overwrite it with --force", as_json, MISUSED)
+        fail(f"{place} already exists; name another file, or overwrite it with --force", as_json, MISUSED)
 
 
 async def _receive(target: IO[bytes], bucket: str, key: str, url: str, as_json: bool) -> ObjectRef:
@@ -136,7 +138,6 @@ async def _receive(target: IO[bytes], bucket: str, key: str, url: str, as_json: 
     target.flush()
     if ref.digest != f"sha256:{digest.hexdigest()}":
         raise IntegrityError(
-            f"what came as object {bucket}/{key} is not what was put: it does not have the digest {ref.digest}; do not "
-            "use it"
+            f"object {bucket}/{key} arrived damaged: it does not have the digest {ref.digest}; do not use it"
         )
     return ref

@@ -1,6 +1,6 @@
-"""How a command gets at a boundary: its URL, its certificates, and what it says when that fails.
+"""How a command connects to a boundary: URL, certificates, and the message if that fails.
 
-With the client for asyncio, because Ctrl-C gets through to it while it waits for the other side.
+Uses the asyncio client, because Ctrl-C interrupts it while it waits for the other side.
 """
 
 from __future__ import annotations
@@ -23,21 +23,26 @@ INTERRUPTED = 130
 FILES = {each: f"ONCEWARD_BOUNDARY_{each.upper()}" for each in ("ca", "cert", "key")}
 
 Url = Annotated[
-    str, typer.Option("--url", metavar="URL", envvar="ONCEWARD_BOUNDARY_URL", help="Where the boundary is.")
+    str, typer.Option("--url", metavar="URL", envvar="ONCEWARD_BOUNDARY_URL", help="URL of the boundary.")
 ]
 HERE = "http://127.0.0.1:7700"
-"""Where `onceward boundary serve` listens if it is not told."""
+"""Where `onceward boundary serve` listens by default."""
 Consumer = Annotated[
-    str, typer.Option("--consumer", metavar="NAME", help="Whose cursor: a name that lasts, not a session's.")
+    str,
+    typer.Option(
+        "--consumer",
+        metavar="NAME",
+        help="Consumer name that owns the cursor; must be stable across restarts.",
+    ),
 ]
 
 
 @contextmanager
-def connected(
+def connect(
     url: str, as_json: bool, option: str = "--url"
 ) -> Iterator[tuple[AsyncBoundaryClient, asyncio.Runner]]:
-    """A client, and what runs its calls."""
-    with explained(as_json), asyncio.Runner() as runner:
+    """Open a client; yields it with the runner of its calls."""
+    with handle_errors(as_json), asyncio.Runner() as runner:
         client = client_for(url, option)
         try:
             yield client, runner
@@ -46,13 +51,13 @@ def connected(
 
 
 def client_for(url: str, option: str = "--url") -> AsyncBoundaryClient:
-    """Raises `ConfigurationError`, with the name of what is wrong: the option of the URL, or the variables of TLS."""
+    """Build a client. Raises `ConfigurationError` that names the option of the URL, or the variables of TLS."""
     from onceward.boundary import AsyncBoundaryClient
 
-    return AsyncBoundaryClient(checked(url, option), tls=tls_for(url))
+    return AsyncBoundaryClient(check_url(url, option), tls=tls_for(url))
 
 
-def checked(url: str, option: str = "--url") -> str:
+def check_url(url: str, option: str = "--url") -> str:
     from onceward.boundary.client.transport import checked_url
     from onceward.errors import ConfigurationError
 
@@ -63,7 +68,7 @@ def checked(url: str, option: str = "--url") -> str:
 
 
 def tls_for(url: str) -> Tls | None:
-    """For an https:// URL the files that the environment names, if it does."""
+    """The certificate files that the environment names for an https:// URL, if any."""
     from onceward.boundary.tls import Tls, client_context
     from onceward.errors import ConfigurationError
 
@@ -72,7 +77,7 @@ def tls_for(url: str) -> Tls | None:
         return None
     names = ", ".join(FILES.values())
     if missing := [FILES[each] for each, path in given.items() if not path]:
-        raise ConfigurationError(f"{names} belong together: {' and '.join(missing)} is not set")
+        raise ConfigurationError(f"set {names} together: {' and '.join(missing)} is not set")
     files = Tls(**given)
     try:
         client_context(files)
@@ -82,24 +87,24 @@ def tls_for(url: str) -> Tls | None:
 
 
 @contextmanager
-def explained(as_json: bool) -> Iterator[None]:
-    """Whatever goes wrong with a boundary ends the command with one line that says what to do."""
+def handle_errors(as_json: bool) -> Iterator[None]:
+    """End the command with one line that says what to do if anything goes wrong with a boundary."""
     from onceward.errors import ConfigurationError, OncewardError
 
     try:
-        with installed(as_json):
+        with require_extra(as_json):
             yield
     except ConfigurationError as error:
         fail(str(error), as_json, MISUSED)
     except OncewardError as error:
         fail(str(error), as_json)
     except KeyboardInterrupt:
-        fail("interrupted; nothing is half done, and it is safe to repeat", as_json, INTERRUPTED)
+        fail("interrupted; nothing is left half done, and it is safe to repeat", as_json, INTERRUPTED)
 
 
 @contextmanager
-def installed(as_json: bool) -> Iterator[None]:
-    """For the imports of what needs the extra."""
+def require_extra(as_json: bool) -> Iterator[None]:
+    """Wrap imports that need the extra: say what to install if it is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""`onceward boundary serve`: one server on one store, until it is told to stop."""
+"""`onceward boundary serve`: one server on one store, until stopped."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onceward.cli.boundary.options import installed
-from onceward.cli.exit import FAILED, MISUSED, fail
+from onceward.cli.boundary.options import require_extra
+from onceward.cli.exit import FAILED, LogFormat, refuse
 
 if TYPE_CHECKING:
     from onceward.boundary.server.config import Config
@@ -22,11 +22,6 @@ _log = logging.getLogger("onceward.boundary")
 
 LISTEN = "127.0.0.1:7700"
 DATA = "boundary-data"
-
-
-class LogFormat(StrEnum):
-    JSON = "json"
-    CONSOLE = "console"
 
 
 class LogLevel(StrEnum):
@@ -39,60 +34,64 @@ class LogLevel(StrEnum):
 def serve(
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Settings, TLS, peers and links, in TOML. Options win over it."),
+        typer.Option(
+            metavar="FILE", help="TOML file with settings, TLS, peers and links. Options win over it."
+        ),
     ] = None,
     listen: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", show_default=LISTEN, help="Where to listen; port 0 takes a free one."
+            metavar="HOST:PORT", show_default=LISTEN, help="Address to listen on; port 0 picks a free port."
         ),
     ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", show_default=DATA, help="Facts, cursors and objects. Made if it is not there."
+            metavar="DIR",
+            show_default=DATA,
+            help="Directory of facts, cursors and objects; created if missing.",
         ),
     ] = None,
     store: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Keep them there: postgresql://…, nats://…, or a directory like --data."
+            metavar="URL", help="Store to use instead of --data: postgresql://…, nats://…, or a directory."
         ),
     ] = None,
     consumer: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A consumer that is known from now on; may be repeated."),
+        typer.Option(metavar="NAME", help="Consumer to register; repeatable."),
     ] = None,
     strict_consumers: Annotated[
         bool,
         typer.Option(
-            "--strict-consumers", help="Do not make a name known by its first fetch; see --consumer."
+            "--strict-consumers", help="Do not register a consumer at its first fetch; see --consumer."
         ),
     ] = False,
     require_artifacts: Annotated[
-        bool, typer.Option("--require-artifacts", help="Refuse a fact whose object is not here.")
+        bool, typer.Option("--require-artifacts", help="Refuse a fact whose object is missing.")
     ] = False,
     log_format: Annotated[
         LogFormat | None,
-        typer.Option(show_default="console on a terminal, json elsewhere", help="Of the log on stderr."),
+        typer.Option(
+            show_default="console on a terminal, json elsewhere", help="Format of the log on stderr."
+        ),
     ] = None,
-    log_level: Annotated[
-        LogLevel, typer.Option(help="debug has a line for every fact and confirm.")
-    ] = LogLevel.INFO,
+    log_level: Annotated[LogLevel, typer.Option(help="debug logs every fact and confirm.")] = LogLevel.INFO,
 ) -> None:
-    """Serve a boundary. Its URL is the one line on stdout; the log goes to stderr.
+    """Serve a boundary. It prints its URL as the only line on stdout, and logs to stderr.
 
     One port answers gRPC, Connect, curl with JSON, and GET for /metrics, /stats, /livez and /readyz. The first SIGTERM
-    or Ctrl-C lets running calls end, a second one cuts them off; what was acknowledged is durable either way. Peers,
-    links and certificates are read again when their files change.
+    or Ctrl-C lets running calls finish, a second one cuts them off; acknowledged facts are durable either way. Peers,
+    links and certificates are reloaded when their files change.
 
-    Exit code: 0 when it was told to stop; 1 if a part of it broke, so that a supervisor starts it again; 130 or 143 if
-    a second signal cut calls off; 2 for wrong arguments or a wrong configuration, an address or a store that cannot be
-    used, or a directory that another server has.
+    Exit code: 0 when stopped; 1 if a part of it failed, so a supervisor restarts it; 130 or 143 if a second signal cut
+    calls off; 2 for wrong arguments or a wrong configuration, an address or a store that cannot be used, or a directory
+    that another server uses.
     """
     from msgspec import structs
 
-    with installed(as_json=False):
+    with require_extra(as_json=False):
         from onceward.boundary.server.config import Config, read_config
         from onceward.boundary.server.process import start_logging
     from onceward.errors import ConfigurationError, OncewardError
@@ -101,7 +100,7 @@ def serve(
     start_logging(form, log_level)
     try:
         if data is not None and store is not None:
-            raise ConfigurationError("--data and --store both say where facts are kept; give one of them")
+            raise ConfigurationError("--data and --store exclude each other; pass one of them")
         found = Config() if config is None else read_config(config)
         found = structs.replace(found, consumers=(*found.consumers, *(consumer or ())))
         settings = structs.replace(
@@ -110,15 +109,15 @@ def serve(
             require_artifacts=require_artifacts or found.require_artifacts,
         ).settings()
         kept_in = store or (None if data is None else str(data)) or _store_of(found, config) or DATA
-        with installed(as_json=False):
+        with require_extra(as_json=False):
             code = _run(found, config, listen or found.listen or LISTEN, kept_in, settings)
     except OncewardError as error:
-        _refuse(str(error), form)
+        refuse(str(error), form, _log)
     raise typer.Exit(code)
 
 
 def _run(config: Config, path: Path | None, listen: str, kept_in: str, settings: BoundarySettings) -> int:
-    """Returns the exit code."""
+    """Serve until stopped. Returns the exit code."""
     import asyncio
     import signal
 
@@ -135,33 +134,33 @@ def _run(config: Config, path: Path | None, listen: str, kept_in: str, settings:
         loop, task, stop = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
         assert task is not None
 
-        def heard(number: int) -> None:
+        def on_signal(number: int) -> None:
             nonlocal code
             if stop.is_set():
                 code = 128 + number
                 task.cancel()
             stop.set()
 
-        def broken() -> None:
+        def on_failure() -> None:
             nonlocal code
             code = FAILED
             stop.set()
 
         for each in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(each, heard, int(each))
+            loop.add_signal_handler(each, on_signal, int(each))
         try:
             store = await open_store(kept_in)
         except OSError as error:
             raise ConfigurationError(
-                f"{without_password(kept_in)} cannot be used as a data directory: {error}"
+                f"cannot use {without_password(kept_in)} as a data directory: {error}"
             ) from error
         try:
             boundary = Boundary(store, settings)
-            async with running(boundary, config, *address, path=path, broken=broken) as url:
+            async with running(boundary, config, *address, path=path, broken=on_failure) as url:
                 _log.info("serving %s from %s", url, without_password(kept_in))
                 typer.echo(url)
                 await stop.wait()
-                _log.info("stopping: running calls may end, no new ones are taken")
+                _log.info("stopping: running calls may finish, new ones are refused")
         finally:
             await store.close()
         _log.info("stopped")
@@ -174,7 +173,7 @@ def _run(config: Config, path: Path | None, listen: str, kept_in: str, settings:
 
 
 def _store_of(config: Config, path: Path | None) -> str | None:
-    """A directory is that beside the configuration, wherever the server is started."""
+    """The store that the configuration names; a directory is relative to the configuration file."""
     if config.store is None or path is None or "://" in config.store:
         return config.store
     return str(path.parent / config.store)
@@ -182,11 +181,3 @@ def _store_of(config: Config, path: Path | None) -> str | None:
 
 def without_password(store: str) -> str:
     return re.sub(r"(?<=://)([^/@]*):[^/@]*@", r"\1:***@", store)
-
-
-def _refuse(text: str, form: LogFormat) -> NoReturn:
-    """Where logs are JSON, the last line is too."""
-    if form is LogFormat.CONSOLE:
-        fail(text, as_json=False, code=MISUSED)
-    _log.critical(text)
-    raise typer.Exit(MISUSED)

@@ -1,4 +1,4 @@
-"""`onceward boundary skip`: an operator looks at the fact that holds a link, and decides to go on without it."""
+"""`onceward boundary skip`: inspect the fact that a link is stopped at, and continue without it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onceward.cli.boundary.forward import Source
-from onceward.cli.boundary.options import Consumer, connected, installed
+from onceward.cli.boundary.options import Consumer, connect, require_extra
 from onceward.cli.dlq.options import Operator, who
 from onceward.cli.exit import MISUSED, AsJson, fail
 from onceward.cli.output import print_json, print_table
@@ -21,37 +21,37 @@ def skip(
     source: Source,
     consumer: Consumer,
     offset: Annotated[
-        int | None, typer.Option(metavar="N", help="At the source; it must be the link's very next fact.")
+        int | None, typer.Option(metavar="N", help="Offset at the source; must be the link's next fact.")
     ] = None,
-    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why it may be left out.")] = None,
+    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why it may be skipped.")] = None,
     here: Annotated[
         str | None,
         typer.Option(
-            "--to", metavar="STORE", help="The receiving side's store, to show what it has instead."
+            "--to", metavar="STORE", help="Store of the receiving side, to show what it has instead."
         ),
     ] = None,
     operator: Operator = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the fact that a link is stopped at; with an offset and a reason, go on without it.
+    """Show the fact that a link is stopped at; with an offset and a reason, continue without it.
 
-    Facts are never changed: theirs is left out here for good, or the link stays where it is. The link notices by
-    itself. Who decided what, and why, is kept at the source, as an object whose name is printed, and goes into the log
-    of the link. `--to` only reads, also beside a server.
+    Facts never change: either the fact is skipped permanently, or the link stays where it is. The link notices by
+    itself. The operator and the reason are kept at the source, as an object whose name is printed, and logged by the
+    link. `--to` only reads, and works beside a running server.
 
-    Exit code: 0; 1 if nothing waits, another fact is the next one, or the boundary refuses or cannot be reached; 2 for
+    Exit code: 0; 1 if nothing is waiting, another fact is next, or the boundary refuses or cannot be reached; 2 for
     wrong arguments.
     """
     if (offset is None) != (reason is None):
-        fail("--offset and --reason go together; without both the fact is only shown", as_json, MISUSED)
+        fail("--offset and --reason go together; omit both to only show the fact", as_json, MISUSED)
     if reason is not None and not reason.strip():
-        fail("--reason is empty; say why this fact may be left out", as_json, MISUSED)
-    with connected(source, as_json, "--from") as (client, runner):
+        fail("--reason is empty; say why this fact may be skipped", as_json, MISUSED)
+    with connect(source, as_json, "--from") as (client, runner):
         theirs = runner.run(_next(client, consumer, as_json))
-        ours = None if here is None else _found(here, theirs.message_id, as_json)
+        ours = None if here is None else _find(here, theirs.message_id, as_json)
         if offset is not None and offset != theirs.offset:
             fail(
-                f"the next fact of {consumer} is at offset {theirs.offset}, not {offset}; only that can be skipped",
+                f"the next fact of {consumer} is at offset {theirs.offset}, not {offset}; only that one can be skipped",
                 as_json,
             )
         kept = None
@@ -73,27 +73,27 @@ def skip(
         return
     _print_sides(sides["source"] or {}, sides["here"], here)
     if kept is not None:
-        typer.echo(f"Skipped: {consumer} goes on behind offset {offset}. Reason: {reason}")
+        typer.echo(f"Skipped: {consumer} continues after offset {offset}. Reason: {reason}")
         typer.echo(f"Read it again: `onceward boundary get {kept} - --url {source}`")
     else:
         typer.echo(
-            f"Nothing is changed. To leave it out, repeat this with --offset {theirs.offset} --reason TEXT."
+            f"Nothing was changed. To skip it, repeat this with --offset {theirs.offset} --reason TEXT."
         )
 
 
 async def _next(client: AsyncBoundaryClient, consumer: str, as_json: bool) -> StoredFact:
     await client.confirm(
         consumer, 0
-    )  # moves nothing, and refuses a name that is misspelt; a fetch would make it
+    )  # moves nothing, but refuses a misspelled name, which a fetch would register
     page = await client.fetch(consumer, 1)
     if not page.facts:
-        fail(f"nothing waits for {consumer}: there is nothing to skip", as_json)
+        fail(f"nothing is waiting for {consumer}, so there is nothing to skip", as_json)
     return page.facts[0]
 
 
-def _found(store: str, message_id: str, as_json: bool) -> StoredFact | None:
-    """The fact with this id on the receiving side. By reading through: it is a matter of seconds, and done rarely."""
-    with installed(as_json):
+def _find(store: str, message_id: str, as_json: bool) -> StoredFact | None:
+    """The fact with this id on the receiving side. Scans the log, which takes seconds and happens rarely."""
+    with require_extra(as_json):
         from onceward.boundary.stores.read_only import looking_into
         from onceward.boundary.wire import stored
     from onceward.errors import ConfigurationError
@@ -115,7 +115,7 @@ def _found(store: str, message_id: str, as_json: bool) -> StoredFact | None:
 
 
 def _fields(fact: StoredFact) -> dict[str, Any]:
-    """What makes two facts the same, and where it is."""
+    """The fields that make two facts equal, and the offset."""
     from onceward.boundary.canonical import content_digest
 
     return {

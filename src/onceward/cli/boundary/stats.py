@@ -1,11 +1,11 @@
-"""`onceward boundary consumers|stats`: how far everybody has come."""
+"""`onceward boundary consumers|stats`: how far the consumers are."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from onceward.cli.boundary.options import HERE, Url, checked, explained, tls_for
+from onceward.cli.boundary.options import HERE, Url, check_url, handle_errors, tls_for
 from onceward.cli.exit import AsJson, fail
 from onceward.cli.output import iso_time, print_json, print_table
 
@@ -15,7 +15,7 @@ SECONDS = 30.0
 def consumers(url: Url = HERE, as_json: AsJson = False) -> None:
     """List the consumers, how far each has confirmed, and how many facts wait for it.
 
-    Exit code: 0, also if there are none; 1 if the boundary cannot be reached; 2 for wrong arguments.
+    Exit code: 0, even if there are none; 1 if the boundary cannot be reached; 2 for wrong arguments.
     """
     found = [
         {
@@ -24,7 +24,7 @@ def consumers(url: Url = HERE, as_json: AsJson = False) -> None:
             "backlog": each["backlog"],
             "confirmed_at": _moment(each["confirmed_at_unix_ms"]),
         }
-        for each in _asked(url, as_json)["consumers"]
+        for each in _get_stats(url, as_json)["consumers"]
     ]
     if as_json:
         print_json(found)
@@ -34,11 +34,11 @@ def consumers(url: Url = HERE, as_json: AsJson = False) -> None:
 
 
 def stats(url: Url = HERE, as_json: AsJson = False) -> None:
-    """Show what the log holds, and who is furthest behind.
+    """Show what the log holds and which consumer is furthest behind.
 
     Exit code: 0; 1 if the boundary cannot be reached; 2 for wrong arguments.
     """
-    found = _asked(url, as_json)
+    found = _get_stats(url, as_json)
     if as_json:
         print_json(found)
         return
@@ -54,16 +54,16 @@ def stats(url: Url = HERE, as_json: AsJson = False) -> None:
     print_table(rows, {"what": "what", "value": "value"}, "")
 
 
-def _asked(url: str, as_json: bool) -> dict[str, Any]:
+def _get_stats(url: str, as_json: bool) -> dict[str, Any]:
     from http.client import HTTPException
     from urllib.error import HTTPError, URLError
     from urllib.request import urlopen
 
-    with explained(as_json):
+    with handle_errors(as_json):
         from onceward.boundary.client.errors import unreached
         from onceward.boundary.tls import client_context
 
-        page, tls = f"{checked(url)}/stats", tls_for(url)
+        page, tls = f"{check_url(url)}/stats", tls_for(url)
         context = None if tls is None else client_context(tls)
         try:
             with urlopen(page, timeout=SECONDS, context=context) as answer:
@@ -74,17 +74,17 @@ def _asked(url: str, as_json: bool) -> dict[str, Any]:
             error.close()
             if error.code == 401:
                 fail(
-                    f"{page} answers 401: the certificate is that of no peer of this boundary; see its [[peers]]",
+                    f"{page} answers 401: the certificate is not that of a peer of this boundary; see its [[peers]]",
                     as_json,
                 )
-            fail(f"{page} answers {error.code} {error.reason}; is that a boundary? See --url", as_json)
+            fail(f"{page} answers {error.code} {error.reason}; is it a boundary? Check --url", as_json)
         except URLError as error:
             reason = error.reason
             fail(unreached(url, reason if isinstance(reason, Exception) else error), as_json)
         except (OSError, HTTPException) as error:
             fail(unreached(url, error), as_json)
         except (ValueError, LookupError, TypeError):
-            fail(f"{page} does not answer as a boundary does; see --url", as_json)
+            fail(f"{page} does not answer like a boundary; check --url", as_json)
 
 
 def _moment(milliseconds: int | None) -> str | None:

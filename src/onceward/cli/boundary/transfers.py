@@ -1,4 +1,4 @@
-"""What goes through a command in pieces: read so that Ctrl-C ends it, and shown by a bar on a terminal."""
+"""Transfer data in pieces: Ctrl-C interrupts it, and a terminal shows a progress bar."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ EMPTY_SECONDS = 0.02
 
 
 async def pieces_of(source: IO[bytes]) -> AsyncIterator[bytes]:
-    raw: Any = getattr(source, "raw", source)  # a buffer could have what the system does not know of
+    raw: Any = getattr(source, "raw", source)  # a buffer could hold data that select does not see
     while True:
-        while not _is_ready(raw):  # a pipe that is empty must not keep Ctrl-C from us
+        while not _is_ready(raw):  # an empty pipe must not block Ctrl-C
             await asyncio.sleep(EMPTY_SECONDS)
         if not (piece := raw.read(PIECE)):
             return
@@ -31,12 +31,12 @@ async def pieces_of(source: IO[bytes]) -> AsyncIterator[bytes]:
 def _is_ready(source: Any) -> bool:
     try:
         return bool(select.select([source], [], [], 0)[0])
-    except io.UnsupportedOperation:  # it is in memory
+    except io.UnsupportedOperation:  # in memory
         return True
 
 
 def size_of(source: IO[bytes]) -> int | None:
-    """None for a pipe, which nobody knows the end of."""
+    """The size of a file; None for a pipe."""
     try:
         status = os.fstat(source.fileno())
     except io.UnsupportedOperation:
@@ -45,7 +45,7 @@ def size_of(source: IO[bytes]) -> int | None:
 
 
 class Bar:
-    """How far a transfer is."""
+    """The progress bar of a transfer, if there is a terminal."""
 
     def __init__(self, bars: Progress | None = None, task: TaskID | None = None) -> None:
         self._bars = bars
@@ -56,14 +56,14 @@ class Bar:
             self._bars.advance(self._task, size)
 
     def whole(self, size: int) -> None:
-        """So many bytes it will be."""
+        """Set the total number of bytes."""
         if self._bars is not None and self._task is not None:
             self._bars.update(self._task, total=size)
 
 
 @contextmanager
 def progress_of(what: str, total: int | None, as_json: bool) -> Iterator[Bar]:
-    """A bar on a terminal, nothing anywhere else."""
+    """A progress bar on a terminal, nothing elsewhere."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -1,4 +1,4 @@
-"""`onceward dlq`: dead letters, looked at, kept, sent again or set aside."""
+"""`onceward dlq`: inspect, hold, redrive or discard dead letters."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from onceward.cli.dlq.options import (
     Reason,
     Wanted,
     Yes,
+    add_filter_options,
     age,
+    as_plain,
     confirm,
-    described,
-    filtered,
-    letters_in,
-    shortened,
-    told,
+    open_letters,
+    shorten,
+    strip_category,
     who,
 )
 from onceward.cli.dlq.redrive import redrive, redrives
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from onceward.deadletters import DeadLetter, DeadLetters
 
 dlq = typer.Typer(
-    no_args_is_help=True, help="Dead letters: what failed for good. See it, mend it, send it again."
+    no_args_is_help=True, help="Dead letters: inspect, discard or redrive messages that failed permanently."
 )
 
 
 @dlq.command("list")
-@filtered()
+@add_filter_options()
 def list_(
     database: Database,
     wanted: Wanted,
@@ -46,17 +46,17 @@ def list_(
 ) -> None:
     """List dead letters, the longest dead first.
 
-    Exit code: 0, also if there are none; 1 if the database fails; 2 for wrong arguments or missing tables.
+    Exit code: 0, even if there are none; 1 if the database fails; 2 for wrong arguments or missing tables.
     """
     from onceward.deadletters import Filter
 
-    with letters_in(database, as_json) as letters:
+    with open_letters(database, as_json) as letters:
         chosen = wanted()
         found = letters.find(chosen, limit=limit)
         total = len(found) if len(found) < limit else letters.count(chosen)
         others = "" if found else _others(letters, chosen.consumer)
     if as_json:
-        print_json([described(letter) for letter in found])
+        print_json([as_plain(letter) for letter in found])
         return
     columns = {
         "id": "id",
@@ -68,7 +68,7 @@ def list_(
         "age": "dead for",
         "error": "error",
     }
-    empty = "No dead letters." if chosen == Filter() else f"No dead letter fits{others}."
+    empty = "No dead letters." if chosen == Filter() else f"No dead letter matches{others}."
     usual = {"status": "open", "deaths": 1}
     print_table([_row(letter) for letter in found], columns, empty, usual=usual)
     if total > len(found):
@@ -76,15 +76,15 @@ def list_(
 
 
 def _others(letters: DeadLetters, consumer: str | None) -> str:
-    """Whose letters there are, for somebody who asked for those of nobody: the name may be mistyped."""
+    """The consumers that have letters, if the wanted one has none: its name may be mistyped."""
     known = {row["consumer"] for row in letters.stats()}
     if consumer is None or consumer in known or not known:
         return ""
-    return f": there is none of {consumer!r}, but of {', '.join(sorted(known))}"
+    return f": {consumer!r} has none; the consumers that do are {', '.join(sorted(known))}"
 
 
 def _row(letter: DeadLetter) -> dict[str, Any]:
-    """Narrow enough for a terminal. That it is not on hold goes without saying."""
+    """A row narrow enough for a terminal; a hold is shown only if there is one."""
     held = None if letter.hold is None else f"held: {letter.hold}"
     return {
         "id": letter.id,
@@ -94,20 +94,20 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
         "attempts": letter.attempts,
         "deaths": letter.deaths,
         "age": age(letter.died_at),
-        "error": shortened(told(letter.error, letter.message_id), 100),
+        "error": shorten(strip_category(letter.error, letter.message_id), 100),
     }
 
 
 @dlq.command()
 def show(
-    letter_id: Annotated[int, typer.Argument(metavar="ID", help="Its number in `onceward dlq list`.")],
+    letter_id: Annotated[int, typer.Argument(metavar="ID", help="Number in `onceward dlq list`.")],
     database: Database,
-    raw: Annotated[bool, typer.Option("--raw", help="Write the body as it came to standard output.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Write the original body to standard output.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show all that is known of one letter: its history, and what was delivered.
+    """Show everything about one letter: its history and what was delivered.
 
-    JSON has the body in base64, and besides as `payload` if it can be read.
+    JSON has the body in base64, and decoded as `payload` if possible.
 
     Exit code: 0; 1 if there is no such letter or the database fails; 2 for wrong arguments or missing tables.
     """
@@ -115,25 +115,27 @@ def show(
 
     from onceward.deadletters import Filter
 
-    with letters_in(database, as_json) as letters:
+    with open_letters(database, as_json) as letters:
         found = letters.find(Filter(ids=(letter_id,)))
         if not found:
-            fail(f"there is no dead letter {letter_id}; see `onceward dlq list`", as_json)
+            fail(f"dead letter {letter_id} does not exist; see `onceward dlq list`", as_json)
         body = letters.body(letter_id)
     if raw:
         typer.get_binary_stream("stdout").write(body)
         return
-    plain = described(found[0])
+    plain = as_plain(found[0])
     if as_json:
         print_json({**plain, **_readable(body), "body": base64.b64encode(body).decode()})
         return
     history = [
-        {**each, "at": for_people(each["at"]), "error": told(each["error"], plain["message_id"])}
+        {**each, "at": for_people(each["at"]), "error": strip_category(each["error"], plain["message_id"])}
         for each in plain.pop("history")
     ]
-    called = {"attempts": "deliveries"}
-    rows = [{"field": called.get(name, name), "value": value} for name, value in plain.items()]
-    print_table([*rows, {"field": "body", "value": _shown(body)}], {"field": "field", "value": "value"}, "")
+    labels = {"attempts": "deliveries"}
+    rows = [{"field": labels.get(name, name), "value": value} for name, value in plain.items()]
+    print_table(
+        [*rows, {"field": "body", "value": _format_body(body)}], {"field": "field", "value": "value"}, ""
+    )
     print_table(
         history, {"attempt": "delivery", "at": "at (UTC)", "category": "category", "error": "error"}, ""
     )
@@ -143,7 +145,7 @@ dlq.command()(redrive)
 
 
 @dlq.command()
-@filtered(status=False)
+@add_filter_options(status=False)
 def discard(
     database: Database,
     reason: Reason,
@@ -152,22 +154,22 @@ def discard(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Close open letters without sending them again. They are kept for 90 days, like all others.
+    """Close open letters without redriving them. They are kept for 90 days, like all others.
 
-    Letters on hold are passed over.
+    Letters on hold are skipped.
 
     Exit code: 0; 1 if none was open or the database fails; 2 for wrong arguments or missing tables.
     """
-    with letters_in(database, as_json) as letters:
+    with open_letters(database, as_json) as letters:
         chosen = wanted(status="open")
         if open_ := letters.count(chosen):
             confirm(f"Discard {quantity(open_, 'letter')}?", yes, as_json)
         number = letters.discard(chosen, reason=reason, operator=who(operator))
-    _done("discarded", number, as_json)
+    _report("discarded", number, as_json)
 
 
 @dlq.command()
-@filtered()
+@add_filter_options()
 def hold(
     database: Database,
     reason: Reason,
@@ -175,18 +177,18 @@ def hold(
     operator: Operator = None,
     as_json: AsJson = False,
 ) -> None:
-    """Keep letters from every purge, until they are released.
+    """Protect letters from every purge until they are released.
 
     Exit code: 0; 1 if there was none or the database fails; 2 for wrong arguments or missing tables.
     """
-    with letters_in(database, as_json) as letters:
+    with open_letters(database, as_json) as letters:
         chosen = wanted()
         number = letters.hold(chosen, reason=reason, operator=who(operator))
-    _done("held", number, as_json)
+    _report("held", number, as_json)
 
 
 @dlq.command()
-@filtered()
+@add_filter_options()
 def release(
     database: Database,
     reason: Reason,
@@ -198,10 +200,10 @@ def release(
 
     Exit code: 0; 1 if there was none or the database fails; 2 for wrong arguments or missing tables.
     """
-    with letters_in(database, as_json) as letters:
+    with open_letters(database, as_json) as letters:
         chosen = wanted()
         number = letters.release(chosen, reason=reason, operator=who(operator))
-    _done("released", number, as_json)
+    _report("released", number, as_json)
 
 
 dlq.command()(redrives)
@@ -209,29 +211,31 @@ dlq.command()(redrives)
 
 @dlq.command()
 def purge(database: Database, operator: Operator = None, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Remove letters that are resolved or discarded, dead for more than 90 days, and not on hold.
+    """Delete letters that are resolved or discarded, dead for more than 90 days, and not on hold.
 
     Exit code: 0; 1 if the database fails; 2 for wrong arguments or missing tables.
     """
-    with letters_in(database, as_json) as letters:
-        confirm("Remove for good what is settled and old enough?", yes, as_json)
+    with open_letters(database, as_json) as letters:
+        confirm("Delete resolved and discarded letters older than 90 days?", yes, as_json)
         number = letters.purge(operator=who(operator))
     if as_json:
         print_json({"removed": number})
     else:
-        typer.echo(f"{quantity(number, 'letter')} removed.")
+        typer.echo(f"{quantity(number, 'letter')} deleted.")
 
 
-def _done(what: str, number: int, as_json: bool) -> None:
+def _report(what: str, number: int, as_json: bool) -> None:
     if as_json:
         print_json({what: number})
     else:
-        typer.echo(f"{quantity(number, 'letter')} {what}." if number else "No letter fits.", err=not number)
+        typer.echo(
+            f"{quantity(number, 'letter')} {what}." if number else "No letter matches.", err=not number
+        )
     raise typer.Exit(0 if number else FAILED)
 
 
 def _readable(body: bytes) -> dict[str, Any]:
-    """For machines: the payload, if it is that of a transaction, or JSON."""
+    """For JSON output: the payload, if the body is a transaction or JSON."""
     import json
 
     import msgspec
@@ -248,16 +252,16 @@ def _readable(body: bytes) -> dict[str, Any]:
     return {"payload": msgspec.to_builtins(payload, str_keys=True)}
 
 
-def _shown(body: bytes) -> Any:
-    """For people: JSON or a transaction's payload as text, anything else as its first bytes."""
+def _format_body(body: bytes) -> Any:
+    """For tables: JSON or a transaction's payload as text, anything else as its first bytes."""
     from onceward.connectors.codec import DecodeError, decode
 
     try:
-        return shortened(repr(decode(body).payload), 2000)
+        return shorten(repr(decode(body).payload), 2000)
     except DecodeError:
         pass
     try:
-        return shortened(body.decode(), 2000)
+        return shorten(body.decode(), 2000)
     except UnicodeDecodeError:
         return body[:100].hex(" ") + (" …" if len(body) > 100 else "")
 

@@ -1,4 +1,4 @@
-"""`onceward dlq redrive --dry-run`: from letters and the name of a task to what would happen."""
+"""`onceward dlq redrive --dry-run`: show what would happen to letters in a task."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
-from onceward.cli.dlq.options import shortened
+from onceward.cli.dlq.options import shorten
 from onceward.cli.exit import FAILED
 from onceward.cli.output import print_json, print_table
 
@@ -18,9 +18,19 @@ if TYPE_CHECKING:
     from onceward.deadletters.dry_run import Prediction
     from onceward.transaction import Transaction
 
+WORDS = {
+    "succeed": "would succeed",
+    "duplicate": "is a duplicate: no second effect",
+    "superseded": "is superseded: no effect",
+    "wait": "would wait",
+    "effect": "would run an effect",
+    "breach": "would die again: contract",
+    "raise": "would die again: raises",
+}
+
 
 def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, as_json: bool) -> int:
-    """Show it. Returns the exit code: whether any letter would die again."""
+    """Show what would happen. Returns the exit code: FAILED if a letter would die again."""
     from onceward._sync import run_blocking
     from onceward.connectors.codec import DecodeError
     from onceward.deadletters.dry_run import PredictedOutcome, Prediction
@@ -29,7 +39,7 @@ def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, a
 
     check(wanted, 0, RATE)
     engine: Any = letters.operations.ports.engine  # type: ignore[attr-defined]
-    task = _made(task_path, engine)
+    task = _build_task(task_path, engine)
     _check_consumer(task, task_path, wanted)
     found = letters.find(msgspec.structs.replace(wanted, status="open"), limit=limit)
     found.sort(key=lambda letter: (-1 if letter.sequence is None else letter.sequence, letter.id))
@@ -49,9 +59,9 @@ def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, a
             predicted[letter.id] = Prediction(
                 transaction_id=letter.message_id,
                 outcome=PredictedOutcome.BREACH,
-                detail="poison is never sent again",
+                detail="poison is never redriven",
             )
-    predictions = _predicted(task, list(readable.values()), engine)
+    predictions = _predict(task, list(readable.values()), engine)
     predicted |= dict(zip(readable, predictions, strict=True))
     ordered = {letter.id: predicted[letter.id] for letter in found}
     _show(ordered, as_json)
@@ -70,38 +80,38 @@ def _transaction(letters: DeadLetters, letter: Any) -> Transaction:
     )
 
 
-def _made(path: str, engine: Engine) -> Any:
-    """A task: one that is there, one that a function makes, or one of a class or a function of an app."""
+def _build_task(path: str, engine: Engine) -> Any:
+    """The task that a path names: an instance, what a function returns, a class, or a function of an app."""
     from onceward._imports import import_name
     from onceward.app.build import as_task
     from onceward.connectors import AsyncMemoryConnector, MemoryConnector
     from onceward.errors import ConfigurationError
     from onceward.inbox import Inbox
-    from onceward.task.base import BaseTask
+    from onceward.task.base import AsyncTask, BaseTask
 
-    named = made = as_task(import_name(path))
+    named = task = as_task(import_name(path))
     if isinstance(named, type) and issubclass(named, BaseTask):
-        source: Any = AsyncMemoryConnector() if named.asynchronous else MemoryConnector()
-        made = named({"source": source}, {"inbox": Inbox(engine)})
+        source: Any = AsyncMemoryConnector() if issubclass(named, AsyncTask) else MemoryConnector()
+        task = named({"source": source}, {"inbox": Inbox(engine)})
     elif callable(named) and _takes_nothing(named):
-        made = named()
-    if not isinstance(made, BaseTask):
+        task = named()
+    if not isinstance(task, BaseTask):
         raise ConfigurationError(
             f"--task {path} must name a consumer: a function of an app, as in shop:charge, a class, an instance, or a "
-            f"function without parameters that makes one; it is {type(made).__name__}"
+            f"function without parameters that returns one; it is {type(task).__name__}"
         )
-    return made
+    return task
 
 
 def _check_consumer(task: Any, path: str, wanted: Filter) -> None:
-    """What another consumer would make of the letters is of no use."""
+    """Refuse the task of another consumer: what it would do with the letters means nothing."""
     from onceward.errors import ConfigurationError
 
     contract = getattr(task, "contract", None)
     if contract is not None and contract.consumer_id != wanted.consumer:
         raise ConfigurationError(
-            f"--task {path} is consumer {contract.consumer_id!r}, and the letters are those of "
-            f"{wanted.consumer!r}; name the task of this one"
+            f"--task {path} is consumer {contract.consumer_id!r}, but the letters belong to {wanted.consumer!r}; "
+            "name the task of that consumer"
         )
 
 
@@ -113,27 +123,28 @@ def _takes_nothing(function: Any) -> bool:
     return all(each.default is not each.empty or each.kind in optional for each in parameters)
 
 
-def _predicted(task: Any, transactions: list[Transaction], engine: Engine) -> list[Prediction]:
+def _predict(task: Any, transactions: list[Transaction], engine: Engine) -> list[Prediction]:
     from onceward.deadletters.dry_run import dry_run
+    from onceward.task.base import AsyncTask
 
-    if not task.asynchronous:
+    if not isinstance(task, AsyncTask):
         return dry_run(task, transactions, engine)
     import asyncio
 
-    return asyncio.run(_predicted_async(task, transactions, engine))
+    return asyncio.run(_predict_async(task, transactions, engine))
 
 
-async def _predicted_async(task: Any, transactions: list[Transaction], engine: Engine) -> list[Prediction]:
+async def _predict_async(task: Any, transactions: list[Transaction], engine: Engine) -> list[Prediction]:
     from sqlalchemy.ext.asyncio import create_async_engine
 
     from onceward.deadletters.dry_run import dry_run_async
 
     driver = "sqlite+aiosqlite" if engine.dialect.name == "sqlite" else "postgresql+psycopg"
-    made = create_async_engine(engine.url.set(drivername=driver))
+    async_engine = create_async_engine(engine.url.set(drivername=driver))
     try:
-        return await dry_run_async(task, transactions, made)
+        return await dry_run_async(task, transactions, async_engine)
     finally:
-        await made.dispose()
+        await async_engine.dispose()
 
 
 def _show(predicted: dict[int, Prediction], as_json: bool) -> None:
@@ -144,7 +155,7 @@ def _show(predicted: dict[int, Prediction], as_json: bool) -> None:
         {
             "id": id_,
             "outcome": WORDS[each.outcome],
-            "detail": shortened(each.detail, 120),
+            "detail": shorten(each.detail, 120),
             "writes": ", ".join(f"{one.verb} {one.table}: {one.rows}" for one in each.statements),
         }
         for id_, each in predicted.items()
@@ -157,15 +168,4 @@ def _show(predicted: dict[int, Prediction], as_json: bool) -> None:
                 for row in changed:
                     values = ", ".join(f"{name}={value!r}" for name, value in row.items())
                     typer.echo(f"{id_:>8}  {sign} {diff.table}: {values}")
-    typer.echo("Nothing was sent, and nothing was changed.")
-
-
-WORDS = {
-    "succeed": "would succeed",
-    "duplicate": "is a duplicate: no second effect",
-    "superseded": "is superseded: no effect",
-    "wait": "would wait",
-    "effect": "would come to an effect",
-    "breach": "would die again: contract",
-    "raise": "would die again: raises",
-}
+    typer.echo("Nothing was sent or changed.")

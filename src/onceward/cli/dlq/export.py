@@ -1,4 +1,4 @@
-"""`onceward dlq export`: letters with their bodies, a line of JSON each."""
+"""`onceward dlq export`: letters with their bodies, one line of JSON each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 
 from onceward._text import quantity
 from onceward.cli.database import Database
-from onceward.cli.dlq.options import Operator, Wanted, described, filtered, letters_in, who
+from onceward.cli.dlq.options import Operator, Wanted, add_filter_options, as_plain, open_letters, who
 from onceward.cli.exit import MISUSED, AsJson, fail
 from onceward.cli.output import print_json
 
@@ -23,32 +23,30 @@ if TYPE_CHECKING:
 PAGE = 100
 
 
-@filtered()
+@add_filter_options()
 def export(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", dir_okay=False, help="Where to; it must not exist.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", dir_okay=False, help="New file to write.")],
     database: Database,
     wanted: Wanted,
     operator: Operator = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write letters to a file, a line of JSON each: all that is known, the body in base64, and its SHA-256.
+    """Write letters to a file, one line of JSON each: all fields, the body in base64, and its SHA-256.
 
-    The file has its name only when it is whole. That somebody has exported goes to the audit.
+    The file gets its name only when it is complete. The export is recorded in the audit log.
 
-    Exit code: 0; 1 if no letter fits, the file cannot be written or the database fails; 2 for wrong arguments, a file
-    that exists or missing tables.
+    Exit code: 0; 1 if no letter matches, the file cannot be written or the database fails; 2 for wrong arguments, an
+    existing file or missing tables.
     """
     if file.exists():
         fail(f"{file} exists already; name another file", as_json, MISUSED)
     from onceward._sync import run_blocking
 
-    with letters_in(database, as_json) as letters:
+    with open_letters(database, as_json) as letters:
         chosen = wanted()
         total = letters.count(chosen)
         if not total:
-            fail("no letter fits; nothing was written", as_json)
+            fail("no letter matches; nothing was written", as_json)
         details = {"filter": chosen.as_dict(), "letters": total, "file": str(file)}
         run_blocking(letters.operations.note(who(operator), "export", details))
         part = file.with_name(f"{file.name}.part")
@@ -76,13 +74,13 @@ def _lines(letters: DeadLetters, wanted: Filter) -> Iterator[str]:
     while page := run_blocking(letters.operations.find(wanted, PAGE, after)):
         for letter in page:
             body = base64.b64encode(letters.body(letter.id)).decode()
-            yield json.dumps({**described(letter), "body": body}, ensure_ascii=False)
+            yield json.dumps({**as_plain(letter), "body": body}, ensure_ascii=False)
         after = page[-1].id
 
 
 @contextmanager
 def _progress(total: int, as_json: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, nothing anywhere else."""
+    """A progress bar on a terminal, nothing elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -1,4 +1,4 @@
-"""What the commands about dead letters share: the filter's options, opening the store, asking before doing."""
+"""What the commands about dead letters share: the filter's options, opening the store, confirmation."""
 
 from __future__ import annotations
 
@@ -14,24 +14,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onceward.cli.completion import one_of
-from onceward.cli.database import opened
+from onceward.cli.database import open_engine
 from onceward.cli.exit import MISUSED, fail
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
     from onceward.deadletters import DeadLetter, DeadLetters, Filter
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 FILTER = "Which letters"
-"""The heading of these options in the help."""
+"""The heading of the filter options in the help."""
 
 
 def seconds(text: str) -> float:
-    """`90s`, `15m`, `2h`, `3d`."""
+    """Parse `90s`, `15m`, `2h`, `3d`."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", text)
     if found is None:
-        raise typer.BadParameter(f"{text!r} is no span of time; write 90s, 15m, 2h or 3d")
+        raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 15m, 2h or 3d")
     return float(found[1]) * UNITS[found[2]]
 
 
@@ -39,8 +37,8 @@ def _option(*names: str, metavar: str, **more: Any) -> Any:
     return typer.Option(*names, metavar=metavar, rich_help_panel=FILTER, **more)
 
 
-Consumer = Annotated[str | None, _option("--consumer", metavar="NAME", help="Of this consumer.")]
-EventType = Annotated[str | None, _option("--type", metavar="TYPE", help="Of this event type.")]
+Consumer = Annotated[str | None, _option("--consumer", metavar="NAME", help="Consumer name.")]
+EventType = Annotated[str | None, _option("--type", metavar="TYPE", help="Event type.")]
 Category = Annotated[
     str | None,
     _option("--category", metavar="NAME", **one_of("infrastructure", "contract", "business", "poison")),
@@ -51,23 +49,26 @@ Status = Annotated[
 ]
 OlderThan = Annotated[
     float | None,
-    _option("--older-than", metavar="SPAN", parser=seconds, help="Dead for at least 90s, 15m, 2h, 3d."),
+    _option(
+        "--older-than", metavar="SPAN", parser=seconds, help="Dead for at least this long: 90s, 15m, 2h, 3d."
+    ),
 ]
 YoungerThan = Annotated[
-    float | None, _option("--younger-than", metavar="SPAN", parser=seconds, help="Dead for at most so long.")
+    float | None,
+    _option("--younger-than", metavar="SPAN", parser=seconds, help="Dead for at most this long."),
 ]
-Text = Annotated[str | None, _option("--text", metavar="TEXT", help="With this somewhere in the error.")]
-Ids = Annotated[list[int] | None, _option("--id", metavar="ID", help="With this number; may be repeated.")]
-MessageId = Annotated[str | None, _option("--message-id", metavar="ID", help="Of the message with this id.")]
-Aggregate = Annotated[str | None, _option("--aggregate", metavar="ID", help="Of this aggregate.")]
+Text = Annotated[str | None, _option("--text", metavar="TEXT", help="Text contained in the error.")]
+Ids = Annotated[list[int] | None, _option("--id", metavar="ID", help="Number of the letter; repeatable.")]
+MessageId = Annotated[str | None, _option("--message-id", metavar="ID", help="Id of the message.")]
+Aggregate = Annotated[str | None, _option("--aggregate", metavar="ID", help="Id of the aggregate.")]
 
 Operator = Annotated[
     str | None,
-    typer.Option(metavar="NAME", show_default="your user name", help="Who does it, for the audit."),
+    typer.Option(metavar="NAME", show_default="your user name", help="Your name, for the audit log."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
-Limit = Annotated[int, typer.Option(min=1, metavar="N", help="How many at most.")]
-Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why: a case, a ticket. It goes to the audit.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Limit = Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number.")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why, such as a ticket; kept in the audit log.")]
 
 
 FILTERS = {
@@ -82,14 +83,14 @@ FILTERS = {
     "message_id": MessageId,
     "aggregate": Aggregate,
 }
-"""The options of a filter, as the parameters of `wanted_of`."""
+"""The options of a filter, by the parameters of `wanted_of`."""
 
 Wanted = Callable[..., Any]
-"""The filter that the options make. Call it inside `letters_in`: what is wrong with it is then told in one line."""
+"""Builds the filter from the options. Call it inside `open_letters`, which reports a wrong option in one line."""
 
 
-def filtered(*, status: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command the options of a filter in the place of its parameter `wanted`."""
+def add_filter_options(*, status: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a filter in place of its parameter `wanted`."""
     options = {name: option for name, option in FILTERS.items() if status or name != "status"}
 
     def give(command: Callable[..., None]) -> Callable[..., None]:
@@ -143,17 +144,12 @@ def wanted_of(
 
 
 @contextmanager
-def letters_in(url: str, as_json: bool) -> Iterator[DeadLetters]:
-    """The dead letters of a database. Whatever is wrong ends the command with one line that says what to do."""
+def open_letters(url: str, as_json: bool) -> Iterator[DeadLetters]:
+    """Open the dead letters of a database. Any problem ends the command with one line that says what to do."""
     from onceward.deadletters import DeadLetters
 
-    with opened(url, as_json) as inbox:
-        yield DeadLetters(engine_of(inbox))
-
-
-def engine_of(inbox: Any) -> Engine:
-    engine: Engine = inbox.engine
-    return engine
+    with open_engine(url, as_json) as engine:
+        yield DeadLetters(engine)
 
 
 def who(operator: str | None) -> str:
@@ -163,17 +159,17 @@ def who(operator: str | None) -> str:
 
 
 def confirm(question: str, yes: bool, as_json: bool) -> None:
-    """Ask, unless told not to. Where nobody can be asked, nothing is done."""
+    """Ask for confirmation, unless `yes`. Exits if the answer is no or there is no terminal to ask on."""
     if yes:
         return
     if as_json or not sys.stdin.isatty():
-        fail(f"{question} Nobody can be asked here: say so with --yes", as_json, MISUSED)
+        fail(f"{question} There is no terminal to ask on; confirm with --yes", as_json, MISUSED)
     if not typer.confirm(question):
         fail("Nothing was done.", as_json)
 
 
-def described(letter: DeadLetter) -> dict[str, Any]:
-    """A letter as JSON has it."""
+def as_plain(letter: DeadLetter) -> dict[str, Any]:
+    """A letter as JSON-compatible data."""
     import msgspec
 
     plain: dict[str, Any] = msgspec.to_builtins(letter)
@@ -188,12 +184,12 @@ def age(moment: datetime) -> str:
     return f"{passed:.0f}s"
 
 
-def shortened(text: str, length: int = 70) -> str:
+def shorten(text: str, length: int = 70) -> str:
     line = " ".join(text.split())
     return line if len(line) <= length else f"{line[: length - 1]}…"
 
 
-def told(error: str, message_id: str) -> str:
-    """The exception and its text, without the category and id that the engine puts before them: these are known."""
+def strip_category(error: str, message_id: str) -> str:
+    """The exception and its text without the category and id that the engine puts before them."""
     before, is_there, rest = error.partition(f" [{message_id}]: ")
     return rest if is_there and before.isupper() else error

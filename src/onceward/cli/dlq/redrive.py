@@ -1,4 +1,4 @@
-"""`onceward dlq redrive` and `redrives`: dead letters sent again, and what became of them."""
+"""`onceward dlq redrive` and `redrives`: redeliver dead letters, and see how that went."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import typer
 from onceward._text import quantity
 from onceward.cli.completion import one_of
 from onceward.cli.database import Database
-from onceward.cli.dlq.options import Limit, Operator, Wanted, Yes, confirm, filtered, letters_in, who
+from onceward.cli.dlq.options import (
+    Limit,
+    Operator,
+    Wanted,
+    Yes,
+    add_filter_options,
+    confirm,
+    open_letters,
+    who,
+)
 from onceward.cli.exit import MISUSED, AsJson, fail
 from onceward.cli.output import for_people, iso_time, print_json, print_table
 
@@ -17,54 +26,54 @@ if TYPE_CHECKING:
     from onceward.deadletters import DeadLetters, Filter, Rca
 
 
-@filtered(status=False)
+@add_filter_options(status=False)
 def redrive(
     database: Database,
     wanted: Wanted,
-    rca: Annotated[int | None, typer.Option(metavar="N", help="The number of an open root cause.")] = None,
+    rca: Annotated[int | None, typer.Option(metavar="N", help="Number of an open root cause.")] = None,
     cause_category: Annotated[
         str | None, typer.Option(metavar="NAME", **one_of("infrastructure", "contract", "business"))
     ] = None,
     root_cause: Annotated[str | None, typer.Option(metavar="TEXT", help="Why the letters died.")] = None,
     fix_ref: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The fix that has been deployed: a version, a change.")
+        str | None, typer.Option(metavar="TEXT", help="The deployed fix, such as a version or a change.")
     ] = None,
-    rate: Annotated[int, typer.Option(metavar="N", help="Letters a minute, 1000 at most.")] = 100,
+    rate: Annotated[int, typer.Option(metavar="N", help="Letters per minute, at most 1000.")] = 100,
     redrive_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="An id of yours: made again, it does nothing.")
+        str | None, typer.Option(metavar="ID", help="Your own id; a redrive with the same id does nothing.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Run them in a transaction that is rolled back; needs --task.")
+        bool, typer.Option("--dry-run", help="Try them in a transaction that is rolled back; needs --task.")
     ] = False,
     task: Annotated[
         str | None,
         typer.Option(
             metavar="MODULE:NAME",
-            help="The consumer: a function of an app, a class, or a function that makes one.",
+            help="The consumer: a function of an app, a class, or a function that returns a task.",
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Of a dry run: how many at most.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number in a dry run.")] = 100,
     operator: Operator = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Have open letters of one consumer delivered again, so many a minute.
+    """Redeliver open letters of one consumer at a limited rate.
 
-    It needs a filter beside the consumer, and a root cause: `--rca` names an open one, or `--cause-category`,
-    `--root-cause` and `--fix-ref` make one. Poison is never sent again. What was applied before is a duplicate then,
-    and has no second effect. With `--dry-run` nothing is sent and nothing stays in the database: it shows what would
-    come of each letter, and which rows would change.
+    It needs a filter in addition to the consumer, and a root cause: `--rca` names an open one, or `--cause-category`,
+    `--root-cause` and `--fix-ref` open one. Poison is never redriven. A letter that was applied before counts as a
+    duplicate and has no second effect. With `--dry-run` nothing is sent and nothing stays in the database: it shows
+    what would happen to each letter, and which rows would change.
 
     Exit code: 0; 1 if it is refused, the database fails, or in a dry run a letter would die again; 2 for wrong
     arguments or missing tables.
     """
-    with letters_in(database, as_json) as letters:
+    with open_letters(database, as_json) as letters:
         chosen = wanted()
         if dry_run:
             from onceward.cli.dlq.dry_run import rehearse
 
             if task is None:
-                fail("a dry run needs the consumer: --task MODULE:NAME", as_json, MISUSED)
+                fail("a dry run needs the consumer; add --task MODULE:NAME", as_json, MISUSED)
             raise typer.Exit(rehearse(letters, chosen, task, limit, as_json))
         cause = _cause(rca, cause_category, root_cause, fix_ref, as_json)
         _check_redrive(letters, chosen, cause, rate, yes, as_json)
@@ -75,17 +84,17 @@ def redrive(
         print_json(msgspec.to_builtins(made))
     elif made.repeated:
         typer.echo(
-            f"Redrive {made.id} was made before, of {quantity(made.letters, 'letter')}. Nothing was done."
+            f"Redrive {made.id} already exists, with {quantity(made.letters, 'letter')}. Nothing was done."
         )
     else:
         typer.echo(
-            f"Redrive {made.id}: {quantity(made.letters, 'letter')} at {rate} a minute, the last one due at "
+            f"Redrive {made.id}: {quantity(made.letters, 'letter')} at {rate} per minute, the last one due at "
             f"{iso_time(made.last_at)}. Root cause {made.rca_id}."
         )
         if made.left:
-            typer.echo(f"{made.left:,} more fit, and need another redrive.")
+            typer.echo(f"{made.left:,} more match and need another redrive.")
         typer.echo(
-            f"They come to {chosen.consumer} while it runs: `onceward run MODULE:APP`. What became of them: "
+            f"{chosen.consumer} gets them while it runs: `onceward run MODULE:APP`. See the results with "
             "`onceward dlq redrives`"
         )
 
@@ -95,9 +104,9 @@ def _cause(
 ) -> Rca | int:
     from onceward.deadletters import Rca
 
-    described = (category, root_cause, fix_ref)
+    new = (category, root_cause, fix_ref)
     if rca is not None:
-        if any(each is not None for each in described):
+        if any(each is not None for each in new):
             fail("name an open root cause with --rca, or describe a new one, not both", as_json, MISUSED)
         return rca
     if category is None:
@@ -110,7 +119,7 @@ def _cause(
 def _check_redrive(
     letters: DeadLetters, wanted: Filter, cause: Rca | int, rate: int, yes: bool, as_json: bool
 ) -> None:
-    """What is refused is refused before anybody is asked."""
+    """Refuse what is not allowed before asking for confirmation."""
     import msgspec
 
     from onceward.deadletters.redrive import check
@@ -118,19 +127,19 @@ def _check_redrive(
     check(wanted, cause, rate)
     if not yes:
         number = letters.count(msgspec.structs.replace(wanted, status="open"))
-        if number:  # else there is nothing to ask, and the redrive says why
+        if number:  # otherwise there is nothing to ask, and the redrive says why
             what = f"{quantity(number, 'letter')} of {wanted.consumer}"
-            confirm(f"Send {what} again, {rate} a minute?", yes, as_json)
+            confirm(f"Redrive {what}, {rate} per minute?", yes, as_json)
 
 
 def redrives(database: Database, limit: Limit = 20, as_json: AsJson = False) -> None:
-    """List the last redrives and what became of them, and the root causes they were made for.
+    """List the last redrives with their results and root causes.
 
-    Exit code: 0, also if there are none; 1 if the database fails; 2 for wrong arguments or missing tables.
+    Exit code: 0, even if there are none; 1 if the database fails; 2 for wrong arguments or missing tables.
     """
     import json
 
-    with letters_in(database, as_json) as letters:
+    with open_letters(database, as_json) as letters:
         made, causes = letters.redrives(limit=limit), letters.rcas(limit=limit)
     rows = [{**row, "made_at": iso_time(row["made_at"]), "last_at": iso_time(row["last_at"])} for row in made]
     rcas = [
@@ -148,14 +157,14 @@ def redrives(database: Database, limit: Limit = 20, as_json: AsJson = False) -> 
         "died_again": "died again",
         "rca_id": "cause",
     }
-    print_table([{**row, "what": _redrive(row)} for row in rows], columns, "Nothing was redriven yet.")
+    print_table([{**row, "what": _redrive(row)} for row in rows], columns, "No redrives yet.")
     if rcas:
         _show_causes(rcas)
 
 
 def _redrive(row: dict[str, Any]) -> str:
     last = for_people(row["last_at"])
-    return f"{row['id']}\n{row['consumer']}, {row['rate']} a minute, by {row['operator']}, the last at {last} UTC"
+    return f"{row['id']}\n{row['consumer']}, {row['rate']} per minute, by {row['operator']}, the last at {last} UTC"
 
 
 def _show_causes(rcas: list[dict[str, Any]]) -> None:
