@@ -90,6 +90,7 @@ def open_engine(url: str, as_json: bool, *, is_new: bool = False) -> Iterator[En
 
     from onceward._text import driver_message
     from onceward.errors import ConfigurationError, OncewardError
+    from onceward.inbox import Inbox
 
     try:
         engine = _engine(_parse(url), is_new)
