@@ -144,7 +144,7 @@ class Server(OnPostgreSql):
     @pytest.mark.req("CC-012")
     def test_copies_of_one_event_at_once_under_serializable_are_done_once(self) -> None:
         with self.inbox() as inbox, self.serializable(inbox) as strict:
-            handlings = together(8, lambda _: str(strict.settled(contract(), event("e1"), write).handling))
+            handlings = together(8, lambda _: str(strict.settle(contract(), event("e1"), write).handling))
             assert sorted(handlings) == ["done"] + ["duplicate"] * 7
             assert self.written(inbox) == ["e1"]
 
@@ -206,7 +206,7 @@ class Server(OnPostgreSql):
             def deliver(worker: int) -> list[str]:
                 driver = (inbox, other)[worker % 2]
                 events = [event(f"{worker}-{day:%d}", created_at=day) for day in days]
-                return [str(driver.settled(contract(), each, write).handling) for each in events]
+                return [str(driver.settle(contract(), each, write).handling) for each in events]
 
             assert together(6, deliver) == [["done"] * 3] * 6
 

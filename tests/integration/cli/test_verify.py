@@ -165,7 +165,7 @@ def test_the_fixture_makes_a_test_of_one_line(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "exceptions: an exception instead of write 1 of event 'order-1' was swallowed" in done.stdout
-    assert "The same again: seed=11" in done.stdout
+    assert "Reproduce with: seed=11" in done.stdout
 
 
 def test_the_plugin_is_an_entry_point_of_pytest() -> None:

@@ -32,7 +32,7 @@ from onceward.task.work import Status
 from onceward.testing.inbox import InboxDriver, InboxSuite, until
 from onceward.testing.inbox.effects import Provider, effectful
 from onceward.testing.inbox.samples import LONG_AGO, Held, Killed, contract, raising
-from onceward.testing.inbox.schema import OLD_AND_NEW, Order, third_version
+from onceward.testing.inbox.schema import OLD_AND_NEW, OrderV3, third_version
 from onceward.testing.telemetry import record
 from tests.support.inbox import databases
 from tests.support.inbox.databases import OnAsyncPostgreSql, OnAsyncSqlite, OnPostgreSql, OnSqlite
@@ -95,7 +95,7 @@ class Shop:
         )
 
     def _class(self, process: Callable[..., Any]) -> Any:
-        shop, behave = self, self.driver.adapted(process)
+        shop, behave = self, self.driver.adapt(process)
         base: Any = AsyncConsumerTask if self.driver.asynchronous else ConsumerTask
 
         class Billing(base):  # type: ignore[misc]
@@ -486,7 +486,7 @@ class UnderTheEngine(InboxSuite):
             shop.put(*events)
             task = shop.task(lambda transaction, _: seen.append((transaction.id, transaction.payload)))
             shop.consume(task)
-            assert seen == [(f"t{number}", Order(700, "EUR")) for number in range(3)]
+            assert seen == [(f"t{number}", OrderV3(700, "EUR")) for number in range(3)]
             shop.put(*events)
             assert shop.consume(task).duplicates == 3
             assert len(seen) == 3
