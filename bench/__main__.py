@@ -45,7 +45,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     if not arguments.json:
         print(
-            f"Python {platform.python_version()}, {os.cpu_count()} cores; best of 5 or more rounds, bare and ours in turn\n"
+            f"Python {platform.python_version()}, {os.cpu_count()} cores; best of 5 or more, bare and ours in turn\n"
         )
         print(f"{'':<52}{'bare':>10}{'ours':>10}   {'result':>10}   {'target':<12}")
     for line in measure([part for part in PARTS if part in (arguments.parts or PARTS)]):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.req("FA-01")
 
 
 def blocking(body: str, *directives: str) -> str:
-    """What becomes of a module's body."""
+    """Translate a module's body."""
     header = "".join(f"#   {each}\n" for each in directives)
     source = (
         f'"""A sample."""\n\n# make faces writes sample.py, with\n{header}\n'
@@ -31,7 +31,7 @@ def blocking(body: str, *directives: str) -> str:
 
 @pytest.fixture
 def room(tmp_path: Path) -> Path:
-    """A copy of a folder with a generated module."""
+    """A copy of a directory with a generated module."""
     return Path(shutil.copytree(SOURCES / "db", tmp_path / "db"))
 
 

@@ -1,4 +1,4 @@
-"""Processes die at the worst moment; the SQLite queue loses nothing and doubles nothing it need not."""
+"""Processes die at the worst moment; the SQLite queue loses nothing, and duplicates no more than it must."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(path: Path) -> Iterator[Start]:
-    """Starts one of `sqlite_processes`; whatever still runs at the end is killed."""
+    """Starts a process of `sqlite_processes`; processes that still run at the end are killed."""
     started: list[subprocess.Popen[str]] = []
 
     def start(what: str, ahead: float = 0.0) -> subprocess.Popen[str]:
@@ -49,7 +49,7 @@ def connect(path: Path, ahead: float = 0.0, **settings: Any) -> SqliteConnector:
 
 
 def said(process: subprocess.Popen[str]) -> list[str]:
-    """All it had to say, once it has ended."""
+    """Its whole output, after it has ended."""
     return process.communicate(timeout=60)[0].split()
 
 
@@ -76,7 +76,7 @@ def test_what_a_killed_process_had_fetched_is_delivered_again_in_real_time_when_
         )
         before = time.time()
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-        assert deliveries(path) == [1], "counted before it was handed out"
+        assert deliveries(path) == [1], "counted before it was delivered"
         while not (again := queue.fetch_transactions(10)):
             time.sleep(0.02)
         assert time.time() - before >= lease

@@ -1,4 +1,4 @@
-"""Killed while burying, redriving or working on a redriven letter: nothing is lost, and nothing happens twice."""
+"""Killed while burying, redriving or processing a redriven letter: nothing is lost, and nothing happens twice."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Site:
         metadata = {"event_type": "order.paid"}
         self.queue.dispatch_transactions([Transaction(id=id_, payload={}, metadata=metadata) for id_ in ids])
 
-    def run(self, function: Callable[[Orders], None], point: str = "", *, mended: bool = False) -> None:
-        """Run it to its end; with a point, see it killed there."""
-        process = _forking.Process(target=function, args=(self.orders._replace(point=point, mended=mended),))
+    def run(self, function: Callable[[Orders], None], point: str = "", *, fixed: bool = False) -> None:
+        """Run a worker to its end; with a point, check that it was killed there."""
+        process = _forking.Process(target=function, args=(self.orders._replace(point=point, fixed=fixed),))
         process.start()
         process.join(PATIENCE)
         code = process.exitcode
@@ -53,11 +53,11 @@ class Site:
         assert code == (-signal.SIGKILL if point else 0)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Healthy workers, one after another, as leases run out."""
+        """Run healthy workers, one after another, as leases expire."""
         deadline = time.monotonic() + PATIENCE
         while not condition():
-            assert time.monotonic() < deadline, "waited in vain"
-            self.run(worker.consume, mended=True)
+            assert time.monotonic() < deadline, "the letters were never settled"
+            self.run(worker.consume, fixed=True)
 
     def letter(self, message_id: str = "bad") -> DeadLetter:
         (found,) = (each for each in self.letters.find() if each.message_id == message_id)
@@ -97,7 +97,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
 @pytest.mark.req("CC-050")
 @pytest.mark.parametrize("point", ["burying", "buried"])
 def test_killed_while_burying(site: Site, point: str) -> None:
-    """It is in the store before its source forgets it, and there once however often it is told."""
+    """It is in the store before its source forgets it, and there only once, however often it is reported."""
     site.send("bad", "good")
     site.run(worker.consume, point)
     assert len(site.letters.find()) == (point == "buried")
@@ -131,7 +131,7 @@ def test_killed_with_a_redriven_letter_in_hand(site: Site, point: str) -> None:
     site.send("bad")
     site.run(worker.consume)
     site.run(worker.redrive)
-    site.run(worker.consume, point, mended=True)
+    site.run(worker.consume, point, fixed=True)
     assert site.bills() == ([] if point == "handling" else ["bad"])
     assert site.letter().status is (Status.RESOLVED if point == "settled" else Status.REDRIVEN)
     site.until(site.is_resolved)
@@ -153,7 +153,7 @@ def test_a_redriven_letter_that_kills_its_process_ends_as_poison(site: Site) -> 
     while {letter.category for letter in site.letters.find()} != {Category.POISON}:
         assert time.monotonic() < deadline
         process = _forking.Process(
-            target=worker.consume, args=(site.orders._replace(point="handling", mended=True),)
+            target=worker.consume, args=(site.orders._replace(point="handling", fixed=True),)
         )
         process.start()
         process.join(PATIENCE)

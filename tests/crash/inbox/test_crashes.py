@@ -1,4 +1,4 @@
-"""Consumers are killed at every point, and their database with them: each event has its effect once, none is lost."""
+"""Consumers are killed at every point, and their database too: every event takes effect once, and none is lost."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_transactional_consumer_killed_at_any_point(site: Site, point: str, as
 def test_an_effectful_consumer_killed_at_any_point(
     site: Site, point: str, keyed: bool, asynchronous: bool
 ) -> None:
-    """The provider heeds the key, or `reconcile` asks it: either way it charges once."""
+    """The provider honors the key, or `reconcile` asks it: either way it charges once."""
     told: dict[str, Any] = {"mode": "effectful", "keyed": keyed, "asynchronous": asynchronous}
     site.send(*EVENTS)
     site.dies(point=point, **told)
@@ -143,7 +143,7 @@ def test_killed_after_each_commit_it_is_no_poison_but_done(site: Site, mode: str
 @pytest.mark.req("CC-012", "CC-002")
 @pytest.mark.parametrize("mode", ["transactional", "effectful"])
 def test_eight_processes_get_the_same_events_at_once(site: Site, mode: str) -> None:
-    """None of them acknowledges an event before the one that did it has committed."""
+    """None of them acknowledges an event before the attempt that did it has committed."""
     ids = [f"event-{number}" for number in range(15)]
     workers = [f"worker-{number}" for number in range(8)]
     for name in workers:
@@ -167,7 +167,7 @@ def test_eight_processes_get_the_same_events_at_once(site: Site, mode: str) -> N
     assert [site.dead_letters(f"{name}.db") for name in workers] == [[]] * 8
 
 
-# ── an event that kills ─────────────────────────────────────────────────────────────────────────────────
+# ── poison ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("CC-051", "CC-022")
@@ -184,7 +184,7 @@ def test_an_event_that_kills_its_process_is_set_aside_and_its_batch_is_not(site:
 
 @pytest.mark.req("CC-051", "CC-022")
 def test_what_is_in_hand_when_its_process_is_killed_is_no_poison(site: Site) -> None:
-    """They all die together, once. From then on each runs alone, and only the one to blame dies again."""
+    """They all die together, once. From then on each runs alone, and only the poison dies again."""
     mates = ["mate-1", "mate-2", "mate-3"]
     site.send(TARGET, *mates)
     told: dict[str, Any] = {"mode": "effectful", "point": "called", "slots": 4, "poison_after": 2}
@@ -205,14 +205,14 @@ def check_poison(site: Site, starts: int) -> None:
     assert len(site.said("reached")) == starts
 
 
-# ── one consumer and another ────────────────────────────────────────────────────────────────────────────
+# ── isolation ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("CC-022")
 @pytest.mark.parametrize("way", ["crashes", "hangs"])
 def test_a_consumer_that_crashes_or_hangs_changes_nothing_for_another(site: Site, way: str) -> None:
-    """Both have their own queue of the same events, in one database. SQLite has one writer at a time, so there a
-    consumer may only hang outside its transaction."""
+    """Both have a queue with the same events, and one database. SQLite has one writer at a time, so there a consumer
+    may only hang outside its transaction."""
     ids = [f"event-{number}" for number in range(20)]
     for queue in ("a.db", "b.db"):
         site.send(TARGET, *ids, queue=queue)
@@ -238,16 +238,16 @@ def test_a_consumer_that_crashes_or_hangs_changes_nothing_for_another(site: Site
     site.check_nothing_is_stuck()
 
 
-# ── the power goes ──────────────────────────────────────────────────────────────────────────────────────
+# ── power cuts ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("CC-012")
 @pytest.mark.parametrize("journal", ["wal", "torn wal", "delete"])
 def test_a_file_that_was_cut_off_anywhere_has_both_rows_or_neither(tmp_path: Path, journal: str) -> None:
-    """Writers are frozen at random moments, and their files copied: such a copy is what a power cut leaves.
+    """Writers are frozen at random moments, and their files copied: what a power cut leaves behind.
 
-    A torn copy loses some of the log's end as well; without checkpoints, that is what a disk may do that had not
-    written it yet.
+    A torn copy also loses some of the log's end; without checkpoints, that is what a disk may lose that had not written
+    it yet.
     """
     chance = random.Random(journal)
     with sqlite_site(tmp_path) as site:
@@ -303,12 +303,12 @@ def copied(database: Path, folder: Path) -> Path:
     return folder / database.name
 
 
-# ── the database goes ───────────────────────────────────────────────────────────────────────────────────
+# ── database outages ────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("CC-012", "CC-022")
 def test_postgresql_restarted_under_load(tmp_path: Path) -> None:
-    """Nothing is lost, nothing doubled, and nothing becomes a dead letter by it."""
+    """Nothing is lost, nothing doubled, and no event is dead-lettered because of it."""
     ids = [f"event-{number}" for number in range(800)]
     with own_postgres() as server, postgresql_site(tmp_path, server.url) as site:
         site.send(*ids)

@@ -1,4 +1,4 @@
-"""Processes die and Redis restarts at the worst moment: every message has its effect once, and none is lost."""
+"""Processes die and Redis restarts at the worst moment: every message takes effect once, and none is lost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def database(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["threads", "asyncio"])
 def start(request: pytest.FixtureRequest, database: Path) -> Iterator[Start]:
-    """Starts a consumer process; whatever still runs at the end is killed."""
+    """Starts a consumer process; processes that still run at the end are killed."""
     started: list[subprocess.Popen[str]] = []
 
     def start(place: str, url: str, stream: str) -> subprocess.Popen[str]:
@@ -61,7 +61,7 @@ def effects(database: Path) -> list[int]:
 def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.01)
 
 
@@ -114,7 +114,7 @@ def test_sigterm_ends_an_idle_process_in_good_order(redis_url: str, database: Pa
 @pytest.mark.req("QC-05", "QC-15")
 @pytest.mark.parametrize("mode", ["threads", "asyncio"])
 def test_redis_restarted_under_load_loses_nothing(database: Path, mode: str) -> None:
-    """Producer and consumer see QueueErrors, as a host would, and start again; numbers are their own keys."""
+    """Producer and consumer get QueueErrors and start again; numbers are their own keys."""
     total = 1500
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")

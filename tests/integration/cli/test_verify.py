@@ -31,7 +31,7 @@ def run(*arguments: str) -> Result:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """The consumer's own database."""
+    """The consumer's database."""
     url = f"sqlite:///{tmp_path}/shop.db"
     inbox = Inbox(create_engine(url))
     inbox.migrate()

@@ -68,7 +68,7 @@ def never(transaction: Transaction, session: Any) -> None:
 
 
 class Shop:
-    """One consumer with its inbox, its queue, and notes of what was called."""
+    """One consumer with its inbox, its queue, and a record of its calls."""
 
     def __init__(self, suite: InboxSuite, driver: InboxDriver, promised: Contract, queue: Any) -> None:
         self.suite = suite
@@ -145,7 +145,7 @@ class Shop:
         return report
 
     def consume_all(self, task: Any, **policy: Any) -> Report:
-        """Until the queue is empty, with time passing for what was delayed. Returns the sum of it."""
+        """Consume until the queue is empty, with time passing for delayed messages. Returns the sum of the reports."""
         total = Report()
         deadline = time.monotonic() + 30
         while True:
@@ -168,7 +168,7 @@ class Shop:
         )
 
     def lose_the_next_outcome(self) -> None:
-        """The queue does not take the next outcomes: an acknowledgement that got lost."""
+        """The queue does not accept the next outcomes: a lost acknowledgement."""
         name = "settle_transactions_async" if self.driver.asynchronous else "settle_transactions"
         settle = getattr(self.queue, name)
 
@@ -315,7 +315,7 @@ class UnderTheEngine(InboxSuite):
     @pytest.mark.req("CC-051")
     @pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])
     def test_what_is_given_back_at_a_stop_is_not_counted_as_a_start(self, told: bool) -> None:
-        """Whether or not the queue hears of it: nothing of it was begun."""
+        """Whether or not the queue accepts the settlement: its work was never begun."""
         with self.shop(contract(poison_after=1)) as shop:
             names = [f"t{number}" for number in range(4)]
             shop.put(*map(paid, names))
@@ -343,13 +343,13 @@ class UnderTheEngine(InboxSuite):
 
     @pytest.mark.req("CC-051")
     def test_what_a_broken_queue_leaves_unbegun_is_not_counted_as_a_start(self) -> None:
-        """The queue fails in the midst of a batch: it is told nothing more, also not what was never begun."""
+        """The queue fails in the middle of a batch: nothing more is settled, including what was never begun."""
         with self.shop(contract(poison_after=1)) as shop:
 
             def second_waits_for_the_failure(transaction: Transaction, session: Any) -> None:
                 if transaction.id == "t1":
                     until(lambda: shop.lost_outcomes)
-                    time.sleep(0.3)  # so that the loop, and not this slot, goes on first
+                    time.sleep(0.3)  # so the loop, and not this slot, goes on first
                 write(transaction, session)
 
             shop.put(*(paid(f"t{number}") for number in range(4)))
@@ -577,7 +577,7 @@ class UnderTheEngine(InboxSuite):
 
 
 class MemoryOf(Shop):
-    """A queue beside another shop's."""
+    """A queue next to that of another shop."""
 
     def __init__(self, shop: Shop) -> None:
         queue = QUEUES["memory", shop.driver.asynchronous](clock=shop.driver.clock)
@@ -715,4 +715,4 @@ def test_inside_queue_consumer_run_redis_counts_the_starts_and_poison_is_refused
     assert refused.value.kind == "poison"
     assert started == ["e1", "e1"]
     assert queue_world.effects() == []
-    assert len(queue_world.pending()) == 1, "not acknowledged: it is for a person to look at"
+    assert len(queue_world.pending()) == 1, "not acknowledged: an operator must inspect it"

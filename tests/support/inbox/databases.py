@@ -1,4 +1,4 @@
-"""The databases that inboxes are tested on, for suites built on `InboxSuite`: two kinds, in threads and in asyncio."""
+"""The databases for suites built on `InboxSuite`: two kinds, in threads and in asyncio."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OnAsyncSqlite(OnSqlite):
 
 
 def _quickly(engine: Any) -> Any:
-    """Without waiting for the disk: what survives a power cut is not tested here."""
+    """Do not wait for the disk: power cuts are not tested here."""
 
     @event.listens_for(getattr(engine, "sync_engine", engine), "connect")
     def connect(connection: Any, _: Any) -> None:
@@ -61,7 +61,7 @@ TABLES = ("written", *(f"onceward_{name}" for name in (
 
 
 class Schema:
-    """A schema of its own on a PostgreSQL."""
+    """A schema on a PostgreSQL."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -77,7 +77,7 @@ class Schema:
     def empty(self) -> None:
         found = self.execute(f"SELECT tablename FROM pg_tables WHERE schemaname = '{self.name}'")
         there = {name for (name,) in found}
-        # Not TRUNCATE: it makes new files, thousands of them in the end, and the server's stop waits for the disk.
+        # Not TRUNCATE: it creates new files, thousands in the end, and the server's stop waits for the disk.
         self.execute("; ".join(f"DELETE FROM {self.name}.{name}" for name in TABLES if name in there))
 
     def drop(self) -> None:
@@ -87,7 +87,7 @@ class Schema:
 
 @pytest.fixture(scope="class")
 def schema(postgres_url: str) -> Iterator[Schema]:
-    """One for all tests of a class: making the tables takes longer than most of them."""
+    """One for all tests of a class: creating the tables takes longer than most of them."""
     made = Schema(postgres_url)
     yield made
     made.drop()
@@ -110,8 +110,8 @@ class OnPostgreSql(InboxSuite):
         return self.make(self.schema.url, connect_args={"options": "-csearch_path=nowhere"})
 
     def advance(self, driver: InboxDriver, seconds: float) -> None:
-        """The server's clock stays, so everything that was written moves into the past."""
-        driver.clock.advance(seconds)  # for what else goes by it
+        """The server's clock stays, so everything written so far moves into the past."""
+        driver.clock.advance(seconds)  # for everything else that uses the clock
         name = self.schema.name
         self.schema.execute(f"UPDATE {name}.onceward_attempts SET locked_until = locked_until - {seconds}")
         self.schema.execute(f"UPDATE {name}.onceward_parked SET since = since - {seconds}")

@@ -1,7 +1,7 @@
-"""The test's side of the inbox's crash tests: a database, queues, processes, and the files by which all is judged.
+"""The test's side of the inbox crash tests: a database, queues, processes, and the files that show what happened.
 
-Workers are forked from a clean process that has everything imported, so that starting one costs little; they are
-processes of their own all the same, and SIGKILL ends them as it ends any other.
+Workers are forked from a clean process that has imported everything, so starting one is cheap. They are still separate
+processes, and SIGKILL ends them like any other.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tests.crash.inbox import worker
 from tests.crash.inbox.worker import Orders, contract_of
 
 PATIENCE = 60.0
-"""Seconds. What takes so long does not happen."""
+"""Seconds after which a test gives up."""
 SHORT_LEASE = 0.3
-"""Seconds: of workers that are to be dead or stopped when it runs out."""
+"""Seconds: the lease of workers that are dead or stopped when it expires."""
 
 _forking = multiprocessing.get_context("forkserver")
 _forking.set_forkserver_preload([worker.__name__])
@@ -41,7 +41,7 @@ _forking.set_forkserver_preload([worker.__name__])
 def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.02)
 
 
@@ -70,7 +70,7 @@ class Site:
         return self._queues[name]
 
     def send(self, *ids: str, queue: str = "queue.db") -> None:
-        """Sending an id twice makes a copy of the event."""
+        """Send events. Sending an id twice makes a duplicate."""
         self.queue(queue).dispatch_transactions(
             [Transaction(id=id_, payload={"of": id_}, created_at=self._began) for id_ in ids]
         )
@@ -96,22 +96,22 @@ class Site:
         return process
 
     def dies(self, **orders: Any) -> None:
-        """Start a worker, and see it killed by its own hand."""
+        """Start a worker, and wait until it has killed itself."""
         settings = {"name": "doomed", "lease": SHORT_LEASE, **orders}
         assert ended(self.start(**settings)) == -signal.SIGKILL
 
     def drain(
         self, name: str = "restarted", queue: str = "queue.db", forgetting: Sequence[str] = (), **orders: Any
     ) -> None:
-        """A healthy worker, until the queue is empty, and the ledger has nothing more of the events `forgetting`: what
-        is done is taken off with the next fetch."""
+        """Run a healthy worker until the queue is empty and the ledger holds none of the events `forgetting`: the next
+        fetch removes those that are done."""
         process = self.start(name, queue=queue, **orders)
         until(lambda: self.is_drained(queue) and not any(map(self.attempts, forgetting)))
         stop(process)
 
     def freeze_in_handler(self, process: ForkServerProcess, *, has_database: bool = False) -> None:
-        """Freeze it in its handler, and not in the midst of renewing a lease: nobody would get past the lock of that.
-        `has_database`: the handler has SQLite's one lock, and is to keep it."""
+        """Freeze a worker in its handler, but not while it renews a lease, because that would hold a lock.
+        `has_database`: the handler holds SQLite's only lock, and must keep it."""
         while True:
             freeze(process)
             if is_free(self.folder / "queue.db") and (has_database or self._ledger_is_free()):
@@ -134,18 +134,18 @@ class Site:
         for queue in self._queues.values():
             queue.close()
 
-    # ── what came of it ─────────────────────────────────────────────────────────────────────────────────
+    # ── results ─────────────────────────────────────────────────────────────────────────────────────────
 
     def go(self) -> None:
         (self.folder / "go").touch()
 
     def journal(self) -> list[list[str]]:
-        """Lines of: worker, word, about what."""
+        """Lines of worker, word, and subject."""
         path = self.folder / "journal"
         return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
     def said(self, word: str, *, by: str | None = None) -> list[str]:
-        """What the workers, or one of them, said with this word."""
+        """What the workers, or one of them, wrote with this word."""
         lines = (line for line in self.journal() if len(line) == 3)
         return [about for name, said, about in lines if said == word and by in (None, name)]
 
@@ -154,7 +154,7 @@ class Site:
         return path.read_text() if path.exists() else ""
 
     def reports(self) -> Counter[str]:
-        """The sum of the reports of all that ended in good order."""
+        """The sum of the reports of all workers that ended normally."""
         total: Counter[str] = Counter()
         for report in self.said("report"):
             total.update(json.loads(report))
@@ -169,7 +169,7 @@ class Site:
             return [tuple(row) for row in connection.execute(text(query))]
 
     def effects(self, consumer: str = "billing") -> Counter[str]:
-        """How often each event was done; all three tables must agree on it."""
+        """How often each event was done; all three tables must agree."""
         done = Counter(id_ for (id_,) in self.ask("SELECT id FROM debits"))
         assert done == Counter(id_ for (id_,) in self.ask("SELECT id FROM credits"))
         query = f"SELECT tracking_id FROM onceward_dedup WHERE consumer_id = '{consumer}'"
@@ -177,7 +177,7 @@ class Site:
         return done
 
     def attempts(self, tracking_id: str) -> list[tuple[Any, ...]]:
-        """Starts and ends of an event, if anything is known of it."""
+        """Starts and ends of an event, if the ledger has it."""
         return self.ask(f"SELECT starts, ends FROM onceward_attempts WHERE tracking_id = '{tracking_id}'")
 
     def charges(self) -> Counter[str]:
@@ -223,14 +223,14 @@ def ended(process: ForkServerProcess) -> int | None:
 
 
 def stop(*processes: ForkServerProcess) -> None:
-    """As an operator would, all of them; and they end in good order."""
+    """Stop all workers as an operator would; they end normally."""
     for process in processes:
         process.terminate()
     assert [ended(process) for process in processes] == [0] * len(processes)
 
 
 def freeze(*processes: ForkServerProcess) -> None:
-    """SIGSTOP, and wait until it has been obeyed by every thread."""
+    """Send SIGSTOP, and wait until every thread has stopped."""
     for process in processes:
         assert process.pid is not None
         os.kill(process.pid, signal.SIGSTOP)
@@ -245,7 +245,7 @@ def thaw(*processes: ForkServerProcess) -> None:
 
 
 def is_free(database: Path) -> bool:
-    """Whether somebody could write into an SQLite database now."""
+    """Whether a process could write to an SQLite database now."""
     with closing(sqlite3.connect(database, timeout=0, isolation_level=None)) as connection:
         try:
             connection.execute("BEGIN IMMEDIATE")

@@ -1,6 +1,6 @@
-"""The two modes of the queue behind one face: calls are made, or awaited on the world's event loop.
+"""Both modes of the queue behind the same calls, which are made, or awaited on the world's event loop.
 
-Whatever a test does to Redis beside the queue it does with `admin`, a plain client.
+Everything else a test does to Redis with `admin`, a plain client.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INSERT = text("INSERT INTO effects (id) VALUES (:id)")
 
 
 class Driven:
-    """A queue or consumer whose methods are called alike in both modes."""
+    """A queue or consumer whose methods are called the same way in both modes."""
 
     def __init__(self, thing: Any, loop: asyncio.AbstractEventLoop | None) -> None:
         self.thing = thing
@@ -90,7 +90,7 @@ class QueueWorld:
             self.engine.dispose()
         self.admin.close()
 
-    # ── making ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── creating ────────────────────────────────────────────────────────────────────────────────────────
 
     def client(self, url: str | None = None, **settings: Any) -> Any:
         kind: Any = redis.asyncio.Redis if self.asynchronous else redis.Redis
@@ -146,7 +146,7 @@ class QueueWorld:
         before: Callable[[QueueMessage], object] = lambda _: None,
         after: Callable[[QueueMessage], object] = lambda _: None,
     ) -> Any:
-        """Writes the payload as an effect, in the session, and calls back before and after that."""
+        """Write the payload as an effect in the session, with callbacks before and after it."""
 
         def handle(message: QueueMessage, session: Any) -> None:
             before(message)
@@ -160,10 +160,10 @@ class QueueWorld:
 
         return handle_async if self.asynchronous else handle
 
-    # ── looking ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── observing ───────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, *payloads: str) -> list[str]:
-        """Entries as any other program would write them."""
+        """Add entries as any other program would."""
         return [self.admin.xadd(self.stream, {"data": payload}).decode() for payload in payloads]
 
     def pending(self) -> list[str]:
@@ -173,22 +173,22 @@ class QueueWorld:
         ]
 
     def calls(self, command: str) -> int:
-        """How often Redis has been sent a command, ever."""
+        """How often Redis has received a command, ever."""
         stats = self.admin.info("commandstats").get(f"cmdstat_{command}", {})
         return int(stats.get("calls", 0))
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait for something that happens in another thread or process."""
+    """Wait for something in another thread or process."""
     deadline = time.monotonic() + 30
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.01)
 
 
 @contextmanager
 def later(seconds: float, call: Callable[[], object]) -> Iterator[None]:
-    """Have something called from another thread while the test goes on."""
+    """Call something in another thread while the test goes on."""
     timer = threading.Timer(seconds, call)
     timer.start()
     try:

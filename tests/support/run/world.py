@@ -1,4 +1,4 @@
-"""`onceward run` as a real process in a directory of its own, and what it has to say."""
+"""`onceward run` as a real process in its own directory, and its output."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ COMMAND = [sys.executable, "-m", "onceward", "run"]
 def wait_until(is_so: Callable[[], Any]) -> None:
     end = time.monotonic() + DEADLINE
     while not is_so():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "the condition did not become true"
         time.sleep(0.02)
 
 
 class Site:
-    """A directory with the app of `run_shop` in it."""
+    """A directory that contains the app of `shop.py`."""
 
     def __init__(self, directory: Path, mode: str = "threads") -> None:
         self.directory = directory
@@ -73,7 +73,7 @@ class Site:
 
 
 class Run:
-    """The command, and what it has logged so far."""
+    """The command, and its log so far."""
 
     def __init__(self, site: Site, options: tuple[str, ...], environ: dict[str, str]) -> None:
         self._log_file = site.directory / f"run-{time.monotonic_ns()}.log"
@@ -102,20 +102,20 @@ class Run:
             self.process.send_signal(each)
 
     def signal_worker(self, number: signal.Signals) -> None:
-        """The newest."""
+        """The newest line."""
         os.kill(self.workers()[-1], number)
 
     def ended(self) -> int:
-        """The exit code, when it has ended."""
+        """The exit code, after it has ended."""
         return self.process.wait(DEADLINE)
 
     def workers(self) -> list[int]:
-        """The process ids of those that were started, in order."""
+        """The process ids of the workers, in the order they were started."""
         marks = [line["message"] for line in self.lines if "has started, pid" in line["message"]]
         return [int(message.rpartition(" ")[2]) for message in marks]
 
     def kill(self) -> None:
-        """With all its workers: nothing outlives a test."""
+        """Kill it with all its workers: nothing outlives a test."""
         self.process.kill()
         self.process.wait()
         for pid in self.workers():
@@ -138,7 +138,7 @@ class Run:
                 return error.code, error.read().decode()
 
     def consumer(self) -> dict[str, Any]:
-        """What the first worker says of its consumer."""
+        """What the first worker reports about its consumer."""
         [first, *_] = json.loads(self.get("/progress")[1])["workers"]
         return {} if not first["consumers"] else dict(first["consumers"][0])
 

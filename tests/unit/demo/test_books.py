@@ -1,4 +1,4 @@
-"""The pieces of the demo that need no process: its orders, its balance, its verdict."""
+"""The parts of the demo that need no process: its orders, its balance, its verdict."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ORDERS = [
 
 
 def balance(**other: Any) -> Balance:
-    """Four messages, of which one was known; the third order is a dead letter. And what is otherwise."""
+    """Four messages, one of them a duplicate; the third order is a dead letter. `changes` are applied on top."""
     right = Evidence(
         produced=4,
         duplicates=1,

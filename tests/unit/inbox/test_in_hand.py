@@ -1,4 +1,4 @@
-"""How long a copy waits for an event that is in hand elsewhere."""
+"""How long a copy waits for an event that is in flight elsewhere."""
 
 from __future__ import annotations
 
