@@ -12,7 +12,7 @@ import pytest
 from onceward.deadletters import Category, Failure, Filter, Rca, RedriveRefusedError, Status
 from onceward.deadletters.redrive import MOST
 from onceward.testing.telemetry import record
-from tests.support.deadletters.world import BILLING, LEASE, FIXED, Letters, burial
+from tests.support.deadletters.world import BILLING, FIXED, LEASE, Letters, burial
 
 pytest_plugins = ("tests.support.databases", "tests.support.deadletters.site")
 
