@@ -1,4 +1,4 @@
-# Every target sets up what it needs. All that is required: git, make and Python 3.11 or later.
+# Every target sets up what it needs. Required: git, make and Python 3.11 or later.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -11,13 +11,13 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || grep '##' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.core ## Produce, consume, crash and balance some thousand orders (under a minute)
+demo: $(VENV)/.core ## Produce, consume, crash and balance thousands of orders (under a minute)
 	@$(BIN)/onceward demo
 
 test: $(VENV)/.test ## Run every test
 	@$(BIN)/python -m pytest -n 3 --dist loadscope
 
-lint: $(VENV)/.test ## Check style, types, import directions and generated docs
+lint: $(VENV)/.test ## Check style, types, import directions, generated files and docs
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
@@ -28,7 +28,7 @@ lint: $(VENV)/.test ## Check style, types, import directions and generated docs
 	@$(BIN)/python tools/faces.py --check
 	@$(SITE) --site-dir $(VENV)/site > $(VENV)/site.log 2>&1 || { cat $(VENV)/site.log; exit 1; }
 
-bench: $(VENV)/.test ## Measure, beside bare loops in the same run, and print ratios
+bench: $(VENV)/.test ## Measure against bare loops in the same run, and print ratios
 	@$(BIN)/python -m bench
 
 conformance: $(VENV)/.test ## Regenerate docs/reference/conformance.md
@@ -46,23 +46,23 @@ faces: $(VENV)/.test ## Regenerate the blocking public classes from the asyncio 
 docs: $(VENV)/.test ## Build the documentation into site/
 	@$(SITE)
 
-format: $(VENV)/.test ## Put the code into shape
+format: $(VENV)/.test ## Fix and format the code
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
-clean: ## Remove everything that was made
+clean: ## Remove everything that make created
 	rm -rf $(VENV) dist build site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-# hatchling and editables build the package without pip's isolated, unpinned environment.
+# hatchling and editables build the package here; pip's isolated environment would be unpinned.
 $(VENV)/.core: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) …"
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "onceward needs Python 3.11 or later; say make PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "onceward needs Python 3.11 or later; run make PYTHON=/path/to/python3.11")'
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --constraint constraints.txt hatchling editables
 	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[boundary]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.core
-	@echo "Installing what tests need …"
+	@echo "Installing test dependencies …"
 	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[test]'
 	@touch $@

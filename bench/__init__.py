@@ -1,4 +1,4 @@
-"""How fast, beside bare loops in the same run. `make bench`, or `python -m bench engine sqlite …`.
+"""Benchmarks against bare loops in the same run: `make bench`, or `python -m bench engine sqlite …`.
 
-Nothing here is a test: speed is measured and shown, never asserted.
+They are not tests: speed is measured and printed, never asserted.
 """

@@ -1,4 +1,4 @@
-"""Runs the parts named on the command line, or all, and prints a table (`--json` for machines)."""
+"""Run the named benchmarks, or all, and print a table, or JSON with --json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from bench.measure import Line
 
-# Memory first: a peak is a peak of the process's whole life.
+# Memory first: the peak is that of the process's whole life.
 PARTS = (
     "memory",
     "engine",
@@ -37,11 +37,11 @@ def main() -> None:
     parser.add_argument(
         "parts", nargs="*", metavar="part", help=f"one or more of {', '.join(PARTS)}; default all"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     arguments = parser.parse_args()
     unknown = set(arguments.parts) - set(PARTS)
     if unknown:
-        parser.error(f"unknown part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+        parser.error(f"unknown part {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
     logging.disable(logging.CRITICAL)
     if not arguments.json:
         print(

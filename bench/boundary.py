@@ -1,4 +1,4 @@
-"""The embedded boundary store in process, beside plain SQLite with the same table; all durable (synchronous=FULL)."""
+"""The embedded boundary store, against plain SQLite with the same table; both durable (synchronous=FULL)."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def lines() -> Iterator[Line]:
 
         single, _ = compare(COUNT // 20, one_by_one, lambda: None, rounds=3)
         batched, measured = compare(COUNT, in_batches, ours)
-        yield at_least("append, 32 at once; bare: a commit a fact", single, measured, 10)
-        yield at_least("append, 32 at once; bare: a commit a hundred", batched, measured, 0.5)
+        yield at_least("append, 32 at once; bare: one commit per fact", single, measured, 10)
+        yield at_least("append, 32 at once; bare: one commit per hundred", batched, measured, 0.5)
         yield from fetching(home)
 
 
 def at_least(what: str, bare: float, ours: float, times: float) -> Line:
-    """Rates: ours is to be so many times that of the bare one."""
+    """A comparison of rates: ours must be at least `times` the bare one."""
     return Line(what, bare, ours, f"≥ {times:g} ×", bare >= ours * times, f"{bare / ours:.2f} ×")
 
 
@@ -83,7 +83,7 @@ async def appending(place: Path, given: list[Message], appenders: int) -> None:
 
 
 def by_hand(path: Path, given: list[Message], batch: int) -> None:
-    """The store's table and the same digests, one transaction for each batch, and nothing else."""
+    """The store's table and the same digests, one transaction per batch, and nothing else."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
@@ -101,8 +101,8 @@ def by_hand(path: Path, given: list[Message], batch: int) -> None:
 
 
 def fetching(home: Path) -> Iterator[Line]:
-    """A page of a long log beside one of a short log, at their ends and in their middles."""
-    short, long = (_filled(home / f"log-{length}", length) for length in (SHORT, LONG))
+    """A page of a long log against one of a short log, at their start, middle and end."""
+    short, long = (_fill(home / f"log-{length}", length) for length in (SHORT, LONG))
     rounds = [(asyncio.run(_page(short, SHORT)), asyncio.run(_page(long, LONG))) for _ in range(7)]
     bare, ours = (min(times) for times in zip(*rounds, strict=True))
     yield ratio("fetch 100 of 1,000,000 facts; bare: of 10,000", (bare, ours), at_most=1.1)
@@ -124,7 +124,7 @@ async def _page(place: Path, length: int) -> float:
     return statistics.median(times) * 1e6
 
 
-def _filled(place: Path, length: int) -> Path:
+def _fill(place: Path, length: int) -> Path:
     asyncio.run(SqliteBoundaryStore(place).close())
     with closing(sqlite3.connect(place / "boundary.db", isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = OFF")

@@ -1,4 +1,4 @@
-"""The boundary's store on NATS JetStream, beside a plain nats-py client that makes the same durable calls."""
+"""The boundary store on NATS JetStream, against a plain nats-py client that makes the same durable calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = 1000
 PAGES = 20
 RECORD = b"x" * 300
 ROUNDS = 7
-"""Two processes take part in each, so that a busy machine spoils more of them."""
+"""More than usual: each involves two processes, so a busy machine spoils more of them."""
 
 
 def lines() -> Iterator[Line]:
@@ -47,7 +47,7 @@ class OnJetStream:
         self.name = ""
 
     def plain_publish(self) -> None:
-        """Each on a subject of its own, awaiting JetStream's answer."""
+        """Publish each on its own subject, and await JetStream's answer."""
 
         async def publish(js: JetStreamContext) -> None:
             name = uuid.uuid4().hex
@@ -66,7 +66,7 @@ class OnJetStream:
         asyncio.run(main())
 
     def plain_fetch(self) -> None:
-        """The same messages, with a pull consumer. Pages are read anew from the start when all are read."""
+        """Read the same messages with a pull consumer, again from the start after the last page."""
 
         async def fetch(js: JetStreamContext) -> None:
             done = 0

@@ -1,6 +1,6 @@
-"""The boundary's store on PostgreSQL in process, beside plain psycopg on the same table; all durable.
+"""The boundary store on PostgreSQL, against plain psycopg on the same table; both durable.
 
-The plain client checks nothing, keeps no order of commits and takes its offsets from a sequence.
+The plain client checks nothing, does not order commits, and takes its offsets from a sequence.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ def lines() -> Iterator[Line]:
 
 
 class SideBySide:
-    """Connections are open before anything is measured."""
+    """Both clients, connected before the measurement."""
 
     async def open(self, url: str) -> None:
-        self._opened = AsyncExitStack()
+        self._resources = AsyncExitStack()
         self._numbers = itertools.count(step=COUNT)
         store = await PostgreSqlBoundaryStore.open(url)
-        self._opened.push_async_callback(store.close)
+        self._resources.push_async_callback(store.close)
         self._boundary = Boundary(store)
         self._connections = [
-            await self._opened.enter_async_context(
+            await self._resources.enter_async_context(
                 await psycopg.AsyncConnection.connect(url, autocommit=True)
             )
             for _ in range(APPENDERS)
@@ -68,7 +68,7 @@ class SideBySide:
         await self._connections[0].execute(PLAIN_TABLE)
 
     async def close(self) -> None:
-        await self._opened.aclose()
+        await self._resources.aclose()
 
     def prepare(self) -> None:
         self._given = messages(COUNT, start=next(self._numbers))
@@ -83,7 +83,7 @@ class SideBySide:
         await asyncio.gather(*(appender() for _ in range(APPENDERS)))
 
     async def plain_append(self) -> None:
-        """A connection for each appender; each fact is a durable call of its own."""
+        """One connection per appender, one durable call per fact."""
         todo = iter(self._given)
 
         async def appender(connection: psycopg.AsyncConnection[Any]) -> None:
@@ -93,7 +93,7 @@ class SideBySide:
         await asyncio.gather(*(appender(connection) for connection in self._connections))
 
     async def plain_batches(self) -> None:
-        """One connection; a hundred facts with each commit."""
+        """One connection, a hundred facts per commit."""
         connection = self._connections[0]
         for at in range(0, COUNT, BATCH):
             async with connection.transaction():

@@ -1,4 +1,4 @@
-"""A boundary that is served by a process of its own, so that its work is not that of whoever measures."""
+"""A boundary served by another process, so its work does not count as the client's."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 
 
 @contextmanager
-def served(place: Path, service: type[BoundaryRpc] = BoundaryRpc) -> Iterator[str]:
-    """Its URL."""
+def serve_boundary(place: Path, service: type[BoundaryRpc] = BoundaryRpc) -> Iterator[str]:
+    """Serve a boundary, and yield its URL."""
     processes = multiprocessing.get_context("spawn")
     mine, its = processes.Pipe()
     process = processes.Process(target=_serve, args=(place, service, its))
@@ -30,12 +30,12 @@ def served(place: Path, service: type[BoundaryRpc] = BoundaryRpc) -> Iterator[st
         process.join()
 
 
-def _serve(place: Path, service: type[BoundaryRpc], tell: Connection) -> None:
+def _serve(place: Path, service: type[BoundaryRpc], parent: Connection) -> None:
     asgi.BoundaryRpc = service  # type: ignore[attr-defined]
 
     async def main() -> None:
         async with serving(Boundary(SqliteBoundaryStore(place))) as url:
-            tell.send(url)
+            parent.send(url)
             await asyncio.Event().wait()
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""The boundary over RPC on loopback, one server process and 32 concurrent clients, beside empty calls to it."""
+"""The boundary over RPC on loopback, with one server process and 32 concurrent clients, against empty calls to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.boundary import at_least, messages
-from bench.boundary_process import served
+from bench.boundary_process import serve_boundary
 from bench.measure import Line
 from onceward.boundary import AsyncBoundaryClient
 from onceward.boundary.server.codecs import ReadyPage
@@ -26,13 +26,13 @@ CLIENTS = 32
 FETCHES = 200
 PAGE = 1000
 CONFIRM_MS, FETCH_MS = 10.0, 50.0
-"""What the consumer guide says is normal, at most."""
+"""The upper limits that the consumer guide calls normal."""
 
 _fresh = itertools.count()
 
 
 class WithEmptyCalls(BoundaryRpc):
-    """The service, and beside it calls that do nothing: PutObject is empty, and one consumer gets a ready-made page."""
+    """The service, with calls that do nothing: PutObject is empty, and one consumer gets a ready-made page."""
 
     _page: ReadyPage | None = None
 
@@ -48,11 +48,11 @@ class WithEmptyCalls(BoundaryRpc):
 
 
 def lines() -> Iterator[Line]:
-    with tempfile.TemporaryDirectory() as directory, served(Path(directory), WithEmptyCalls) as url:
-        yield from asyncio.run(_measured(url))
+    with tempfile.TemporaryDirectory() as directory, serve_boundary(Path(directory), WithEmptyCalls) as url:
+        yield from asyncio.run(_measure(url))
 
 
-async def _measured(url: str) -> list[Line]:
+async def _measure(url: str) -> list[Line]:
     bare_client = BoundaryServiceClient(url, send_compression=None, accept_compression=())
     async with AsyncBoundaryClient(url) as client, bare_client as rpc:
         empty = pb.PutObjectRequest()
@@ -112,7 +112,7 @@ async def in_turn(
 
 
 async def _latencies(client: AsyncBoundaryClient, rate: float) -> tuple[float, float]:
-    """Of confirms and fetches, in milliseconds, while facts are appended at this rate."""
+    """The 99th percentiles of confirms and fetches, in milliseconds, while facts are appended at this rate."""
     ended = False
     todo = iter(messages(1_000_000, 10_000_000))
 

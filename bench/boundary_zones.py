@@ -1,5 +1,7 @@
-"""Forwarding between two zones on loopback: the source is a process of its own with a long backlog, the receiver is in
-this one; beside what the receiver appends when 32 do it at once."""
+"""Forwarding a long backlog between two zones on loopback, against 32 concurrent appends to the receiver.
+
+The source is another process; the receiver is in this one.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.boundary import APPENDERS, Message, appending, at_least, messages
-from bench.boundary_process import served
+from bench.boundary_process import serve_boundary
 from bench.measure import Line, compare
 from onceward.boundary import AsyncBoundaryClient
 from onceward.boundary.boundary import Boundary
@@ -26,7 +28,7 @@ def lines() -> Iterator[Line]:
     with tempfile.TemporaryDirectory() as directory:
         home, given = Path(directory), messages(BACKLOG)
         asyncio.run(_fill(home / "source", given))
-        with served(home / "source") as url:
+        with serve_boundary(home / "source") as url:
 
             def append() -> None:
                 asyncio.run(appending(home / str(next(_numbers)), given, APPENDERS))

@@ -1,4 +1,4 @@
-"""The engine without telemetry, beside a bare thread pool and bare tasks under a semaphore."""
+"""The engine without telemetry, against a bare thread pool and bare tasks under a semaphore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs to wait for work: Redis commands a second, and CPU time a second beside a thread that sleeps."""
+"""The cost of waiting for work: Redis commands per second, and CPU time per second against a sleeping thread."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from bench.measure import Line
 
 SETTLING = 2.0
-"""Seconds until it is idle: connected, and without anything to do."""
+"""Seconds until the consumer is idle: connected, and out of work."""
 IDLE = 5.0
-COMMANDS_A_SECOND = 10
-CPU_A_SECOND = 10
-"""Milliseconds, which is what a sleeping interpreter and this measurement may cost themselves."""
+COMMANDS_PER_SECOND = 10
+CPU_PER_SECOND = 10
+"""Milliseconds: about the cost of a sleeping interpreter and of the measurement itself."""
 
 
 Stops = list[Callable[[], object]]
 
 
 def idle(what: str, client: Any, wait: Callable[[Stops], object]) -> Iterator[Line]:
-    """`wait` waits for work in a thread of its own. It adds to what it is given how to stop it."""
+    """Measure `wait`, which waits for work in its own thread and appends a way to stop it to its argument."""
     bare, _ = _cost(client)
     stops: Stops = []
     waiting = threading.Thread(target=wait, args=(stops,))
@@ -32,31 +32,31 @@ def idle(what: str, client: Any, wait: Callable[[Stops], object]) -> Iterator[Li
         stop()
     waiting.join()
     yield Line(
-        f"{what}: CPU a second",
+        f"{what}: CPU per second",
         bare,
         cpu,
-        f"≤ {CPU_A_SECOND} ms",
-        cpu <= CPU_A_SECOND,
+        f"≤ {CPU_PER_SECOND} ms",
+        cpu <= CPU_PER_SECOND,
         f"{cpu / 10:.2f} %",
         unit="ms",
     )
     yield Line(
-        f"{what}: commands a second",
+        f"{what}: commands per second",
         0.0,
         commands,
-        f"< {COMMANDS_A_SECOND}",
-        commands < COMMANDS_A_SECOND,
+        f"< {COMMANDS_PER_SECOND}",
+        commands < COMMANDS_PER_SECOND,
         f"{commands:.1f}",
         unit="/s",
     )
 
 
 def _cost(client: Any) -> tuple[float, float]:
-    """Milliseconds of CPU, and commands, a second."""
+    """Milliseconds of CPU, and commands, per second."""
     began, before, cpu = time.monotonic(), _commands(client), time.process_time()
     time.sleep(IDLE)
     cpu = time.process_time() - cpu
-    commands = _commands(client) - before - 1  # the second look is ours
+    commands = _commands(client) - before - 1  # the second INFO is our own
     seconds = time.monotonic() - began
     return cpu * 1000 / seconds, commands / seconds
 

@@ -1,4 +1,4 @@
-"""The inbox under the engine, beside a hand-written loop that does the same inserts in one transaction."""
+"""The inbox under the engine, against a hand-written loop that does the same inserts in one transaction."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ POLICY = ConsumerPolicy.model_validate({"loop": {"batch": {"size": BATCH}}})
 
 
 class Feed:
-    """A source that only hands out."""
+    """A source that only delivers."""
 
     def __init__(self, given: Sequence[Transaction]) -> None:
         self._left = list(given)
@@ -95,7 +95,7 @@ def on(name: str, engine: Engine) -> Iterator[Line]:
         at_most=1.25,
     )
     yield ratio(
-        f"inbox, {name}, a duplicate beside a new event", compare(COUNT, ours, duplicates), at_most=1.0
+        f"inbox, {name}, a duplicate against a new event", compare(COUNT, ours, duplicates), at_most=1.0
     )
     yield among_many(name, engine, ours)
 
@@ -110,17 +110,17 @@ def by_hand(engine: Engine, given: Sequence[Transaction]) -> None:
 
 
 def among_many(name: str, engine: Engine, ours: Callable[[], None]) -> Line:
-    """The same with a million dedup rows of the same day, beside none: best of some runs each, one after the other."""
+    """The same with a million dedup rows of one day, against few rows: the best of several runs each, in sequence."""
     few, _ = compare(COUNT, ours, lambda: None)
     day = int(datetime.now(UTC).timestamp()) // 86400
     with engine.begin() as connection:
         connection.execute(text(filling(engine)), {"day": day, "many": MANY})
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        # What filling the table has left to do is not to be counted.
+        # Finish the work that filling the table left behind, so it is not measured.
         for tidy in TIDY[engine.dialect.name]:
             connection.execute(text(tidy))
     many, _ = compare(COUNT, ours, lambda: None)
-    return ratio(f"inbox, {name}, {MANY:,} rows beside few", (few, many), at_most=1.1)
+    return ratio(f"inbox, {name}, {MANY:,} rows against few", (few, many), at_most=1.1)
 
 
 def filling(engine: Engine) -> str:

@@ -1,6 +1,6 @@
-"""Purging a million old dedup rows while a consumer runs: how long the consumer waits, and how long a step takes.
+"""Purging a million old dedup rows while a consumer runs: how long its slowest event and the slowest step take.
 
-Bare is the longest event of the same consumer before the purge, ours the longest during it.
+Bare is the consumer's slowest event before the purge, ours the slowest during it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onceward.testing import servers
 
 ROWS = 1_000_000
 ROW_BY_ROW = 300_000
-"""On PostgreSQL, where days can mostly go as a whole."""
+"""Rows for the slow path on PostgreSQL, which usually drops whole days."""
 DAYS = 10
 QUIET_SECONDS = 3.0
 POSTGRESQL_TARGET, SQLITE_TARGET = 100, 50
@@ -68,7 +68,7 @@ def _on_postgresql(engine: Engine, url: str) -> Iterator[Line]:
     yield _line(f"{what} ({_speed(report)})", quiet, during)
     _fill(engine, ROW_BY_ROW)
     inbox.register(_contract("archive", retention="legal-hold"))
-    with engine.begin() as connection:  # it needs every day, so the other's rows go one by one
+    with engine.begin() as connection:  # it keeps every day, so the rows of billing go one by one
         connection.exec_driver_sql(
             "INSERT INTO onceward_dedup (event_day, consumer_id, tracking_id, payload_sha256) "
             f"SELECT {_old()} + n, 'archive', n, '' FROM generate_series(0, {DAYS - 1}) AS s (n)"
@@ -88,7 +88,7 @@ def _fill(engine: Engine, rows: int) -> None:
             f"SELECT {_old()} + n / {rows // DAYS}, 'billing', lpad(n::text, 10, '0'), sha256(n::text::bytea) "
             f"FROM generate_series(0, {rows - 1}) AS s (n)"
         )
-        connection.exec_driver_sql("CHECKPOINT")  # not while we measure
+        connection.exec_driver_sql("CHECKPOINT")  # so it does not run during the measurement
 
 
 def _inbox(engine: Engine) -> Inbox:
@@ -115,13 +115,13 @@ def _old() -> int:
 
 
 def _purge(url: str) -> PurgeReport:
-    """In a process of its own, as a timer would start it."""
+    """Purge in another process, as a timer would."""
     command = [sys.executable, "-m", "onceward", "inbox", "purge", "--database", url, "--json"]
     return msgspec.json.decode(subprocess.check_output(command), type=PurgeReport)
 
 
 def _measure(inbox: Inbox, url: str, rows: int) -> tuple[float, float, PurgeReport]:
-    """The longest event without a purge and with it, in milliseconds."""
+    """The slowest event without and with a purge, in milliseconds, and the purge's report."""
     with _consumer(inbox) as quiet:
         time.sleep(QUIET_SECONDS)
     with _consumer(inbox) as busy:
@@ -136,7 +136,7 @@ _numbers = count()
 
 @contextmanager
 def _consumer(inbox: Inbox) -> Iterator[list[float]]:
-    """Does one event after another in a thread, and notes the seconds of each."""
+    """Process one event after another in a thread, and record the seconds of each."""
     seconds: list[float] = []
     stopped = threading.Event()
 

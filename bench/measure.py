@@ -1,4 +1,4 @@
-"""Best of several runs, bare and ours in turn, so that both meet the same machine."""
+"""Best of several runs, bare and ours in turn, so both see the same machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROUNDS = 5
 
 @dataclass(frozen=True)
 class Line:
-    """One comparison. `bare` and `ours` are microseconds a transaction unless `unit` says otherwise."""
+    """One comparison. `bare` and `ours` are microseconds per transaction unless `unit` says otherwise."""
 
     what: str
     bare: float
@@ -20,7 +20,7 @@ class Line:
     target: str
     met: bool
     shown: str
-    """The figure the target speaks of: a ratio or a difference."""
+    """The figure that the target limits: a ratio or a difference."""
     unit: str = "µs"
 
 
@@ -31,7 +31,7 @@ def compare(
     prepare: Callable[[], object] = lambda: None,
     rounds: int = ROUNDS,
 ) -> tuple[float, float]:
-    """Microseconds a transaction of each, best of `rounds`; `prepare` comes before each and is not counted."""
+    """Microseconds per transaction of each, best of `rounds`; `prepare` runs before each and is not measured."""
     best = [float("inf"), float("inf")]
     for _ in range(rounds):
         for index, run in enumerate((bare, ours)):

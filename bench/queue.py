@@ -1,4 +1,4 @@
-"""The Redis queue, beside hand-written redis-py loops; SQLite on disk in `run`."""
+"""The Redis queue, against hand-written redis-py loops; `run` writes to SQLite on disk."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def lines() -> Iterator[Line]:
         client = redis.Redis.from_url(server.url)
         yield ratio(
             "Redis queue, next + ack",
-            compare(COUNT, prepared(client, COUNT, plain), prepared(client, COUNT, ours)),
+            compare(COUNT, prepare(client, COUNT, plain), prepare(client, COUNT, ours)),
             at_most=1.11,
         )
         yield ratio(
             "Redis queue, next + ack, asyncio",
             compare(
                 COUNT,
-                prepared(client, COUNT, lambda _, *where: asyncio.run(plain_async(server.url, *where))),
-                prepared(client, COUNT, lambda _, *where: asyncio.run(ours_async(server.url, *where))),
+                prepare(client, COUNT, lambda _, *where: asyncio.run(plain_async(server.url, *where))),
+                prepare(client, COUNT, lambda _, *where: asyncio.run(ours_async(server.url, *where))),
             ),
             at_most=1.11,
         )
@@ -54,8 +54,8 @@ def lines() -> Iterator[Line]:
             "Redis queue, run with SQLite",
             compare(
                 RUN_COUNT,
-                prepared(client, RUN_COUNT, lambda *where: plain_run(engine, *where)),
-                prepared(client, RUN_COUNT, lambda *where: our_run(engine, *where)),
+                prepare(client, RUN_COUNT, lambda *where: plain_run(engine, *where)),
+                prepare(client, RUN_COUNT, lambda *where: our_run(engine, *where)),
             ),
             at_most=1.25,
         )
@@ -81,8 +81,8 @@ def idle_lines(url: str, client: Any) -> Iterator[Line]:
     yield from idle("Redis queue, asyncio, idle", client, lambda stops: asyncio.run(wait_async(stops)))
 
 
-def prepared(client: Any, count: int, consume: Callable[[Any, str, int], object]) -> Callable[[], object]:
-    """Streams are filled beforehand, so that only consuming is measured."""
+def prepare(client: Any, count: int, consume: Callable[[Any, str, int], object]) -> Callable[[], object]:
+    """Fill streams beforehand, so only consuming is measured."""
     streams = [f"bench-{next(_numbers)}" for _ in range(5)]
     for stream in streams:
         client.xgroup_create(stream, "group", id="0", mkstream=True)
@@ -108,7 +108,7 @@ def plain(client: Any, stream: str, count: int) -> None:
 
 
 def entries(reply: Any) -> Any:
-    """redis-py answers with a list or, where it speaks RESP3, with a dict of pages."""
+    """The reply as a list. redis-py returns a list or, with RESP3, a dict of pages."""
     return [[name, page[0]] for name, page in reply.items()] if isinstance(reply, dict) else reply
 
 

@@ -1,4 +1,4 @@
-"""The engines on Redis Streams, beside plain redis-py loops of the same commands."""
+"""The engines on Redis Streams, against plain redis-py loops of the same commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onceward.testing.servers import redis_server
 COUNT = 20_000
 BATCH = 100
 ROUNDS = 10
-"""Two processes take part in each, so that a busy machine spoils more of them."""
+"""More than usual: each involves two processes, so a busy machine spoils more of them."""
 IN_FLIGHT = 250
 """Entries in flight at once when producing, for both."""
 ORDERS = [Transaction(id=f"order-{number}", payload={"order": number}) for number in range(COUNT)]
@@ -163,5 +163,5 @@ class OnRedis:
 
 
 def _entries(reply: Any) -> Any:
-    # redis-py's shape of this reply depends on the protocol.
+    # The shape of the reply depends on the protocol version.
     return next(iter(reply.values()))[0] if isinstance(reply, dict) else reply[0][1]

@@ -1,4 +1,4 @@
-"""What a run costs that has nothing to do: CPU time of supervisor and workers, beside as many interpreters asleep."""
+"""The cost of an idle run: CPU time of supervisor and workers, against as many sleeping interpreters."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bench.measure import Line
 
 PROCESSES = 4
 SETTLING = 12.0
-"""Seconds until it is idle: started, and asking its sources as seldom as it ever will."""
+"""Seconds until the run is idle: started, and polling its sources at the slowest rate."""
 IDLE = 10.0
 WINDOWS = 2
-"""The best counts: on a busy machine a start takes long."""
+"""The best one counts, because a start takes long on a busy machine."""
 AT_MOST = 1.0
-"""Percent of a core, for all of them together."""
+"""Percent of a core, for all processes together."""
 
 APP = """
 from onceward import Onceward
@@ -38,9 +38,9 @@ def lines() -> Iterator[Line]:
     for kind in ("def", "async def"):
         with tempfile.TemporaryDirectory(prefix="onceward-") as directory:
             Path(directory, "idle.py").write_text(APP.format(kind=kind))
-            bare, ours = _asleep(), _running(directory)
+            bare, ours = _cost_of_sleep(), _cost_of_run(directory)
         yield Line(
-            f"idle run, {PROCESSES} processes, {kind}: CPU a second",
+            f"idle run, {PROCESSES} processes, {kind}: CPU per second",
             bare,
             ours,
             f"< {AT_MOST:g} %",
@@ -50,8 +50,8 @@ def lines() -> Iterator[Line]:
         )
 
 
-def _asleep() -> float:
-    """As many interpreters that only sleep."""
+def _cost_of_sleep() -> float:
+    """Milliseconds of CPU per second, of as many sleeping interpreters."""
     started = [
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(PROCESSES + 1)
     ]
@@ -64,8 +64,8 @@ def _asleep() -> float:
             process.wait()
 
 
-def _running(directory: str) -> float:
-    """Milliseconds of CPU a second, of supervisor and workers."""
+def _cost_of_run(directory: str) -> float:
+    """Milliseconds of CPU per second, of supervisor and workers."""
     command = [sys.executable, "-m", "onceward", "run", "idle:app", "--processes", str(PROCESSES)]
     run = subprocess.Popen(command, cwd=directory, stderr=subprocess.DEVNULL)
     try:
@@ -85,7 +85,7 @@ def _cost(pids: list[int], seconds: float) -> float:
 
 
 def _cpu(pid: int) -> float:
-    """Seconds of all its threads, also of those that have ended."""
+    """Seconds of CPU of all its threads, including those that have ended."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -96,7 +96,7 @@ def _children(pid: int) -> list[int]:
         if path.name.isdigit():
             try:
                 parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:  # ended meanwhile
+            except OSError:  # it ended in the meantime
                 continue
             if parent == pid:
                 found.append(int(path.name))

@@ -1,4 +1,4 @@
-"""The SQLite connector under the engine, beside a hand-written loop of the same SQL; both durable."""
+"""The SQLite connector under the engine, against a hand-written loop of the same SQL; both durable."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def lines() -> Iterator[Line]:
 
 
 def queue(path: Path, given: list[Transaction]) -> None:
-    """The statements of the connector, in its batches, with bodies encoded and decoded, and nothing else."""
+    """The connector's statements in its batches, with bodies encoded and decoded, and nothing else."""
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Transaction)
     connection = sqlite3.connect(path, isolation_level=None)
     cursor = connection.cursor()

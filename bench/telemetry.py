@@ -1,4 +1,4 @@
-"""The engine with the SDK and a batch processor, beside the same spans and metrics made by hand."""
+"""The engine with the SDK and a batch processor, against the same hand-written spans and metrics."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def lines() -> Iterator[Line]:
 
 
 class ByHand:
-    """What a careful person would write to get what the engine gives, around a bare loop."""
+    """A bare loop with hand-written telemetry equal to the engine's."""
 
     def __init__(self, tracer: Tracer, meters: MeterProvider) -> None:
         meter = meters.get_meter("by hand")
@@ -111,5 +111,5 @@ class ByHand:
         self.in_use.add(-1, {"task": "NoOp"})
 
     async def loop_async(self) -> None:
-        # No-op handlers never wait: the same loop is what bare asyncio would do.
+        # No-op handlers never wait, so bare asyncio would run the same loop.
         self.loop()

@@ -1,4 +1,4 @@
-"""The same work for everybody: 20,000 transactions that do nothing, in batches of 100."""
+"""The work that all benchmarks share: 20,000 transactions that do nothing, in batches of 100."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRANSACTIONS = [Transaction(id=str(number)) for number in range(COUNT)]
 
 
 class Source:
-    """Hands out slices of a list."""
+    """Delivers slices of a list."""
 
     def __init__(self) -> None:
         self._at = 0

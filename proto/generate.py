@@ -1,4 +1,4 @@
-"""Writes src/onceward/boundary/v1 from boundary.proto. `--check` says whether it is up to date instead."""
+"""Writes src/onceward/boundary/v1 from boundary.proto. With `--check`, only checks whether it is up to date."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEMPLATE = {
 
 
 def generate(directory: Path) -> list[Path]:
-    """The modules, in a directory of their own: the generator also writes the packages above them."""
+    """Generate the modules in a separate directory, because the generator also writes their parent packages."""
     scripts = sysconfig.get_path("scripts")
     subprocess.run(
         [Path(scripts) / "buf", "generate", "--template", json.dumps(TEMPLATE), "--output", directory, HERE],
@@ -34,15 +34,15 @@ def generate(directory: Path) -> list[Path]:
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
-        made = generate(Path(directory))
+        modules = generate(Path(directory))
         if "--check" not in sys.argv:
-            for module in made:
+            for module in modules:
                 shutil.copy(module, TARGET)
             return 0
-        old = [each.name for each in made if not _same(each, TARGET / each.name)]
-    if old:
-        print(f"{', '.join(old)} in {PACKAGE} are not what boundary.proto says; run make proto")
-    return 1 if old else 0
+        stale = [each.name for each in modules if not _same(each, TARGET / each.name)]
+    if stale:
+        print(f"{', '.join(stale)} in {PACKAGE} out of date; run `make proto` and commit it")
+    return 1 if stale else 0
 
 
 def _same(one: Path, other: Path) -> bool:

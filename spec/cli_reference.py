@@ -62,7 +62,7 @@ class Command(NamedTuple):
 
 
 def commands() -> list[Command]:
-    """All of them, groups before their commands, in the order of the help."""
+    """All commands, groups before their commands, in the order of the help."""
     return list(_walk(typer.main.get_command(app), NAME, None))
 
 
@@ -110,7 +110,7 @@ def _parameters(command: Command) -> Iterator[str]:
 
 
 def _signature(parameter: Any, context: Any) -> str:
-    """The names of an option and what it takes; for an argument, its name alone."""
+    """The names of an option and its value; for an argument, only its name."""
     text = str(parameter.get_help_record(context)[0])
     return text if parameter.param_type_name == "option" else re.sub(r" <[^>]*>$", "", text)
 
@@ -147,7 +147,7 @@ def _exit_codes(command: Command) -> Iterator[str]:
 
 
 def _escape(text: str) -> str:
-    """For Markdown and its tables. Code spans stay as they are."""
+    """Escape text for Markdown and its tables, except in code spans."""
     pieces = text.split("`")
     return "`".join(each if number % 2 else _entities(each) for number, each in enumerate(pieces))
 

@@ -34,7 +34,7 @@ def pending() -> set[str]:
 
 
 def claims() -> dict[str, set[str]]:
-    """Which test files claim which id, read from their `@pytest.mark.req(…)`."""
+    """The test files that claim each id with `@pytest.mark.req(…)`."""
     found: dict[str, set[str]] = defaultdict(set)
     for file in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "src").rglob("*.py")]:
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):

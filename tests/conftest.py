@@ -1,6 +1,6 @@
-"""Every behaviour test takes `world` and so runs twice, in threads and in asyncio, from one text.
+"""Fixtures of the whole suite. Behavior tests take `world`, so the same code runs twice: in threads and in asyncio.
 
-Also here: the bookkeeping of which requirement lines passed, and the suite's failure if one that should have did not.
+Also records which requirements passed, and fails the suite if one that should pass did not.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
-    """A real Redis for the whole run. Tests use keys of their own."""
+    """A real Redis for the whole run. Tests use their own keys."""
     with servers.redis_server() as server:
         yield server.url
 
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    """A real PostgreSQL for the whole run, as a SQLAlchemy URL. Tests use tables of their own."""
+    """A real PostgreSQL for the whole run, as a SQLAlchemy URL. Tests use their own tables."""
     with servers.postgres_server() as server:
         yield server.url.replace("postgresql://", "postgresql+psycopg://", 1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A suite that is run in the background inherits an ignored SIGINT, and hands it on to its children.
+    # A suite that runs in the background inherits an ignored SIGINT, and passes it on to its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[CLAIMED] = set()
     config.pluginmanager.register(Traceability(config), "onceward-traceability")
@@ -55,13 +55,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[Any]:
     report = yield
-    # Travels with the report from the process that ran the test to the one that sums up.
+    # Travels with the report from the process that ran the test to the one that reports the totals.
     report.user_properties.extend((REQUIREMENT, id_) for id_ in sorted(_claims(item)))
     return report
 
 
 def _is_left_out(item: pytest.Item) -> bool:
-    """Whether it has all the parameters that a `without` of its test names: a case that says nothing there."""
+    """Whether the item has all the parameters in a `without` of its test: such a case proves nothing."""
     parameters = set(item.callspec.id.split("-")) if hasattr(item, "callspec") else set()
     return any(parameters.issuperset(marker.args) for marker in item.iter_markers("without"))
 
@@ -71,7 +71,7 @@ def _claims(item: pytest.Item) -> set[str]:
 
 
 class Traceability:
-    """The last word of the suite: every requirement line that is not pending has a test that passed in this run."""
+    """At the end of the suite, fail if a requirement that is not pending has no test that passed."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -98,6 +98,6 @@ class Traceability:
     def _is_whole_suite(self) -> bool:
         config = self._config
         if hasattr(config, "workerinput"):
-            return False  # one of several processes; the one that started them sums up
+            return False  # one of several processes; the one that started them reports the totals
         selects = config.option.keyword or config.option.markexpr or config.option.deselect
         return config.args == config.getini("testpaths") and not selects and not config.option.collectonly

@@ -1,4 +1,4 @@
-"""Requirement lines and the tests that claim them. That each has a passing one is summed up in conftest.py."""
+"""Requirements and the tests that claim them. conftest.py checks that each has a passing test."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""Writes the blocking public classes from the asyncio ones. `--check` shows what is out of date instead.
+"""Writes the blocking public classes from the asyncio ones. With `--check`, shows a diff instead.
 
-An asyncio module asks for its blocking twin with a comment below its docstring:
+An asyncio module requests its blocking twin with a comment below its docstring:
 
     # make faces writes session.py, with
-    #   run_blocking: self._core, self._ports      awaited here, run to the end by `run_blocking` there
+    #   run_blocking: self._core, self._ports      awaited here; passed to `run_blocking` there
     #   port: _enter, _leave                       stay coroutines, because shared code awaits them
     #   text: "Tasks … it" → "Threads share it"    in docstrings, comments and messages; … is any text
 
-Every line after the first is optional, and `text` can be repeated. Everything else is awaited here and called there.
-Names change by rule: `AsyncX` becomes `X`, a port `AsyncXPort` becomes `BlockingXPort` (see `PORTS`), `x_async`,
-`async_x` and `x_asyncio` become `x`; `NAMES` and `DOTTED` have the exceptions. In text, the two names of a pair change
-places, so an error message can name the other class.
+Every line after the first is optional, and `text` can be repeated. All other awaits become plain calls. Names change by
+rule: `AsyncX` becomes `X`, a port `AsyncXPort` becomes `BlockingXPort` (see `PORTS`), `x_async`, `async_x` and
+`x_asyncio` become `x`; `NAMES` and `DOTTED` list the exceptions. In text, the two names of a pair are swapped, so an
+error message can name the other class.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ DOTTED = {
     "sqlalchemy.ext.asyncio": "sqlalchemy",
 }
 PORTS = "Ports?|Wire|Stop|Coalescer"
-"""How the names end of the pairs that do the waiting: `AsyncXPort` and `BlockingXPort`."""
+"""Endings of the names of ports, which come in pairs: `AsyncXPort` and `BlockingXPort`."""
 TEXT = [
     (r"\basync (with|for|def)\b", r"\1"),
     (r"`await ", "`"),
@@ -65,7 +65,7 @@ TEXT = [
 
 @dataclass
 class Directives:
-    """What the comment of an asyncio module says."""
+    """The directives in the comment of an asyncio module."""
 
     target: str = ""
     lines: range = range(0)
@@ -75,7 +75,7 @@ class Directives:
 
 
 def read_directives(source: str) -> Directives | None:
-    """None for a module that has no blocking twin. Raises `ValueError` for a line that means nothing."""
+    """The module's directives; None if it has no blocking twin. Raises `ValueError` for an unknown line."""
     lines = source.splitlines()
     start = next((n for n, line in enumerate(lines) if line.startswith("# make faces writes ")), None)
     if start is None:
@@ -94,12 +94,12 @@ def read_directives(source: str) -> Directives | None:
         elif key == "text" and pair is not None:
             found.text.append((pair[1], pair[2]))
         else:
-            raise ValueError(f"make faces does not know {line!r}; tools/faces.py lists the directives")
+            raise ValueError(f"unknown directive {line!r}; tools/faces.py lists the directives of make faces")
     return found
 
 
 def rename(name: str) -> str:
-    """The name by which the blocking module knows it."""
+    """The name in the blocking module."""
     if name in NAMES:
         return NAMES[name]
     name = re.sub(rf"^(_?)Async(?=\w*({PORTS})$)", r"\1Blocking", name)
@@ -112,7 +112,7 @@ TEXTS = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", 
 
 
 class Words:
-    """Docstrings, comments and messages, as the blocking module says them."""
+    """Changes docstrings, comments and messages for the blocking module."""
 
     def __init__(self, names: set[str], directives: Directives) -> None:
         self._given = directives.text
@@ -145,7 +145,7 @@ class Words:
 
 
 class Translation:
-    """One module, changed in place: what is not changed keeps its form and its comments."""
+    """Translates one module by edits in place, so the rest keeps its layout and comments."""
 
     def __init__(self, source: str, directives: Directives) -> None:
         self._source = source
@@ -163,9 +163,9 @@ class Translation:
         self._edits: list[tuple[int, int, str]] = []
         self._used: set[str] = set()
         self._kept: set[int] = set()
-        """Where an `async` or `await` stays."""
+        """Offsets of `async` and `await` that stay."""
         self._opened: set[int] = set()
-        """Where an `await` becomes `run_blocking(`."""
+        """Offsets of `await` that become `run_blocking(`."""
 
     def run(self) -> str:
         first, last = self._directives.lines.start, self._directives.lines.stop
@@ -178,7 +178,7 @@ class Translation:
             *(old for old, _ in self._directives.text),
         }
         if unused := sorted(wanted - self._used - self._words.used):
-            raise ValueError(f"make faces found nothing to change for {', '.join(unused)}")
+            raise ValueError(f"unused directives of make faces, remove them: {', '.join(unused)}")
         text = self._source
         for start, end, replacement in sorted(self._edits, reverse=True):
             text = text[:start] + replacement + text[end:]
@@ -211,7 +211,7 @@ class Translation:
         return bool(found)
 
     def _unwrap(self, node: ast.Subscript, name: str) -> None:
-        """`Awaitable[T]` and `Coroutine[Any, Any, T]` are T."""
+        """Replace `Awaitable[T]` and `Coroutine[Any, Any, T]` by T."""
         if name == "Awaitable":
             result = node.slice
         elif name == "Coroutine" and isinstance(node.slice, ast.Tuple):
@@ -243,7 +243,7 @@ class Translation:
             n += width
 
     def _dotted(self, tokens: list[tokenize.TokenInfo], n: int) -> tuple[int, str]:
-        """How many tokens the longest name of `DOTTED` takes here, and what stands for it."""
+        """How many tokens the longest name of `DOTTED` has here, and its replacement."""
         width, name = 1, rename(tokens[n].string)
         path = tokens[n].string
         for at in range(n + 1, len(tokens) - 1, 2):
@@ -266,12 +266,12 @@ class Translation:
         return self._place(node.end_lineno, node.end_col_offset)
 
     def _place(self, line: int, column: int) -> int:
-        """`ast` counts bytes, `tokenize` counts characters."""
+        """The offset of a place of `ast`, which counts bytes; `tokenize` counts characters."""
         return self._offset((line, len(self._lines[line - 1].encode()[:column].decode())))
 
 
 def with_imports(text: str) -> str:
-    """Everything that the changes may need; ruff removes what they did not."""
+    """Add every import that the changes may need; ruff removes the unused ones."""
     anchor = "from __future__ import annotations\n"
     needed = ["import time", "from onceward._sync import run_blocking"]
     missing = [line for line in needed if f"\n{line}\n" not in text]
@@ -279,7 +279,7 @@ def with_imports(text: str) -> str:
 
 
 def without_doubles(text: str) -> str:
-    """`Iterable | Iterable` is one, where both kinds of iterable were welcome; so is `Redis as Redis`."""
+    """Reduce `Iterable | Iterable` and `Redis as Redis`, which two names became, to one name."""
     text = re.sub(r"(?<= import )(\w+) as \1$", r"\1", text, flags=re.MULTILINE)
     lines = text.splitlines(keepends=True)
     for node in ast.walk(ast.parse(text)):
@@ -299,10 +299,8 @@ def translate(source: str, name: str) -> str:
     text = GENERATED.format(name) + Translation(source, directives).run()
     ruff = [str(Path(sysconfig.get_path("scripts")) / "ruff")]
     settings = ["--config", str(ROOT / "pyproject.toml"), "--stdin-filename", directives.target, "--quiet"]
-    settings += [
-        "--config",
-        'lint.isort.known-first-party = ["onceward"]',
-    ]  # also where it is not written yet
+    # The target may not exist yet, so ruff cannot find out that its imports are first-party.
+    settings += ["--config", 'lint.isort.known-first-party = ["onceward"]']
     for command in (["check", "--fix-only", "--select", "I,F401,TC005"], ["format"]):
         text = subprocess.run(
             [*ruff, *command, *settings, "-"],
@@ -316,7 +314,7 @@ def translate(source: str, name: str) -> str:
 
 
 def modules(folder: Path) -> Iterator[tuple[Path, Path, str]]:
-    """Each asyncio module that has a blocking twin, the twin, and what the twin should contain."""
+    """Each asyncio module with a blocking twin, the twin's path, and its wanted content."""
     for file in sorted(folder.rglob("*.py")):
         source = file.read_text("utf-8")
         directives = read_directives(source)
@@ -325,7 +323,7 @@ def modules(folder: Path) -> Iterator[tuple[Path, Path, str]]:
 
 
 def orphans(folder: Path) -> Iterator[Path]:
-    """Generated modules whose asyncio module is gone, or writes another one now."""
+    """Generated modules whose asyncio module is gone or has another target."""
     first = re.compile(re.escape(GENERATED).replace(r"\{\}", r"(\S+)"))
     for file in sorted(folder.rglob("*.py")):
         match = first.match(file.read_text("utf-8"))

@@ -1,11 +1,11 @@
-"""How long the way through onceward is: calls, functions, files and switches between files on four walks.
+"""Measures how much code a message passes through: calls, functions, files and switches between files on four walks.
 
     python tools/walks.py [--list WALK]
 
-`plain SQLite`, `Redis asyncio` and `contract` go from the fetch of a first message to the code of the user; `contract`
-has an inbox and a dead-letter store, as an app gives them to a consumer. `dead letter` goes from the failure of its
-handler to the commit of the row in the store. Each resumption of a generator or coroutine is a call. The shortest of
-five runs counts: in longer ones the loop's thread did something else meanwhile.
+`plain SQLite`, `Redis asyncio` and `contract` go from the fetch of the first message to the user's code; `contract` has
+an inbox and a dead-letter store, as in an app. `dead letter` goes from the failure of a handler to the commit of the
+row in the store. Each resumption of a generator or coroutine is a call. The shortest of five runs counts: in longer
+ones, the loop's thread did other work in between.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ CONTRACT = Contract(
 
 
 class Walk:
-    """Records calls of onceward, in all threads that begin inside its block, from `start` to `stop`."""
+    """Records calls of onceward from `start` to `stop`, in all threads that start inside its block."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
-        """Files and functions."""
+        """Pairs of file and function."""
         self._running = False
 
     def __enter__(self) -> Walk:

@@ -5,4 +5,4 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-"""The project's own directory."""
+"""The project's directory."""

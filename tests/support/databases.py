@@ -1,6 +1,6 @@
-"""Sessions of both kinds on real databases behind one face: a test takes `database` and runs on each.
+"""Sessions of both kinds on real databases behind the same calls: a test takes `database` and runs on each.
 
-Under asyncio every call is run to its end on the event loop of the fixture, so that tests read the same.
+In asyncio, each call runs to its end on the fixture's event loop, so tests read the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.schema import new_schema
 
 
 class Blocking:
-    """An `AsyncDbSession` as a test of threads would use it."""
+    """An `AsyncDbSession` with blocking methods."""
 
     def __init__(self, session: AsyncDbSession, run: Callable[[Any], Any]) -> None:
         self._session = session
@@ -81,12 +81,12 @@ class Database:
         return await awaitable
 
     def plain(self, engine: Any = None) -> Engine:
-        """The synchronous engine inside, for events and for its pool."""
+        """The synchronous engine, for its events and its pool."""
         engine = engine or self.default
         return engine.sync_engine if self.asynchronous else engine
 
     def do(self, *statements: str) -> None:
-        """Each in a session of its own."""
+        """Run each in its own session."""
         for statement in statements:
             with self.session() as session:
                 session.execute(statement)

@@ -1,4 +1,4 @@
-"""A PostgreSQL of the test's own, that may be ended in the hard way."""
+"""A PostgreSQL for one test, which may kill it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OwnPostgres:
         self.folder = folder
         self._server = get_server(folder, cleanup_mode="stop")
         self.plain_url: str = self._server.get_uri()
-        """For psycopg; the other is for SQLAlchemy."""
+        """The URL for psycopg; the other one is for SQLAlchemy."""
         self.url = self.plain_url.replace("postgresql://", "postgresql+psycopg://", 1)
 
     def control(self, *command: str) -> None:
@@ -38,7 +38,7 @@ class OwnPostgres:
         self.control("start", "-o", f'-h "" -k {self.folder}')
 
     def kill_a_backend(self) -> None:
-        """SIGKILL: the postmaster cannot know what it left behind, ends all others and recovers from its log."""
+        """SIGKILL: the postmaster cannot know what it left behind, so it ends all others and recovers from its log."""
         query = "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
         with closing(psycopg.connect(self.plain_url)) as connection:
             pids = [pid for (pid,) in connection.execute(query)]

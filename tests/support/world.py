@@ -1,7 +1,7 @@
-"""The two modes behind one face: behaviours are plain functions, and `World` makes tasks and sources of them.
+"""Both modes behind the same calls: behaviors are plain functions, and `World` makes tasks and sources of them.
 
-A behaviour is called with what the engine hands over. It returns a value or raises; or it returns `After(seconds,
-value)`, which is slept out in the way of the mode before the value is returned.
+A behavior is called with the engine's arguments. It returns a value or raises; or it returns `After(seconds, value)`,
+which sleeps in the way of the mode before it returns the value.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tests.support.wait import until, until_async
 Behaviour = Callable[..., Any]
 
 SHORT = 0.5
-"""Seconds: a time limit that is reached soon, but not before a thread that was held up has done what is quick."""
+"""Seconds: a time limit that is reached soon, but not before a delayed thread has done quick work."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class After:
 
 @dataclass
 class Until:
-    """Wait, in the way of the mode, until the condition holds; an error if that takes longer than `limit`."""
+    """Wait, in the way of the mode, until the condition holds; fail after `limit` seconds."""
 
     condition: Callable[[], Any]
     value: Any = None
@@ -69,8 +69,8 @@ class Until:
 
 @dataclass
 class Deaf:
-    """Wait for an event without listening to anybody: interrupts and cancellations come to nothing until it is
-    set. Lets go by itself, and says so, after `limit` seconds."""
+    """Wait for an event and ignore interrupts and cancellations until it is set. Gives up, and says so, after `limit`
+    seconds."""
 
     event: threading.Event
     value: Any = None
@@ -93,7 +93,7 @@ class Deaf:
 
 @dataclass
 class Exactly:
-    """This value, whatever it is: an exception is returned, not raised."""
+    """This value, even if it is an exception: it is returned, not raised."""
 
     value: Any
 
@@ -115,7 +115,7 @@ def transactions(count: int, start: int = 0) -> list[Transaction]:
 
 
 def results(*script: Any) -> Behaviour:
-    """A behaviour that plays a script: an exception is raised, anything else returned; the last one repeats."""
+    """A behavior that plays a script: exceptions are raised, anything else is returned; the last entry repeats."""
     remaining = list(script)
     lock = threading.Lock()
 
@@ -164,7 +164,7 @@ async def resolve_async(value: Any) -> Any:
 
 
 class ListSource:
-    """A source that settles nothing: hands out batches, or plays a script of batches and exceptions."""
+    """A source that does not settle: it delivers batches, or plays a script of batches and exceptions."""
 
     def __init__(self, items: Iterable[Any] = (), *, script: Sequence[Any] | None = None) -> None:
         self.items = list(items)
@@ -191,7 +191,7 @@ class ListSource:
 
 
 class SettlingSource(ListSource):
-    """A source that notes what it is told."""
+    """A source that records its settlements."""
 
     def __init__(
         self, items: Iterable[Any] = (), *, lease: float = 60.0, script: Sequence[Any] | None = None
@@ -228,16 +228,16 @@ class World:
         self.mode = mode
         self.asynchronous = mode == "asyncio"
         self.calls: list[tuple[str, str]] = []
-        """Every handler call, as (step, transaction id), in order of their beginning."""
+        """Every handler call, as (step, transaction id), in the order they began."""
         self.errors: list[tuple[str, TransactionException]] = []
-        """What exception handlers were given."""
+        """The arguments of exception handlers."""
 
     def __enter__(self) -> World:
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
-    # ── making ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── creating ────────────────────────────────────────────────────────────────────────────────────────
 
     def consumer(
         self,
@@ -289,7 +289,7 @@ class World:
         return AsyncHybridTask if self.asynchronous else HybridTask
 
     def handler(self, behaviour: Behaviour) -> Any:
-        """A behaviour as a method of this mode."""
+        """A behavior as a method of this mode."""
         if self.asynchronous:
 
             async def method(task: Any, *arguments: Any) -> Any:
@@ -318,7 +318,7 @@ class World:
     # ── running ─────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a method of a task, or await it on an event loop of its own."""
+        """Call a method of a task, or await it on its own event loop."""
         if self.asynchronous:
             return asyncio.run(self._await(method, *arguments))
         return method(*arguments)
@@ -327,7 +327,7 @@ class World:
         return await method(*arguments)
 
     def run_together(self, *calls: tuple[Any, ...]) -> list[Any]:
-        """Several calls at once, each `(method, *arguments)`: in threads, or as tasks of one event loop.
+        """Make several calls at once, each `(method, *arguments)`: in threads, or as tasks of one event loop.
 
         Returns what each returned or raised.
         """
@@ -358,7 +358,7 @@ class World:
         return report
 
     def consume_then(self, task: Any, policy: ConsumerPolicy | None, then: Callable[[], Any]) -> Report:
-        """Consume, and call `then` the moment the call has ended, however it ended."""
+        """Consume, and call `then` as soon as the call has ended, however it ended."""
 
         def call() -> Any:
             try:
@@ -377,7 +377,7 @@ class World:
         return report
 
     def consume_in_turn(self, task: Any, *policies: ConsumerPolicy) -> list[Any]:
-        """Consume once per policy, one call after another; the reports, or the errors raised instead."""
+        """Consume once per policy, one call after another; returns the reports, or the errors raised instead."""
 
         async def calls_async() -> list[Any]:
             ends: list[Any] = []
@@ -404,7 +404,7 @@ class World:
 
 
 def within(seconds: float, call: Callable[..., Any], *arguments: Any) -> Any:
-    """What the call returns or raises; an error if it has not ended by then. It is left behind in that case."""
+    """What the call returns or raises; fails if it has not ended by then, and leaves it running."""
     ends: list[tuple[Any, BaseException | None]] = []
 
     def run() -> None:

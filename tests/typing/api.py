@@ -1,4 +1,4 @@
-"""The public API as users write it. Never run: `mypy --strict` reads it."""
+"""The public API as users write it. It never runs: `mypy --strict` checks it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.req("FA-01")
 
 
 def blocking(body: str, *directives: str) -> str:
-    """What becomes of a module's body."""
+    """Translate a module's body."""
     header = "".join(f"#   {each}\n" for each in directives)
     source = (
         f'"""A sample."""\n\n# make faces writes sample.py, with\n{header}\n'
@@ -31,7 +31,7 @@ def blocking(body: str, *directives: str) -> str:
 
 @pytest.fixture
 def room(tmp_path: Path) -> Path:
-    """A copy of a folder with a generated module."""
+    """A copy of a directory with a generated module."""
     return Path(shutil.copytree(SOURCES / "db", tmp_path / "db"))
 
 
@@ -229,12 +229,12 @@ def test_a_sentence_that_is_replaced_by_nothing_leaves_no_gap() -> None:
 
 @pytest.mark.parametrize("line", ["run_blocking: self._nothing", "port: _nothing", 'text: "nothing" → "x"'])
 def test_a_directive_that_changes_nothing_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match="found nothing to change for"):
+    with pytest.raises(ValueError, match="unused directives of make faces"):
         blocking("async def run(self):\n    await self.x()", line)
 
 
 def test_an_unknown_directive_is_refused() -> None:
-    with pytest.raises(ValueError, match="does not know '#   rename: x'"):
+    with pytest.raises(ValueError, match="unknown directive '#   rename: x'"):
         read_directives("# make faces writes x.py, with\n#   rename: x\n")
 
 

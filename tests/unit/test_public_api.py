@@ -1,4 +1,4 @@
-"""The public names are a list under test, and importing them costs no driver."""
+"""The list of public names, and that importing them loads no driver."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ PACKAGES = [
     "onceward.inbox",
     "onceward.queue",
 ]
-"""Those whose `__all__` is all there is."""
+"""Packages whose `__all__` is complete."""
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,4 +1,4 @@
-"""The unit of work never changes, and never shows what it carries."""
+"""A transaction never changes, and never shows its payload."""
 
 from __future__ import annotations
 

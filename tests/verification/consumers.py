@@ -1,4 +1,4 @@
-"""Deliberately wrong consumers, each beside its correct twin. The kit must catch the one and pass the other."""
+"""Deliberately wrong consumers, each with its correct twin. The kit must catch the first and pass the second."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVENTS = [
     for number in (1, 2, 3)
 ]
 OUTSIDE = Path(tempfile.gettempdir()) / "onceward-test-outside.txt"
-"""A file that stands for the world outside."""
+"""A file that stands for the outside world."""
 
 
 def setup(engine: Engine) -> None:
@@ -51,7 +51,7 @@ def values(transaction: Transaction) -> dict[str, Any]:
 
 
 class Right(ConsumerTask):
-    """The twin of most."""
+    """The correct twin of most consumers here."""
 
     contract = contract()
 
@@ -81,7 +81,7 @@ async def bill_async(event: Event, session: Any) -> None:
 
 
 class MarksFirst(ConsumerTask):
-    """A dedup table of its own, committed before the work: what fails in between is skipped for ever."""
+    """Has its own dedup table, committed before the work: an event that fails in between is skipped forever."""
 
     contract = contract(mode="effectful")
 
@@ -171,7 +171,7 @@ class SwallowsItsOwn(ConsumerTask):
 
 
 class Recovers(ConsumerTask):
-    """Catches an error and does the work all the same: that is no swallowing."""
+    """Catches an error and does the work anyway: that is not swallowing."""
 
     contract = contract()
 
@@ -230,7 +230,7 @@ class DeclaresStrictOrder(GoesBackInTime):
 
 
 class Remembers(ConsumerTask):
-    """Leaves out what it has seen, though that was rolled back."""
+    """Skips events it has seen, even if they were rolled back."""
 
     contract = contract()
 
@@ -275,7 +275,7 @@ class StartsAProcess(ConsumerTask):
 
 
 class CallsAService(ConsumerTask):
-    """The service is a fake that opens nothing: it has to be named as the outside."""
+    """The service is a fake that opens nothing, so `outside` must name it."""
 
     contract = contract(mode="effectful")
 
@@ -294,7 +294,7 @@ class CallsThroughTheLedger(ConsumerTask):
 
 
 class Cards:
-    """A provider that heeds keys, with its books in the scenario's database, so that they are compared."""
+    """A provider that honors keys and keeps its books in the scenario's database, where they are compared."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -306,7 +306,7 @@ class Cards:
         return key
 
 
-# ── one that hangs ──────────────────────────────────────────────────────────────────────────────────────
+# ── hanging ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Hangs(ConsumerTask):
@@ -314,25 +314,25 @@ class Hangs(ConsumerTask):
 
     def process_transaction(self, transaction: Transaction, session: Any) -> None:  # type: ignore[override]
         session.execute(INSERT, values(transaction))
-        wait_for_ever()
+        wait_forever()
 
 
-def wait_for_ever() -> None:
+def wait_forever() -> None:
     import threading
 
     threading.Event().wait()
 
 
 class HangsInC(ConsumerTask):
-    """In code that keeps the interpreter's lock: no other thread of Python's gets to run."""
+    """Hangs in code that holds the GIL: no other Python thread gets to run."""
 
     contract = contract()
 
     def process_transaction(self, transaction: Transaction, session: Any) -> None:  # type: ignore[override]
-        match_for_ever()
+        match_forever()
 
 
-def match_for_ever() -> None:
+def match_forever() -> None:
     re.match(r"(a+)+$", "a" * 60 + "b")
 
 
@@ -341,10 +341,10 @@ class HangsAwaiting(AsyncConsumerTask):
 
     async def process_transaction(self, transaction: Transaction, session: Any) -> None:  # type: ignore[override]
         await session.execute(INSERT, values(transaction))
-        await await_for_ever()
+        await await_forever()
 
 
-async def await_for_ever() -> None:
+async def await_forever() -> None:
     import asyncio
 
     await asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""Consumers that say themselves how they are verified, so that the command line needs nothing else."""
+"""Consumers with their own `verification`, which is all that the command line needs."""
 
 from __future__ import annotations
 

@@ -255,9 +255,13 @@ def _show(report: Report, kept: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from onceward.verify import Result
+    from onceward.verify import ScenarioStatus
 
-    styles = {Result.PASSED: "green", Result.FAILED: "bold red", Result.SKIPPED: "dim"}
+    styles = {
+        ScenarioStatus.PASSED: "green",
+        ScenarioStatus.FAILED: "bold red",
+        ScenarioStatus.SKIPPED: "dim",
+    }
     table = Table("scenario", "result", "seconds", "tried", box=None, pad_edge=False)
     for each in report.scenarios:
         table.add_row(

@@ -1,4 +1,4 @@
-"""For tests: a clock to move, telemetry to look at, and the conformance suites of onceward's seams."""
+"""Tools for tests: a fake clock, recorded telemetry, real servers, and conformance suites for connectors and stores."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ __all__ = ["FakeClock", "Recording", "record"]
 
 
 def __getattr__(name: str) -> Any:
-    # These need the OpenTelemetry SDK, which the rest of this package does not.
+    # Imported lazily: only these need the OpenTelemetry SDK.
     if name in ("Recording", "record"):
         from onceward.testing import telemetry
 

@@ -6,7 +6,7 @@ from onceward.task.deadlines import Clock
 
 
 class FakeClock(Clock):
-    """Sleeps take no time: they are noted in `sleeps`, and the clock jumps ahead by as much."""
+    """A clock whose sleeps take no time: `sleeps` records them, and the clock jumps ahead."""
 
     def __init__(self, now: float = 0.0) -> None:
         self._now = now
@@ -16,7 +16,7 @@ class FakeClock(Clock):
         return self._now
 
     def __call__(self) -> float:
-        """For whoever takes a clock as a function, as connectors do."""
+        """The time, for callers that take a clock as a function, such as connectors."""
         return self._now
 
     def advance(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The check of a claim: a handler that `idempotent_outcome` declares leaves the same rows however often it is applied.
+"""Checks the claim of `@idempotent_outcome`: the handler leaves the same rows however often it is applied.
 
 def test_set_level():
     check_idempotent_outcome(set_level, facts=[…], setup=create_tables)
@@ -30,12 +30,12 @@ def check_idempotent_outcome(
     database: str | Engine | None = None,
     exclude: Sequence[str] | None = None,
 ) -> None:
-    """Raises AssertionError with the rows that differ, if it makes a difference that facts come again.
+    """Raise AssertionError, with the rows that differ, if applying facts again changes the outcome.
 
-    The facts are applied once each; and, in another database, each twice and then all again, as after a crash before
-    the confirm. `setup(engine)` makes the tables. `database` is where databases of the check's own are made, SQLite
-    files by default. `exclude` are columns that do not count, by default those that the database generates. For an
-    asynchronous handler it runs an event loop, so call it outside of one.
+    Applies each fact once; and, in another database, each twice and then all again, as after a crash before the
+    confirm. `setup(engine)` creates the tables. The check creates its own databases on the server of `database`; SQLite
+    files by default. `exclude` names columns that are not compared; by default those that the database generates. For
+    an async handler it runs an event loop, so call it outside of one.
     """
     claim = getattr(handler, CLAIM, None)
     if claim is None:
@@ -43,13 +43,13 @@ def check_idempotent_outcome(
             f"{handler!r} makes no claim to check; declare it with @idempotent_outcome('why it may be applied again')"
         )
     if not facts:
-        raise ConfigurationError("a claim is checked with sample facts; none were given")
+        raise ConfigurationError("no sample facts to check the claim with; pass facts=[…]")
     ordered = sorted(facts, key=lambda fact: fact.offset)
     twice = [fact for fact in ordered for _ in range(2)]
     databases = databases_of(database)
     try:
         found = databases.prepare(lambda engine: _set_up(engine, setup))
-        databases.know(found)
+        databases.learn(found)
         expected = _outcome(databases, found, exclude, handler, ordered)
         again = _outcome(databases, found, exclude, handler, [*twice, *ordered])
     finally:
@@ -60,7 +60,7 @@ def check_idempotent_outcome(
         raise AssertionError(
             "\n".join(
                 [
-                    f"{name} claims: {claim!r}. But facts that came again made a difference:",
+                    f"{name} claims: {claim!r}. But applying facts again changed the outcome:",
                     *(f"    {line}" for line in differences),
                 ]
             )
@@ -68,7 +68,7 @@ def check_idempotent_outcome(
 
 
 def _set_up(engine: Engine, setup: Callable[[Engine], None]) -> None:
-    Inbox(engine).migrate()  # the kit empties and compares its tables, too
+    Inbox(engine).migrate()  # `Databases` empties the inbox tables, and `tables` reads them
     setup(engine)
 
 
@@ -79,13 +79,13 @@ def _outcome(
     handler: Callable[[StoredFact, Any], Any],
     facts: list[StoredFact],
 ) -> tables.Rows:
-    place = databases.place()
-    databases.renew(place)
+    url = databases.next_url()
+    databases.renew(url)
     if inspect.iscoroutinefunction(handler):
-        asyncio.run(_apply_async(place, handler, facts))
+        asyncio.run(_apply_async(url, handler, facts))
     else:
-        _apply(place, handler, facts)
-    engine = engine_at(place)
+        _apply(url, handler, facts)
+    engine = engine_at(url)
     try:
         with engine.connect() as connection:
             return tables.read(connection, found, exclude)
@@ -93,8 +93,8 @@ def _outcome(
         engine.dispose()
 
 
-def _apply(place: URL, handler: Callable[[StoredFact, Any], Any], facts: list[StoredFact]) -> None:
-    engine = engine_at(place)
+def _apply(url: URL, handler: Callable[[StoredFact, Any], Any], facts: list[StoredFact]) -> None:
+    engine = engine_at(url)
     try:
         for fact in facts:
             with DbSession(engine) as session:
@@ -103,12 +103,10 @@ def _apply(place: URL, handler: Callable[[StoredFact, Any], Any], facts: list[St
         engine.dispose()
 
 
-async def _apply_async(
-    place: URL, handler: Callable[[StoredFact, Any], Any], facts: list[StoredFact]
-) -> None:
+async def _apply_async(url: URL, handler: Callable[[StoredFact, Any], Any], facts: list[StoredFact]) -> None:
     from onceward.db import AsyncDbSession
 
-    engine = async_engine_at(place)
+    engine = async_engine_at(url)
     try:
         for fact in facts:
             async with AsyncDbSession(engine) as session:

@@ -1,9 +1,9 @@
-"""The pytest plugin: the fixture `verify_consumer`, one line for each consumer.
+"""The pytest plugin, with the fixture `verify_consumer`:
 
     def test_billing(verify_consumer):
         verify_consumer(Bill, events=[…], setup=create_tables)
 
-Loaded by its entry point in every run of pytest, so it imports nothing until a test asks for it.
+Every run of pytest loads it, so it imports the kit only when a test uses the fixture.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--onceward-seed",
         type=int,
         metavar="N",
-        help="Verify consumers with this seed, as a failure reported it.",
+        help="Verify consumers with this seed, to reproduce a failure.",
     )
 
 
@@ -34,7 +34,7 @@ def verify_consumer(
     from onceward.verify import VerificationError
     from onceward.verify import verify_consumer as verify
 
-    def verified(consumer: Any, events: Any = None, **given: Any) -> Report:
+    def verify_or_fail(consumer: Any, events: Any = None, **given: Any) -> Report:
         __tracebackhide__ = True
         seed = request.config.getoption("--onceward-seed")
         if seed is not None:
@@ -47,4 +47,4 @@ def verify_consumer(
         record_property("onceward_seed", report.seed)
         return report
 
-    return verified
+    return verify_or_fail

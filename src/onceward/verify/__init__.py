@@ -1,10 +1,10 @@
-"""The proof that a consumer keeps its contract: one line for each consumer.
+"""Prove that a consumer keeps its contract, in one line per consumer.
 
     def test_billing():
         verify_consumer(Bill, events=[…], setup=create_tables)
 
-It runs the user's own handler on a real database through duplicates, replay, every order, other forms of the events,
-exceptions and kill -9 at every boundary, and compares the rows with those of a single, clean delivery. See
+Runs your own handler on a real database through duplicates, replays, every order, other forms of the events, exceptions
+and kill -9 at every boundary, and compares the rows with those of one clean delivery. See
 docs/concepts/verification.md.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from onceward.verify.plan import Verification, plan_of
-from onceward.verify.report import NAMES, Finding, Report, Result, ScenarioResult, VerificationError
+from onceward.verify.report import NAMES, Finding, Report, ScenarioResult, ScenarioStatus, VerificationError
 from onceward.verify.run import Progress, run
 
 __all__ = [
@@ -21,8 +21,8 @@ __all__ = [
     "Finding",
     "Progress",
     "Report",
-    "Result",
     "ScenarioResult",
+    "ScenarioStatus",
     "Verification",
     "VerificationError",
     "examine_consumer",
@@ -31,9 +31,9 @@ __all__ = [
 
 
 def verify_consumer(consumer: Any, events: Any = None, **given: Any) -> Report:
-    """Verify a consumer's class; raises `VerificationError`, an AssertionError, if it fails.
+    """Verify a consumer; raise `VerificationError`, an AssertionError, if a scenario fails.
 
-    What may be given are the fields of `Verification`, which go before those of `verification` on the class.
+    Accepts the fields of `Verification` as keyword arguments; they override `verification` on the class.
     """
     report = examine_consumer(consumer, events, **given)
     if not report.passed:
@@ -44,6 +44,6 @@ def verify_consumer(consumer: Any, events: Any = None, **given: Any) -> Report:
 def examine_consumer(
     consumer: Any, events: Any = None, *, progress: Progress | None = None, **given: Any
 ) -> Report:
-    """As `verify_consumer`, but it says what it found instead of raising it."""
+    """Like `verify_consumer`, but return the report of a failure instead of raising it."""
     plan = plan_of(consumer, {"events": events, **given})
     return run(plan) if progress is None else run(plan, progress)

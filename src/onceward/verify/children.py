@@ -1,7 +1,8 @@
-"""Child processes: everything of the user's runs in one, so that it may hang, die or leave traces behind.
+"""Child processes: all user code runs in one, so it may hang, die or leave traces in memory.
 
-They are forked, so that they know the consumer and its events whatever these are, and start in milliseconds. Nothing in
-the parent opens a database: a fork would share the connection.
+Children are forked: they inherit the consumer and its events, picklable or not, and start in milliseconds. The parent
+never opens a database, because a fork would share the connection. Each child has a watchdog, which ends work that takes
+too long and reports its stack.
 """
 
 from __future__ import annotations
@@ -27,40 +28,39 @@ from typing import IO, Any, NoReturn
 import msgspec
 
 from onceward.errors import ConfigurationError
-from onceward.verify.intrusions import is_users
-
-# A watchdog in each child: what takes too long is named, with the stack of whoever is in it.
-
+from onceward.verify.intrusions import is_user_code
 
 HUNG = "hung"
 FALLBACK = 3.0
-"""Seconds later a watchdog that needs no interpreter lock writes the stacks, in case this one gets none."""
+"""Seconds after the watchdog until faulthandler writes the stacks: it works even if the GIL is never released."""
 PREPARING = 60.0
-"""Seconds for what is the kit's own work: connecting, copying a database, reading it."""
-_LOOK_EVERY = 0.05
+"""Seconds for the kit's own work: connecting, copying a database, reading it."""
+_CHECK_EVERY = 0.05
 _PROBE = f'  File "{Path(__file__).parent / "faults.py"}"'
 """Where a stack leaves the handler."""
-BEGINNING = "_live_in_child"
-"""The function that a child begins with."""
+ENTRY_POINT = "_run_in_child"
+"""The outermost function of a child."""
 
 
 class Watchdog:
-    """Ends the process when the work of the moment takes longer than `timeout`."""
+    """Ends the process when the current piece of work takes longer than `timeout`."""
 
-    def __init__(self, tell: Callable[[tuple[str, Any]], None], timeout: float, stack_file: IO[str]) -> None:
-        self._tell = tell
+    def __init__(
+        self, report: Callable[[tuple[str, Any]], None], timeout: float, stack_file: IO[str]
+    ) -> None:
+        self._report = report
         self._timeout = timeout
         self._file = stack_file
-        self._doing = "making ready"
+        self._doing = "preparing"
         self.coroutine: Coroutine[Any, Any, Any] | None = None
-        """Of the handler that runs now, in asyncio: what waits there is on no thread's stack."""
+        """The running handler's, in asyncio: while it waits, it is on no thread's stack."""
 
     def start(self) -> None:
         self.pet(self._doing, PREPARING)
         threading.Thread(target=self._watch, name="onceward-watchdog", daemon=True).start()
 
     def pet(self, doing: str, seconds: float | None = None) -> None:
-        """A new piece of work begins."""
+        """Begin a new piece of work."""
         self._doing = doing
         limit = self._timeout if seconds is None else seconds
         self._due = time.monotonic() + limit
@@ -72,21 +72,21 @@ class Watchdog:
 
     def _watch(self) -> None:
         while time.monotonic() < self._due:
-            time.sleep(_LOOK_EVERY)
-        self._tell((HUNG, (self._doing, self._stack())))
+            time.sleep(_CHECK_EVERY)
+        self._report((HUNG, (self._doing, self._stack())))
         os._exit(1)
 
     def _stack(self) -> str:
         if self.coroutine is not None:
-            return "".join(_of_coroutine(self.coroutine))
+            return "".join(_format_coroutine(self.coroutine))
         own = threading.get_ident()
         stacks = [list(_outwards(frame)) for thread, frame in sys._current_frames().items() if thread != own]
-        told = [_of_thread(stack) for stack in stacks if any(map(is_users, stack))]
-        return "\n".join(told or map(_of_thread, stacks))
+        users = [_format_thread(stack) for stack in stacks if any(map(is_user_code, stack))]
+        return "\n".join(users or map(_format_thread, stacks))
 
 
-def told_by_fallback(written: str) -> tuple[str, str] | None:
-    """What was being done, and the stacks, if the fallback had to write them; innermost frames come first."""
+def parse_fallback(written: str) -> tuple[str, str] | None:
+    """The work and the stacks, innermost frames first, if the fallback wrote them; otherwise None."""
     doing, _, stacks = written.partition("\n")
     if not stacks:
         return None
@@ -95,23 +95,23 @@ def told_by_fallback(written: str) -> tuple[str, str] | None:
     return doing, "\n\n".join(inside or threads)
 
 
-def _of_thread(frames: list[FrameType]) -> str:
-    """From the user's outermost frame on: what called it is the kit and the engine."""
-    while len(frames) > 1 and not is_users(frames[-1]):
+def _format_thread(frames: list[FrameType]) -> str:
+    """The stack from the user's outermost frame on; its callers are the kit and the engine."""
+    while len(frames) > 1 and not is_user_code(frames[-1]):
         frames.pop()
     summary = traceback.StackSummary.extract((each, each.f_lineno) for each in reversed(frames))
     return "".join(summary.format())
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    """Up to the child's beginning: beyond it is whoever asked for the verification."""
-    while frame is not None and frame.f_code.co_name != BEGINNING:
+    """Frames up to the child's entry point; beyond it are the parent's, which it inherited."""
+    while frame is not None and frame.f_code.co_name != ENTRY_POINT:
         yield frame
         frame = frame.f_back
 
 
-def _of_coroutine(coroutine: Any) -> Iterator[str]:
-    """Down the chain of what awaits what."""
+def _format_coroutine(coroutine: Any) -> Iterator[str]:
+    """The lines of its stack, along the chain of awaits."""
     while coroutine is not None:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
         if frame is None:
@@ -121,7 +121,7 @@ def _of_coroutine(coroutine: Any) -> Iterator[str]:
 
 
 class Hung(Exception):
-    """Something in the child did not come to an end. `stack` says where it was."""
+    """Work in the child did not finish in time. `stack` shows where it was."""
 
     def __init__(self, doing: str, stack: str) -> None:
         super().__init__(doing)
@@ -130,14 +130,14 @@ class Hung(Exception):
 
 
 class Died(Exception):
-    """The child ended without an answer, though nobody killed it."""
+    """The child exited without an answer, and the kit did not kill it."""
 
 
 class Broken(Exception):
-    """The kit itself failed, or something it was given."""
+    """The kit itself failed, or one of its arguments."""
 
 
-class Ended(msgspec.Struct, frozen=True):
+class ChildExit(msgspec.Struct, frozen=True):
     """How a child ended."""
 
     answer: tuple[str, Any] | None
@@ -151,12 +151,12 @@ class Ended(msgspec.Struct, frozen=True):
         )
 
     def value(self) -> Any:
-        """What the work returned; raises for everything else."""
+        """What the work returned; raises `Hung`, `Died`, `Broken` or `ConfigurationError` if it did not return."""
         if self.answer is None:
-            hung = told_by_fallback(self.stack)
+            hung = parse_fallback(self.stack)
             if hung is not None:
                 raise Hung(*hung)
-            raise Died(f"the process ended by itself, with {os.waitstatus_to_exitcode(self.status)}")
+            raise Died(f"exited unexpectedly with code {os.waitstatus_to_exitcode(self.status)}")
         kind, value = self.answer
         if kind == HUNG:
             raise Hung(*value)
@@ -167,46 +167,46 @@ class Ended(msgspec.Struct, frozen=True):
         return value
 
 
-class Child:
-    """One process that does one piece of work and says what came of it."""
+class ChildProcess:
+    """A process that does one piece of work and reports its outcome."""
 
     def __init__(self, work: Callable[[Watchdog], Any], timeout: float) -> None:
-        self._stack = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in `ended`
+        self._stack = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in `wait`
         self._pipe, write = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
-            # Python warns of forking beside threads. What they might hold, the child does not touch.
+            # Python warns about a fork while threads run. The child touches no lock that they might hold.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if self.pid == 0:
             os.close(self._pipe)
-            self._live_in_child(work, write, timeout)
+            self._run_in_child(work, write, timeout)
         os.close(write)
 
-    def _live_in_child(self, work: Callable[[Watchdog], Any], pipe: int, timeout: float) -> NoReturn:
+    def _run_in_child(self, work: Callable[[Watchdog], Any], pipe: int, timeout: float) -> NoReturn:
         watchdog = Watchdog(lambda answer: _answer(pipe, answer), timeout, self._stack)
         code = 1
         try:
-            _settle_in()
-            random.seed()  # or else every child would draw what its siblings draw
+            _detach_from_parent()
+            random.seed()  # otherwise all children would draw the same numbers
             watchdog.start()
             answer: tuple[str, Any] = ("done", work(watchdog))
             _answer(pipe, answer)
             code = 0
         except ConfigurationError as error:
             _answer(pipe, ("configuration", str(error)))
-        except BaseException:  # noqa: BLE001  it is told to the parent, and the process ends
+        except BaseException:  # noqa: BLE001  reported to the parent; the process ends
             _answer(pipe, ("broken", traceback.format_exc()))
         finally:
-            # Not as usual: nothing of the parent's may be flushed, closed or run at exit a second time.
+            # A normal exit would flush, close and run the parent's exit handlers a second time.
             os._exit(code)
 
-    def ended(self) -> Ended:
-        """Wait for its end."""
+    def wait(self) -> ChildExit:
+        """Wait until the process ends."""
         try:
             with os.fdopen(self._pipe, "rb") as pipe:
-                told = pipe.read()
+                data = pipe.read()
             _, status = os.waitpid(self.pid, 0)
         except BaseException:
             os.kill(self.pid, signal.SIGKILL)
@@ -216,15 +216,43 @@ class Child:
             file.seek(0)
             stack = file.read()
         try:
-            answer = pickle.loads(told) if told else None
+            answer = pickle.loads(data) if data else None
         except (EOFError, pickle.UnpicklingError):  # killed while it answered
             answer = None
-        return Ended(answer, status, stack)
+        return ChildExit(answer, status, stack)
 
 
-def _settle_in() -> None:
-    """Nothing of the parent's goes on here: neither its event loop, nor its signal handlers, nor its output. Failures
-    are meant: logs and prints of a hundred runs would hide what was found."""
+def run_in_child(work: Callable[[Watchdog], Any], timeout: float) -> ChildExit:
+    return ChildProcess(work, timeout).wait()
+
+
+def run_at_once(works: Sequence[Callable[[Watchdog], Any]], timeout: float) -> list[ChildExit]:
+    """Run each work in its own process; they start together once all processes exist."""
+    gate, start = os.pipe()
+
+    def begin(work: Callable[[Watchdog], Any]) -> Callable[[Watchdog], Any]:
+        def waiting(watchdog: Watchdog) -> Any:
+            os.close(start)
+            os.read(gate, 1)  # until the parent and all later children have closed the other end
+            return work(watchdog)
+
+        return waiting
+
+    try:
+        children = [ChildProcess(begin(work), timeout) for work in works]
+    finally:
+        os.close(start)
+    try:
+        return [child.wait() for child in children]
+    finally:
+        os.close(gate)
+
+
+def _detach_from_parent() -> None:
+    """Drop the parent's event loop, signal handlers and output.
+
+    Scenarios provoke failures: the logs and prints of a hundred runs would hide the findings.
+    """
     asyncio._set_running_loop(None)
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_DFL)
@@ -236,35 +264,11 @@ def _settle_in() -> None:
 
 def _answer(pipe: int, answer: tuple[str, Any]) -> None:
     try:
-        told = pickle.dumps(answer)
-    except Exception:  # noqa: BLE001  what a stranger's object does
-        told = pickle.dumps(("broken", f"what was found cannot be handed over: {traceback.format_exc()}"))
-    view = memoryview(told)
+        data = pickle.dumps(answer)
+    except Exception:  # noqa: BLE001  user objects may raise anything
+        data = pickle.dumps(
+            ("broken", f"the result cannot be sent to the parent process: {traceback.format_exc()}")
+        )
+    view = memoryview(data)
     while view:
         view = view[os.write(pipe, view) :]
-
-
-def in_child(work: Callable[[Watchdog], Any], timeout: float) -> Ended:
-    return Child(work, timeout).ended()
-
-
-def at_once(works: Sequence[Callable[[Watchdog], Any]], timeout: float) -> list[Ended]:
-    """In a process each, which begin together as soon as all are there."""
-    gate, start = os.pipe()
-
-    def begin(work: Callable[[Watchdog], Any]) -> Callable[[Watchdog], Any]:
-        def waiting(watchdog: Watchdog) -> Any:
-            os.close(start)
-            os.read(gate, 1)  # until the parent, and all that were forked since, have closed the other end
-            return work(watchdog)
-
-        return waiting
-
-    try:
-        children = [Child(begin(work), timeout) for work in works]
-    finally:
-        os.close(start)
-    try:
-        return [child.ended() for child in children]
-    finally:
-        os.close(gate)

@@ -1,6 +1,6 @@
-"""Databases of the kit's own: one as the consumer's set-up leaves it, and fresh ones like it for every run.
+"""The kit's own databases: a template as the consumer's setup leaves it, and a fresh copy for every run.
 
-Only children call what opens a connection.
+Methods that open a connection are called in children only.
 """
 
 from __future__ import annotations
@@ -21,30 +21,32 @@ from onceward.errors import ConfigurationError
 from onceward.verify import tables
 
 PATIENCE = 3.0
-"""Seconds that a SQLite connection waits for another one's lock."""
+"""Seconds that a SQLite connection waits for a lock."""
 
 
 class Databases(ABC):
+    """The template and the databases of the runs, on one backend."""
+
     backend: str
 
     @abstractmethod
     def prepare(self, build: Callable[[Engine], None]) -> list[tables.Table]:
-        """Make the template; returns what is to be compared. In a child."""
+        """Build the template; return the tables to compare. In a child."""
 
     @abstractmethod
-    def place(self) -> URL:
-        """Where the next run may have its database."""
+    def next_url(self) -> URL:
+        """The URL of the database for the next run."""
 
     @abstractmethod
-    def renew(self, place: URL) -> None:
-        """Make the database there like the template. In a child."""
+    def renew(self, url: URL) -> None:
+        """Make the database at this URL a copy of the template. In a child."""
 
     @abstractmethod
     def close(self) -> None:
-        """Remove everything. In a child, except for what needs no connection."""
+        """Remove everything. In a child."""
 
-    def know(self, found: list[tables.Table]) -> None:  # noqa: B027  most need not know
-        """What `prepare` found out, for those that were not in its child."""
+    def learn(self, found: list[tables.Table]) -> None:  # noqa: B027  SQLite has no use for it
+        """Take over what `prepare` returned: it ran in a child, this runs in the parent."""
 
     @property
     def renewing_is_cheap(self) -> bool:
@@ -52,6 +54,7 @@ class Databases(ABC):
 
 
 def databases_of(given: str | Engine | None) -> Databases:
+    """Databases on the server that `given` names; raises ConfigurationError if its backend is not supported."""
     if given is None:
         return SqliteFiles()
     try:
@@ -63,47 +66,48 @@ def databases_of(given: str | Engine | None) -> Databases:
         return SqliteFiles()
     if backend == "postgresql":
         return PostgreSqlDatabases(_synchronous(url))
-    raise ConfigurationError(f"consumers are verified on sqlite and postgresql, not on {backend!r}")
+    raise ConfigurationError(f"database: consumers are verified on sqlite or postgresql, not on {backend!r}")
 
 
-def engine_at(place: URL) -> Engine:
-    """For threads."""
-    if place.get_backend_name() == "sqlite":
-        engine = create_engine(place, connect_args={"timeout": PATIENCE})
-        event.listen(engine, "connect", _unsafe)
+def engine_at(url: URL) -> Engine:
+    """An engine for threads."""
+    if url.get_backend_name() == "sqlite":
+        engine = create_engine(url, connect_args={"timeout": PATIENCE})
+        event.listen(engine, "connect", _disable_fsync)
         return engine
-    return create_engine(place)
+    return create_engine(url)
 
 
-def async_engine_at(place: URL) -> Any:
+def async_engine_at(url: URL) -> Any:
+    """An engine for asyncio."""
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    if place.get_backend_name() == "sqlite":
+    if url.get_backend_name() == "sqlite":
         engine = create_async_engine(
-            place.set(drivername="sqlite+aiosqlite"), connect_args={"timeout": PATIENCE}
+            url.set(drivername="sqlite+aiosqlite"), connect_args={"timeout": PATIENCE}
         )
-        event.listen(engine.sync_engine, "connect", _unsafe)
+        event.listen(engine.sync_engine, "connect", _disable_fsync)
         return engine
-    return create_async_engine(place)
+    return create_async_engine(url)
 
 
-def preload(place: URL, asynchronous: bool) -> None:
-    """Import what a connection needs, without opening one: children start faster that way."""
-    engine_at(place)
+def preload(url: URL, asynchronous: bool) -> None:
+    """Import what a connection needs, without opening one, so children start faster."""
+    engine_at(url)
     if asynchronous:
-        async_engine_at(place)
+        async_engine_at(url)
         import onceward.inbox.sessions.session_asyncio  # noqa: F401
 
 
-def _unsafe(connection: Any, _: Any) -> None:
-    """A killed process loses nothing by this, only a power cut would; and runs take a tenth of the time."""
+def _disable_fsync(connection: Any, _: Any) -> None:
+    """Runs take a tenth of the time. A killed process still loses nothing; only a power cut would."""
     cursor = connection.cursor()
     cursor.execute("PRAGMA synchronous = OFF")
     cursor.close()
 
 
 def _synchronous(url: URL) -> URL:
-    """psycopg speaks both ways; other drivers are asked to step aside."""
+    """The same database with psycopg, which works for threads and asyncio."""
     return url.set(drivername="postgresql+psycopg")
 
 
@@ -123,17 +127,17 @@ class SqliteFiles(Databases):
             connection.exec_driver_sql("PRAGMA journal_mode = WAL").close()
         build(engine)
         found = tables.describe(engine)
-        engine.dispose()  # the last connection to leave puts everything into the one file
+        engine.dispose()  # closing the last connection checkpoints the log into the one file
         return found
 
-    def place(self) -> URL:
+    def next_url(self) -> URL:
         return self._at(self._folder / f"run-{next(self._numbers)}.db")
 
-    def renew(self, place: URL) -> None:
-        assert place.database is not None
-        for rest in ("-wal", "-shm"):
-            Path(place.database + rest).unlink(missing_ok=True)
-        shutil.copyfile(self._template, place.database)
+    def renew(self, url: URL) -> None:
+        assert url.database is not None
+        for suffix in ("-wal", "-shm"):
+            Path(url.database + suffix).unlink(missing_ok=True)
+        shutil.copyfile(self._template, url.database)
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -143,10 +147,10 @@ class SqliteFiles(Databases):
 
 
 class PostgreSqlDatabases(Databases):
-    """Databases beside the one that was named, on its server.
+    """Databases on the same server as the given one.
 
-    Copying one takes a quarter of a second, so a set-up that leaves tables without rows has only one, which is emptied
-    for every run.
+    Copying one takes a quarter of a second. If the setup leaves no rows, there is only one database, which is emptied
+    before every run.
     """
 
     backend = "postgresql"
@@ -164,7 +168,7 @@ class PostgreSqlDatabases(Databases):
         build(engine)
         return tables.describe(engine)
 
-    def know(self, found: list[tables.Table]) -> None:
+    def learn(self, found: list[tables.Table]) -> None:
         self._has_rows = any(table.has_rows for table in found)
         self._tables = [table.quoted for table in found] + list(tables.OWN)
 
@@ -172,20 +176,20 @@ class PostgreSqlDatabases(Databases):
     def renewing_is_cheap(self) -> bool:
         return not self._has_rows
 
-    def place(self) -> URL:
+    def next_url(self) -> URL:
         return self._url.set(database=self._copy if self._has_rows else self._name)
 
-    def renew(self, place: URL) -> None:
+    def renew(self, url: URL) -> None:
         if self._has_rows:
             self._do(
                 f'DROP DATABASE IF EXISTS "{self._copy}" WITH (FORCE)',
                 f'CREATE DATABASE "{self._copy}" TEMPLATE "{self._name}"',
             )
             return
-        engine = create_engine(place, poolclass=NullPool)
+        engine = create_engine(url, poolclass=NullPool)
         with engine.begin() as connection:
-            seen = ", ".join(f"EXISTS (SELECT 1 FROM {table})" for table in self._tables)
-            filled = connection.exec_driver_sql(f"SELECT {seen}").one()
+            checks = ", ".join(f"EXISTS (SELECT 1 FROM {table})" for table in self._tables)
+            filled = connection.exec_driver_sql(f"SELECT {checks}").one()
             used = [table for table, is_used in zip(self._tables, filled, strict=True) if is_used]
             if used:
                 connection.exec_driver_sql(f"TRUNCATE {', '.join(used)} RESTART IDENTITY CASCADE")

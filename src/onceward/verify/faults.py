@@ -1,4 +1,8 @@
-"""The boundaries of a delivery, and what may happen at one of them."""
+"""The boundaries of a delivery, the faults that may happen there, and the probe that injects them.
+
+The probe wraps one instance of the consumer and, during a call, its session; the code of both stays the user's and the
+inbox's own. It also counts the writes and effects of the handler.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,19 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.sql import Select
 
 from onceward.db import operations
+from onceward.task.base import AsyncTask
 from onceward.verify import intrusions
 from onceward.verify.children import Watchdog
 from onceward.verify.intrusions import Phase, during
 
+_ALWAYS_WRITES = (operations.insert_idempotent, operations.occ_update)
+_MAY_WRITE = (operations.execute, operations.execute_scalar, operations.fetch_one, operations.fetch_all)
+_READS = re.compile(r"\s*(select|values|show|pragma)\b", re.IGNORECASE)
 
-class Boundary(StrEnum):
+
+class DeliveryBoundary(StrEnum):
+    """A point of a delivery where a fault can happen, as findings describe it."""
+
     BEFORE_DEDUP = "before the dedup decision"
     BEFORE_HANDLER = "before the handler"
     STATEMENT_FAILS = "instead of write"
@@ -32,9 +43,9 @@ class Boundary(StrEnum):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Something that happens once, at a boundary; to writes and effects by number, from 1."""
+    """An exception or a kill, once, at a boundary. Writes and effects are numbered from 1."""
 
-    boundary: Boundary
+    boundary: DeliveryBoundary
     number: int = 0
     action: Literal["raise", "kill"] = "raise"
 
@@ -43,55 +54,49 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Injected(Exception):
-    """What the kit raises at a boundary. No handler expects it, and none may pass over it."""
+    """Raised by the kit at a boundary. No handler expects it, and none may swallow it."""
 
 
-def inner_boundaries(writes: int, effects: int, action: Literal["raise", "kill"]) -> list[Fault]:
-    """Those in and around a handler that writes and has effects so often."""
-    found = [Fault(Boundary.BEFORE_HANDLER, 0, action)] if action == "raise" else []
+def handler_faults(writes: int, effects: int, action: Literal["raise", "kill"]) -> list[Fault]:
+    """Faults in and around a handler with this many writes and effects."""
+    found = [Fault(DeliveryBoundary.BEFORE_HANDLER, 0, action)] if action == "raise" else []
     for number in range(1, effects + 1):
         if action == "raise":
-            found.append(Fault(Boundary.EFFECT_FAILS, number, action))
-        found.append(Fault(Boundary.AFTER_EFFECT, number, action))
+            found.append(Fault(DeliveryBoundary.EFFECT_FAILS, number, action))
+        found.append(Fault(DeliveryBoundary.AFTER_EFFECT, number, action))
     for number in range(1, writes + 1):
         if action == "raise":
-            found.append(Fault(Boundary.STATEMENT_FAILS, number, action))
-        found.append(Fault(Boundary.AFTER_WRITE, number, action))
-    return [*found, Fault(Boundary.BEFORE_COMMIT, 0, action), Fault(Boundary.AFTER_COMMIT, 0, action)]
-
-
-# Around the handler: counts its writes and effects, and lets a fault happen where it was ordered.
-#
-# Hung onto one instance of the consumer, and during a call onto its session. The code of both is the user's and the
-# inbox's own.
-
-
-_ALWAYS_WRITES = (operations.insert_idempotent, operations.occ_update)
-_MAY_WRITE = (operations.execute, operations.execute_scalar, operations.fetch_one, operations.fetch_all)
-_READS = re.compile(r"\s*(select|values|show|pragma)\b", re.IGNORECASE)
+            found.append(Fault(DeliveryBoundary.STATEMENT_FAILS, number, action))
+        found.append(Fault(DeliveryBoundary.AFTER_WRITE, number, action))
+    return [
+        *found,
+        Fault(DeliveryBoundary.BEFORE_COMMIT, 0, action),
+        Fault(DeliveryBoundary.AFTER_COMMIT, 0, action),
+    ]
 
 
 class Probe:
-    """What one delivery at a time is watched by."""
+    """Watches one delivery at a time, and injects its fault."""
 
     def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
         self.begin(None)
 
     def begin(self, fault: Fault | None) -> None:
-        """A new delivery."""
+        """Begin a new delivery."""
         self.fault = fault
         self.writes = 0
         self.effects = 0
         self.called = False
-        """Whether the handler was."""
+        """Whether the handler was called."""
         self.fired_inside = False
-        """Whether the fault came out of something that the handler called."""
+        """Whether the fault was raised by a call that the handler made."""
         self.swallowed = False
-        """Whether the handler returned all the same."""
+        """Whether the handler returned normally after that."""
         self.result: Any = None
 
-    def reached(self, boundary: Boundary, number: int = 0, *, inside: bool = False) -> None:
+    def reach(self, boundary: DeliveryBoundary, number: int = 0, *, inside: bool = False) -> None:
+        """Raise or kill, if the fault of this delivery belongs here."""
         fault = self.fault
         if fault is None or fault.boundary is not boundary or fault.number != number:
             return
@@ -99,8 +104,8 @@ class Probe:
         if fault.action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         self.fired_inside = inside
-        error = Injected(f"raised by the verification, {fault}")
-        if boundary is Boundary.STATEMENT_FAILS:
+        error = Injected(f"raised by the verification {fault}")
+        if boundary is DeliveryBoundary.STATEMENT_FAILS:
             raise OperationalError("a statement of the handler", None, error)
         raise error
 
@@ -108,20 +113,21 @@ class Probe:
 
     def attach(self, task: Any) -> None:
         process, succeed = task.process_transaction, task.handle_transaction_success
-        if task.asynchronous:
+        asynchronous = isinstance(task, AsyncTask)
+        if asynchronous:
             task.process_transaction = self._around_async(process)
-            task.handle_transaction_success = self._succeeding_async(succeed)
+            task.handle_transaction_success = self._around_success_async(succeed)
         else:
             task.process_transaction = self._around(process)
-            task.handle_transaction_success = self._succeeding(succeed)
+            task.handle_transaction_success = self._around_success(succeed)
 
     def _around(self, process: Callable[..., Any]) -> Callable[..., Any]:
         def process_transaction(transaction: Any, session: Any) -> Any:
             self.called = True
-            self.reached(Boundary.BEFORE_HANDLER)
+            self.reach(DeliveryBoundary.BEFORE_HANDLER)
             with self._observing(session), during(Phase.HANDLER):
                 result = process(transaction, session)
-            self._returned(result)
+            self._after_return(result)
             return result
 
         return process_transaction
@@ -129,7 +135,7 @@ class Probe:
     def _around_async(self, process: Callable[..., Any]) -> Callable[..., Any]:
         async def process_transaction(transaction: Any, session: Any) -> Any:
             self.called = True
-            self.reached(Boundary.BEFORE_HANDLER)
+            self.reach(DeliveryBoundary.BEFORE_HANDLER)
             coroutine = process(transaction, session)
             self._watchdog.coroutine = intrusions.coroutine = coroutine
             try:
@@ -137,27 +143,27 @@ class Probe:
                     result = await coroutine
             finally:
                 self._watchdog.coroutine = intrusions.coroutine = None
-            self._returned(result)
+            self._after_return(result)
             return result
 
         return process_transaction
 
-    def _returned(self, result: Any) -> None:
+    def _after_return(self, result: Any) -> None:
         self.result = result
         self.swallowed = self.fired_inside
-        self.reached(Boundary.BEFORE_COMMIT)
+        self.reach(DeliveryBoundary.BEFORE_COMMIT)
 
-    def _succeeding(self, succeed: Callable[..., Any]) -> Callable[..., Any]:
+    def _around_success(self, succeed: Callable[..., Any]) -> Callable[..., Any]:
         def handle_transaction_success(transaction: Any, result: Any) -> None:
-            self.reached(Boundary.AFTER_COMMIT)
+            self.reach(DeliveryBoundary.AFTER_COMMIT)
             with during(Phase.OFF):
                 succeed(transaction, result)
 
         return handle_transaction_success
 
-    def _succeeding_async(self, succeed: Callable[..., Any]) -> Callable[..., Any]:
+    def _around_success_async(self, succeed: Callable[..., Any]) -> Callable[..., Any]:
         async def handle_transaction_success(transaction: Any, result: Any) -> None:
-            self.reached(Boundary.AFTER_COMMIT)
+            self.reach(DeliveryBoundary.AFTER_COMMIT)
             with during(Phase.OFF):
                 await succeed(transaction, result)
 
@@ -174,22 +180,22 @@ class Probe:
             with during(Phase.OFF):
                 result = run(operation, *args, **more)
             if number:
-                self.reached(Boundary.AFTER_WRITE, number, inside=True)
+                self.reach(DeliveryBoundary.AFTER_WRITE, number, inside=True)
             return result
 
         def effecting(name: str, call: Callable[[str], Any], **more: Any) -> Any:
             number = self._next_effect()
 
             def called(key: str) -> Any:
-                self.reached(Boundary.EFFECT_FAILS, number, inside=True)
+                self.reach(DeliveryBoundary.EFFECT_FAILS, number, inside=True)
                 result = call(key)
-                self.reached(Boundary.AFTER_EFFECT, number, inside=True)
+                self.reach(DeliveryBoundary.AFTER_EFFECT, number, inside=True)
                 return result
 
             with during(Phase.OFF):
                 return effect(name, called, **more)
 
-        with _replaced(session, observed, effecting):
+        with _replace(session, observed, effecting):
             yield
 
     @contextmanager
@@ -201,30 +207,30 @@ class Probe:
             with during(Phase.OFF):
                 result = await run(operation, *args, **more)
             if number:
-                self.reached(Boundary.AFTER_WRITE, number, inside=True)
+                self.reach(DeliveryBoundary.AFTER_WRITE, number, inside=True)
             return result
 
         async def effecting(name: str, call: Callable[[str], Any], **more: Any) -> Any:
             number = self._next_effect()
 
             async def called(key: str) -> Any:
-                self.reached(Boundary.EFFECT_FAILS, number, inside=True)
+                self.reach(DeliveryBoundary.EFFECT_FAILS, number, inside=True)
                 result = await call(key)
-                self.reached(Boundary.AFTER_EFFECT, number, inside=True)
+                self.reach(DeliveryBoundary.AFTER_EFFECT, number, inside=True)
                 return result
 
             with during(Phase.OFF):
                 return await effect(name, called, **more)
 
-        with _replaced(session, observed, effecting):
+        with _replace(session, observed, effecting):
             yield
 
     def _before(self, operation: Any, args: tuple[Any, ...]) -> int:
-        """The number of the write that is about to happen; 0 for one that only reads."""
+        """The number of the write that is about to happen; 0 if the operation only reads."""
         if not _writes(operation, args):
             return 0
         self.writes += 1
-        self.reached(Boundary.STATEMENT_FAILS, self.writes, inside=True)
+        self.reach(DeliveryBoundary.STATEMENT_FAILS, self.writes, inside=True)
         return self.writes
 
     def _next_effect(self) -> int:
@@ -242,7 +248,7 @@ def _writes(operation: Any, args: tuple[Any, ...]) -> bool:
 
 
 @contextmanager
-def _replaced(session: Any, run: Any, effect: Any) -> Iterator[None]:
+def _replace(session: Any, run: Any, effect: Any) -> Iterator[None]:
     before = {name: vars(session)[name] for name in ("_run", "effect") if name in vars(session)}
     session._run, session.effect = run, effect
     try:

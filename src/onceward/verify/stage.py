@@ -1,7 +1,7 @@
-"""Where a consumer is put to the test, inside a child: an inbox on a database, instances of it, deliveries.
+"""The stage inside a child: an inbox on a database, instances of the consumer, and deliveries to them.
 
-Deliveries go through the engine, as one transaction each. In asyncio every call is run to its end on the stage's own
-event loop, so that scenarios read the same for both.
+Each delivery goes through the engine as one transaction. In asyncio, each call runs to its end on the stage's own event
+loop, so scenarios read the same in both modes.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from onceward.transaction import Transaction
 from onceward.verify import intrusions, tables
 from onceward.verify.children import Watchdog
 from onceward.verify.databases import async_engine_at, engine_at
-from onceward.verify.faults import Boundary, Fault, Probe
+from onceward.verify.faults import DeliveryBoundary, Fault, Probe
 from onceward.verify.intrusions import Outside, Phase, during
-from onceward.verify.plan import Plan
+from onceward.verify.plan import VerificationPlan
 
-LONGEST_WAIT = 0.02
-"""Seconds between two deliveries of what was postponed."""
+POSTPONED_FOR = 0.02
+"""Seconds until a postponed event is delivered again."""
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """One delivery of an event, and what came of it."""
+    """The outcome of one delivery of an event."""
 
     event: str
     status: OutcomeStatus
     duplicate: bool = False
     called: bool = False
-    """Whether the handler was."""
+    """Whether the handler was called."""
     writes: int = 0
     effects: int = 0
     error: str = ""
     swallowed: bool = False
-    """The handler returned, although something it called had raised."""
+    """The handler returned although a call it made had raised."""
     returned: str = ""
-    """What it returned, if that was an exception."""
+    """The handler's return value, if that was an exception."""
 
     @property
     def succeeded(self) -> bool:
@@ -53,19 +53,19 @@ class Delivery(msgspec.Struct, frozen=True):
 
 
 class Stage:
-    """One process's side of the consumer's world."""
+    """What one process uses to run the consumer on one database."""
 
-    def __init__(self, plan: Plan, place: URL, watchdog: Watchdog) -> None:
+    def __init__(self, plan: VerificationPlan, url: URL, watchdog: Watchdog) -> None:
         self.plan = plan
         self.watchdog = watchdog
         self._runner = asyncio.Runner() if plan.asynchronous else None
         make_engine: Any = async_engine_at if plan.asynchronous else engine_at
-        self.engine = make_engine(place)
-        # Production's gate is not for those who are being proven.
+        self.engine = make_engine(url)
+        # The production gate would refuse a consumer that is not proven yet.
         self.inbox: Any = (AsyncInbox if plan.asynchronous else Inbox)(self.engine, env="verification")
         given = plan.services(self.engine)
-        self._reads = [given[name] for name in plan.asked.reads if name in given]
-        for name in plan.asked.outside:
+        self._reads = [given[name] for name in plan.options.reads if name in given]
+        for name in plan.options.outside:
             given[name] = Outside(name, given[name])
         self.services = {**given, "inbox": self.inbox}
 
@@ -75,22 +75,22 @@ class Stage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.let_go()
+        self.disconnect()
         if self._runner is not None:
             self._runner.close()
 
-    def let_go(self) -> None:
-        """Close what is open to the database; it is opened again when it is needed."""
+    def disconnect(self) -> None:
+        """Close the connections to the database; the next use opens new ones."""
         self._await(self.engine.dispose())
 
     def watch(self) -> None:
-        """From now on, note what is done at the wrong time."""
+        """Note outside calls from now on."""
         intrusions.install(self._reads)
 
     # ── the consumer ────────────────────────────────────────────────────────────────────────────────────
 
     def instance(self) -> Any:
-        """A new one, with a probe."""
+        """A new instance of the consumer, with a probe."""
         connector = AsyncMemoryConnector() if self.plan.asynchronous else MemoryConnector()
         self.watchdog.pet("the consumer's __init__")
         with during(Phase.EARLY):
@@ -100,21 +100,21 @@ class Stage:
         return task
 
     def adopt(self, task: Any) -> None:
-        """Put an instance that was elsewhere before onto this stage."""
+        """Move an instance from another stage to this one."""
         task.services = dict(self.services)
 
     # ── deliveries ──────────────────────────────────────────────────────────────────────────────────────
 
     def deliver(self, task: Any, event: Transaction, fault: Fault | None = None) -> Delivery:
-        """Once."""
-        return self._told(task, event, fault, lambda: self._await(task.start_processing(event)))
+        """Deliver an event once."""
+        return self._observe(task, event, fault, lambda: self._await(task.start_processing(event)))
 
     def settle(self, task: Any, event: Transaction, fault: Fault | None = None) -> list[Delivery]:
-        """Until it succeeds, as a source does; or until it fails without a fault of ours."""
+        """Deliver an event until it succeeds, as a source does, or until it fails without an injected fault."""
         return self._settle(lambda given: self.deliver(task, event, given), fault)
 
     def settle_at_once(self, events: Sequence[Transaction], copies: int) -> list[Delivery]:
-        """Copies of each event, at the same time, each to an instance of its own."""
+        """Deliver copies of each event at the same time, each to its own instance."""
         found: list[Delivery] = []
         instances = [self.instance() for _ in range(copies)]
         for event in events:
@@ -127,12 +127,12 @@ class Stage:
     def _settling(self, task: Any, event: Transaction) -> Callable[[], Any]:
         if not self.plan.asynchronous:
             return lambda: self._settle(
-                lambda _: self._told(task, event, None, lambda: task.start_processing(event)), None
+                lambda _: self._observe(task, event, None, lambda: task.start_processing(event)), None
             )
 
         async def settle() -> list[Delivery]:
             found: list[Delivery] = []
-            until = time.monotonic() + self.plan.asked.timeout
+            until = time.monotonic() + self.plan.options.timeout
             while time.monotonic() < until:
                 probe: Probe = task.probe_of_verification
                 probe.begin(None)
@@ -140,7 +140,7 @@ class Stage:
                 found.append(_delivery(event, outcome, probe))
                 if outcome.status is not OutcomeStatus.POSTPONED:
                     break
-                await asyncio.sleep(LONGEST_WAIT)
+                await asyncio.sleep(POSTPONED_FOR)
             return found
 
         return settle
@@ -148,10 +148,10 @@ class Stage:
     def _at_once(self, works: list[Callable[[], Any]]) -> list[list[Delivery]]:
         if self._runner is not None:
 
-            async def all_of_them() -> list[list[Delivery]]:
+            async def gather() -> list[list[Delivery]]:
                 return list(await asyncio.gather(*(work() for work in works)))
 
-            return self._runner.run(all_of_them())
+            return self._runner.run(gather())
         found: list[list[Delivery]] = []
         together = threading.Barrier(len(works))
 
@@ -168,53 +168,53 @@ class Stage:
 
     def _settle(self, deliver: Callable[[Fault | None], Delivery], fault: Fault | None) -> list[Delivery]:
         found: list[Delivery] = []
-        until = time.monotonic() + self.plan.asked.timeout
+        until = time.monotonic() + self.plan.options.timeout
         while True:
             found.append(deliver(fault))
             if found[-1].succeeded or time.monotonic() > until:
                 return found
             if found[-1].status is OutcomeStatus.POSTPONED:
-                time.sleep(LONGEST_WAIT)
+                time.sleep(POSTPONED_FOR)
             elif fault is None:
                 return found
             else:
                 fault = None
 
-    def _told(
+    def _observe(
         self, task: Any, event: Transaction, fault: Fault | None, deliver: Callable[[], Outcome]
     ) -> Delivery:
         probe: Probe = task.probe_of_verification
         probe.begin(fault)
-        if fault is not None and fault.boundary is Boundary.BEFORE_DEDUP:
-            self._arm_the_store(probe)
+        if fault is not None and fault.boundary is DeliveryBoundary.BEFORE_DEDUP:
+            self._arm_store(probe)
         self.watchdog.pet(f"the handler with event {event.id!r}")
         try:
             with during(Phase.EARLY):
                 outcome = deliver()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  an exit of user code is no end of the kit
+        except (Exception, SystemExit) as error:  # noqa: BLE001  user code may exit; the kit goes on
             return Delivery(event.id, OutcomeStatus.ABANDONED, error=_text(error))
         return _delivery(event, outcome, probe)
 
-    def _arm_the_store(self, probe: Probe) -> None:
-        """Have the fault happen at the first question whether the event is new."""
+    def _arm_store(self, probe: Probe) -> None:
+        """Inject the fault when the store is first asked whether the event is new."""
         store = self.inbox.processor.store
         for name in ("admit", "look_up"):
             real = getattr(store, name)
 
-            def asked(*args: Any, real: Callable[..., Any] = real) -> Any:
-                probe.reached(Boundary.BEFORE_DEDUP)
+            def reach_and_call(*args: Any, real: Callable[..., Any] = real) -> Any:
+                probe.reach(DeliveryBoundary.BEFORE_DEDUP)
                 return real(*args)
 
-            setattr(store, name, asked)
+            setattr(store, name, reach_and_call)
 
-    def let_leases_run_out(self) -> None:
-        """As if time had passed since a crash, and as if an operator had looked into it."""
+    def expire_leases(self) -> None:
+        """As if time had passed since a crash, and an operator had cleared the failed starts."""
         self.execute("UPDATE onceward_attempts SET locked_until = NULL, ends = starts")
 
     # ── the database ────────────────────────────────────────────────────────────────────────────────────
 
     def rows(self, found: Sequence[tables.Table]) -> tables.Rows:
-        exclude = self.plan.asked.exclude
+        exclude = self.plan.options.exclude
         read: tables.Rows = self._on_connection(lambda connection: tables.read(connection, found, exclude))
         return read
 
@@ -226,20 +226,20 @@ class Stage:
             with self.engine.begin() as connection:
                 return act(connection)
 
-        async def acting() -> Any:
+        async def connect_and_act() -> Any:
             async with self.engine.begin() as connection:
                 return await connection.run_sync(act)
 
-        return self._runner.run(acting())
+        return self._runner.run(connect_and_act())
 
     def _await(self, result: Any) -> Any:
         if self._runner is None:
             return result
 
-        async def awaited() -> Any:
+        async def await_it() -> Any:
             return await result
 
-        return self._runner.run(awaited())
+        return self._runner.run(await_it())
 
 
 def _delivery(event: Transaction, outcome: Outcome, probe: Probe) -> Delivery:

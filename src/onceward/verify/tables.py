@@ -1,4 +1,4 @@
-"""What is compared: the rows of all of the consumer's tables, as multisets, without what the database generates."""
+"""Compares the rows of all the consumer's tables, as multisets, without the columns that the database generates."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ OWN = (
     "onceward_parked",
     "onceward_horizons",
 )
-"""Tables of the inbox that a run fills."""
+"""Inbox tables that a run fills."""
 EFFECTS = "effects (onceward_effects)"
 _GENERATES = re.compile(
     r"now\s*\(|current_|nextval|random|uuid|clock_timestamp|strftime|datetime\s*\(|julianday", re.IGNORECASE
 )
 _SYSTEM = ("information_schema", "pg_catalog", "pg_toast")
 MOST_ROWS = 5
-"""Shown of each kind in one message."""
+"""Rows of each kind that a message shows."""
 
 Row = tuple[Any, ...]
 Rows = dict[str, Counter[Row]]
@@ -38,22 +38,22 @@ Rows = dict[str, Counter[Row]]
 
 class Table(msgspec.Struct, frozen=True):
     name: str
-    """With its schema, where that is not the usual one."""
+    """With its schema, unless that is the default one."""
     quoted: str
     columns: tuple[str, ...]
     generated: tuple[str, ...]
-    """Columns that the database fills: times, serial numbers, and what refers to these."""
+    """Columns that the database fills: times, serial numbers, and references to them."""
     has_rows: bool
 
 
-# ── which tables and columns there are ──────────────────────────────────────────────────────────────────
+# ── tables and columns ──────────────────────────────────────────────────────────────────────────────────
 
 
 def describe(engine: Engine) -> list[Table]:
     """The consumer's tables."""
     with engine.connect() as connection:
         inspector = inspect(connection)
-        usual = inspector.default_schema_name
+        default = inspector.default_schema_name
         found = {}
         for schema in inspector.get_schema_names():
             if schema in _SYSTEM or schema.startswith("pg_"):
@@ -63,20 +63,20 @@ def describe(engine: Engine) -> list[Table]:
                     found[(schema, name)] = _generated(inspector, connection, schema, name)
         _follow_references(inspector, found)
         return [
-            _table(connection, inspector, schema, name, usual, generated)
+            _table(connection, inspector, schema, name, default, generated)
             for (schema, name), generated in sorted(found.items())
         ]
 
 
 def _table(
-    connection: Connection, inspector: Any, schema: str, name: str, usual: str | None, generated: set[str]
+    connection: Connection, inspector: Any, schema: str, name: str, default: str | None, generated: set[str]
 ) -> Table:
     quote = connection.dialect.identifier_preparer.quote
     quoted = f"{quote(schema)}.{quote(name)}"
     columns = tuple(column["name"] for column in inspector.get_columns(name, schema))
     has_rows = connection.exec_driver_sql(f"SELECT 1 FROM {quoted} LIMIT 1").first() is not None
-    shown = name if schema in (usual, "main") else f"{schema}.{name}"
-    return Table(shown, quoted, columns, tuple(sorted(generated)), has_rows)
+    full_name = name if schema in (default, "main") else f"{schema}.{name}"
+    return Table(full_name, quoted, columns, tuple(sorted(generated)), has_rows)
 
 
 def _generated(inspector: Any, connection: Connection, schema: str, name: str) -> set[str]:
@@ -84,7 +84,7 @@ def _generated(inspector: Any, connection: Connection, schema: str, name: str) -
     found = set()
     for column in inspector.get_columns(name, schema):
         serial = column.get("identity") or (
-            # SQLite numbers such a key by itself, unless it is given.
+            # SQLite fills in such a key if the statement does not.
             connection.dialect.name == "sqlite"
             and key == [column["name"]]
             and str(column["type"]) == "INTEGER"
@@ -95,6 +95,7 @@ def _generated(inspector: Any, connection: Connection, schema: str, name: str) -
 
 
 def _follow_references(inspector: Any, found: dict[tuple[str, str], set[str]]) -> None:
+    """Add the columns that refer to generated ones."""
     changed = True
     while changed:
         changed = False
@@ -109,11 +110,11 @@ def _follow_references(inspector: Any, found: dict[tuple[str, str], set[str]]) -
                 changed |= bool(new)
 
 
-# ── what is in them ─────────────────────────────────────────────────────────────────────────────────────
+# ── rows ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def compared(table: Table, exclude: Sequence[str] | None) -> tuple[str, ...]:
-    """The columns of a table that count."""
+def compared_columns(table: Table, exclude: Sequence[str] | None) -> tuple[str, ...]:
+    """The columns of a table that are compared."""
     left_out = table.generated if exclude is None else exclude
     return tuple(
         column
@@ -127,11 +128,11 @@ def read(connection: Connection, tables: Sequence[Table], exclude: Sequence[str]
     effects = connection.exec_driver_sql(
         "SELECT tracking_id, name, state, effect_key FROM onceward_effects"
     ).fetchall()
-    # A key has the number of a claim in it, which is another after a fault. What counts is whose key it is.
+    # A key contains the number of a claim, which changes after a fault. Compare whose key it is instead.
     keys = {key: f"<key of {name!r} of {tracking_id}>" for tracking_id, name, _, key in effects}
     found: Rows = {}
     for table in tables:
-        columns = compared(table, exclude)
+        columns = compared_columns(table, exclude)
         names = ", ".join(map(quote, columns)) or "1"
         rows = connection.exec_driver_sql(f"SELECT {names} FROM {table.quoted}")
         found[table.name] = Counter(tuple(_plain(value, keys) for value in row) for row in rows)
@@ -140,7 +141,7 @@ def read(connection: Connection, tables: Sequence[Table], exclude: Sequence[str]
 
 
 def _plain(value: Any, keys: Mapping[str, str]) -> Any:
-    """As something that can be compared, counted and sent to another process."""
+    """The value in a form that can be compared, counted and sent to another process."""
     if isinstance(value, str):
         return keys.get(value, value)
     if isinstance(value, memoryview):
@@ -154,31 +155,33 @@ def _plain(value: Any, keys: Mapping[str, str]) -> Any:
     return value
 
 
-# ── the difference, in words ────────────────────────────────────────────────────────────────────────────
+# ── differences ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def differences(
     expected: Rows, found: Rows, tables: Sequence[Table], exclude: Sequence[str] | None
 ) -> list[str]:
-    """What is missing and what is too much, a line for each table and kind."""
-    columns = {table.name: compared(table, exclude) for table in tables}
+    """Missing and extra rows, a line for each table and kind."""
+    columns = {table.name: compared_columns(table, exclude) for table in tables}
     columns[EFFECTS] = ("tracking_id", "name", "state")
-    told = []
+    lines = []
     for name in expected:
         missing, extra = expected[name] - found[name], found[name] - expected[name]
         for rows, what in ((missing, "missing"), (extra, "too many")):
             if rows:
-                told.append(f"{name}: {quantity(rows.total(), 'row')} {what}: {_shown(rows, columns[name])}")
-    return told
+                lines.append(
+                    f"{name}: {quantity(rows.total(), 'row')} {what}: {_format(rows, columns[name])}"
+                )
+    return lines
 
 
 def differing_columns(
     one: Rows, other: Rows, tables: Sequence[Table], exclude: Sequence[str] | None
 ) -> list[str]:
-    """Columns without which the rows would be alike; nothing if it is not single columns that differ."""
-    named = []
+    """Columns whose values differ between the two, as `table.column`."""
+    names = []
     for table in tables:
-        columns = compared(table, exclude)
+        columns = compared_columns(table, exclude)
         if one[table.name] == other[table.name]:
             continue
         differs = [
@@ -187,11 +190,11 @@ def differing_columns(
             if Counter(row[index] for row in one[table.name].elements())
             != Counter(row[index] for row in other[table.name].elements())
         ]
-        named += [f"{table.name}.{columns[index]}" for index in differs]
-    return named
+        names += [f"{table.name}.{columns[index]}" for index in differs]
+    return names
 
 
-def _shown(rows: Counter[Row], columns: tuple[str, ...]) -> str:
+def _format(rows: Counter[Row], columns: tuple[str, ...]) -> str:
     each = [
         "{" + ", ".join(f"{name}: {value!r:.60}" for name, value in zip(columns, row, strict=True)) + "}"
         for row in list(rows.elements())[:MOST_ROWS]

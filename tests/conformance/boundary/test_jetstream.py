@@ -1,4 +1,4 @@
-"""The store on NATS JetStream under the suite that all stores have to pass."""
+"""The NATS JetStream store under the suite of all stores."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestJetStreamStore(StoreConformance):
         return await JetStreamBoundaryStore.open(self.nats.url, name=self.name)
 
     async def fresh(self) -> BoundaryStore:
-        """With a NATS of its own: one with the streams of all examples would take long to start again."""
+        """With its own NATS: one with the streams of all examples would take long to restart."""
         self.examples.close()
         self.nats = self.examples.enter_context(servers.nats_server())
         self.name = f"test-{uuid.uuid4().hex}"

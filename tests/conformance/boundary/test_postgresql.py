@@ -1,4 +1,4 @@
-"""The store on PostgreSQL under the suite that all stores have to pass."""
+"""The PostgreSQL store under the suite of all stores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TestPostgreSqlStore(StoreConformance):
         return store
 
     async def crash(self, store: BoundaryStore) -> BoundaryStore:
-        """Its connections die under it, and nothing is closed in order."""
+        """Kill its connections, without an orderly close."""
         assert self.database.kill_connections() > 0
         await store.close()
         return await self.open()

@@ -1,4 +1,4 @@
-"""The embedded store under the suite that all stores have to pass."""
+"""The embedded store under the suite of all stores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TestSqliteStore(StoreConformance):
         return SqliteBoundaryStore(self.place)
 
     async def crash(self, store: BoundaryStore) -> BoundaryStore:
-        """A copy of the files as they lie there while the first is open: what a machine that dies leaves."""
+        """Open a copy of the files, made while the first store is open: what a machine that dies leaves behind."""
         assert isinstance(store, SqliteBoundaryStore)
         left = self.place.parent / f"left-{next(_numbers)}"
         left.mkdir()

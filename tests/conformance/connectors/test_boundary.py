@@ -1,7 +1,7 @@
-"""The boundary connector under the conformance suite of connectors, on a real server.
+"""The boundary connector under the connector suite, on a real server.
 
-The suite sends any transaction, a boundary keeps facts: here each goes whole as the object of one. What is left out
-contradicts what a boundary is; `tests/integration/connectors/test_boundary.py` has what holds there instead.
+The suite sends any transaction, but a boundary keeps facts: here each transaction is the object of a fact. Tests that
+contradict a boundary are left out; `tests/integration/connectors/test_boundary.py` has what holds instead.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tests.support.boundary.server import boundary_server
 
 
 class Whole:
-    """A connector whose facts have the bytes of a transaction for an object, and ids of their own: the suite sends the
-    same transaction many times. All are of one subject, and so in order."""
+    """A connector whose facts carry the bytes of a transaction and have their own ids, because the suite sends the same
+    transaction many times. All have one subject, so they are in order."""
 
     def _facts_of(self, transactions: Sequence[Transaction]) -> Facts:
         facts = []
@@ -75,16 +75,16 @@ class OnABoundary(ConnectorConformance):
         made.bury_failures()
         return made
 
-    # No `reopen`: leases are in memory, and another connector of that name gets the same facts at once.
-    # The bytes of a transaction travel here, for the suite: see tests/unit/connectors/test_boundary_facts.py.
+    # No `reopen`: leases are in memory, and another connector with that name gets the same facts at once.
+    # For the suite, the bytes of a transaction travel here: see tests/unit/connectors/test_boundary_facts.py.
     test_every_transaction_comes_back_equal = None
     test_one_bad_payload_keeps_the_whole_dispatch_from_happening = None
     test_credentials_in_metadata_are_refused = None
     test_the_current_trace_goes_along = None
     test_without_a_trace_the_metadata_travels_as_it_is = None
-    # An id that is known is not appended again.
+    # A known id is not appended again.
     test_the_same_id_twice_is_two_deliveries = None
-    # Each append is a call of its own.
+    # Each append is a separate call.
     test_concurrent_dispatchers_keep_their_batches_whole = None
 
 

@@ -1,4 +1,4 @@
-"""The wires of this package, under the suite that we give to others."""
+"""The connectors of this package, under the suite that third parties use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onceward.testing.connectors import ConnectorConformance
 
 
 def put_raw(connector: Any, body: bytes) -> None:
-    """Below the connector, where no codec guards the door."""
+    """Below the connector, where no codec checks anything."""
     store = getattr(connector, "_wire", connector)._store
     with store.transaction(1.0):
         store.append([body], 0.0)

@@ -1,4 +1,4 @@
-"""What a leasing queue decides, as tables."""
+"""The decisions of a leasing queue, as tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the queue in memory has: heaps that must not grow with what is long done."""
+"""Specific to the queue in memory: its heaps must not grow with finished messages."""
 
 from __future__ import annotations
 

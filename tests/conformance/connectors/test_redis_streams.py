@@ -1,4 +1,4 @@
-"""Redis Streams under the conformance suite of connectors."""
+"""Redis Streams under the connector suite."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.pending_entries import age
 
 
 class OnRedis:
-    """What differs from connectors that can be given a clock: time passes by making pending entries older."""
+    """Redis does not accept a clock: time passes by making pending entries older."""
 
     @pytest.fixture(autouse=True)
     def on_a_stream_of_its_own(self, redis_url: str) -> None:

@@ -1,4 +1,4 @@
-"""What only the SQLite queue has: a file that can be wrong, and calls that can be cancelled."""
+"""Specific to the SQLite queue: files that are wrong, and calls that are cancelled."""
 
 from __future__ import annotations
 
@@ -113,11 +113,11 @@ def test_a_fetch_gives_up_on_a_locked_file_after_a_second(path: Path) -> None:
         assert queue.fetch_transactions(1) == []
 
 
-# Being cancelled.
+# Cancellation.
 
 
 class Gate:
-    """Holds a connector in the midst of a method: the SQL has run, the caller does not know yet."""
+    """Holds a connector in the middle of a method: the SQL has run, but the caller does not know yet."""
 
     def __init__(self, connector: AsyncSqliteConnector, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached = threading.Event()
@@ -187,7 +187,7 @@ def test_a_call_that_is_cancelled_in_its_midst_has_ended_when_the_cancellation_i
             await gate.wait()
             dispatch.cancel()
             done, _ = await asyncio.wait([dispatch], timeout=0.05)
-            assert done == set(), "it must not leave its thread behind"
+            assert done == set(), "it must not leave its thread running"
             gate.open.set()
             with pytest.raises(asyncio.CancelledError):
                 await dispatch

@@ -1,4 +1,4 @@
-"""The conformance suite itself: it must see what is wrong."""
+"""The conformance suite itself: it must detect what is wrong."""
 
 from __future__ import annotations
 

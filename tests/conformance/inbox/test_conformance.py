@@ -1,4 +1,4 @@
-"""The inbox's stores under their conformance suite, and what only one of them, or one of the modes, can do."""
+"""The inbox stores under their conformance suite, and tests for one store or one mode only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ schema = databases.schema
 
 
 class OneWriter(OnSqlite):
-    """A database that one connection has to itself."""
+    """A database in which one connection can block all others."""
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -87,7 +87,7 @@ class OneWriter(OnSqlite):
 
 
 class Server(OnPostgreSql):
-    """A database that runs transactions side by side."""
+    """A database with concurrent transactions."""
 
     @contextmanager
     def serializable(self, inbox: InboxDriver) -> Iterator[InboxDriver]:
@@ -139,12 +139,12 @@ class Server(OnPostgreSql):
             assert together(5, deliver) == [["done"] * 4] * 5
             assert len(self.written(inbox)) == 20
             assert set(tokens) == {"1"}, "no second start"
-            assert len(runs) > 20, "this test provokes nothing"
+            assert len(runs) > 20, "the conflict was not provoked"
 
     @pytest.mark.req("CC-012")
     def test_copies_of_one_event_at_once_under_serializable_are_done_once(self) -> None:
         with self.inbox() as inbox, self.serializable(inbox) as strict:
-            handlings = together(8, lambda _: str(strict.settled(contract(), event("e1"), write).handling))
+            handlings = together(8, lambda _: str(strict.settle(contract(), event("e1"), write).handling))
             assert sorted(handlings) == ["done"] + ["duplicate"] * 7
             assert self.written(inbox) == ["e1"]
 
@@ -206,7 +206,7 @@ class Server(OnPostgreSql):
             def deliver(worker: int) -> list[str]:
                 driver = (inbox, other)[worker % 2]
                 events = [event(f"{worker}-{day:%d}", created_at=day) for day in days]
-                return [str(driver.settled(contract(), each, write).handling) for each in events]
+                return [str(driver.settle(contract(), each, write).handling) for each in events]
 
             assert together(6, deliver) == [["done"] * 3] * 6
 
@@ -218,14 +218,14 @@ class Server(OnPostgreSql):
 
 
 def meet(meeting: Barrier) -> None:
-    """Go on when two are here, this once."""
+    """Wait until two threads are here, once."""
     with suppress(BrokenBarrierError):
         meeting.wait(5)
     meeting.abort()
 
 
 class Threads(InboxSuite):
-    """What only a plain function can do."""
+    """Tests for plain functions only."""
 
     @pytest.mark.req("CC-032")
     @pytest.mark.parametrize("mode", ["transactional", "effectful"])
@@ -266,6 +266,6 @@ def test_the_clock_of_a_worker_changes_nothing_where_the_server_has_one(schema: 
     suite.schema = schema
     with suite.inbox() as inbox, InboxDriver(suite.engine(), FakeClock(inbox.clock() + 86_400)) as ahead:
         suite.abandon(inbox, contract(), event("e1"))
-        assert ahead.is_busy(contract(), event("e1"), never), "the lease has not run out"
+        assert ahead.is_busy(contract(), event("e1"), never), "the lease has not expired"
         suite.advance(inbox, 61)
         assert ahead.process(contract(), event("e1"), write).handling is Handling.DONE

@@ -1,4 +1,4 @@
-"""Every guard of the inbox is watched: take one away, and a test of the suite fails."""
+"""Every guard of the inbox is tested: remove one, and a test of the suite fails."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Mutation = Callable[[pytest.MonkeyPatch], None]
 
 
 def no_on_conflict(patch: pytest.MonkeyPatch) -> None:
-    """A row that is there already is written again, and the event taken for new."""
+    """An existing row is written again, and the event counts as new."""
     patch.setattr(
         sqlite,
         "_ADMIT_DRIVER",
@@ -38,12 +38,12 @@ def no_on_conflict(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_fence(patch: pytest.MonkeyPatch) -> None:
-    """Whoever comes last commits, whether it still has the event or not."""
+    """The last attempt commits, whether it still has the lease or not."""
     patch.setattr(Store, "finish", lambda *_: True)
 
 
 def no_rollback(patch: pytest.MonkeyPatch) -> None:
-    """What a handler wrote before it raised is committed."""
+    """The writes of a handler that raised are committed."""
 
     async def commit(self: InboxSession, error: BaseException | None) -> None:
         self.__exit__(None, None, None)
@@ -52,7 +52,7 @@ def no_rollback(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_horizon(patch: pytest.MonkeyPatch) -> None:
-    """An event whose record may have been purged is run."""
+    """An event whose record may have been purged runs."""
     for store, name in ((sqlite, "_ADMIT_DRIVER"), (postgresql, "_ADMIT")):
         sql = getattr(store, name)
         condition = sql[sql.index(">= coalesce(") : sql.index("ON CONFLICT")]
@@ -75,7 +75,7 @@ def no_start_before_the_handler(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_digest(patch: pytest.MonkeyPatch) -> None:
-    """The same id with another payload passes for a duplicate."""
+    """The same id with another payload counts as a duplicate."""
 
     class Alike(bytes):
         def __eq__(self, _: object) -> bool:
@@ -97,7 +97,7 @@ def no_digest(patch: pytest.MonkeyPatch) -> None:
 
 
 def mark_before_run(patch: pytest.MonkeyPatch) -> None:
-    """The record is committed before the handler runs: what fails then is lost."""
+    """The record is committed before the handler runs: an event that fails then is lost."""
     in_transaction = EventProcessor._in_transaction
 
     async def marked(self: EventProcessor, contract: Any, key: Any, digest: bytes, *more: Any) -> Any:
@@ -121,7 +121,7 @@ def mark_before_run(patch: pytest.MonkeyPatch) -> None:
 
 
 class Horizon:
-    """What the suite leaves to the tests of purging, in short."""
+    """A short test of what the suite leaves to the tests of purging."""
 
     def test_an_event_below_the_horizon_is_refused(self: Any) -> None:
         with self.inbox() as inbox:
@@ -166,7 +166,7 @@ class Mutated:
     def test_without_a_guard_a_test_fails(
         self, monkeypatch: pytest.MonkeyPatch, mutation: Mutation, test: str
     ) -> None:
-        assert not self.fails(test), "it must pass while the guard is there"
+        assert not self.fails(test), "it must pass with the guard in place"
         self.forget()
         mutation(monkeypatch)
         assert self.fails(test)
@@ -181,7 +181,7 @@ class Mutated:
         return False
 
     def forget(self) -> None:
-        """Begin again with an empty database."""
+        """Start again with an empty database."""
         raise NotImplementedError
 
 

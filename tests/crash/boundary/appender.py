@@ -1,8 +1,8 @@
-"""A server of a boundary on PostgreSQL, without its wire: a real process, to be killed.
+"""A boundary on PostgreSQL without its server, as a real process to be killed.
 
-Run as `python boundary_appender.py <url> <name> <how many>`. Eight at once append facts called `<name>-<number>`, so
-many or, with 0, for ever; each then confirms its fact for the consumer `<name>`. What was answered is said, one line
-each: `appended <message id> <offset>`, `confirmed <position>`.
+Run as `python appender.py <url> <name> <count>`. Eight appenders at once append `count` facts called `<name>-<number>`,
+or with 0 run forever; each then confirms its fact for the consumer `<name>`. Every answer is a line of output:
+`appended <message id> <offset>` or `confirmed <position>`.
 """
 
 from __future__ import annotations

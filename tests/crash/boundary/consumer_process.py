@@ -1,9 +1,9 @@
 """Real consumer processes of a boundary, which are really killed.
 
-Run as `python boundary_consumer_process.py <mode> <strategy> <boundary's url> <directory>`. For each point there is a
-process, forked so that importing takes its time once. It consumes as `consumer-<number>` into `<number>.db` and dies
-by its own SIGKILL, at the fatal fact or at the confirm of that fact's batch. How each ended is written out, a line
-each. Nothing in the product knows of these points: the processes change their own copy of the code.
+Run as `python consumer_process.py <mode> <strategy> <boundary's url> <directory>`. Each point gets a process, forked so
+imports happen only once. It consumes as `consumer-<number>` into `<number>.db` and kills itself with SIGKILL, at the
+fatal fact or at the confirm of that fact's batch. A line of output says how each ended. The product knows nothing of
+these points: the processes patch their own copy of the code.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ POINTS = {
     "before confirm": (6, 3),
     "after confirm": (6, 6),
 }
-"""The last outcome that is durable then, and where the cursor stands."""
+"""The last durable outcome, and the position of the cursor."""
 STRATEGIES: dict[str, Callable[[str], Any]] = {
     "once per id": OncePerId,
     "latest per key": lambda name: LatestPerKey(name, key=lambda fact: fact.fact.subject),
@@ -58,7 +58,7 @@ class Doomed:
 
 
 def arm(consumer: Any, doomed: Doomed) -> None:
-    """Put the bombs around the confirm."""
+    """Kill the process around the confirm."""
     real = consumer._confirm
 
     async def confirm(offset: int) -> None:
@@ -70,7 +70,7 @@ def arm(consumer: Any, doomed: Doomed) -> None:
 
 
 def arm_persisting(doomed: Doomed, name: str) -> None:
-    """Put the bomb behind the commit of a fact."""
+    """Kill the process after the commit of a fact."""
     real = getattr(consuming, name)
 
     def attempts(handler: Any, engine: Any) -> Any:
@@ -137,7 +137,7 @@ async def consume_async(doomed: Doomed, strategy: str, url: str, name: str, data
 
 
 def forked(mode: str, point: str, *where: str) -> int:
-    """The id of a process that consumes until it dies."""
+    """Fork a process that consumes until it dies; returns its id."""
     child = os.fork()
     if child:
         return child

@@ -1,7 +1,7 @@
 """A real process that appends to a boundary on JetStream, for the crash tests to kill.
 
-Run as `python boundary_jetstream_worker.py <nats url> <name> <first number>`. It appends facts m<number> and writes
-each `number offset` when it is answered, until it is killed.
+Run as `python jetstream_worker.py <nats url> <name> <first number>`. It appends facts m<number>, and prints
+`number offset` for each answer, until it is killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Consumers and the boundary die at the worst moment: every fact has its outcome once, and none is lost."""
+"""Consumers and the boundary die at the worst moment: every fact takes effect once, and none is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNT = 8
 
 
 class Server:
-    """A boundary in a process of its own, always at the same address."""
+    """A boundary in another process, always at the same address."""
 
     def __init__(self, directory: Path) -> None:
         self._arguments = [str(directory / "boundary"), str(directory / "connections")]
@@ -62,7 +62,7 @@ def append(server: Server) -> None:
 
 
 def new_database(path: Path) -> Path:
-    """Its table takes doubles, so that they are seen."""
+    """Its table allows duplicates, to make them visible."""
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE effects (at_offset INTEGER)")
     return path
@@ -74,7 +74,7 @@ def effects(database: Path) -> list[int]:
 
 
 def cursor(server: Server, name: str) -> int:
-    """Where it stands, from outside: the next fact is the one after it."""
+    """The position of the cursor, from outside: that of the next fact, minus one."""
     with BoundaryClient(server.url) as client:
         facts = client.fetch(name, 1).facts
         return facts[0].offset - 1 if facts else COUNT
@@ -118,7 +118,7 @@ def test_a_boundary_killed_while_a_batch_is_applied_has_it_come_again_without_a_
     assert effects(Path(where[-1])) == [1, 2, 3, 4, 5, 6]
     server.kill()
     server.start()
-    assert cursor(server, "consumer") == 3, "what was confirmed has survived"
+    assert cursor(server, "consumer") == 3, "confirms survive"
     run(mode, Doomed("nowhere"), *where)
     assert effects(Path(where[-1])) == list(range(1, COUNT + 1))
     assert cursor(server, "consumer") == COUNT

@@ -1,7 +1,7 @@
-"""A disk that is full, and a directory that is read-only: typed errors, nothing half written, and then it goes on.
+"""A full disk and a read-only directory: typed errors, no partial writes, and recovery.
 
 A limit on the size of files, set on a running server from outside, stands for the full disk: the kernel refuses the
-write in the same place. The server gives up its rights first where the tests run as root, whom no permission stops.
+write in the same place. If the tests run as root, which no permission stops, the server drops its rights first.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Site:
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A directory that the server may use when it has given up its rights: pytest's own are closed to others."""
+    """A directory that the server may use after dropping its rights: pytest's own are closed to other users."""
     directory = Path(tempfile.mkdtemp(prefix="onceward-disk-"))
     if os.getuid() == 0:
         os.chown(directory, NOBODY, NOBODY)
@@ -88,7 +88,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 @pytest.fixture
 def humble(home: Path) -> Iterator[Site]:
-    """One whom permissions stop."""
+    """A server that permissions stop."""
     site = Site(home / "data", "humble")
     yield site
     site.stop()
@@ -110,7 +110,7 @@ def test_a_full_disk_refuses_appends_keeps_what_is_there_and_takes_more_when_the
             return list(await asyncio.gather(*(append(client, number) for number in range(300))))
 
     with BoundaryClient(site.url) as client:
-        client.fetch("reader", 1)  # which makes its name known, for which there must be space
+        client.fetch("reader", 1)  # which registers its name, so it needs space
     site.limit_files(200_000)
     outcomes = asyncio.run(append_all())
     refused = [each for each in outcomes if isinstance(each, BoundaryError)]

@@ -1,4 +1,4 @@
-"""Servers of a boundary on JetStream die, and NATS itself: what was answered is there once, with no offset left out."""
+"""Servers of a boundary on JetStream die, and NATS too: every answered fact is there once, without gaps in offsets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 async def check(store: JetStreamBoundaryStore, answered: Iterable[tuple[int, int]]) -> None:
-    """The log has each fact that was answered at its offset, each id once, and no hole."""
+    """The log has each answered fact at its offset, each id once, and no gap."""
     log: dict[int, str] = {}
     while page := await store.read(len(log), 1000):
         for record in page:
@@ -41,7 +41,7 @@ async def check(store: JetStreamBoundaryStore, answered: Iterable[tuple[int, int
 
 
 class Load:
-    """Appenders of single facts and of many in order, which try again until they are answered, and a reader."""
+    """Appenders of single facts and of batches, which retry until they get an answer, and a reader."""
 
     def __init__(self, stores: list[JetStreamBoundaryStore]) -> None:
         self.stores = stores
@@ -149,7 +149,7 @@ def test_nats_killed_and_restarted_under_load_loses_nothing_and_all_goes_on() ->
 
 @pytest.mark.req("BC-16", "BC-26")
 def test_one_node_of_a_cluster_killed_under_load_loses_nothing_and_appends_resume() -> None:
-    """First the leader of the stream, then, with that one back, a follower."""
+    """First the leader of the stream, then, after it is back, a follower."""
 
     async def main() -> None:
         with servers.nats_cluster() as nodes:
@@ -200,5 +200,5 @@ async def _put(store: JetStreamBoundaryStore, number: int) -> tuple[ObjectRef, b
 
 
 def _whole(lines: list[str]) -> list[str]:
-    """Without one that its process did not come to write to its end."""
+    """Without a last line that the process did not finish."""
     return [line for line in lines if line.endswith("\n")]

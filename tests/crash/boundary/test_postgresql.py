@@ -1,4 +1,4 @@
-"""Servers on one PostgreSQL are killed under load, and PostgreSQL itself: what was answered is there, once."""
+"""Servers on one PostgreSQL are killed under load, and PostgreSQL itself: every answered fact is there, once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def server(place: StorePlace, name: str, count: int = 0) -> Iterator[subprocess.
 
 
 def killed_after(process: subprocess.Popen[str], lines: int) -> list[list[str]]:
-    """What it had said until then, to the last line that it ended."""
+    """Its output until then, up to the last complete line."""
     assert process.stdout is not None
     said = [process.stdout.readline() for _ in range(lines)]
     process.send_signal(signal.SIGKILL)
@@ -51,7 +51,7 @@ def killed_after(process: subprocess.Popen[str], lines: int) -> list[list[str]]:
 
 
 async def whole_log(store: BoundaryStore) -> dict[str, int]:
-    """Offsets by message id. There is no hole, and no id twice."""
+    """Offsets by message id. Checks that there is no gap and no id twice."""
     found: dict[str, int] = {}
     after = 0
     while records := await store.read(after, 1000):
@@ -83,7 +83,7 @@ def test_two_servers_killed_again_and_again_lose_nothing_that_was_answered(place
         assert offsets.items() <= found.items()
         positions = {cursor.name: cursor.offset for cursor in await store.cursors()}
         assert positions.keys() == confirmed.keys()
-        # A confirm may have been written and not answered.
+        # A confirm may have been written but not answered.
         assert all(confirmed[name] <= position <= len(found) for name, position in positions.items())
         again = await store.append(fact(min(offsets)))
         assert (again.offset, again.duplicate) == (offsets[min(offsets)], True)
@@ -96,7 +96,7 @@ def test_two_servers_killed_again_and_again_lose_nothing_that_was_answered(place
 
 @pytest.mark.req("BC-16")
 def test_postgresql_restarted_under_load_is_taken_up_again_by_itself() -> None:
-    """Whoever is refused repeats it with the same id, as the contract says. Nobody opens the store again."""
+    """A caller that gets an error repeats with the same id, as the contract says. The store is not reopened."""
     with own_postgres() as postgres:
         asyncio.run(_restarted_under_load(postgres))
 

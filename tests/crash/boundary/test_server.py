@@ -1,4 +1,4 @@
-"""The boundary's server killed with -9 under load, again and again; and artifacts larger than anybody's memory."""
+"""The boundary server killed with -9 under load, again and again; and artifacts larger than memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GIGABYTE = 1024**3
 
 
 class Process:
-    """A server in a process of its own, on a directory that outlives it."""
+    """A server in another process, on a directory that outlives it."""
 
     def __init__(self, directory: Path) -> None:
         self._process = subprocess.Popen(
@@ -53,7 +53,7 @@ class Process:
 
     @property
     def peak(self) -> int:
-        """The most memory it has had, in bytes."""
+        """Its peak memory, in bytes."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         found = re.search(r"VmHWM:\s+(\d+) kB", status)
         assert found is not None
@@ -70,7 +70,7 @@ def server(directory: Path) -> Iterator[Process]:
 
 
 class Load:
-    """Clients that append and confirm until the server dies, and remember what they were told."""
+    """Clients that append and confirm until the server dies, and remember every answer."""
 
     def __init__(self) -> None:
         self.told: dict[str, int] = {}
@@ -79,7 +79,7 @@ class Load:
         self._unanswered: list[str] = []
 
     async def run(self, url: str, process: Process, after: int) -> None:
-        """The server is killed once so many more have been answered."""
+        """Kill the server after this many more answers."""
         enough = asyncio.Event()
         goal = len(self.told) + after
         async with AsyncBoundaryClient(url, timeout=30) as client:
@@ -134,8 +134,8 @@ def test_twenty_kills_under_load_lose_no_answered_fact_and_double_none(tmp_path:
         assert [fact.offset for fact in facts] == list(range(1, len(facts) + 1)), "gap-free"
         found = {fact.message_id: fact.offset for fact in facts}
         assert len(found) == len(facts), "none is there twice"
-        assert found.items() >= load.told.items(), "all that were answered, where they were said to be"
-        # A confirm whose answer was lost may have moved the cursor further than anybody was told.
+        assert found.items() >= load.told.items(), "every answered fact, at its offset"
+        # A confirm whose answer was lost may have moved the cursor further than any client knows.
         cursor = client.confirm("c", 0)
         assert load.confirmed <= cursor <= load.confirmed + 5
     assert len(load.told) >= KILLS * 5

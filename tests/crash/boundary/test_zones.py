@@ -1,5 +1,5 @@
-"""Zones that lose each other while their receivers are killed with -9; who connects to whom; artifacts larger than what
-anybody may hold in memory; an import that is killed."""
+"""Zones lose each other while their receivers are killed with -9; who connects to whom; artifacts larger than memory;
+an import that is killed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def facts_at(url: str) -> list[StoredFact]:
 
 
 async def last_at(url: str, name: str) -> int:
-    """How long the log is, by a reader that goes along."""
+    """The length of the log, for a reader that follows it."""
     async with AsyncBoundaryClient(url) as client:
         while page := (await client.fetch(name, 1000)).facts:
             await client.confirm(name, page[-1].offset)
@@ -67,7 +67,7 @@ def message(zone: str, number: int) -> tuple[Envelope, Fact]:
 
 
 async def say_more(url: str, zone: str) -> None:
-    """Some with artifacts, and some twice, as producers do that heard no answer."""
+    """Some with artifacts, and some twice, like producers that got no answer."""
     numbers = iter([*range(FACTS - BY_RPC, FACTS), *DUPLICATES])
     async with AsyncBoundaryClient(url) as client:
 
@@ -96,7 +96,7 @@ def test_a_partition_and_receivers_killed_before_their_confirm_lose_and_double_n
             running = [plant, hq]
             try:
                 to_plant.target, to_hq.target = plant.url, hq.url
-                # Cut off from each other, both take and give all that they are asked for.
+                # Cut off from each other, both accept appends and serve fetches.
                 await asyncio.gather(say_more(plant.url, "plant"), say_more(hq.url, "hq"))
                 for way in (to_plant, to_hq):
                     way.heal()
@@ -137,7 +137,7 @@ def test_a_partition_and_receivers_killed_before_their_confirm_lose_and_double_n
 
 
 def outbound(pid: int, listening: int) -> list[str]:
-    """Connections of a process that it has opened itself: their local port is not the one that it listens on."""
+    """Connections that a process has opened itself: their local port is not the one it listens on."""
     sockets = set()
     for descriptor in os.scandir(f"/proc/{pid}/fd"):
         try:
@@ -162,7 +162,7 @@ def test_the_source_opens_no_connection_of_its_own(tmp_path: Path) -> None:
             assert outbound(plant.pid, port) == []
             if len(here.fetch("watcher", 100).facts) >= 30:
                 break
-        assert outbound(hq.pid, int(hq.url.rpartition(":")[2])) != []  # as it is seen where one pulls
+        assert outbound(hq.pid, int(hq.url.rpartition(":")[2])) != []  # as the puller sees it
 
 
 def test_an_artifact_is_never_whole_in_memory(tmp_path: Path) -> None:

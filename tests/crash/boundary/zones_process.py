@@ -1,5 +1,5 @@
-"""A zone as a process of its own: its server, and a link that pulls into it; and an import. Both can be made to die, as
-SIGKILL ends a process, in the very moment between what is durable here and what is said about it."""
+"""A zone as a process: its server, and a link that pulls into it; and an import. Both can be killed with SIGKILL, right
+between a durable write and its confirm."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEADLINE = 60.0
 
 
 def fill(directory: Path, messages: Sequence[tuple[Envelope, Fact]]) -> None:
-    """Facts that a zone has before its process runs."""
+    """Facts that a zone has before its process starts."""
 
     async def append() -> None:
         store = SqliteBoundaryStore(directory)
@@ -43,7 +43,7 @@ def die() -> None:
 
 
 class Mortal(AsyncBoundaryClient):
-    """Dies when it is to confirm for this time: what it would confirm is appended."""
+    """Dies at this confirm: the facts it would confirm are appended."""
 
     confirms_left = 0
 
@@ -74,7 +74,7 @@ class ZoneProcess:
 
     @property
     def peak(self) -> int:
-        """The most memory it has had, in bytes."""
+        """Its peak memory, in bytes."""
         found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
         assert found is not None
         return int(found[1]) * 1024
@@ -110,7 +110,7 @@ def _serve(directory: Path, zone: str, source: str | None, die_at: int, tell: Co
 
 
 def import_in_process(directory: Path, bundle: Path, zone: str, die_after: int) -> bool:
-    """Whether it got to the end; it dies after so many appends of a page."""
+    """Whether it finished; it dies after this many appends of a page."""
     process = _forking.Process(target=_import, args=(directory, bundle, zone, die_after))
     process.start()
     process.join(DEADLINE)

@@ -1,6 +1,6 @@
-"""A real consumer of a boundary for the crash tests: an engine with an inbox, which is told where to die, and does.
+"""A real consumer of a boundary for the crash tests: an engine with an inbox that dies where its arguments say.
 
-Nothing in the product knows of these points: the process changes its own copy of a connector.
+The product knows nothing of these points: the process patches its own copy of a connector.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONTRACT = Contract(
     event_types=["made"],
     owner_team="payments",
     idempotency_mechanism="dedup row and bill in one transaction",
-    lease=1.0,  # what a killed worker has started is kept from others for so long
+    lease=1.0,  # for this long, other workers may not take what a killed worker has started
     poison_after=100,
 )
 
@@ -44,7 +44,7 @@ class Orders:
     point: str | None = None
     """handler, settle, confirm, confirmed, buried; None: it lives."""
     after: int = 0
-    """How often the point is passed before."""
+    """How often it passes the point before it dies."""
     letters: bool = False
 
 

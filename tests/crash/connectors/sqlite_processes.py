@@ -1,7 +1,7 @@
 """Real processes for the crash tests of the SQLite queue, which are really killed.
 
-Run as `python sqlite_processes.py <what> <path> <seconds>`. The last is how far the process's clock is ahead,
-so that a test can be past a lease without waiting for it. What a process has to say is one word a line.
+Run as `python sqlite_processes.py <what> <path> <seconds>`. The process's clock is ahead by <seconds>, so a test can be
+past a lease without waiting for it. Output is one word per line.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def fetch_and_hang(queue: SqliteConnector) -> None:
 
 
 def consume(queue: SqliteConnector) -> None:
-    """Until nothing is available. Dies of poison."""
+    """Consume until nothing is available. Poison kills the process."""
     while batch := queue.fetch_transactions(5):
         if any(transaction.payload == "poison" for transaction in batch):
             die()
@@ -87,7 +87,7 @@ def die_between_copy_and_removal_of_a_burial(queue: SqliteConnector) -> None:
 
 
 def fork_and_share(queue: SqliteConnector) -> None:
-    """Parent and child go on with the connector the parent had opened."""
+    """Parent and child both use the connector that the parent opened."""
     queue.dispatch_transactions([Transaction(payload=number) for number in range(200)])
     fetched = queue.fetch_transactions(1)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""Consumers of a boundary are killed in the midst of their batches: every fact has its effect once, none is lost."""
+"""Consumers of a boundary are killed in the middle of their batches: every fact takes effect once, and none is lost."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Site:
         return process
 
     def ends(self, **orders: Any) -> int:
-        """How its process ended."""
+        """Its exit code."""
         process = self.start(**orders)
         process.join(PATIENCE)
         assert process.exitcode is not None
@@ -103,7 +103,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
 def test_a_consumer_killed_in_the_midst_of_a_batch_loses_nothing_and_doubles_nothing(
     site: Site, point: str
 ) -> None:
-    """In the handler before its commit, after commits before they are told, before and after the cursor moves."""
+    """In the handler before its commit, after commits before they are settled, before and after the cursor moves."""
     site.append(*range(1, FACTS + 1))
     assert site.ends(point=point, after=7 if point == "handler" else 0) == -signal.SIGKILL
     done = site.effects()
@@ -115,7 +115,7 @@ def test_a_consumer_killed_in_the_midst_of_a_batch_loses_nothing_and_doubles_not
 
 @pytest.mark.req("BC-27")
 def test_consumers_killed_again_and_again_while_facts_come_in(site: Site) -> None:
-    """Two of one name at a time, which see the same facts."""
+    """Two with one name at a time, which see the same facts."""
     site.append(*range(1, 31))
     workers = [site.start(), site.start()]
     for number in range(31, 91, 10):
@@ -133,7 +133,7 @@ def test_a_consumer_killed_between_burying_and_confirming_makes_one_letter(site:
     site.append(*range(1, 21))
     assert site.ends(point="buried", after=0, letters=True) == -signal.SIGKILL
     assert site.query("SELECT message_id, deaths FROM onceward_dead_letters") == [(f"m{REFUSED}", 1)]
-    assert site.cursor() < REFUSED, "the cursor had passed it before"
+    assert site.cursor() < REFUSED, "the cursor had passed it already"
     site.drain(20, letters=True)
     assert site.query("SELECT message_id, status FROM onceward_dead_letters") == [(f"m{REFUSED}", "open")]
     assert site.effects() == Counter(set(range(1, 21)) - {REFUSED})

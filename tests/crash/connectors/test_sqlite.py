@@ -1,4 +1,4 @@
-"""Processes die at the worst moment; the SQLite queue loses nothing and doubles nothing it need not."""
+"""Processes die at the worst moment; the SQLite queue loses nothing, and duplicates no more than it must."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def connect(path: Path, ahead: float = 0.0, **settings: Any) -> SqliteConnector:
 
 
 def said(process: subprocess.Popen[str]) -> list[str]:
-    """All it had to say, once it has ended."""
+    """Its whole output, after it has ended."""
     return process.communicate(timeout=60)[0].split()
 
 

@@ -1,4 +1,4 @@
-"""Killed while burying, redriving or working on a redriven letter: nothing is lost, and nothing happens twice."""
+"""Killed while burying, redriving or processing a redriven letter: nothing is lost, and nothing happens twice."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_killed_with_a_redriven_letter_in_hand(site: LetterSite, point: str) -> 
     site.send("bad")
     site.run(worker.consume)
     site.run(worker.redrive)
-    site.run(worker.consume, point, mended=True)
+    site.run(worker.consume, point, fixed=True)
     assert site.bills() == ([] if point == "handling" else ["bad"])
     assert site.letter().status is (Status.RESOLVED if point == "settled" else Status.REDRIVEN)
     site.work_until(site.is_resolved)

@@ -1,4 +1,4 @@
-"""The processes of the crash tests of dead letters. Each kills itself at the point it is told."""
+"""The processes of the dead-letter crash tests. Each kills itself at the named point."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONTRACT = Contract(
     idempotency_mechanism="bill and dedup row in one transaction",
     lease=LEASE,
 )
-MENDED = Rca(category="business", root_cause="the account was missing", fix_ref="v2")
+FIXED = Rca(category="business", root_cause="the account was missing", fix_ref="v2")
 
 
 class Orders(NamedTuple):
@@ -36,7 +36,7 @@ class Orders(NamedTuple):
     connect_args: dict[str, Any]
     point: str = ""
     """Where the process kills itself."""
-    mended: bool = False
+    fixed: bool = False
 
 
 def die(*_: Any) -> None:
@@ -50,14 +50,14 @@ class Billing(ConsumerTask):
     def process_transaction(self, transaction: Transaction, session: Any) -> None:
         session.execute("INSERT INTO bills VALUES (:id)", {"id": transaction.id})
         if transaction.id.startswith("bad"):
-            if not self.orders.mended:
+            if not self.orders.fixed:
                 raise TransactionException("no such account", ExceptionCategory.BUSINESS)
             if self.orders.point == "handling":
                 die()
 
 
 def consume(orders: Orders) -> None:
-    """Until there is nothing more."""
+    """Consume until the source is empty."""
     wrapper.CHECK_EVERY = 0.0
     arm(orders.point)
     engine = create_engine(orders.url, connect_args=orders.connect_args)
@@ -74,15 +74,15 @@ def redrive(orders: Orders) -> None:
     arm(orders.point)
     letters = DeadLetters(create_engine(orders.url, connect_args=orders.connect_args))
     wanted = Filter(consumer="billing", event_type="order.paid")
-    letters.redrive(wanted, rca=MENDED, operator="ann", rate=1000, redrive_id="click")
+    letters.redrive(wanted, rca=FIXED, operator="ann", rate=1000, redrive_id="click")
 
 
 def arm(point: str) -> None:
-    if point == "burying":  # the row is written, and nothing is committed
+    if point == "burying":  # the row is written, but not committed
         after(burial, "bury")
     elif point == "buried":
         after_async(DeadLetterOperations, "bury")
-    elif point == "settling":  # the handler's writes are committed, and the store does not know
+    elif point == "settling":  # the handler's writes are committed, but the store does not know
         DeadLetterOperations.settle = die  # type: ignore[method-assign, assignment]
     elif point == "settled":
         after_async(DeadLetterOperations, "settle")

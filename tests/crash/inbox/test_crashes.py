@@ -1,4 +1,4 @@
-"""Consumers are killed at every point, and their database with them: each event has its effect once, none is lost."""
+"""Consumers are killed at every point, and their database too: every event takes effect once, and none is lost."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_transactional_consumer_killed_at_any_point(
 def test_an_effectful_consumer_killed_at_any_point(
     site: InboxSite, point: str, keyed: bool, asynchronous: bool
 ) -> None:
-    """The provider heeds the key, or `reconcile` asks it: either way it charges once."""
+    """The provider honors the key, or `reconcile` asks it: either way it charges once."""
     told: dict[str, Any] = {"mode": "effectful", "keyed": keyed, "asynchronous": asynchronous}
     site.send(*EVENTS)
     site.dies(point=point, **told)
@@ -164,7 +164,7 @@ def test_eight_processes_get_the_same_events_at_once(site: InboxSite, mode: str)
     assert [site.dead_letters(f"{name}.db") for name in workers] == [[]] * 8
 
 
-# ── an event that kills ─────────────────────────────────────────────────────────────────────────────────
+# ── poison ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("CC-051", "CC-022")
@@ -202,7 +202,7 @@ def check_poison(site: InboxSite, starts: int) -> None:
     assert len(site.said("reached")) == starts
 
 
-# ── one consumer and another ────────────────────────────────────────────────────────────────────────────
+# ── isolation ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("CC-022")
@@ -235,16 +235,16 @@ def test_a_consumer_that_crashes_or_hangs_changes_nothing_for_another(site: Inbo
     site.check_nothing_is_stuck()
 
 
-# ── the power goes ──────────────────────────────────────────────────────────────────────────────────────
+# ── power cuts ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("CC-012")
 @pytest.mark.parametrize("journal", ["wal", "torn wal", "delete"])
 def test_a_file_that_was_cut_off_anywhere_has_both_rows_or_neither(tmp_path: Path, journal: str) -> None:
-    """Writers are frozen at random moments, and their files copied: such a copy is what a power cut leaves.
+    """Writers are frozen at random moments, and their files copied: what a power cut leaves behind.
 
-    A torn copy loses some of the log's end as well; without checkpoints, that is what a disk may do that had not
-    written it yet.
+    A torn copy also loses some of the log's end; without checkpoints, that is what a disk may lose that had not written
+    it yet.
     """
     chance = random.Random(journal)
     with InboxSite.on_sqlite(tmp_path) as site:
@@ -300,12 +300,12 @@ def copied(database: Path, folder: Path) -> Path:
     return folder / database.name
 
 
-# ── the database goes ───────────────────────────────────────────────────────────────────────────────────
+# ── database outages ────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("CC-012", "CC-022")
 def test_postgresql_restarted_under_load(tmp_path: Path) -> None:
-    """Nothing is lost, nothing doubled, and nothing becomes a dead letter by it."""
+    """Nothing is lost, nothing doubled, and no event is dead-lettered because of it."""
     ids = [f"event-{number}" for number in range(800)]
     with own_postgres() as server, InboxSite.on_postgresql(tmp_path, server.url) as site:
         site.send(*ids)

@@ -1,4 +1,4 @@
-"""Consumers are frozen, overtaken, wrong about the time and asked to leave: whoever lost an event changes nothing."""
+"""Consumers are frozen, overtaken, wrong about the time or told to stop: an attempt without a lease changes nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_zombie_commits_nothing(site: InboxSite, point: str) -> None:
     assert by(site) == [(TARGET, "other")]
     thaw(zombie)
     site.go()
-    site.send("later")  # it goes on with its life
+    site.send("later")  # it continues normally
     until(site.is_drained)
     stop(zombie)
     assert by(site) == [("later", "zombie"), (TARGET, "other")]
@@ -70,7 +70,7 @@ def test_a_zombie_commits_nothing(site: InboxSite, point: str) -> None:
 def test_a_claim_that_somebody_else_had_in_between_is_lost_even_if_it_is_free_again(
     site: InboxSite, heartless: bool
 ) -> None:
-    """The zombie, another that claims and dies, and then nobody: all looks as at first, and is not."""
+    """The zombie, then a worker that claims and dies, then none: the ledger looks as before, but is not."""
     site.send(TARGET)
     told: dict[str, Any] = {"mode": "effectful", "lease": SHORT_LEASE}
     zombie = site.start("zombie", point="calling", waits=True, heartless=heartless, **told)
@@ -88,7 +88,7 @@ def test_a_claim_that_somebody_else_had_in_between_is_lost_even_if_it_is_free_ag
     assert site.said("handling", by="zombie") == [
         TARGET,
         TARGET,
-    ]  # fenced off once, then by a claim of its own
+    ]  # fenced off once, then by its own claim
     assert site.charges() == Counter([TARGET])
     [(key, token)] = site.ask("SELECT effect_key, lock_token FROM onceward_effects")
     assert token == 1
@@ -102,7 +102,7 @@ def test_a_claim_that_somebody_else_had_in_between_is_lost_even_if_it_is_free_ag
 def test_while_a_frozen_consumer_holds_an_event_others_are_busy_and_acknowledge_nothing(
     site: InboxSite, end: str
 ) -> None:
-    """On SQLite it holds the whole database: that is busy, too, and no failed attempt."""
+    """On SQLite it locks the whole database: that is also busy, and not a failed attempt."""
     if site.is_sqlite:
         site.connect_args = {"timeout": 0.1}
     others = [site.start(name, queue="others.db", max_deliveries=2) for name in ("one", "two")]
@@ -142,10 +142,11 @@ def test_while_a_frozen_consumer_holds_an_event_others_are_busy_and_acknowledge_
 
 
 def test_who_is_slow_and_alive_keeps_its_events(tmp_path: Path, postgres_url: str) -> None:
-    """A handler that takes several leases, and others of its batch that wait for their turn. Neither does the source
-    give them to another worker, nor the inbox to one that has copies of them.
+    """A handler that takes several leases, while others of its batch wait for their turn. Neither the source nor the
+    inbox gives them to another worker.
 
-    Stores and modes at the same time, to save time: two of them are the same events in two schemas of one database.
+    Stores and modes run at the same time, to save time: two of them have the same events in two schemas of one
+    database.
     """
     lease, ids = 2.0, [TARGET, "second", "third"]
     kinds = [("sqlite", "effectful"), ("postgresql", "effectful"), ("postgresql", "transactional")]
@@ -166,7 +167,9 @@ def test_who_is_slow_and_alive_keeps_its_events(tmp_path: Path, postgres_url: st
             processes.append(site.start("slow", mode=mode, lease=lease, point=point, waits=True))
             until(lambda site=site: site.said("reached"))  # type: ignore[misc]
             processes.append(site.start("idle", mode=mode, lease=lease))
-            copies = [TARGET] if mode == "effectful" else ids  # an effectful one claims when its turn comes
+            copies = (
+                [TARGET] if mode == "effectful" else ids
+            )  # an effectful consumer claims when its turn comes
             site.send(*copies, queue="copies.db")
             processes.append(site.start("copycat", mode=mode, lease=lease, queue="copies.db"))
             sites.append((site, copies))
@@ -193,7 +196,7 @@ FAST, SLOW = 300.0, -300.0
 def test_a_wrong_clock_takes_no_event_from_another(
     postgresql: InboxSite, mode: str, skew: float, other_skew: float
 ) -> None:
-    """Both have copies of all events. To the clock of one, the lease of the other ran out long ago."""
+    """Both have copies of all events. By the clock of one, the lease of the other expired long ago."""
     site = postgresql
     ids = [TARGET, *(f"event-{number}" for number in range(10))]
     for queue in ("holder.db", "other.db"):
@@ -225,7 +228,7 @@ def test_the_lease_of_the_dead_runs_out_whatever_their_clock_said(
     assert site.effects() == site.charges() == Counter([TARGET])
 
 
-# ── asked to leave ──────────────────────────────────────────────────────────────────────────────────────
+# ── told to stop ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("CC-051")

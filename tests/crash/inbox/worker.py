@@ -1,7 +1,7 @@
-"""A real consumer process for the crash tests of the inbox: it is told where to die or to wait, and does.
+"""A real consumer process for the inbox crash tests, which dies or waits where its orders say.
 
-Nothing in the product knows of these points: the process changes its own copy of the code, in `arm`. What it does is
-written to files that outlive it: the journal says which handlers ran, the provider's file who was charged.
+The product knows nothing of these points: the process patches its own copy of the code, in `arm`. What it does is
+written to files that outlive it: the journal says which handlers ran, the provider's file which events were charged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from onceward.task.mixins.policies import (
 from onceward.transaction import Settlement, Verdict
 
 TARGET = "the-one"
-"""The event to which it happens."""
+"""The event that it happens to."""
 
 DEBIT = "INSERT INTO debits (id, worker) VALUES (:id, :worker)"
 CREDIT = "INSERT INTO credits (id, worker) VALUES (:id, :worker)"
@@ -52,7 +52,7 @@ DONE = "SELECT count(*) FROM credits WHERE id = :id"
 
 @dataclass(frozen=True)
 class Orders:
-    """What a worker is told."""
+    """The orders of a worker."""
 
     folder: Path
     url: str
@@ -63,14 +63,14 @@ class Orders:
     mode: Any = "transactional"
     asynchronous: bool = False
     point: str = ""
-    """Where something happens to the target: see `arm` and the handlers."""
+    """The point where it happens to the target: see `arm` and the handlers."""
     waits: bool = False
     """At that point it waits for the file `go` instead of killing itself."""
     waits_to_begin: bool = False
     keyed: bool = True
-    """The provider heeds keys; if not, `reconcile` asks it."""
+    """The provider honors keys; if not, `reconcile` asks it."""
     lease: float = 30.0
-    """Of contract and source."""
+    """The lease of contract and source."""
     heartless: bool = False
     """It never renews the contract's lease."""
     poison_after: int = 3
@@ -82,7 +82,7 @@ class Orders:
     skew: float = 0.0
     """Seconds by which its clock is wrong."""
     checked: bool = False
-    """Look at each acknowledgement: is what it acknowledges there for others to see?"""
+    """Check at each acknowledgement whether others can see the effect."""
 
 
 def contract_of(orders: Orders) -> Contract:
@@ -98,7 +98,7 @@ def contract_of(orders: Orders) -> Contract:
 
 
 class Provider:
-    """Somebody outside. What was charged is on disk when `charge` returns."""
+    """The outside world. A charge is on disk when `charge` returns."""
 
     def __init__(self, path: Path, keyed: bool) -> None:
         self._path = path
@@ -128,7 +128,7 @@ class Worker:
         self._go = orders.folder / "go"
 
     def say(self, word: str, about: str = "") -> None:
-        """One line of the journal, whole or not at all."""
+        """Write one line of the journal, completely or not at all."""
         line = f"{self.orders.name} {word} {about}\n".encode()
         journal = os.open(self.orders.folder / "journal", os.O_APPEND | os.O_CREAT | os.O_WRONLY)
         os.write(journal, line)
@@ -147,7 +147,7 @@ class Worker:
         while not self._go.exists():
             time.sleep(0.01)
 
-    # ── the parts of both handlers ──────────────────────────────────────────────────────────────────────
+    # ── what both handlers share ────────────────────────────────────────────────────────────────────────
 
     def values(self, tracking_id: str) -> dict[str, str]:
         return {"id": tracking_id, "worker": self.orders.name}
@@ -210,7 +210,7 @@ class AsyncBilling(AsyncConsumerTask):
 
 
 class CheckedConnector(SqliteConnector):
-    """Says so if something is acknowledged that others cannot see yet."""
+    """Report an acknowledgement whose effect others cannot see yet."""
 
     worker: Worker
     database: Any
@@ -228,7 +228,7 @@ class CheckedConnector(SqliteConnector):
 
 
 def arm(worker: Worker) -> None:
-    """The points in the inbox itself; those in the handlers are `calling`, `called`, `writing` and `written`."""
+    """The points in the inbox; those in the handlers are `calling`, `called`, `writing` and `written`."""
     reached = worker.reached
 
     def fetched(self: Any, batch: Sequence[Transaction], *_: Any) -> None:
@@ -248,7 +248,7 @@ def arm(worker: Worker) -> None:
 
     def left(point: str) -> Callable[..., None]:
         def left(self: Any, *about: Any) -> None:
-            if about[-1] is None:  # no error
+            if about[-1] is None:  # not an error
                 reached(point, self.event.tracking_id)
 
         return left
@@ -326,7 +326,7 @@ def consume(worker: Worker) -> None:
         time.time = lambda: true_time() + orders.skew
     engine = create_engine(orders.url, connect_args=orders.connect_args)
     connector = CheckedConnector if orders.checked else SqliteConnector
-    # The source's clock is right: it is the inbox that must not care.
+    # The source's clock is right: only the inbox's is wrong.
     source = connector(
         orders.folder / orders.queue,
         lease=orders.lease,
@@ -381,7 +381,7 @@ def policy_of(orders: Orders) -> ConsumerPolicy:
             streaming=True,
             empty_queue=EmptyQueuePolicy(backoff=0.02, backoff_cap=0.05),
         ),
-        # A database that is away is asked for again; see `DatabaseUnavailableError`.
+        # Retry while the database is away; see `DatabaseUnavailableError`.
         steps=ConsumerSteps(fetch=FetchPolicy(retry=RetryPolicy(max_attempts=200, backoff=0.2))),
     )
 

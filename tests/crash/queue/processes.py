@@ -1,7 +1,7 @@
-"""Real consumer processes for the crash tests of the queue, which are really killed.
+"""Real consumer processes for the queue crash tests, which are really killed.
 
-Run as `python queue_processes.py <mode> <where it dies> <redis url> <stream> <database>`. It consumes with `run` and
-dies at its third message, by its own SIGKILL, at the place named; `nowhere` consumes until it is stopped by SIGTERM.
+Run as `python processes.py <mode> <where it dies> <redis url> <stream> <database>`. It consumes with `run`, and kills
+itself with SIGKILL at its third message, at the named point; `nowhere` consumes until SIGTERM.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def die() -> NoReturn:
 
 
 def arm(place: str) -> None:
-    """Put the bomb between commit and ack, or behind the ack."""
+    """Kill the process between commit and ack, or after the ack."""
     real = QueueCore.ack_and_read_next
 
     async def ack_and_read_next(self: QueueCore, message: QueueMessage, block_ms: int) -> Any:

@@ -1,4 +1,4 @@
-"""Processes die and Redis restarts at the worst moment: every message has its effect once, and none is lost."""
+"""Processes die and Redis restarts at the worst moment: every message takes effect once, and none is lost."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_sigterm_ends_an_idle_process_in_good_order(redis_url: str, database: Pa
 @pytest.mark.req("QC-05", "QC-15")
 @pytest.mark.parametrize("mode", ["threads", "asyncio"])
 def test_redis_restarted_under_load_loses_nothing(database: Path, mode: str) -> None:
-    """Producer and consumer see QueueErrors, as a host would, and start again; numbers are their own keys."""
+    """Producer and consumer get QueueErrors and start again; numbers are their own keys."""
     total = 1500
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")

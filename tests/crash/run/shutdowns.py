@@ -1,4 +1,4 @@
-"""Many runs under load, each told to stop at a random moment; then what is left is drained, and the books compared."""
+"""Many runs under load, each stopped at a random moment; then the rest is drained, and the books are compared."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tests.support.wait import until_async
 LANES = 2
 """Runs at the same time."""
 SECONDS = 0.002
-"""That a message takes."""
+"""Seconds that a message takes."""
 LONGEST = 0.4
-"""Seconds that a run works at most before it is told to stop."""
+"""The most seconds that a run works before it is stopped."""
 AHEAD = 60
-"""Messages that are there at least, so that there is always load."""
+"""The fewest messages in the queue, so there is always load."""
 
 
 class Shutdowns:
-    """In `directory`, which has to be the working directory; with Redis, if there is a URL, else with SQLite."""
+    """Run in `directory`, which must be the working directory; with Redis if there is a URL, otherwise with SQLite."""
 
     def __init__(self, directory: Path, redis_url: str | None) -> None:
         shutil.copy(Path(__file__).with_name("site_.py"), directory / "site_.py")

@@ -1,4 +1,4 @@
-"""The app of `test_run_shutdown`, copied into a directory of its own: two consumers, one of each mode.
+"""The app of `test_shutdown`, copied into its own directory: two consumers, one of each mode.
 
 A message is a row in `effects`, written through the session, and a line in calls.txt, which no transaction covers.
 RUN_SOURCES has the URLs of the two sources.
@@ -20,7 +20,7 @@ CHARGES, MAILS = os.environ["RUN_SOURCES"].split()
 POLICY = {
     "loop": {
         "concurrency": {"value": 4},
-        "batch": {"size": 8},  # more than run at once: there is always something to give back
+        "batch": {"size": 8},  # more than run at once, so there is always something to return
         "empty_queue": {"backoff": 0.02, "backoff_cap": 0.1},
     }
 }

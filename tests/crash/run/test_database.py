@@ -1,4 +1,4 @@
-"""The database of a run goes away, or takes no writes for a while: it is waited for, and no message pays for it."""
+"""The database of a run goes away or refuses writes for a while: the run waits, and no message suffers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ else:
 
 
 class Charges:
-    """The table of the app, in PostgreSQL, which may be away now and then."""
+    """The app's table in PostgreSQL, which may be away at times."""
 
     def __init__(self, url: str) -> None:
         self._engine = create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
@@ -126,7 +126,7 @@ def test_a_drain_gives_up_on_a_database_that_stays_away(site: Site) -> None:
 
 
 def test_a_database_that_is_read_only_for_a_while_buries_nothing(site: Site) -> None:
-    """As after a failover, when what one is connected to is a standby now."""
+    """As after a failover, when the server has become a standby."""
     (site.directory / "shop.py").write_text(CHARGING.format(asynchronous=site.mode == "asyncio"))
     site.send(*({"id": f"o{number}"} for number in range(100)))
     with own_postgres() as server, closing(Charges(server.url)) as charges:

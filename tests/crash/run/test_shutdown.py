@@ -1,7 +1,7 @@
-"""Runs that are told to stop in the midst of their work, one after the other: nothing is lost, and nothing done twice.
+"""Runs are stopped in the middle of their work, one after another: nothing is lost, and nothing is done twice.
 
-Two runs at a time, as when a new release takes over from the old one. Every run starts a new process, so that the suite
-has only a few; `ONCEWARD_TEST_SHUTDOWNS=50 pytest tests/crash/run/test_shutdown.py` is the long form.
+Two run at a time, as when a new release takes over from the old one. Every run starts a new process, so the suite has
+only a few; `ONCEWARD_TEST_SHUTDOWNS=50 pytest tests/crash/run/test_shutdown.py` is the long form.
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ def test_a_stop_under_load_loses_nothing_and_doubles_nothing(
     monkeypatch.setenv("RUN_SOURCES", " ".join(shutdowns.sources))
     shutdowns.run(ROUNDS)
     assert set(shutdowns.codes) == {0}
-    assert shutdowns.effects() == shutdowns.sent(), "each message has its effect, once"
+    assert shutdowns.effects() == shutdowns.sent(), "each message takes effect once"
     assert shutdowns.calls() == shutdowns.sent(), "and the handler was called once for each"

@@ -1,4 +1,4 @@
-"""Middleware of an app: around every consumer and producer, and printed as it runs."""
+"""Middleware of an app: around every consumer and producer, and printed in its order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONTRACT = Contract(
 
 
 class Seen(Middleware):
-    """Notes which steps ran."""
+    """Records which steps ran."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []

@@ -1,4 +1,4 @@
-"""What comes of an app's producers: all is sent or the caller hears of it, and telemetry knows them by their names."""
+"""An app's producers: all is sent or the caller gets an error, and telemetry uses their names."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from onceward.testing import record
 from tests.support.world import World
 
 AWAY = "redis://:hunter2@127.0.0.1:1/orders"
-"""Where nobody listens."""
+"""An address without a server."""
 
 
 def producing(world: World, sink: Any, app: Onceward | None = None, **more: Any) -> Callable[..., Report]:
-    """A producer `place`, which sends what it is given; to be called as the mode has it."""
+    """A producer `place` that sends its arguments, called in the way of the mode."""
     app = app or Onceward("shop")
     if world.asynchronous:
 

@@ -1,4 +1,4 @@
-"""An app as a whole: its functions produce and consume, on every kind of source, with the same code."""
+"""A complete app: its functions produce and consume, on every kind of source, with the same code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOOK = "INSERT INTO bookings (subject, total) VALUES (:subject, :total)"
 
 
 class Booking(msgspec.Struct):
-    """In the form of a fact, which every source carries."""
+    """In the form of a fact, which every source can carry."""
 
     subject: str
     predicate: str
@@ -135,7 +135,7 @@ def test_the_same_app_runs_on_every_source_and_only_the_url_changes(
     report = consume(app, world)
     assert (report.succeeded, report.failed) == (3, 0)
     assert booked(database) == [1, 2, 3]
-    assert consume(app, world).succeeded == 0, "all is acknowledged"
+    assert consume(app, world).succeeded == 0, "everything is acknowledged"
 
 
 def test_a_payload_that_does_not_fit_goes_to_the_dead_letters_of_the_database(
@@ -158,7 +158,7 @@ def test_a_payload_that_does_not_fit_goes_to_the_dead_letters_of_the_database(
 
 
 def attention(caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
-    """The one line that asks for it."""
+    """The one line that requests it."""
     [line] = [line for line in caplog.records if line.levelno >= logging.WARNING]
     assert vars(line)["task"] == "book"
     return line
@@ -211,7 +211,7 @@ def test_the_engine_of_an_app_goes_by_the_settings_of_the_app(
             return Path(file).read_bytes()
 
     assert produce(app, world, 1).succeeded == 1
-    assert consume(app, world).succeeded == 1, "queue and session are none of the guard's business"
+    assert consume(app, world).succeeded == 1, "the guard ignores queue and session"
     with app.consumers["peek"].source.open(asynchronous=False) as queue:
         queue.dispatch_transactions([Transaction(payload=f"{tmp_path}/queue.db")])
     assert consume(app, world, "peek").failed == 1

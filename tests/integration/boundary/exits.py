@@ -1,7 +1,7 @@
-"""Processes that ask a boundary with the client for asyncio, and end at once.
+"""Processes that call a boundary with the asyncio client, and exit at once.
 
-Run as `python boundary_exits.py <boundary's url> <how many>`. They are forked, so that importing takes its time once.
-How each ended is written out, a line each.
+Run as `python exits.py <boundary's url> <count>`. They are forked, so imports happen only once. A line of output says
+how each ended.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ pytest_plugins = ("tests.support.databases",)
 
 BLOB = b"%PDF a report"
 SCHEDULE = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6]
-"""Seconds; the waits of the guide's ten calls."""
+"""Seconds: the waits between the guide's ten calls."""
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_an_artifact_with_another_digest_or_size_is_an_integrity_error_and_nothi
         consume(world)
     assert "batch-files/B1/report.pdf" in str(caught.value)
     assert world.server.count("confirm") == 0
-    assert world.server.count("get") == 1, "other bytes are no reason to try again"
+    assert world.server.count("get") == 1, "wrong bytes are not retried"
 
 
 def test_without_verification_the_bytes_are_handed_over_as_they_come(world: BoundaryWorld) -> None:
@@ -302,7 +302,7 @@ def test_a_large_artifact_goes_up_and_down_without_being_held_in_memory(
         tracemalloc.stop()
     assert ref.digest == fact.object["digest"]
     assert target.stat().st_size == size
-    assert peak < size / 3, "of client and server together, both in this process"
+    assert peak < size / 3, "client and server together, both in this process"
 
 
 # ── producing ───────────────────────────────────────────────────────────────────────────────────────────
@@ -310,7 +310,7 @@ def test_a_large_artifact_goes_up_and_down_without_being_held_in_memory(
 
 @pytest.fixture
 def strict(sqlite: Database, tmp_path: Path) -> Iterator[BoundaryWorld]:
-    """A boundary that refuses facts whose artifact is not there."""
+    """A boundary that refuses facts whose artifact is missing."""
     with BoundaryWorld(sqlite, tmp_path, BoundarySettings(require_artifacts=True)) as made:
         yield made
 

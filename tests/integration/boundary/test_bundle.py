@@ -1,4 +1,4 @@
-"""Bundles: facts and artifacts carried in a file. What is damaged is refused whole; what is repeated does no harm."""
+"""Bundles: facts and artifacts in a file. Damaged bundles are refused completely; repeated imports are harmless."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
 
 
 class Place:
-    """A zone's directory with a server on it."""
+    """A zone's directory, and a server for it."""
 
     def __init__(self, directory: Path, url: str, client: BoundaryClient) -> None:
         self.directory = directory

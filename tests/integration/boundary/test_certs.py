@@ -1,4 +1,4 @@
-"""`onceward boundary certs`, and a server process with them: its configuration, its options, and who calls it."""
+"""`onceward boundary certs`, and a server process that uses them: its configuration, its options, and its callers."""
 
 from __future__ import annotations
 
@@ -230,7 +230,9 @@ def test_a_server_by_its_configuration_serves_its_peers_and_our_commands_know_ce
         fetched = called("fetch", "--consumer", "c", "--json", env=hq)
         assert "m1" in fetched.stdout
         assert called("append", *OWN, env=hq | files("scada")).stdout == "Appended at offset 2.\n"
-        assert called("append", *OWN, env=hq).exit_code == 1  # only the zone's own producer may speak for it
+        assert (
+            called("append", *OWN, env=hq).exit_code == 1
+        )  # only the zone's own producer may append in its name
         assert json.loads(called("stats", "--json", env=hq).stdout)["last"] == 2
         stranger = hq | files("lab")
         for command in (["fetch", "--consumer", "c"], ["stats"]):

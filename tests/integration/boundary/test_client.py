@@ -1,4 +1,4 @@
-"""The clients of a boundary: every call once, the boundary's own errors, and ids that every retry has again."""
+"""Boundary clients: every call once, the boundary's own errors, and ids that every retry repeats."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def envelope(message_id: str = "message-1") -> Envelope:
     return envelope_for(message_id, from_zone="a", to_zone="b")
 
 
-# ── making one ──────────────────────────────────────────────────────────────────────────────────────────
+# ── creating one ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
@@ -115,7 +115,7 @@ def test_both_clients_have_the_same_methods_with_the_same_parameters() -> None:
 
 
 class Rude:
-    """A server that answers no request: it hangs up, or says nothing at all."""
+    """A server that answers no request: it hangs up, or sends nothing."""
 
     def __init__(self, *, hangs_up: bool) -> None:
         self.requests = 0
@@ -248,7 +248,7 @@ def test_append_until_durable_sends_the_same_id_and_content_again_while_that_may
     world.server.losing["append"] = [Unavailable("cut")]
     given = envelope()
     made = world.client.append_until_durable(given, FACT)
-    assert (made.offset, made.duplicate) == (1, True), "the third was durable, and its answer was lost"
+    assert (made.offset, made.duplicate) == (1, True), "the third was durable, but its answer was lost"
     assert world.server.calls == [("append", given, FACT)] * 4
     assert world.waits == pytest.approx([0.1, 0.2, 0.4])
     assert len(world.admin.fetch(NAME).facts) == 1
@@ -327,7 +327,7 @@ def test_a_writer_that_fails_ends_the_download_with_its_own_error(world: Boundar
     assert world.client.fetch(NAME).facts == ()
 
 
-# ── what a producer makes ───────────────────────────────────────────────────────────────────────────────
+# ── what a producer creates ─────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_what_is_not_json_is_no_fact(value: Any) -> None:
 
 
 def test_a_retry_made_anew_is_the_same_fact(world: BoundaryWorld) -> None:
-    """A producer that crashed and begins again has nothing but the event itself."""
+    """A producer that crashed and restarts has only the event itself."""
     offsets = set()
     for moment in (1, 2):
         id_ = message_id_for("batch", "B1", "completed")
@@ -385,7 +385,7 @@ def test_a_retry_made_anew_is_the_same_fact(world: BoundaryWorld) -> None:
 
 def test_a_cancellation_that_the_library_forgets_is_kept() -> None:
     class Forgetful:
-        """As it behaves when the answer comes at the moment of the cancellation."""
+        """As when the answer arrives at the moment of the cancellation."""
 
         async def fetch_facts(self, request: Any, **_: Any) -> Any:
             with suppress(asyncio.CancelledError):

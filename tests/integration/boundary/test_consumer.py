@@ -1,4 +1,4 @@
-"""The honest boundary consumer: fetch, apply, persist, confirm. In that order, whole batches, nothing swallowed."""
+"""The boundary consumer: fetch, apply, persist, confirm. In that order, whole batches, nothing swallowed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Odd(Exception):
     pass
 
 
-# ── the order of things ─────────────────────────────────────────────────────────────────────────────────
+# ── the order of steps ──────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("BC-04")
@@ -77,8 +77,8 @@ def test_every_fact_is_committed_before_the_one_confirm_of_its_batch(world: Boun
     assert world.server.calls == [
         ("fetch", NAME, 3), ("confirm", NAME, 3), ("fetch", NAME, 3), ("confirm", NAME, 5), ("fetch", NAME, 3)
     ]  # fmt: skip
-    assert commits == [1, 1, 1, 3, 3], "one transaction for each fact, after its fetch and before its confirm"
-    assert seen_at_confirm == [3, 5], "another connection sees the outcomes when the confirm comes"
+    assert commits == [1, 1, 1, 3, 3], "one transaction per fact, after its fetch and before its confirm"
+    assert seen_at_confirm == [3, 5], "another connection sees the outcomes when the confirm arrives"
     assert world.effects() == [1, 2, 3, 4, 5]
 
 
@@ -162,7 +162,7 @@ def test_what_a_handler_raises_leaves_run_as_the_same_object_and_nothing_is_conf
     world: BoundaryWorld, kind: type[BaseException]
 ) -> None:
     if world.asynchronous and kind is not Odd and kind is not KeyError:
-        kind = Odd  # Python itself changes StopIteration in a coroutine, and ends the loop on the others
+        kind = Odd  # Python itself converts StopIteration in a coroutine, and the others end the loop
     world.append(1)
     raised = kind("no")
 
@@ -236,7 +236,7 @@ def test_a_database_that_is_gone_leaves_the_batch_unconfirmed_and_after_recovery
             await session.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
     def hold_the_file(*_: object) -> None:
-        """Another process has SQLite's only lock from after the first fact on."""
+        """Another process takes SQLite's only lock after the first fact."""
         if (
             database.is_sqlite
             and down
@@ -259,7 +259,7 @@ def test_a_database_that_is_gone_leaves_the_batch_unconfirmed_and_after_recovery
         connection.close()
     assert anywhere.effects() == [1]
     anywhere.consumer().run(handler, engine, drain=True)
-    assert anywhere.effects() == [1, 2, 3], "all of the batch came again, and 1 was known"
+    assert anywhere.effects() == [1, 2, 3], "the whole batch came again, and 1 was known"
     assert anywhere.cursor() == 3
     assert anywhere.server.calls.count(("confirm", NAME, 3)) == 1
 
@@ -303,9 +303,9 @@ def test_a_confirm_whose_answer_is_lost_is_raised_and_nothing_comes_again_or_goe
         world.consume(book, limit=2)
     assert "offset 2" in caught.value.__notes__[0]
     assert world.server.count("confirm") == 1, "every call is made once"
-    assert world.client.confirm(NAME, 2) == 2, "to say it again changes nothing"
+    assert world.client.confirm(NAME, 2) == 2, "confirming again changes nothing"
     world.consume(book, limit=2)
-    assert world.client.confirm(NAME, 1) == 3, "and it never goes back"
+    assert world.client.confirm(NAME, 1) == 3, "the cursor never goes back"
     assert world.effects() == [1, 2, 3]
 
 
@@ -337,7 +337,7 @@ def test_facts_that_expired_before_they_were_fetched_are_told_in_the_log(
 
 
 def napping(consumer: Any, stop_after: int) -> list[float]:
-    """The naps of a consumer, which take no time; after so many it is stopped."""
+    """The sleeps of a consumer, which take no time; it is stopped after this many."""
     naps: list[float] = []
 
     async def nap(seconds: float) -> None:
@@ -397,7 +397,7 @@ def test_stop_in_the_midst_of_a_batch_ends_after_the_fact_in_hand_and_confirms_n
     assert world.effects() == [1, 2]
     assert world.cursor() == 0
     consumer.run(world.handler(book), world.database.default)
-    assert world.server.count("fetch") == 1, "stopped once is stopped for good"
+    assert world.server.count("fetch") == 1, "a stopped consumer stays stopped"
 
 
 def test_stop_in_the_last_fact_of_a_batch_still_confirms_it(world: BoundaryWorld) -> None:
@@ -479,10 +479,10 @@ def test_the_boundary_opens_no_connection_and_a_consumer_that_pauses_finds_every
             for number in (1, 2, 3):
                 envelope = envelope_for(f"message-{number}", from_zone="a", to_zone="b")
                 client.append(envelope, fact_of("batch:B1", "completed", {"number": number}))
-            # The consumer pauses, and nobody minds: appends go on, and nothing is sent to it.
+            # While the consumer pauses, appends go on, and nothing is sent to it.
             assert [fact.offset for fact in client.fetch(NAME, 2).facts] == [1, 2]
             assert client.confirm(NAME, 2) == 2
             assert [fact.offset for fact in client.fetch(NAME).facts] == [3]
         process.stdin.close()
         assert process.wait(60) == 0
-    assert connections.read_text() == "listening\n", "since it listens it has connected to nobody"
+    assert connections.read_text() == "listening\n", "since it listens, it has opened no connection"

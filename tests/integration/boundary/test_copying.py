@@ -1,4 +1,4 @@
-"""A boundary moved from each store to each other."""
+"""Copying a boundary from each store to each other one."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_what_expired_leaves_no_hole_and_cursors_stand_where_they_stood(tmp_path
         assert (copied.facts, copied.same_offsets) == (5, False)
         after = await told(second)
         assert after["offsets"] == [1, 2, 3, 4, 5]
-        # Of m1, m3, m5, m7 and m9 the consumer that stood at 5 has three behind it.
+        # Of m1, m3, m5, m7 and m9, the consumer at 5 has confirmed three.
         assert after["cursors"] == {"all": 5, "half": 3, "new": 0}
         assert (await Boundary(second).fetch("half", 1))[1] is None
         await first.close()

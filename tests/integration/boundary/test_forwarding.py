@@ -1,5 +1,5 @@
-"""Zones: the receiver pulls, appends, confirms; links that are cut heal; nothing goes round; what cannot be taken stops
-its link until somebody decides."""
+"""Zones: the receiver pulls, appends and confirms; cut links heal; nothing loops; a fact that cannot be accepted stops
+its link until an operator decides."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NOWHERE = "http://127.0.0.1:1"
 
 @pytest.fixture
 def play(tmp_path: Path) -> Callable[[Callable[[World], Awaitable[None]]], None]:
-    """Runs a test's story in a world of zones."""
+    """Runs a test in a world of zones."""
 
     def run(story: Callable[[World], Awaitable[None]]) -> None:
         async def within() -> None:
@@ -91,7 +91,7 @@ def test_what_is_here_already_is_passed_and_confirmed(play: Play) -> None:
     async def story(world: World) -> None:
         plant, hq = await world.zone("plant"), await world.zone("hq")
         said = await plant.say(6)
-        for number in (4, 1):  # as after a crash, or from another way
+        for number in (4, 1):  # as after a crash, or by another route
             stored = (await plant.log())[number]
             await hq.boundary.append(stored.envelope, stored.fact)
         link = ZoneLink("plant", client_of(plant.url), hq.boundary, "hq")
@@ -157,7 +157,7 @@ def test_both_directions_at_once_do_not_loop(play: Play) -> None:
             assert await zone.ids("hq") == of_hq
             assert len(await zone.log()) == 70
         assert hq.metric("bsfg_link_facts_total", link="from-0", outcome="own") == 30
-        assert await plant.position(CONSUMER) == 70  # all of it confirmed, its own too
+        assert await plant.position(CONSUMER) == 70  # all of it confirmed, including its own
 
     play(story)
 
@@ -224,7 +224,7 @@ def test_a_lost_link_stops_nothing_here_and_heals_by_itself(
         assert (await hq.ids("plant"))[:20] == first + second
 
     play(story)
-    assert len(lines(caplog, "down")) <= 2  # told when it changes, not at every try
+    assert len(lines(caplog, "down")) <= 2  # logged when it changes, not at every attempt
     assert [record.getMessage() for record in lines(caplog, "up")][-1] == "link from-0 gets on"
 
 
@@ -451,11 +451,11 @@ def test_a_link_that_is_cut_within_an_artifact_keeps_what_came_before_it(play: P
     play(story)
 
 
-# ── what cannot be taken ────────────────────────────────────────────────────────────────────────────────
+# ── facts that cannot be accepted ───────────────────────────────────────────────────────────────────────
 
 
 async def conflicting(plant: Zone, hq: Zone) -> tuple[list[str], list[str]]:
-    """The fourth fact of the plant has an id that hq knows with other content. Returns those before and behind."""
+    """The fourth fact of the plant has an id that hq knows with other content. Returns those before and after it."""
     before = await plant.say(3)
     envelope, fact = plant.message("theirs")
     await plant.boundary.append(envelope, fact)
@@ -536,7 +536,7 @@ def test_facts_of_the_page_behind_a_conflict_may_stand_here_already_and_are_not_
             with pytest.raises(LinkStopped):
                 await link.drain()
             assert await hq.ids() == all_of_them, "appended with their page"
-            assert await plant.position(CONSUMER) == 3, "and not confirmed"
+            assert await plant.position(CONSUMER) == 3, "but not confirmed"
         skip = ("skip", "--from", plant.url, "--consumer", CONSUMER, "--offset", "4", "--reason", "why")
         assert (await asyncio.to_thread(run, *skip)).exit_code == 0
         link = ZoneLink("plant", client_of(plant.url), hq.boundary, "hq")
@@ -566,7 +566,7 @@ def test_why_a_fact_was_skipped_is_kept_at_the_source_and_can_be_read_later(tmp_
             "reason": "test data",
             "operator": "jane",
         }
-        # Killed between keeping and confirming, it is repeated with the same reason, and the first record stands.
+        # If it is killed between recording and confirming, it repeats with the same reason, and the first record stays.
         record = json.dumps({**kept, "offset": 2, "message_id": "m2", "digest": "d", "at": "a"})
         plant.put("skipped-facts", "zone:hq/2.json", record.encode(), "application/json")
         refused = run(*skip, "--offset", "2", "--reason", "another")
@@ -630,7 +630,7 @@ def test_skip_refuses_what_is_not_the_very_next_fact(
         assert words in result.stderr
         assert plant.fetch(CONSUMER, 1).facts[0].offset == 4
         with pytest.raises(Exception, match="never fetched"):
-            plant.confirm("zone:hg", 0)  # a name that was misspelt was not made
+            plant.confirm("zone:hg", 0)  # a misspelled name was not created
 
 
 def test_skip_says_that_nothing_waits(tmp_path: Path) -> None:
@@ -767,7 +767,7 @@ def test_the_frontier_of_a_link_never_goes_back(play: Play) -> None:
     play(story)
 
 
-# ── several links beside a server ───────────────────────────────────────────────────────────────────────
+# ── several links on one server ─────────────────────────────────────────────────────────────────────────
 
 
 def test_links_are_replaced_while_they_run_and_equal_ones_left_alone(play: Play) -> None:
@@ -826,7 +826,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_runs(
     play(story)
 
 
-# ── over RPC, and by hand ───────────────────────────────────────────────────────────────────────────────
+# ── over RPC, and step by step ──────────────────────────────────────────────────────────────────────────
 
 
 def test_over_rpc_the_order_artifacts_and_conflicts_are_the_same(play: Play) -> None:

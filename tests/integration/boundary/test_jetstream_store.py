@@ -1,4 +1,4 @@
-"""The boundary's store on NATS JetStream: what the suite of all stores does not ask."""
+"""The boundary store on NATS JetStream: tests beyond the suite of all stores."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def name() -> str:
 async def opened(
     url: str, name: str, count: int = 1, replicas: int = 1
 ) -> AsyncIterator[list[JetStreamBoundaryStore]]:
-    """So many servers' stores on one stream, each with a connection of its own."""
+    """The stores of this many servers on one stream, each with its own connection."""
     async with AsyncExitStack() as closing:
         stores = []
         for _ in range(count):
@@ -66,7 +66,7 @@ async def plain(url: str) -> AsyncIterator[nats_py.NATS]:
 
 
 def freeze(server: servers.Server) -> int:
-    """Its process is there, and does nothing more."""
+    """Its process exists, but does nothing."""
     assert server._process is not None
     os.kill(server._process.pid, signal.SIGSTOP)
     os.waitpid(server._process.pid, os.WUNTRACED)
@@ -288,7 +288,7 @@ def test_the_bytes_of_an_upload_that_broke_off_are_removed(
                 await store.objects.put("b", "k", breaking(), "")
             assert await _uploads(nats.url, name) == 0
             await store.objects.put("b", "kept", pieces(b"x" * 300_000), "")
-            async with plain(nats.url) as client:  # what a server leaves that dies while it takes an upload
+            async with plain(nats.url) as client:  # what a server leaves behind that dies during an upload
                 await client.jetstream().publish(f"$O.{name}-objects.C.died", b"half")
         async with opened(nats.url, name) as [store]:
             await store._tidying  # type: ignore[misc]
@@ -339,7 +339,7 @@ async def _uploads(url: str, name: str) -> int:
         return len(info.state.subjects or {})
 
 
-# ── when NATS is not there ──────────────────────────────────────────────────────────────────────────────────
+# ── NATS is unavailable ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("BC-26")

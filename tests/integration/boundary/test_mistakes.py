@@ -1,4 +1,4 @@
-"""Mistakes of who calls a boundary: each is named in one line, with what to do; and Ctrl-C ends a call that waits."""
+"""Mistakes of boundary callers: each is reported in one line, with what to do; and Ctrl-C ends a waiting call."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.support.boundary.server import boundary_server
 from tests.support.wait import until
 
 ASK = (("fetch", "--consumer", "c"), ("stats",))
-"""One command of each of the two ways by which commands ask."""
+"""One command for each of the two ways in which commands call."""
 SOON = 20.0
-"""Seconds: well below the 30 that a call may take."""
+"""Seconds: well below the 30 of a call's timeout."""
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def run(*arguments: str, env: dict[str, str]) -> Result:
 
 
 def told(kind: Any, url: str, tls: Tls | None) -> str:
-    """What a client says; and every command says the same, in one line."""
+    """A client's message; every command prints the same, in one line."""
     with EitherClient(kind, url, tls) as client, pytest.raises(Unavailable) as caught:
         client.fetch("c")
     assert caught.value.retryable
@@ -225,7 +225,7 @@ def test_ctrl_c_ends_a_call_at_once_though_the_boundary_is_silent(tmp_path: Path
         connections = [silent.accept()[0] for _ in processes]
         for connection in connections:
             connection.settimeout(60)
-            assert connection.recv(1)  # it has called, and waits
+            assert connection.recv(1)  # it has called, and is waiting
         began = time.monotonic()
         for process in processes:
             process.send_signal(signal.SIGINT)

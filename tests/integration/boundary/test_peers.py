@@ -1,4 +1,4 @@
-"""The table of peers: who is known by its certificate, what each may say, and what is told of who may not."""
+"""The table of peers: who is known by a certificate, what each may do, and how others are refused."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_what_cannot_change_while_the_server_runs_is_told(
         client.fetch("c")
 
 
-# ── what each may say ───────────────────────────────────────────────────────────────────────────────────
+# ── what each may do ────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("BC-23")
@@ -231,7 +231,7 @@ def test_a_request_without_an_envelope_is_malformed_not_denied(url: str, hq: Tls
         )
 
 
-# ── the table by itself ─────────────────────────────────────────────────────────────────────────────────
+# ── the table alone ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def certificate(name: str = "", *others: tuple[str, str], days: float = 1) -> Certificate:

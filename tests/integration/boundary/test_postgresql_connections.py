@@ -1,4 +1,4 @@
-"""PostgreSQL's connections break, and what it takes to open a store there."""
+"""Broken connections to PostgreSQL, and opening a store there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.wait import until_async
 
 __all__ = ["place"]
 
-# ── they break ──────────────────────────────────────────────────────────────────────────────────────────
+# ── broken connections ──────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("BC-16")
@@ -110,12 +110,12 @@ def test_an_object_whose_last_answer_is_lost_is_whole(place: StorePlace) -> None
 
 
 class Line:
-    """Between a store and PostgreSQL."""
+    """A proxy between a store and PostgreSQL."""
 
     def __init__(self) -> None:
         self.address: dict[str, Any] = {}
         self.lose_the_answer_to: bytes | None = None
-        """What a request has in it. Is None again when that has happened: the server has done it, and nobody knows."""
+        """Cut the reply to a request that contains this, once: the server has done it, but the client does not know."""
         self.lost = 0
 
 

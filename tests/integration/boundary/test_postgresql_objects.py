@@ -1,4 +1,4 @@
-"""Objects on PostgreSQL: in pieces, whole or not there, and nothing left of what was given up."""
+"""Objects on PostgreSQL: in pieces, complete or absent, and no trace of abandoned uploads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def content(size: int, chunk: int = 300_007) -> AsyncIterator[bytes]:
 
 
 def left(place: StorePlace) -> tuple[int, int]:
-    """Uploads that are under way, and pieces that belong to no object."""
+    """Uploads in progress, and pieces that belong to no object."""
     [(uploads,)] = place.ask("SELECT count(*) FROM onceward_boundary_uploads")
     [(pieces,)] = place.ask("""
         SELECT count(*) FROM onceward_boundary_chunks

@@ -32,7 +32,7 @@ APPEND_ONE = """
 
 
 def test_a_serial_would_lose_a_fact(place: StorePlace) -> None:
-    """Why the store has none: of two transactions the one with the later number commits first."""
+    """Why the store uses no sequence: of two transactions, the one with the later number commits first."""
     place.admin.execute("CREATE TABLE naive (number bigserial, fact text)")
 
     def numbers_above(cursor: int) -> list[int]:
@@ -42,15 +42,15 @@ def test_a_serial_would_lose_a_fact(place: StorePlace) -> None:
         early.execute("INSERT INTO naive (fact) VALUES ('early')")
         late.execute("INSERT INTO naive (fact) VALUES ('late')")
         late.commit()
-        cursor = max(numbers_above(0))  # a reader is given it, and confirms
+        cursor = max(numbers_above(0))  # a reader gets it, and confirms
         early.commit()
         late.execute("INSERT INTO naive (fact) VALUES ('rolled back')")
         late.rollback()
         late.execute("INSERT INTO naive (fact) VALUES ('last')")
         late.commit()
     seen = [cursor, *numbers_above(cursor)]
-    assert numbers_above(0) == [1, 2, 4], "with a hole for what was rolled back"
-    assert 1 not in seen, "there, and never served"
+    assert numbers_above(0) == [1, 2, 4], "with a gap for the rollback"
+    assert 1 not in seen, "there, but never served"
 
 
 @pytest.mark.req("BC-16")
@@ -220,7 +220,7 @@ def test_large_facts_do_not_all_go_in_one_transaction(place: StorePlace) -> None
 
 def test_no_query_reads_a_table_through_whatever_its_plan_was_when_it_was_small(place: StorePlace) -> None:
     def scans() -> int:
-        place.wait_until_left()  # a connection tells its figures when it ends
+        place.wait_until_left()  # a connection reports its figures when it ends
         [(count,)] = place.ask(
             "SELECT seq_scan FROM pg_stat_user_tables "
             f"WHERE schemaname = '{place.name}' AND relname = 'onceward_boundary_facts'"

@@ -1,4 +1,4 @@
-"""Facts that are too old, and a store that is too full."""
+"""Old facts, and a full store."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_it_looks_again_and_again_while_it_runs_and_survives_a_store_that_is_awa
 
 
 async def fill_up(boundary: Boundary, start: int = 0) -> int:
-    """Until it is refused; how many were taken."""
+    """Append until it is refused; returns how many were accepted."""
     for number in range(start, 100_000):
         envelope = envelope_for(f"m{number}", from_zone="a", to_zone="b")
         try:

@@ -1,4 +1,4 @@
-"""What a boundary accepts, hands out and refuses, whatever its store and its wire."""
+"""What a boundary accepts, serves and refuses, whatever its store and its protocol."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FACT = fact_of("batch:B1042", "completed", {"litres": 480})
 
 
 class Given:
-    """A boundary of a test's own."""
+    """A boundary for one test."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

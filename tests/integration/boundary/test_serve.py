@@ -1,4 +1,4 @@
-"""`onceward boundary serve` as a real process: its line, its log, its end, and what it refuses."""
+"""`onceward boundary serve` as a real process: its output, its log, its end, and what it refuses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Served(LoggedProcess):
         self.url = self.process.stdout.readline().strip()
 
     def end(self, *signals: signal.Signals) -> tuple[int, str]:
-        """The exit code, and what else came on stdout."""
+        """The exit code, and the rest of stdout."""
         for each in signals:
             self.process.send_signal(each)
         rest, _ = self.process.communicate(timeout=DEADLINE)
@@ -56,7 +56,7 @@ def served(data: Path, *options: str) -> Iterator[Served]:
 
 
 def refused(*arguments: str) -> str:
-    """What a server says that does not start. Not in a process of its own: it ends before it serves."""
+    """The message of a server that does not start. Not in another process: it ends before it serves."""
     loggers = [logging.getLogger(), logging.getLogger("onceward")]
     before = [(each, each.level, list(each.handlers)) for each in loggers]
     try:
@@ -86,7 +86,9 @@ def test_it_says_its_url_in_one_line_answers_and_ends_with_0_after_ctrl_c(tmp_pa
         assert server.url.startswith("http://127.0.0.1:")
         with urlopen(f"{server.url}/readyz") as answer:
             assert answer.status == 200
-        with BoundaryClient(server.url) as client:  # which keeps its connection: no reason to wait for it
+        with BoundaryClient(
+            server.url
+        ) as client:  # which keeps its connection open: the server does not wait for it
             assert append(client, "m1") == 1
             assert server.end(signal.SIGINT) == (0, "")
 
@@ -105,7 +107,7 @@ def test_facts_and_cursors_are_there_for_the_next_server_on_the_directory(tmp_pa
 
 
 class SlowUpload:
-    """An upload that is on its way until it is told to end."""
+    """An upload that lasts until it is told to end."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -223,7 +225,7 @@ def test_its_options_are_the_rules_of_the_boundary(tmp_path: Path) -> None:
             append(client, "m1", reference)
 
 
-# ── what it refuses ─────────────────────────────────────────────────────────────────────────────────────
+# ── refusals ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_second_server_on_one_directory_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
@@ -346,7 +348,7 @@ def test_a_log_for_people_has_the_same_in_one_plain_line(tmp_path: Path) -> None
         served(tmp_path / "data", "--log-format", "console") as server,
         BoundaryClient(server.url) as client,
     ):
-        append(client, "m1")  # which leaves no line at the usual level
+        append(client, "m1")  # which logs no line at the default level
         with pytest.raises(BoundaryError):
             append(client, "m1", 2)
         server.end(signal.SIGTERM)

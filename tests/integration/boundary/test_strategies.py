@@ -1,4 +1,4 @@
-"""The three ways to apply a fact that may come again, on SQLite and PostgreSQL, in threads and in asyncio."""
+"""Three ways to apply a fact that may come again, on SQLite and PostgreSQL, in threads and in asyncio."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def world(database: Database, tmp_path: Path) -> Iterator[BoundaryWorld]:
 def stored(
     offset: int, value: Any = None, *, subject: str = "tank:T1", predicate: str = "measured", at: float = 0.0
 ) -> StoredFact:
-    """A fact as a boundary hands it out."""
+    """A fact as a boundary serves it."""
     envelope = Envelope(message_id=f"message-{offset}", from_zone="a", to_zone="b", produced_at_unix_ms=1)
     return StoredFact(
         offset=offset,
@@ -48,13 +48,13 @@ def stored(
 
 
 def apply(world: BoundaryWorld, handler: Any, *facts: StoredFact) -> None:
-    """Each in a transaction of its own, as a consumer does."""
+    """Each in its own transaction, as a consumer does."""
     for fact in facts:
         world.in_session(lambda session, fact=fact: handler(fact, session))
 
 
 def losing_confirms(world: BoundaryWorld, handler: Any, times: int) -> None:
-    """A consumer whose confirms never arrive, so that the same batch comes again and again; then they do."""
+    """A consumer whose confirms never arrive, so the same batch comes again and again; then they do."""
     for _ in range(times):
         world.server.failing["confirm"].append(Unavailable("cut"))
         with pytest.raises(Unavailable):
@@ -143,7 +143,7 @@ def test_two_readers_of_one_name_have_each_effect_once(world: BoundaryWorld, onc
     handler = once(world.handler(book))
     slow = world.client.fetch(NAME).facts
     world.consumer().run(handler, world.database.default, drain=True)
-    apply(world, handler, *slow)  # the other has done and confirmed everything meanwhile
+    apply(world, handler, *slow)  # the other one has done and confirmed everything in the meantime
     assert world.client.confirm(NAME, slow[-1].offset) == 3
     assert world.effects() == [1, 2, 3]
 
@@ -192,10 +192,10 @@ def test_an_older_fact_that_comes_again_does_not_overwrite_newer_state(
     facts = [level(1, "T1", 10), level(2, "T2", 20), level(3, "T1", 30)]
     apply(world, handler, *facts)
     assert levels() == {"T1": 30, "T2": 20}
-    for fact in facts:  # the batch again, as after a crash; the state never goes back, not for a moment
+    for fact in facts:  # the batch again, as after a crash; the state never goes back, not even for a moment
         apply(world, handler, fact)
         assert levels() == {"T1": 30, "T2": 20}
-    assert applied == [1, 2, 3], "the same fact and older ones are passed over"
+    assert applied == [1, 2, 3], "the same fact and older ones are skipped"
     apply(world, handler, level(4, "T1", 40))
     assert levels() == {"T1": 40, "T2": 20}
 
@@ -210,7 +210,7 @@ def test_a_batch_that_comes_again_ends_in_the_same_state(
         )
         world.admin.append(envelope, fact_of(f"tank:{tank}", "measured", {"tank": tank, "level": height}))
     losing_confirms(world, latest(world.handler(set_level)), times=2)
-    assert levels() == {"T1": 2, "T2": 3}, "newer is a higher offset, whatever the producers' clocks say"
+    assert levels() == {"T1": 2, "T2": 3}, "newer means a higher offset, whatever the producers' clocks say"
 
 
 @pytest.mark.req("BC-08")
@@ -257,7 +257,7 @@ def test_a_business_key_that_is_none_is_an_error_that_names_the_fact(
             apply(world, bad(world.handler(set_level)), level(1, "T1", 1))
 
 
-# ── 3: an outcome that is idempotent by nature ──────────────────────────────────────────────────────────
+# ── 3: an outcome that is naturally idempotent ──────────────────────────────────────────────────────────
 
 
 def set_up(engine: Engine) -> None:
@@ -274,7 +274,7 @@ SAMPLES = [
 
 
 def of_mode(database: Database, work: Any) -> Any:
-    """`async def work` as a handler, without the rest of a world."""
+    """`async def work` as a handler, without a world."""
 
     def handle(fact: Any, session: Any) -> Any:
         return run_blocking(work(fact, Awaited(session)))
@@ -312,7 +312,7 @@ async def write_down(fact: Any, session: Awaited) -> None:
 
 
 async def write_changes_down(fact: Any, session: Awaited) -> None:
-    """Nothing happens when a fact comes twice in a row; but when all come again, everything changes again."""
+    """Nothing changes if a fact comes twice in a row; but if all come again, everything changes again."""
     value = fact.fact.object
     there = await session.execute_scalar(
         "SELECT level FROM levels WHERE tank = :tank", {"tank": value["tank"]}

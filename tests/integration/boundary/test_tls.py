@@ -1,5 +1,5 @@
-"""TLS 1.3 with certificates on both sides: who gets a connection, what is said about who does not, and certificates
-that change while the server runs."""
+"""TLS 1.3 with certificates on both sides: who gets a connection, how others are refused, and certificates that change
+while the server runs."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def test_new_certificates_are_used_without_a_restart_and_what_stands_goes_on(
 
 
 def replace(path: Path, text: str) -> None:
-    """At one moment: nobody reads a half of it."""
+    """Replace it at once: no reader sees half of it."""
     other = path.with_suffix(".new")
     other.write_text(text)
     other.replace(path)
@@ -349,7 +349,7 @@ def test_a_link_between_two_servers_shows_its_own_certificate(site: Site, hq: Tl
 
 
 def _is_appended(client: BoundaryClient, envelope: Any) -> bool:
-    """Not before the server has read that there is such a peer."""
+    """Wait until the server has read the new peer."""
     try:
         return client.append(envelope, FACT).offset == 1
     except Unauthenticated:

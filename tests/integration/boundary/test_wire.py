@@ -1,4 +1,4 @@
-"""The boundary's one port: curl's JSON, Connect's binary and gRPC; typed errors; streams; what operators ask for."""
+"""The boundary's one port: curl's JSON, Connect's binary and gRPC; typed errors; streams; endpoints for operators."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ def test_uploads_of_one_key_at_once_keep_one(url: str) -> None:
     assert outcomes.count("ObjectConflict") == 3
 
 
-# ── what operators ask for ──────────────────────────────────────────────────────────────────────────────
+# ── endpoints for operators ─────────────────────────────────────────────────────────────────────────────
 
 
 def metrics(url: str) -> dict[str, float]:

@@ -66,7 +66,7 @@ def write(total: int) -> Order: ...
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module that no other test has, in the working directory."""
+    """A module that no other test uses, in the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     name = f"shop_{uuid.uuid4().hex}"
@@ -76,7 +76,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def run(*arguments: str, **environ: str) -> Result:
     for name in [name for name in sys.modules if name.startswith("shop_")]:
-        del sys.modules[name]  # as in a new process: an app reads its settings when it is made
+        del sys.modules[name]  # as in a new process: an app reads its settings when it is created
     return CliRunner().invoke(commands, arguments, env={"COLUMNS": "250", "NO_COLOR": "1", **environ})
 
 
@@ -104,7 +104,7 @@ def test_config_says_where_each_value_came_from_and_shows_no_password(shop: str)
         "ONCEWARD_CONSUMERS__MAIL__SOURCE",
     )
     assert found["consumers.charge.source"] == ("sqlite:///orders.db", "code")
-    assert found["producers.place.sink"] == ("sqlite:///orders.db", "code"), "where charge takes from"
+    assert found["producers.place.sink"] == ("sqlite:///orders.db", "code"), "the source of charge"
     assert found["producers.write.sink"] == (
         "redis://:***@localhost/mails",
         "ONCEWARD_PRODUCERS__WRITE__SINK",
@@ -253,7 +253,7 @@ def test_explain_says_what_it_could_not_reach(shop: str, tmp_path: Path) -> None
 
 
 def verified(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: code that has changed is loaded anew."""
+    """In another process, to reload changed code."""
     command = [sys.executable, "-m", "onceward", "verify", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
@@ -299,7 +299,7 @@ def test_what_cannot_be_verified_is_refused_with_what_to_write(shop: str, name: 
 
 
 def test_a_function_is_verified_in_the_database_that_its_app_names(shop: str) -> None:
-    """Whatever the environment says: that is how the app runs."""
+    """Whatever the environment says: the app runs like this."""
     asked = run("verify", f"{shop}:charge", "--env", "production", ONCEWARD_DATABASE="sqlite:///elsewhere.db")
     assert asked.exit_code == 2
     assert "/shop.db does not exist; check the URL, or create it with `onceward inbox migrate" in asked.stderr

@@ -1,5 +1,5 @@
 """`onceward boundary append|fetch|confirm|tail|put|get|consumers|stats` on a real boundary: for people, for machines,
-and when something is wrong."""
+and errors."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def lines_of(*arguments: str, url: str) -> list[dict[str, Any]]:
 
 
 def fails(*arguments: str, url: str, code: int, stdin: str | None = None) -> str:
-    """The one line that says why, the same for people and for machines."""
+    """The one line that gives the reason, the same for people and machines."""
     result = run(*arguments, url=url, stdin=stdin)
     assert (result.exit_code, result.stdout) == (code, ""), result.output
     again = run(*arguments, "--json", url=url, stdin=stdin)
@@ -386,7 +386,9 @@ def test_an_object_comes_back_as_it_was_put(url: str, file: Path, here: Path) ->
         "size": len(BLOB),
         "media_type": "application/pdf",
     }
-    assert DIGEST in said("put", "batch-files", "plant/B1.pdf", str(file), url=url)  # the same again is fine
+    assert DIGEST in said(
+        "put", "batch-files", "plant/B1.pdf", str(file), url=url
+    )  # the same bytes again are fine
     assert said("get", "batch-files", "plant/B1.pdf", url=url) == (
         f"Wrote B1.pdf: 700,001 bytes, verified: {DIGEST}\n"
     )
@@ -469,7 +471,7 @@ def test_ctrl_c_in_an_upload_keeps_nothing_of_it(url: str, data: Path) -> None:
     assert "there is no object" in fails("get", "batch-files", "k", "-", url=url, code=1)
 
 
-# ── bars ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── progress bars ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_transfers_have_a_bar_on_a_terminal_and_only_there(url: str, file: Path, here: Path) -> None:
@@ -482,7 +484,7 @@ def test_transfers_have_a_bar_on_a_terminal_and_only_there(url: str, file: Path,
         on_terminal = run(*arguments, url=url, env={"FORCE_COLOR": "1"})
         assert shown in on_terminal.stderr
         assert "━" in on_terminal.stderr
-        assert "100%" in on_terminal.stderr  # of a size that is known from the beginning
+        assert "100%" in on_terminal.stderr  # of a known size
         assert "━" not in on_terminal.stdout
         (here / "k1").unlink(missing_ok=True)
         assert run(*arguments, url=url).stderr == ""
@@ -509,7 +511,7 @@ def test_consumers_and_stats_say_how_far_everybody_is(url: str) -> None:
     assert "archive, by 200 facts" in said("stats", url=url)
 
 
-# ── nobody there ────────────────────────────────────────────────────────────────────────────────────────
+# ── no server ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 COMMANDS = [
@@ -546,7 +548,7 @@ def test_what_is_no_boundary_is_an_error_in_one_line(arguments: tuple[str, ...],
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[str]:
-    """A web server that is no boundary."""
+    """A web server that is not a boundary."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""The tab key: the scripts, and what they are answered."""
+"""Shell completion: the scripts, and the suggestions they get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`onceward dlq` and `onceward audit`, as operators and scripts meet them."""
+"""`onceward dlq` and `onceward audit`, as operators and scripts use them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_store_without_letters_says_that_there_are_none(tmp_path: Path) -> Non
 @pytest.mark.parametrize("width", [80, 100])
 def test_a_list_fits_a_terminal_and_says_what_was_raised(desk: Desk, width: int) -> None:
     died = order("3fa85f64b3fc2c963f66afa6")
-    told = f"SYSTEM [{died.id}]: ValueError: no such account"  # as the engine has it
+    told = f"SYSTEM [{died.id}]: ValueError: no such account"  # as the engine stores it
     desk.letters.bury(burial_of(died, consumer="billing", error=told))
     lines = on_terminal(desk, width, "dlq", "list")
     assert max(map(len, lines)) <= width
@@ -138,7 +138,7 @@ def on_terminal(desk: Desk, width: int, *arguments: str) -> list[str]:
     return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", result.stdout).splitlines()]
 
 
-# ── which database ──────────────────────────────────────────────────────────────────────────────────────
+# ── the database ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_the_option_wins_over_the_environment_and_that_over_a_file(desk: Desk, e
     assert given.exit_code == 0
     (elsewhere / "onceward.toml").write_text("nonsense")
     given = CliRunner().invoke(app, ["dlq", "list", "--database", desk.url], env=variable)
-    assert given.exit_code == 0, "no file is read where the option names one"
+    assert given.exit_code == 0, "no file is read if the option names a database"
     broken = CliRunner().invoke(app, ["dlq", "list"], env=WIDE)
     assert (broken.exit_code, "onceward.toml is not valid TOML" in broken.stderr) == (2, True)
 
@@ -329,7 +329,7 @@ def test_a_dry_run_shows_outcomes_and_rows_and_changes_nothing(desk: Desk, task:
         connection.execute(text("INSERT INTO bills VALUES ('o2', 1)"))
     arguments = ["dlq", "redrive", *OF_TYPE, "--dry-run", "--task", f"{SHOP}:{task}"]
     shown = desk.run(*arguments)
-    assert shown.exit_code == 1, "one of them would die again"
+    assert shown.exit_code == 1, "one of them would fail again"
     assert "would succeed" in shown.stdout
     assert "insert bills: 1" in shown.stdout
     assert "+ bills: id='o1', amount=7" in shown.stdout

@@ -1,4 +1,4 @@
-"""`onceward inbox` and `onceward consumers` on real databases: for people, for machines, when something is wrong."""
+"""`onceward inbox` and `onceward consumers` on real databases: for people, for machines, and errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def url(empty: str) -> str:
-    """With two consumers, of which one has an old event, a recent one, and an effect in doubt."""
+    """With two consumers, one of which has an old event, a recent one, and an effect in doubt."""
     engine = create_engine(driven(empty))
     inbox = Inbox(engine)
     inbox.migrate()
@@ -182,7 +182,7 @@ def test_without_tables_every_command_says_how_to_make_them(empty: str, argument
     assert len(result.stderr.splitlines()) == 1
 
 
-# ── what is in them ─────────────────────────────────────────────────────────────────────────────────────
+# ── contents ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_stats_count_what_there_is(url: str) -> None:
@@ -292,7 +292,7 @@ def test_a_purge_that_could_not_finish_ends_with_1(
     assert len(json.loads(reported.stdout)["unfinished"]) == 1
 
 
-# ── when something is wrong ─────────────────────────────────────────────────────────────────────────────
+# ── errors ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(

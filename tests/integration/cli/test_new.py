@@ -1,4 +1,4 @@
-"""`onceward new`: a project that works as it is, and on Redis and PostgreSQL after a change of URLs."""
+"""`onceward new`: a project that works as it is, and on Redis and PostgreSQL after changing the URLs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def new(*arguments: object) -> Result:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project as it is written. Not to be changed."""
+    """A project as generated. Tests must not change it."""
     place = tmp_path_factory.mktemp("new") / "shop"
     result = new("shop", "--dir", place)
     assert result.exit_code == 0, result.output
@@ -50,8 +50,8 @@ def project(made: Path, tmp_path: Path) -> Path:
 
 
 def clean() -> dict[str, str]:
-    """An environment in which nobody has set anything up."""
-    foreign = ("ONCEWARD_", "OTEL_", "PYTEST_", "MAKE", "MFLAGS")  # a make above says more
+    """A clean environment."""
+    foreign = ("ONCEWARD_", "OTEL_", "PYTEST_", "MAKE", "MFLAGS")  # under another make, it prints more
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
 
 
@@ -128,7 +128,7 @@ def test_orders_that_cannot_be_placed_are_no_success(project: Path) -> None:
     done = subprocess.run(
         command, cwd=project, env=clean(), capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.returncode == 2, "make's own, for a command that failed"
+    assert done.returncode == 2, "make's own exit code for a failed command"
     assert "placed" not in done.stdout
     assert "place_orders: 10 of 10 messages did not reach redis://127.0.0.1:1/orders" in done.stderr
 
@@ -164,10 +164,12 @@ def test_it_runs_in_production_once_it_is_proven(project: Path) -> None:
     assert "3 scenarios passed" in onceward(
         project, "verify", "shop.app:charge", "--record", *needed, *database
     )
-    onceward(project, "run", "shop.app:app", "--drain", "--env", "production")  # or it would exit with 2
+    onceward(
+        project, "run", "shop.app:app", "--drain", "--env", "production"
+    )  # otherwise it would exit with 2
 
 
-# ── what is written ─────────────────────────────────────────────────────────────────────────────────────
+# ── the files ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_every_file_of_the_template_is_written_and_no_placeholder_is_left(made: Path) -> None:
@@ -204,7 +206,7 @@ def test_the_dashboard_shows_metrics_that_there_are(project: Path) -> None:
 
 
 def of_the_engine() -> set[str]:
-    """As Prometheus names them."""
+    """The metrics, as Prometheus names them."""
     seconds = {"s": "_seconds"}
     return {
         name.replace(".", "_") + seconds.get(metric.unit, "") + ("_total" if metric.kind == "counter" else "")

@@ -1,4 +1,4 @@
-"""`onceward run`: what it runs, what wins over what, and what it says to somebody who got something wrong."""
+"""`onceward run`: what it runs, which settings win, and its messages about mistakes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def mail(order: dict) -> None:
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working directory; modules that are imported from there are forgotten again."""
+    """The working directory; modules imported from there are unloaded afterwards."""
     monkeypatch.chdir(tmp_path)
     before = set(sys.modules)
     path = list(sys.path)
@@ -52,7 +52,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 def refused(*arguments: str, code: int = 2) -> str:
-    """What it says when it does not start."""
+    """Its message when it does not start."""
     root = logging.getLogger()
     before = root.level, list(root.handlers)
     try:
@@ -94,7 +94,7 @@ def test_options_win_over_what_the_app_says(tmp_path: Path, mode: str) -> None:
         until(lambda: len(site.begun) == 1)
         until(lambda: all(worker["ready"] for worker in json.loads(run.get("/progress")[1])["workers"]))
         assert run.says("in 2 processes, as test")
-        assert len(site.begun) == 1, "the policy of the app says four at once"
+        assert len(site.begun) == 1, "the app's policy says four at once"
 
 
 @pytest.mark.parametrize("mode", ["threads", "asyncio"])
@@ -108,7 +108,7 @@ def test_at_its_end_a_run_says_how_many_have_succeeded_and_failed(tmp_path: Path
     assert hint == "failed messages will be redelivered or dead-lettered; see `onceward balance shop:app`"
 
 
-# ── what it refuses ─────────────────────────────────────────────────────────────────────────────────────
+# ── refusals ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_what_names_no_app_is_refused_with_what_to_write(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""`onceward trace`: one transaction's spans as a tree, over processes, with retries and waits."""
+"""`onceward trace`: the spans of one transaction as a tree, across processes, with retries and waits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(*arguments: object) -> Result:
 
 
 def lines(result: Result) -> list[str]:
-    """Without the drawing."""
+    """Without the lines of the tree."""
     assert result.exit_code == 0, result.output
     return [line.lstrip("│├└─ \xa0") for line in result.stdout.splitlines()]
 
@@ -48,7 +48,7 @@ def write(path: Path, *spans: Span) -> None:
 
 
 def span(name: str, id_: str, parent: str | None, began: float, ended: float, **attributes: Any) -> Span:
-    """Of the transaction t, in the first seconds of 1970."""
+    """Spans of the transaction t, in the first seconds of 1970."""
     return Span(
         trace="0" * 32,
         id=id_,
@@ -189,7 +189,7 @@ def test_a_late_attempt_of_a_stuck_thread_does_not_change_the_outcome(path: Path
     assert run(path).stdout.startswith("t  failed  59.00 s")
 
 
-# ── over processes, one of them killed ──────────────────────────────────────────────────────────────────
+# ── across processes, one of them killed ────────────────────────────────────────────────────────────────
 
 
 def worker(role: str, path: Path) -> subprocess.Popen[bytes]:
@@ -246,7 +246,7 @@ def branches(parts: list[dict[str, Any]], above: tuple[Any, ...] = ()) -> list[t
     return found
 
 
-# ── which ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── selecting ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def lives(*outcomes: str) -> list[Span]:

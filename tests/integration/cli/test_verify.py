@@ -31,7 +31,7 @@ def run(*arguments: str) -> Result:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """The consumer's own database."""
+    """The consumer's database."""
     url = f"sqlite:///{tmp_path}/shop.db"
     inbox = Inbox(create_engine(url))
     inbox.migrate()
@@ -168,7 +168,7 @@ def test_the_fixture_makes_a_test_of_one_line(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "exceptions: an exception instead of write 1 of event 'order-1' was swallowed" in done.stdout
-    assert "The same again: seed=11" in done.stdout
+    assert "Reproduce with: seed=11" in done.stdout
 
 
 def test_the_plugin_is_an_entry_point_of_pytest() -> None:

@@ -1,8 +1,8 @@
-"""A producer and a consumer in processes of their own, with spans in the file of ONCEWARD_TRACE_FILE.
+"""A producer and a consumer in separate processes, with spans in the file of ONCEWARD_TRACE_FILE.
 
-    python -m tests.integration.cli.trace_worker produce|consume|fail QUEUE
+python -m tests.integration.cli.trace_worker produce|consume|fail QUEUE
 
-`fail`: the first attempt fails, and the second is an hour away, so that somebody may kill it before.
+`fail`: the first attempt fails, and the second is an hour away, so a test can kill the process before it.
 """
 
 from __future__ import annotations

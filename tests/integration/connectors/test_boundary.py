@@ -1,4 +1,4 @@
-"""A boundary under the engines: concurrent work, a cursor that passes no hole, no page asked for in vain."""
+"""A boundary under the engines: concurrent work, a cursor that skips nothing, and no wasted fetches."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_only_what_is_done_without_a_hole_is_confirmed(site: Site) -> None:
 
 @pytest.mark.req("BC-27")
 def test_whatever_order_work_ends_in_nothing_is_confirmed_before_it_is_done(site: Site) -> None:
-    """With failures among it, which come again."""
+    """With failures, which come again."""
     dice = random.Random(7)
     connector = site.connector(redelivery_delay=0.01, clock=time.time)
     site.dispatch(connector, *(made(number, "batch:one") for number in range(1, 81)))
@@ -113,7 +113,7 @@ def test_whatever_order_work_ends_in_nothing_is_confirmed_before_it_is_done(site
         return After(dice.random() * 0.02)
 
     def on_confirm(offset: int) -> None:
-        assert done >= set(range(1, offset + 1)), "confirmed past something that is not done"
+        assert done >= set(range(1, offset + 1)), "confirmed beyond something that is not done"
 
     site.on_confirm = on_confirm
     consumer = site.world.consumer(
@@ -144,7 +144,7 @@ def test_a_fact_that_fails_comes_again_after_a_while_and_holds_the_cursor_meanwh
 
 
 def test_what_an_engine_abandons_comes_again_when_its_lease_runs_out(site: Site) -> None:
-    """A call that is out of time leaves its work unsettled. The next one has the same connector."""
+    """A call that times out leaves its work unsettled. The next one uses the same connector."""
     connector = site.connector(lease=5.0)
     site.dispatch(connector, made(1))
     (abandoned,) = site.fetch(connector)
@@ -152,7 +152,7 @@ def test_what_an_engine_abandons_comes_again_when_its_lease_runs_out(site: Site)
     site.clock.advance(6.0)
     (again,) = site.fetch(connector)
     site.done(connector, abandoned)
-    assert site.cursor() == 0, "another delivery has the say"
+    assert site.cursor() == 0, "a newer delivery owns the message"
     site.done(connector, again)
     assert site.cursor() == 1
 
@@ -223,8 +223,8 @@ def test_behind_a_fact_that_fails_a_thousand_are_fetched_and_no_more(
         behind += len(batch)
     assert MOST_IN_HAND - 100 <= behind < MOST_IN_HAND
     assert site.cursor() == 0
-    assert sum(site.sent) < 4 * MOST_IN_HAND, "what is held was sent again too often"
-    # Blocked: it looks for a moved cursor, with a page of one, and not in a hot loop.
+    assert sum(site.sent) < 4 * MOST_IN_HAND, "facts in flight were sent again too often"
+    # Blocked: it checks for a moved cursor with a page of one, and not in a hot loop.
     site.asked.clear()
     began = time.monotonic()
     for _ in range(5):
@@ -243,7 +243,7 @@ def test_behind_a_fact_that_fails_a_thousand_are_fetched_and_no_more(
 
 @pytest.mark.parametrize("site", [400], indirect=True)
 def test_what_is_held_is_sent_again_less_and_less_often(site: Site) -> None:
-    """Small batches behind one that takes long: without care every batch would bring the whole window again."""
+    """Small batches behind one that takes long: without care, every batch would fetch the whole window again."""
     connector = site.connector()
     site.fetch(connector, 1)
     behind = 1
@@ -278,8 +278,8 @@ def test_an_idle_consumer_asks_as_seldom_as_its_policy_says(site: Site) -> None:
 def test_work_that_comes_up_is_handed_out_without_asking_if_it_fills_the_batch(site: Site) -> None:
     connector = site.connector()
     site.dispatch(connector, *map(made, range(50)))
-    site.fetch(connector, 10)  # 10, all in hand
-    site.fetch(connector, 10)  # 2 * 10 + 10 are asked for, and 10 of the 20 new ones stay here
+    site.fetch(connector, 10)  # 10, all in flight
+    site.fetch(connector, 10)  # 2 * 10 + 10 are requested, and 10 of the 20 new ones stay here
     assert (site.asked, len(site.fetch(connector, 10)), len(site.asked)) == ([10, 30], 10, 2)
 
 
@@ -290,7 +290,7 @@ def test_what_another_of_the_same_name_has_confirmed_is_dropped(site: Site) -> N
     site.fail(one, stuck)
     assert numbers(site.fetch(one, 1)) == [2]
     others = site.fetch(two)
-    assert numbers(others) == [1, 2, 3, 4], "two readers of a name see the same facts"
+    assert numbers(others) == [1, 2, 3, 4], "two readers with one name see the same facts"
     site.done(two, *others)
     site.dispatch(one, made(5))
     assert numbers(site.fetch(one)) == [5]
@@ -363,7 +363,7 @@ def test_after_an_error_no_further_facts_are_sent(site: Site) -> None:
     assert len(sent) <= 32
 
 
-# ── what travels ────────────────────────────────────────────────────────────────────────────────────────
+# ── contents ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_consumer_sees_what_was_produced(site: Site) -> None:
@@ -401,7 +401,7 @@ def test_a_consumers_spans_continue_the_producers_trace(site: Site) -> None:
     assert life.parent.span_id == span.get_span_context().span_id
 
 
-# ── settings, and the end ───────────────────────────────────────────────────────────────────────────────
+# ── settings, and closing ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_after_close_every_call_raises(site: Site) -> None:

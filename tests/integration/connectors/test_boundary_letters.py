@@ -1,4 +1,4 @@
-"""Facts that fail for good, under the engine: in the dead-letter store first, and behind the cursor only then."""
+"""Facts that fail permanently, under the engine: first in the dead-letter store, and only then behind the cursor."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_fact_that_fails_for_good_is_in_the_store_before_the_cursor_passes_it(
 
 
 def letters_now(site: Site, letters: Letters) -> int:
-    """How many letters there are, asked in the midst of an asyncio run too."""
+    """How many letters there are, asked during an asyncio run too."""
     query = "SELECT count(*) FROM onceward_dead_letters"
     if not site.world.asynchronous:
         return int(letters.database.scalar(query))
@@ -184,7 +184,7 @@ def test_a_redriven_fact_has_its_effect_once(site: Site, letters: Letters) -> No
 
 
 def test_facts_that_come_again_are_duplicates_for_the_inbox(site: Site, letters: Letters) -> None:
-    """Two readers of one name, and one that begins again because nothing was confirmed."""
+    """Two readers with one name, and one that begins again because nothing was confirmed."""
     letters.database.do("CREATE TABLE bills (id text, amount integer)")
     inbox = letters.inbox(CONTRACT)
     put(site, *range(1, 6))
@@ -192,7 +192,7 @@ def test_facts_that_come_again_are_duplicates_for_the_inbox(site: Site, letters:
     one, two = site.connector(), site.connector()
     letters.run(
         getattr(two, f"fetch_transactions{ending}")(1)
-    )  # two has the first in hand, and holds the rest back
+    )  # `two` has the first in flight, and holds the rest back
 
     def away(_: int) -> None:
         raise ConnectionError("the boundary is away")
@@ -221,7 +221,7 @@ def test_a_fact_that_no_transaction_can_hold_is_buried_as_it_is_and_hides_nothin
     put(site, 3)
     connector = site.connector()
     assert letters.consume(connector, lambda _: None).succeeded == 2
-    assert site.cursor() == 1, "without a store it holds the cursor"
+    assert site.cursor() == 1, "without a store, it holds the cursor"
     letters.consume(letters.around(connector), lambda _: None)
     assert site.cursor() == 3
     letter = letters.one()

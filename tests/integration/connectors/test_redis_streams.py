@@ -1,4 +1,4 @@
-"""What is particular to Redis Streams: recovery, trimming, histories, clients, lost connections, and the engine."""
+"""Specific to Redis Streams: recovery, trimming, histories, clients, lost connections, and the engine."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def test_what_many_tasks_dispatch_at_once_travels_in_few_round_trips_and_in_orde
     before = scripts_run(client)
     asyncio.run(main())
     assert appended(client, stream) == [each.id for each in numbered(250)]
-    assert scripts_run(client) - before <= 4, "three loads, and one more where Redis has to learn the script"
+    assert scripts_run(client) - before <= 4, "three loads, plus one if Redis has to learn the script"
 
 
 def test_one_who_is_cancelled_or_refused_does_not_keep_the_others_from_dispatching(
@@ -426,7 +426,7 @@ def consume_on(
     process: Callable[[Any, Transaction], Any],
     **settings: Any,
 ) -> Report:
-    """One call of the engine, on a connector that is closed in the event loop it was used in."""
+    """One call of the engine, on a connector that is closed in the same event loop."""
 
     def make(connector: Any) -> Any:
         task = world.consumer(lambda transaction: process(task, transaction), source=connector)
@@ -485,7 +485,7 @@ def test_the_loop_works_again_after_redis_returns_when_the_policy_allows_it(
 def test_redis_restarted_under_load_loses_nothing_between_the_engines(
     durable_redis: Server, world: World
 ) -> None:
-    """Producer and consumer engine at work, Redis killed again and again: what was confirmed is consumed."""
+    """Producer and consumer engines run while Redis is killed again and again: every confirmed entry is consumed."""
     ids = {each.id for each in numbered(600)}
     seen: set[str] = set()
     sent: set[str] = set()
@@ -533,7 +533,7 @@ def test_redis_restarted_under_load_loses_nothing_between_the_engines(
 
 
 def losses(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was said of streams and groups that are gone, since this was last asked."""
+    """Log lines about missing streams and groups since the last call."""
     said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     caplog.clear()
     return said
@@ -543,12 +543,12 @@ def losses(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_redis_that_restarted_empty_is_told_once_with_what_is_lost(
     forgetful_redis: Server, world: World, caplog: pytest.LogCaptureFixture, rebuilt: bool
 ) -> None:
-    """Whether the connector stayed, or is a new one, as the runner makes it after an outage."""
+    """Whether the connector was kept, or is a new one, as the runner creates it after an outage."""
     url = forgetful_redis.url
     with connect(world, url, "orders") as before:
         before.dispatch(*numbered(5))
         assert len(before.fetch(1)) == 1
-        assert losses(caplog) == [], "a first start is nothing to tell"
+        assert losses(caplog) == [], "a first start logs nothing"
         forgetful_redis.kill()
         with pytest.raises(redis.ConnectionError):
             before.fetch()
@@ -603,7 +603,7 @@ def test_what_was_appended_is_not_appended_again_when_the_answer_is_lost(
         with pytest.raises(redis.ConnectionError):
             queue.dispatch(*numbered(1))
         link.mute = False
-        assert client.xlen(stream) == 2, "it was sent once: whether to send it again is for the caller to say"
+        assert client.xlen(stream) == 2, "it was sent once: the caller decides whether to send it again"
         queue.dispatch(*numbered(1))
         assert client.xlen(stream) == 3
 
@@ -631,7 +631,7 @@ def test_a_connection_that_was_closed_in_a_pause_is_replaced_before_anything_is_
         for each in client.client_list():
             if each["name"] == stream:
                 client.client_kill_filter(_id=each["id"])
-        if world.asynchronous:  # an event loop has to hear of it
+        if world.asynchronous:  # an event loop has to notice it
             until(lambda: all(each._reader.at_eof() for each in queue.connector._wire._free))
         queue.dispatch(*numbered(1))
         assert len(queue.fetch()) == 1
@@ -643,7 +643,7 @@ def test_an_idle_engine_costs_under_ten_commands_a_second_and_no_cpu(
     cost: dict[str, float] = {}
 
     def measure(task: Any) -> None:
-        time.sleep(1)  # let it see that there is nothing more
+        time.sleep(1)  # let it notice that the source is empty
         began, cpu, before = time.monotonic(), time.process_time(), commands(client)
         time.sleep(3)
         cost["commands"] = commands(client) - before

@@ -1,4 +1,4 @@
-"""A connector of another package: built and installed from docs/how-to/write-a-connector.md, and used by its URL."""
+"""A connector from another package: built and installed from docs/how-to/write-a-connector.md, and used by its URL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOREIGN = ("ONCEWARD_", "OTEL_", "PYTEST_")
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with what pip makes of the package in the page."""
+    """A directory with the page's package, installed by pip."""
     package = tmp_path_factory.mktemp("onceward-spool")
     for block in blocks(PAGE):
         if block.title is not None and block.title != "shop.py":
@@ -44,7 +44,7 @@ class Machine:
         self._packages = list(packages)
 
     def add(self, name: str, entry: str, code: str) -> None:
-        """A package `name`, without pip: what an installed one has, and no more."""
+        """A package `name` without pip: only what an installed one needs."""
         place = self.directory / f"{name}-site"
         metadata = place / f"{name}-0.3.dist-info"
         metadata.mkdir(parents=True)
@@ -156,7 +156,7 @@ def test_what_fails_too_often_is_dead_and_balances(with_spool: Machine) -> None:
     assert (struck["appended"], struck["pending"], struck["dead"], struck["holds"]) == (1, 0, 1, True)
 
 
-# ── it says little ──────────────────────────────────────────────────────────────────────────────────────
+# ── minimal schemes ─────────────────────────────────────────────────────────────────────────────────────
 
 QUIET = """
 from onceward.connectors import MemoryConnector, Scheme
@@ -180,7 +180,7 @@ def test_what_a_connector_neither_says_nor_counts_is_unknown(machine: Machine) -
     assert "how durable the source is: its connector does not report it" in told
 
 
-# ── it is broken, or there are two ──────────────────────────────────────────────────────────────────────
+# ── broken, or duplicate ────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("CN-01")

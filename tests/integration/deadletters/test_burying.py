@@ -1,4 +1,4 @@
-"""Nothing that is buried is lost, changed, or there twice; and people hear of it."""
+"""Nothing that is buried is lost, changed or duplicated; and people are alerted."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_same_death_told_twice_is_one_letter(letters: Letters) -> None:
 
 
 def test_the_same_death_told_after_the_letter_was_settled_does_not_open_it(letters: Letters) -> None:
-    """Killed between burying and acknowledging, a worker tells it again when everything is mended."""
+    """Killed between burying and acknowledging, a worker buries it again after everything is fixed."""
     told = burial(history=failures(1))
     letters.bury(told)
     letters.discard(Filter(message_id="m1"), reason="done by hand", operator="ann")
@@ -96,7 +96,7 @@ def test_without_a_history_an_open_letter_is_taken_for_the_same_death(letters: L
 
 @pytest.mark.req("CC-050")
 def test_one_id_with_two_payloads_is_two_letters(letters: Letters) -> None:
-    """The inbox refuses the second as a conflict; it must not disappear behind the first."""
+    """The inbox refuses the second one as a conflict; it must not disappear behind the first."""
     letters.bury(burial(body=b"one"), burial(body=b"two", category=Category.CONTRACT))
     assert sorted(letters.body(letter.id) for letter in letters.find()) == [b"one", b"two"]
 
@@ -115,7 +115,7 @@ def test_burying_is_all_or_none(letters: Letters) -> None:
 
 
 def test_what_no_database_takes_is_buried_all_the_same(letters: Letters) -> None:
-    """One letter that cannot be buried would keep all others from being moved, for ever."""
+    """One letter that cannot be buried would block all others forever."""
     letters.bury(
         burial(
             "a\0b\ud800",

@@ -1,4 +1,4 @@
-"""Dead letters under the engine: from a source to the store, and from there to the consumer again."""
+"""Dead letters under the engine: from a source to the store, and from there back to the consumer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def refuse(*_: Any) -> None:
 
 
 def bill(transaction: Transaction, session: Any) -> Any:
-    """In asyncio, what it returns is awaited."""
+    """In asyncio, its return value is awaited."""
     return session.execute(
         "INSERT INTO bills VALUES (:id, :amount)", {"id": transaction.id, **transaction.payload}
     )
@@ -141,7 +141,7 @@ def test_a_store_that_is_away_costs_nothing_but_time(
 
 
 def test_a_late_mover_does_not_forget_what_it_has_not_moved(tmp_path: Path) -> None:
-    """Two workers move the same letter; before the slower one forgets it, another letter has come in its place."""
+    """Two workers move the same letter; before the slower one forgets it, another letter has taken its place."""
     clock = FakeClock(START)
     with SqliteConnector(tmp_path / "queue.db", on_failure="dead_letter", clock=clock) as queue:
 
@@ -154,7 +154,7 @@ def test_a_late_mover_does_not_forget_what_it_has_not_moved(tmp_path: Path) -> N
         seen_by_both = [each.key for each in dies("o1")]
         queue.forget_dead(seen_by_both)
         ((number, _),) = [each.key for each in dies("o2")]
-        assert number == seen_by_both[0][0], "SQLite gives the number to the next one"
+        assert number == seen_by_both[0][0], "SQLite reuses the number for the next one"
         queue.forget_dead(seen_by_both)
         assert [each.transaction_id for each in queue.dead_letters(10)] == ["o2"]
 

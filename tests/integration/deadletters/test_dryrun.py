@@ -1,4 +1,4 @@
-"""A dry run says what would happen, and leaves no trace."""
+"""A dry run reports what would happen, and leaves no trace."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Trial:
 
 
 def snapshot(letters: Letters) -> dict[str, Any]:
-    """Everything there is, and which tables there are."""
+    """All rows, and the names of all tables."""
     if letters.database.is_sqlite:
         names = letters.rows("SELECT name FROM sqlite_master WHERE type = 'table'")
     else:
@@ -180,7 +180,7 @@ def test_an_effect_is_not_called_but_named_with_its_key(letters: Letters) -> Non
     assert "'charge-card' with key o1-1-" in prediction.detail
     assert called == []
 
-    # The real run uses the key that was told. It fails afterwards, and the next dry run knows the outcome.
+    # The real run uses the key of the dry run. It fails afterwards, and the next dry run knows the outcome.
     def fail(event: Any, session: Any) -> Any:
         if letters.database.asynchronous:
 

@@ -1,4 +1,4 @@
-"""What is kept, what may go, and the record of who did what."""
+"""What is kept, what may be purged, and the record of who did what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redriving: refused without reason, never faster than allowed, and followed up."""
+"""Redriving: refused without a reason, never faster than allowed, and followed up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from onceward.deadletters import Category, Failure, Filter, Rca, RedriveRefusedError, Status
 from onceward.deadletters.redrive import MOST
 from onceward.testing.telemetry import record
-from tests.support.deadletters.world import BILLING, LEASE, MENDED, Letters, burial
+from tests.support.deadletters.world import BILLING, FIXED, LEASE, Letters, burial
 
 pytest_plugins = ("tests.support.databases", "tests.support.deadletters.site")
 
@@ -133,7 +133,7 @@ def test_letters_of_an_aggregate_come_in_the_order_of_their_sequence(letters: Le
 
 
 class Pace:
-    """When each letter was handed out, by the virtual clock."""
+    """When each letter was delivered, by the virtual clock."""
 
     def __init__(self, letters: Letters) -> None:
         self.letters = letters
@@ -259,7 +259,7 @@ def test_one_that_dies_again_is_the_same_letter_and_opens_the_matter_again(
     letters.advance(60)
     letters.settle(*letters.deliver(), "done")
     assert letters.rcas()[0]["closed_at"] is not None
-    assert [row["died_again"] for row in letters.redrives()] == [0, 1], "what became of the first stays known"
+    assert [row["died_again"] for row in letters.redrives()] == [0, 1], "the outcome of the first stays known"
 
 
 def test_a_resolved_letter_that_its_source_buries_anew_opens_the_matter_again(letters: Letters) -> None:
@@ -347,7 +347,7 @@ def test_an_extended_lease_keeps_others_away(letters: Letters) -> None:
 @pytest.mark.without("asyncio")
 def test_rcas_close_when_the_last_two_letters_are_settled_at_once(letters: Letters) -> None:
     letters.bury(*(burial(f"m{number}") for number in range(16)))
-    letters.send_again(rca=MENDED, rate=1000)
+    letters.send_again(rca=FIXED, rate=1000)
     letters.advance(60)
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda redelivered: letters.settle(redelivered, "done"), letters.deliver()))

@@ -1,4 +1,4 @@
-"""Workers of the demo that are wrong in one way each: `python bad_workers.py WHICH SETUP URL NAME`."""
+"""Demo workers that are each wrong in one way: `python bad_workers.py WHICH SETUP URL NAME`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOST, DOUBLED = "order-000007", "order-000011"
 
 
 def careless(*arguments: str) -> None:
-    """It acknowledges one order without shipping it, and ships another one twice."""
+    """Acknowledges one order without shipping it, and ships another one twice."""
     ship = ShipOrder.process_transaction
 
     def ship_carelessly(self: ShipOrder, transaction: Transaction, session: Any) -> None:
@@ -25,7 +25,7 @@ def careless(*arguments: str) -> None:
 
 
 def broken(*arguments: str) -> None:
-    """It cannot even begin."""
+    """Cannot even start."""
     raise RuntimeError("no coffee")
 
 

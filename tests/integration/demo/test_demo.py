@@ -39,7 +39,7 @@ class Ended(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """A demo that went well: figures on stdout, and a terminal on stderr."""
+    """A successful demo: figures on stdout, and a terminal on stderr."""
     data = tmp_path_factory.mktemp("demo") / "data"
     ours, theirs = pty.openpty()
     began = time.monotonic()
@@ -162,7 +162,7 @@ def test_without_the_boundarys_packages_it_says_what_to_install() -> None:
     assert ran.stderr == "a boundary needs connectrpc: pip install 'onceward[boundary]'\n"
 
 
-# ── being ended ─────────────────────────────────────────────────────────────────────────────────────────
+# ── interrupted ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def wait_for(demo: subprocess.Popen[str], news: str) -> None:
 
 
 def processes_about(folder: Path) -> list[int]:
-    """All that have it in their command line, as the children of a demo have."""
+    """The processes with it in their command line, as the children of a demo have."""
     found = []
     for process in Path("/proc").iterdir():
         try:
@@ -225,7 +225,7 @@ def read_all(terminal: int, into: list[bytes]) -> None:
     while True:
         try:
             data = os.read(terminal, 65536)
-        except OSError:  # how Linux says that the other end is closed
+        except OSError:  # how Linux reports that the other end is closed
             return
         if not data:
             return

@@ -1,14 +1,14 @@
-"""A page of the documentation, run from its first block to its last: `python -m tests.integration.docs.page PAGE`.
+"""Runs a page of the documentation from top to bottom: `python -m tests.integration.docs.page PAGE`.
 
-In the current directory, with a real server for every address in REPLACED. What stands in a page, and what is done:
+It runs in the current directory, with a real server for every address in REPLACED. The blocks of a page:
 
-    ```python                       runs, after the blocks above it, in one namespace; functions test_… are called, and
-                                    what a print(…)  # has behind it must be printed
-    ```python title="shop.py"       is written to that file; so is toml and everything else that has a title
+    ```python                       runs after the blocks above it, in one namespace; functions test_… are called, and
+                                    the comment behind a print(…) must be its output
+    ```python title="shop.py"       is written to that file, like toml and every other block with a title
     ```diff title="shop.py"         changes lines of that file
-    ```console                      `$` commands run, and print what is below them, if the page has COMMANDS_RUN in it;
-                                    … stands for whatever may differ
-    <!-- python                     runs, and readers do not see it: what a block needs, or what must be true after it
+    ```console                      if the page contains COMMANDS_RUN, `$` commands run and must print the lines below;
+                                    … matches anything
+    <!-- python                     runs, but is hidden from readers: a block's setup, or a check after it
     <!-- not run: reason -->        the next block does not run
 """
 
@@ -34,7 +34,7 @@ from typing import NamedTuple
 from packaging.requirements import Requirement
 
 REPLACED = "DOCS_REPLACED"
-"""A variable: JSON of what is to be read in place of addresses in the page."""
+"""A variable with JSON: replacements for addresses in the page."""
 COMMANDS_RUN = "<!-- commands are run -->"
 
 BLOCK = re.compile(
@@ -47,7 +47,7 @@ BLOCK = re.compile(
 
 class Block(NamedTuple):
     line: int
-    """Of the page, on which its text begins."""
+    """The line of the page where its code begins."""
     language: str
     title: str | None
     text: str
@@ -136,7 +136,7 @@ def replaced(page: str) -> str:
 
 
 def squeezed(output: str) -> str:
-    """How wide a table is depends on what is in it."""
+    """The width of a table depends on its contents."""
     lines = (" ".join(re.sub("[─━]+", "─", line).split()) for line in output.splitlines())
     return "".join(f"{line}\n" for line in lines if line)
 
@@ -147,7 +147,7 @@ def pattern(promised: str) -> str:
 
 
 def check_installed(command: str) -> None:
-    """It is here already, from a clone; what it would bring along must be what it names."""
+    """It is installed here already, from a clone; check that its extras name what the page needs."""
     requirement = Requirement(command.removeprefix("pip install ").strip("'"))
     known = metadata(requirement.name).get_all("Provides-Extra") or []
     assert requirement.extras <= set(known), f"{requirement} names an extra that there is not"

@@ -1,4 +1,4 @@
-"""The examples of docs/concepts/apps.md run as they stand, and what it promises of commands holds."""
+"""The examples of docs/concepts/apps.md run as written, and its promises about commands hold."""
 
 from __future__ import annotations
 

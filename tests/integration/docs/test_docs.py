@@ -1,4 +1,4 @@
-"""The documentation is true: every Python block of it runs, and so do the first steps of a new user."""
+"""The documentation is true: every Python block runs, and so do the first steps of a new user."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Site:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def _redis(self) -> str:
-        """Always one of its own: pages have names for their streams that others may have, too."""
+        """A new server each time: pages use stream names that other pages may use, too."""
         with pytest.MonkeyPatch.context() as patch:
             patch.delenv("ONCEWARD_TEST_REDIS_URL", raising=False)
             return _host(self._running.enter_context(redis_server()).url)

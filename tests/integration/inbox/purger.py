@@ -1,6 +1,6 @@
-"""A purge in a process of its own, which dies at a named place.
+"""A purge in another process, which dies at a named place.
 
-Run as `python inbox_purger.py <place> <url> <options>`.
+Run as `python purger.py <place> <url> <options>`.
 """
 
 from __future__ import annotations

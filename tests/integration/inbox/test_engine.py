@@ -32,7 +32,7 @@ from onceward.task.work import OutcomeStatus
 from onceward.testing.inbox import InboxDriver, InboxSuite
 from onceward.testing.inbox.effects import Provider, effectful
 from onceward.testing.inbox.samples import LONG_AGO, Held, Killed, contract, raising
-from onceward.testing.inbox.schema import OLD_AND_NEW, Order, third_version
+from onceward.testing.inbox.schema import OLD_AND_NEW, OrderV3, third_version
 from onceward.testing.telemetry import record
 from tests.support.inbox import databases
 from tests.support.inbox.databases import OnAsyncPostgreSql, OnAsyncSqlite, OnPostgreSql, OnSqlite
@@ -69,7 +69,7 @@ def never(transaction: Transaction, session: Any) -> None:
 
 
 class Shop:
-    """One consumer with its inbox, its queue, and notes of what was called."""
+    """One consumer with its inbox, its queue, and a record of its calls."""
 
     def __init__(self, suite: InboxSuite, driver: InboxDriver, promised: Contract, queue: Any) -> None:
         self.suite = suite
@@ -96,7 +96,7 @@ class Shop:
         )
 
     def _class(self, process: Callable[..., Any]) -> Any:
-        shop, behave = self, self.driver.adapted(process)
+        shop, behave = self, self.driver.adapt(process)
         base: Any = AsyncConsumerTask if self.driver.asynchronous else ConsumerTask
 
         class Billing(base):  # type: ignore[misc]
@@ -146,7 +146,7 @@ class Shop:
         return report
 
     def consume_all(self, task: Any, **policy: Any) -> Report:
-        """Until the queue is empty, with time passing for what was delayed. Returns the sum of it."""
+        """Consume until the queue is empty, with time passing for delayed messages. Returns the sum of the reports."""
         total = Report()
         deadline = time.monotonic() + 30
         while True:
@@ -169,7 +169,7 @@ class Shop:
         )
 
     def lose_the_next_outcome(self) -> None:
-        """The queue does not take the next outcomes: an acknowledgement that got lost."""
+        """The queue does not accept the next outcomes: a lost acknowledgement."""
         name = "settle_transactions_async" if self.driver.asynchronous else "settle_transactions"
         settle = getattr(self.queue, name)
 
@@ -320,7 +320,7 @@ class UnderTheEngine(InboxSuite):
     @pytest.mark.req("CC-051")
     @pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])
     def test_what_is_given_back_at_a_stop_is_not_counted_as_a_start(self, told: bool) -> None:
-        """Whether or not the queue hears of it: nothing of it was begun."""
+        """Whether or not the queue accepts the settlement: its work was never begun."""
         with self.shop(contract(poison_after=1)) as shop:
             names = [f"t{number}" for number in range(4)]
             shop.put(*map(paid, names))
@@ -348,13 +348,13 @@ class UnderTheEngine(InboxSuite):
 
     @pytest.mark.req("CC-051")
     def test_what_a_broken_queue_leaves_unbegun_is_not_counted_as_a_start(self) -> None:
-        """The queue fails in the midst of a batch: it is told nothing more, also not what was never begun."""
+        """The queue fails in the middle of a batch: nothing more is settled, including what was never begun."""
         with self.shop(contract(poison_after=1)) as shop:
 
             def second_waits_for_the_failure(transaction: Transaction, session: Any) -> None:
                 if transaction.id == "t1":
                     until(lambda: shop.lost_outcomes)
-                    time.sleep(0.3)  # so that the loop, and not this slot, goes on first
+                    time.sleep(0.3)  # so the loop, and not this slot, goes on first
                 write(transaction, session)
 
             shop.put(*(paid(f"t{number}") for number in range(4)))
@@ -489,7 +489,7 @@ class UnderTheEngine(InboxSuite):
             shop.put(*events)
             task = shop.task(lambda transaction, _: seen.append((transaction.id, transaction.payload)))
             shop.consume(task)
-            assert seen == [(f"t{number}", Order(700, "EUR")) for number in range(3)]
+            assert seen == [(f"t{number}", OrderV3(700, "EUR")) for number in range(3)]
             shop.put(*events)
             assert shop.consume(task).duplicates == 3
             assert len(seen) == 3
@@ -580,7 +580,7 @@ class UnderTheEngine(InboxSuite):
 
 
 class MemoryOf(Shop):
-    """A queue beside another shop's."""
+    """A queue next to that of another shop."""
 
     def __init__(self, shop: Shop) -> None:
         queue = QUEUES["memory", shop.driver.asynchronous](clock=shop.driver.clock)
@@ -718,4 +718,4 @@ def test_inside_queue_consumer_run_redis_counts_the_starts_and_poison_is_refused
     assert refused.value.kind == "poison"
     assert started == ["e1", "e1"]
     assert queue_world.effects() == []
-    assert len(queue_world.pending()) == 1, "not acknowledged: it is for a person to look at"
+    assert len(queue_world.pending()) == 1, "not acknowledged: an operator must inspect it"

@@ -1,4 +1,4 @@
-"""A disk that is full takes what needs no room: the database is there, and no event can be done."""
+"""A full disk still accepts what needs no space: the database answers, but no event can be done."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 class Disk:
-    """As much room as there is now, or as much as one likes."""
+    """Limits the space to what is used now, or removes the limit."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

@@ -1,4 +1,4 @@
-"""Whose lease it is: a copy that waits here does not keep the start of somebody who may be dead."""
+"""Leases of other processes: a copy that waits here does not prolong a start whose process may be dead."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_extending_what_waits_here_leaves_the_lease_of_another_process_alone(eng
     run_blocking(alive.extend(CONTRACT, [KEY.tracking_id]))
     assert locked_until(engine) == begun
     moment += CONTRACT.lease
-    assert run_blocking(alive.start(CONTRACT, KEY)) is None, "free again: a suspect, which has to be alone"
+    assert run_blocking(alive.start(CONTRACT, KEY)) is None, "free again: a suspect, which has to run alone"
     assert run_blocking(alive.start(CONTRACT, KEY, alone=True)) is not None
 
 

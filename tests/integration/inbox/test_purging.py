@@ -1,4 +1,4 @@
-"""A purge takes what is past its retention, and nothing else, while consumers go on; whatever dies meanwhile."""
+"""A purge removes what is past its retention, and nothing else, while consumers run; whatever dies in the meantime."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def day_of(days_ago: int) -> int:
 
 
 class Site:
-    """An inbox under test, and a second look at its database."""
+    """An inbox under test, and a second view of its database."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -85,7 +85,7 @@ class Site:
         return self.database.run(result) if self.database.asynchronous else result
 
     def process(self, given: Event, by: Contract | None = None) -> Handling:
-        """By an inbox beside the one that purges: mostly another process has the events."""
+        """Through another inbox than the one that purges: in production, another process has the events."""
         return self.beside.process(by or contract(), given, self._handle).handling
 
     def _handle(self, given: Event, session: Any) -> None:
@@ -95,7 +95,7 @@ class Site:
         before = list(self.handled)
         with pytest.raises(ContractError) as caught:
             self.process(given, by)
-        assert self.handled == before, "a refused event is not run"
+        assert self.handled == before, "a refused event does not run"
         return caught.value.kind
 
     def purge(
@@ -106,7 +106,7 @@ class Site:
         return report
 
     def seed(self, consumer_id: str, day: int, count: int, prefix: str = "seed") -> None:
-        """Rows as so many events would leave them, and a thousand times as fast."""
+        """Rows as this many events would leave them, a thousand times faster."""
         if self.database.is_sqlite:
             series = "WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < :count)"
             digest, columns, source = "zeroblob(32)", ", processed_at", ", 0 FROM s"
@@ -175,7 +175,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "SNAPSHOT_WAIT", 0.3)
 
 
-# ── what goes, and what stays ───────────────────────────────────────────────────────────────────────────
+# ── what is purged, and what stays ──────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("CC-011b")
@@ -199,7 +199,7 @@ def test_not_a_day_inside_the_floor_goes(site: Site) -> None:
     site.purge()
     floor = site.horizon()
     assert floor is not None
-    assert floor in (day_of(90), day_of(90) - 1), "90 days before today, on either side of a midnight"
+    assert floor in (day_of(90), day_of(90) - 1), "90 days before today, on either side of midnight"
     for day in (floor - 1, floor, floor + 1):
         site.seed("billing", day, 3, prefix=f"day{day}")
     report = site.purge()
@@ -264,7 +264,7 @@ def test_a_held_event_stays_a_duplicate_until_it_is_released(site: Site) -> None
     assert report.rows == 1
     assert site.process(event("held", OLD)) is Handling.DUPLICATE
     assert site.refused(event("free", OLD)) is Breach.TOO_OLD
-    assert site.purge().rows == 0, "nor does the next purge take it"
+    assert site.purge().rows == 0, "the next purge does not take it either"
     assert site.process(event("held", OLD)) is Handling.DUPLICATE
     assert site.beside.stats()[0]["dedup_rows"] == 1
     assert site.call("release", "billing", "held")
@@ -293,13 +293,13 @@ def test_the_horizon_is_raised_and_committed_before_anything_goes(
 ) -> None:
     site.beside.register(contract("archive", retention="legal-hold"))
     site.seed("billing", day_of(OLD), 10)
-    site.seed("archive", day_of(OLD), 10)  # so that PostgreSQL removes rows here
-    site.seed("billing", day_of(OLD + 1), 10)  # and a whole day here
+    site.seed("archive", day_of(OLD), 10)  # so PostgreSQL removes rows here
+    site.seed("billing", day_of(OLD + 1), 10)  # and drops a whole day here
     seen: list[int | None] = []
 
     def looking(function: Any) -> Any:
         def look_first(*args: Any, **more: Any) -> Any:
-            seen.append(site.horizon())  # by another connection
+            seen.append(site.horizon())  # through another connection
             return function(*args, **more)
 
         return look_first
@@ -395,7 +395,7 @@ def test_many_rows_go_in_bounded_steps_and_consumers_go_on_between_them(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.beside.register(contract("archive", retention="legal-hold"))
-    site.seed("archive", day_of(OLD), 1)  # so that PostgreSQL cannot drop the day
+    site.seed("archive", day_of(OLD), 1)  # so PostgreSQL cannot drop the day
     site.seed("billing", day_of(OLD), 50_000)
     sizes: list[int] = []
     purge_step = Store.purge_step
@@ -403,7 +403,7 @@ def test_many_rows_go_in_bounded_steps_and_consumers_go_on_between_them(
     def watched(store: Store, connection: Any, **more: Any) -> Any:
         step = purge_step(store, connection, **more)
         sizes.append(step.rows)
-        if not site.database.is_sqlite and len(sizes) == 3:  # in the midst of a step; SQLite has one writer
+        if not site.database.is_sqlite and len(sizes) == 3:  # in the middle of a step; SQLite has one writer
             assert site.process(event("in a step", 0)) is Handling.DONE
         return step
 
@@ -587,7 +587,7 @@ def test_an_event_of_a_detached_day_finds_it_attached_again(on_postgresql: Site)
 def test_consumers_do_not_wait_while_a_purge_waits(
     on_postgresql: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The purge waits for a transaction that has used the old day. Nobody waits for the purge."""
+    """The purge waits for a transaction that has used the old day. Nothing waits for the purge."""
     monkeypatch.setattr(partitions, "LOCK_WAIT", PATIENCE)
     site = on_postgresql
     site.seed("billing", day_of(OLD), 10)
@@ -637,7 +637,7 @@ def test_a_purge_that_is_blocked_says_by_whom_and_the_next_one_goes_on(on_postgr
 
 @pytest.mark.usefixtures("impatient")
 def test_nothing_goes_while_somebody_may_not_see_the_raised_horizon(on_postgresql: Site) -> None:
-    """Under REPEATABLE READ an event would be let in by the old horizon, and not find its record."""
+    """Under REPEATABLE READ, the old horizon would admit an event, which would then not find its record."""
     site = on_postgresql
     site.seed("billing", day_of(OLD), 10)
     with site.observer.connect().execution_options(isolation_level="REPEATABLE READ") as old:
@@ -754,7 +754,7 @@ def test_a_purge_that_is_killed_when_the_horizon_is_raised_has_lost_nothing(site
     prepare_crash(site, whole_days=True)
     assert site.purger("horizon").wait(PATIENCE) == -9
     assert site.rows() == 1_003
-    assert site.refused(event("never seen", OLD)) is Breach.TOO_OLD, "there is no knowing which rows are gone"
+    assert site.refused(event("never seen", OLD)) is Breach.TOO_OLD, "it is unknown which rows are gone"
     assert site.process(event("free", OLD)) is Handling.DUPLICATE
     assert finish(site).rows == 1_001
     check_after_crash(site)
@@ -799,7 +799,7 @@ def test_a_purge_that_is_killed_while_it_detaches_is_finished_by_the_next(on_pos
         waits = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%DETACH PARTITION%' AND pid <> pg_backend_pid()"
         site.scalar(
             f"SELECT pg_terminate_backend(pid) FROM ({waits}) AS w"
-        )  # as a lost connection would in time
+        )  # as a lost connection would, in time
         until(lambda: site.scalar(waits) is None)
     assert PartitionState.DETACHING in site.partitions().values()
     assert len(finish(site).dropped) == 2

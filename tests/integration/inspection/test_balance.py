@@ -1,4 +1,4 @@
-"""`onceward balance`: conservation of messages on real sources, and what it says when somebody takes one away."""
+"""`onceward balance`: conservation of messages on real sources, and its report when a message is taken away."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Order(msgspec.Struct):
 
 
 class Shop:
-    """An app with one consumer, and a hand in its source and its database."""
+    """An app with one consumer, and access to its source and its database."""
 
     def __init__(self, source: str, database: str, *, with_contract: bool = True) -> None:
         self.source, self.database = source, database
@@ -89,7 +89,7 @@ class Shop:
         return result.exit_code, struck
 
     def of_app(self, *options: str) -> Result:
-        """As one asks who has the app's code, also before its first run."""
+        """As the app's owner asks, even before its first run."""
         sys.modules["shop_of_this_test"] = self  # type: ignore[assignment]  # a module is what has an `app`
         try:
             return balance("shop_of_this_test:app", *options)
@@ -227,7 +227,7 @@ def test_an_app_before_its_first_message_says_that_nothing_was_sent(shop: Shop, 
     assert result.exit_code == 0
     assert "nothing has been sent yet: there is no file orders.db" in result.stdout
     assert "It holds: nothing was appended." in result.stdout
-    assert list(tmp_path.iterdir()) == [], "it has only looked"
+    assert list(tmp_path.iterdir()) == [], "it has only read"
 
 
 def test_an_app_before_its_first_run_says_that_nothing_was_consumed_and_is_checked(
@@ -310,7 +310,7 @@ def test_a_stream_or_group_that_is_not_there_ends_with_2(redis_url: str, databas
     assert (result.exit_code, f"there is no stream '{name}'" in result.stderr) == (2, True)
     shop = Shop(f"{redis_url}/{name}?group=billing", database)
     shop.send(order(1))
-    assert balance("--source", shop.source).exit_code == 0, "nobody has consumed yet, under any name"
+    assert balance("--source", shop.source).exit_code == 0, "no consumer has run yet, under any name"
     shop.consume()
     result = balance("--source", f"{redis_url}/{name}?group=biling")
     assert (result.exit_code, "has no group 'biling', only billing" in result.stderr) == (2, True)
@@ -419,7 +419,7 @@ def test_bytes_that_are_no_message_are_dead_and_accounted_for(stream: tuple[Shop
 
 
 def cannot_be_told(result: Result) -> bool:
-    assert result.exit_code == 0, "nobody knows whether it was lost, or never there"
+    assert result.exit_code == 0, "it is unknown whether it was lost or never there"
     assert "It holds" not in result.stdout
     assert "the source is empty, but this consumer has had messages" in result.stdout
     return "Cannot confirm the balance" in result.stdout
@@ -466,7 +466,7 @@ def test_dead_letters_of_a_stream_that_was_lost_are_told_of_without_a_contract(
 def test_records_of_what_waits_in_the_stream_are_not_taken_for_those_of_a_lost_one(
     stream: tuple[Shop, Redis, str],
 ) -> None:
-    """A copy that waits, one that is in hand, and a letter that was redriven: all have records."""
+    """A copy that waits, one in flight, and a redriven letter: all have records."""
     shop, redis, name = stream
     first, second, bad = order(1), order(2), order("x")
     shop.send(first, second, bad)
@@ -488,7 +488,7 @@ def test_records_of_what_waits_in_the_stream_are_not_taken_for_those_of_a_lost_o
 def test_a_stream_that_was_trimmed_to_nothing_is_not_said_to_have_had_nothing(
     stream: tuple[Shop, Redis, str],
 ) -> None:
-    """Redis 7 knows how many they were."""
+    """Redis 7 knows how many there were."""
     shop, redis, name = stream
     shop.send(*(order(number) for number in range(5)))
     shop.consume()
@@ -552,7 +552,7 @@ def test_a_boundary_balances_until_somebody_confirms_what_was_not_applied(
     assert "1 message is confirmed, but neither applied nor dead" in struck["problems"][0]
 
 
-# ── what cannot be told, or asked ───────────────────────────────────────────────────────────────────────
+# ── unknown numbers, and unreachable sources ────────────────────────────────────────────────────────────
 
 
 def test_memory_cannot_be_told() -> None:

@@ -1,4 +1,4 @@
-"""Recovery: explicit, complete, and hindered by nothing that lies in the pending list."""
+"""Recovery: explicit, complete, and not blocked by anything in the pending list."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def skipping(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def deliver(world: QueueWorld, count: int, name: str = "dead", idle_ms: int = 120_000) -> list[str]:
-    """Deliver that many entries to a consumer, as if that had been `idle_ms` ago."""
-    with suppress(redis.exceptions.ResponseError):  # there already
+    """Deliver this many entries to a consumer, as if `idle_ms` ago."""
+    with suppress(redis.exceptions.ResponseError):  # it exists already
         world.admin.xgroup_create(world.stream, "group", id="0")
     [[_, entries]] = listed(world.admin.xreadgroup("group", name, {world.stream: ">"}, count=count))
     ids = [id_.decode() for id_, _ in entries]
@@ -170,7 +170,7 @@ def test_a_claim_takes_no_new_message(world: QueueWorld) -> None:
 
 
 def test_a_redis_without_xautoclaim_is_claimed_from_too(world: QueueWorld) -> None:
-    """Redis before 6.2: the same server, with that command taken away."""
+    """Redis before 6.2: the same server, without that command."""
     with servers.redis_server() as server:
         consumer = world.consumer(world.client(server.url), claim_idle_ms=0)
         queue = world.queue(world.client(server.url), consumer_name="dead")

@@ -1,4 +1,4 @@
-"""Redis fails; the queue says so at once, once, and hides nothing."""
+"""Redis fails; the queue reports it at once, once, and hides nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def link(redis_url: str) -> Iterator[Proxy]:
 
 
 def connections(world: QueueWorld) -> list[dict[str, str]]:
-    """Of clients that are named like the stream."""
+    """The connections of clients named like the stream."""
     return [each for each in world.admin.client_list() if each["name"] == world.stream]
 
 
@@ -79,7 +79,7 @@ def test_a_redis_that_is_not_there_is_a_queue_error_at_once(
     with pytest.raises(QueueError) as caught:
         call(queue)
     assert isinstance(caught.value.cause, redis.exceptions.ConnectionError)
-    assert time.monotonic() - began < 5, "no back-off, no second try"
+    assert time.monotonic() - began < 5, "no backoff, no second attempt"
 
 
 @pytest.mark.req("QC-05")
@@ -94,7 +94,7 @@ def test_a_connection_that_is_cut_while_a_read_blocks_is_seen_at_once(world: Que
     with later(0, cut_when_it_blocks), pytest.raises(QueueError, match="reading"):
         consumer.next()
     assert time.monotonic() - began < 30
-    assert consumer.next(1) is None, "the next call has a connection of its own"
+    assert consumer.next(1) is None, "the next call gets a new connection"
 
 
 @pytest.mark.req("QC-05")
@@ -155,7 +155,7 @@ def test_a_stream_deleted_while_consuming_is_an_error_and_the_call_after_it_begi
     world.admin.delete(world.stream)
     with pytest.raises(QueueError, match="was deleted"):
         consumer.next()
-    assert not world.admin.exists(world.stream), "nothing was created behind your back"
+    assert not world.admin.exists(world.stream), "nothing was created implicitly"
     world.add("2")
     assert consumer.next().payload == 2
 
@@ -166,7 +166,7 @@ def test_a_group_deleted_while_a_read_blocks_is_an_error(world: QueueWorld) -> N
     consumer.next(1)
 
     def consume() -> None:
-        for _ in range(20):  # Redis before 7 lets a blocked read wait to its end
+        for _ in range(20):  # Redis before 7 does not wake up a blocked read
             consumer.next()
 
     destroy = later(0.1, lambda: world.admin.xgroup_destroy(world.stream, "group"))

@@ -52,7 +52,7 @@ def test_a_cancelled_read_leaves_a_consumer_that_works(redis_url: str) -> None:
                 await waiting
             await client.xadd(consumer.config.stream_key, {"data": "1"})
             async with asyncio.timeout(30):
-                # The server may have given it to the read that was cancelled: then it is pending.
+                # The server may have given it to the cancelled read: then it is pending.
                 return await consumer.next(500) or (await consumer.claim_stale(0))[0]
 
     message = asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Metrics come from below the consumer: counted where Redis is spoken to, and only if somebody listens."""
+"""Queue metrics are counted at the Redis calls, and only if someone listens."""
 
 from __future__ import annotations
 

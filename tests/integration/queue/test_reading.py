@@ -1,4 +1,4 @@
-"""Reading, iterating, and acknowledging, against a real Redis, in threads and asyncio from one text."""
+"""Reading, iterating and acknowledging, on a real Redis, in threads and asyncio with the same code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_next_blocks_in_redis_for_the_time_given_or_else_the_configured_one(worl
     for block_ms, least in ((None, 0.3), (100, 0.1)):
         before, began = world.calls("xreadgroup"), time.monotonic()
         assert consumer.next(block_ms) is None
-        assert time.monotonic() - began > least * 0.9  # Redis counts in ticks of its own
+        assert time.monotonic() - began > least * 0.9  # Redis counts in its own ticks
         assert world.calls("xreadgroup") - before == 1
 
 
@@ -159,7 +159,7 @@ def test_a_consumer_holds_no_message_in_reserve_and_starts_no_thread(world: Queu
     assert world.pending() == ids[:1]
 
     def look(_: Any) -> None:
-        assert len(world.pending()) == 2, "the first, and the one being handled"
+        assert len(world.pending()) == 2, "the first one, and the one being handled"
         if len(world.effects()) == 3:
             consumer.thing.stop()
 
@@ -239,7 +239,7 @@ def test_consumers_that_create_the_group_at_once_all_work(world: QueueWorld) -> 
 def test_backlog_stats_report_length_pending_and_oldest_idle_without_side_effects(world: QueueWorld) -> None:
     consumer = world.consumer()
     assert consumer.backlog_stats() == (0, 0, None)
-    assert not world.admin.exists(world.stream), "not even a stream is made"
+    assert not world.admin.exists(world.stream), "not even a stream is created"
     world.add("1", "2", "3")
     assert consumer.backlog_stats() == (3, 0, None), "no group yet"
     first = consumer.next()

@@ -99,7 +99,7 @@ def test_what_a_handler_raises_leaves_run_unchanged_with_a_note_and_the_message_
     world: QueueWorld, kind: type[BaseException]
 ) -> None:
     if world.asynchronous and kind is not Odd and kind is not KeyError:
-        kind = Odd  # Python itself changes StopIteration in a coroutine, and ends the loop on the others
+        kind = Odd  # Python itself converts StopIteration in a coroutine, and the others end the loop
     first, second = world.add("1", "2")
     consumer = world.consumer()
     raised = kind("no")
@@ -119,7 +119,7 @@ def test_what_a_handler_raises_leaves_run_unchanged_with_a_note_and_the_message_
     assert world.stream in note
     assert world.effects() == ["1"], "rolled back"
     assert world.pending() == [second]
-    assert handled == [1, 2], "nothing was tried again"
+    assert handled == [1, 2], "nothing was retried"
     assert first not in world.pending()
 
 

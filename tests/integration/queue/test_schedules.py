@@ -1,5 +1,4 @@
-"""Random schedules of consumers that come, work, crash, stop and claim: nothing is lost, nothing is delivered as
-new twice, whatever the order."""
+"""Random schedules of consumers that start, work, crash, stop and claim: nothing is lost, or delivered as new twice."""
 
 from __future__ import annotations
 
@@ -63,7 +62,7 @@ class Schedule:
 
     @property
     def has_new(self) -> bool:
-        """An empty read is not asked for: Redis lets it wait for a tenth of a second, however short its block."""
+        """Avoids empty reads: Redis makes them wait for a tenth of a second, however short the block."""
         return len(self.new) < len(self.sent) + len(self.bad)
 
     def take(self) -> None:
@@ -80,7 +79,7 @@ class Schedule:
             self.in_hand.setdefault(consumer, []).append(message)
 
     def work(self) -> None:
-        """The effect, and then, unless the process dies just there, the ack."""
+        """The effect, and then the ack, unless the process dies in between."""
         consumer = self.random.choice(self.consumers)
         for message in self.in_hand.pop(consumer, []):
             self.effects.add(message.id)
@@ -134,8 +133,8 @@ class Schedule:
                 self.new[message.id] += self.has_new
                 self.effects.add(message.id)
                 last.ack(message)
-        assert self.effects == set(self.sent), "every message had its effect"
-        assert unread == set(self.bad), "every bad entry was named"
+        assert self.effects == set(self.sent), "every message took effect"
+        assert unread == set(self.bad), "every bad entry was reported"
         assert max(self.new.values(), default=1) == 1, "none was delivered as new twice"
         assert self.producer.backlog_stats().pending == 0
         for thing in [*self.consumers, last, self.producer]:

@@ -1,4 +1,4 @@
-"""stop(): at once, for good, from anywhere, and nothing is lost by it."""
+"""stop(): at once, permanently, from anywhere, and without losing anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wire to Redis, in threads and asyncio: one send, replies in order, plain or over TLS."""
+"""The connection to Redis, in threads and asyncio: one send, replies in order, plain or over TLS."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.queue.proxy import proxy
 
 
 class Wired:
-    """A wire of either mode, its stop, and the connections that Redis sees of it."""
+    """A wire of either mode, its stop, and its connections as Redis sees them."""
 
     def __init__(self, mode: str, admin: redis.Redis, url: str, **settings: Any) -> None:
         self._admin = admin
@@ -138,7 +138,7 @@ def test_closing_closes_what_is_idle_and_the_next_exchange_opens_a_connection(
 
 @contextmanager
 def tls_before(url: str, directory: Path) -> Iterator[str]:
-    """The URL of a TLS server that passes everything on to this Redis."""
+    """The URL of a TLS server that forwards everything to this Redis."""
     tls = Authority(directory, days=1).issue("redis", "redis", ["127.0.0.1"])
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(tls.cert, tls.key)

@@ -1,4 +1,4 @@
-"""What a run says of itself: alive means that work moves, ready means that sources answer."""
+"""Health of a run: alive means that work progresses, ready means that sources answer."""
 
 from __future__ import annotations
 

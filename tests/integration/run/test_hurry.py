@@ -1,4 +1,4 @@
-"""What a run needs of the engine: to cut off what is in flight, and to see what is stuck."""
+"""What a run needs from the engine: cutting off work in flight, and seeing what is stuck."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run ends: the first signal lets work in flight end, the second cuts it off, the third kills."""
+"""How a run ends: the first signal lets work in flight finish, the second cuts it off, the third kills."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_first_signal_lets_what_is_in_flight_end_and_tells_the_source(site: 
         until(lambda: len(site.begun) >= 4)
         run.signal(SIGTERM)
         assert run.ended() == 0
-    assert sorted(site.done) == sorted(site.begun), "what was begun has ended"
+    assert sorted(site.done) == sorted(site.begun), "everything that began has ended"
     assert len(site.done) < 20
     assert site.counts() == {"ready": 20 - len(site.done), "leased": 0, "delayed": 0, "dead": 0}
     with site.run("--drain", "--processes", "2") as run:
@@ -51,7 +51,7 @@ def test_the_second_signal_cuts_off_what_is_in_flight_which_comes_again(
         assert run.says("worker 1 left work to its lease")
     assert site.done == ["short"]
     assert site.counts()["leased"] == 1
-    assert site.counts()["ready"] == 0, "the source was told of what had ended"
+    assert site.counts()["ready"] == 0, "outcomes were settled at the source"
 
 
 def test_work_that_does_not_end_is_left_and_the_process_ends_all_the_same(site: Site) -> None:
@@ -125,7 +125,7 @@ def test_work_that_takes_longer_than_the_grace_is_cut_off(site: Site) -> None:
 
 
 def test_a_signal_for_all_processes_at_once_is_one_signal(tmp_path: Path) -> None:
-    """As systemd does it: supervisor and workers are told at the same time."""
+    """As systemd does: supervisor and workers get the signal at the same time."""
     site = Site(tmp_path)
     site.send(*orders(4, seconds=0.5))
     with site.run() as run:

@@ -1,4 +1,4 @@
-"""Workers that crash, hang or cannot work at all, and what becomes of a run then."""
+"""Workers that crash, hang or cannot start, and what happens to the run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def assignment(drain: bool) -> Assignment:
 
 @pytest.fixture
 def hasty(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """The supervisor runs in this process, in the site's directory, and does not wait long after crashes."""
+    """The supervisor runs in this process, in the site's directory, and waits only briefly after crashes."""
     monkeypatch.chdir(site.directory)
     for name, value in site.environ.items():
         monkeypatch.setenv(name, value)
@@ -64,7 +64,7 @@ def hasty(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 @contextmanager
 def free_port() -> Iterator[int]:
-    """One that nobody listens on, and that nobody else gets meanwhile."""
+    """A port that no process listens on, and that no other test gets."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
@@ -104,7 +104,7 @@ def test_a_message_that_kills_its_workers_is_buried_and_the_rest_is_done(
         codes = [supervised(drain=True)]
         while (
             hasty.counts()["ready"] + hasty.counts()["leased"]
-        ):  # its lease was still running when the rest was done
+        ):  # its lease was still valid when the rest was done
             codes.append(supervised(drain=True))
     assert set(codes) == {0}
     assert hasty.done == ["good"]
@@ -167,7 +167,9 @@ def test_a_drain_waits_for_a_source_that_is_away_and_gives_up_after_a_while(
     assert len(waiting) >= 2
     assert {line["level"] for line in waiting} == {"warning"}
     loud = [line for line in run.lines if line["level"] not in ("info", "warning")]
-    assert {line["level"] for line in loud} == {"critical"}, "an outage is no error until it is given up on"
+    assert {line["level"] for line in loud} == {"critical"}, (
+        "an outage is not an error until the run gives up"
+    )
 
 
 # ── a stuck thread ──────────────────────────────────────────────────────────────────────────────────────

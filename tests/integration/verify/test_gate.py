@@ -1,4 +1,4 @@
-"""The gate before production: no evidence, or evidence about other code, and the consumer does not run."""
+"""The production gate: without evidence for its current code, a consumer does not run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onceward.inbox.evidence.code_digest import Code, code_of
 from onceward.inbox.evidence.evidence import Checked, Evidence
 from onceward.inbox.stores import store_of
 from onceward.transaction import Transaction
-from onceward.verify.children import in_child
+from onceward.verify.children import run_in_child
 from tests.support.databases import Database, database  # noqa: F401  a fixture
 from tests.verification import consumers
 
@@ -139,7 +139,7 @@ def test_the_refusal_says_what_is_missing(tmp_path: Path, changes: dict[str, Any
 
 
 def test_the_newest_evidence_for_today_s_code_counts(tmp_path: Path) -> None:
-    """A failed run after a passed one is a failure; evidence about other code is about other code."""
+    """A failed run after a passed one is a failure; evidence for other code does not count."""
     found = [
         proof(tested=(Checked("kills", "failed"),)),
         proof(),
@@ -176,7 +176,7 @@ def test_a_handler_of_process_must_be_in_the_code_that_was_proven(world: World) 
     assert world.process(handler).handling == "done"
 
 
-# ── bound to the code ───────────────────────────────────────────────────────────────────────────────────
+# ── evidence is for the code ────────────────────────────────────────────────────────────────────────────
 
 CONSUMER = """
 import json
@@ -252,7 +252,7 @@ def test_comments_and_layout_do_not_void_evidence_and_code_does(shop: Path) -> N
     assert digest_of_shop().digest != before.digest
 
 
-def test_loose_modules_count_their_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loose_modules_count_their_neighbors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "loose_consumer.py").write_text(CONSUMER.replace("verified_shop.helpers", "loose_helpers"))
     (tmp_path / "loose_helpers.py").write_text(
         "import json, msgspec\n\ndef amount(p):\n    return p['total']\n"
@@ -262,14 +262,14 @@ def test_loose_modules_count_their_neighbours(tmp_path: Path, monkeypatch: pytes
     assert code_of(module.Bill).modules == ("loose_consumer", "loose_helpers")
 
 
-# ── killed while it is recorded ─────────────────────────────────────────────────────────────────────────
+# ── kill -9 while recording ─────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("CC-030")
 @pytest.mark.parametrize("point", ["before", "after the insert", "after the commit"])
 def test_kill_9_while_recording_leaves_whole_evidence_or_none(database: Database, point: str) -> None:  # noqa: F811
     if database.asynchronous:
-        return  # it is recorded in threads
+        return  # evidence is recorded in threads only
     world = World(database)
 
     def record(_: Any) -> None:
@@ -284,7 +284,7 @@ def test_kill_9_while_recording_leaves_whole_evidence_or_none(database: Database
         os.kill(os.getpid(), signal.SIGKILL)
 
     database.plain().dispose()  # a child must not share it
-    assert in_child(record, 30.0).was_killed
+    assert run_in_child(record, 30.0).was_killed
     if point == "after the commit":
         assert world.run().succeeded == 1
     else:

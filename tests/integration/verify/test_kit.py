@@ -20,7 +20,7 @@ from onceward.inbox.evidence.code_digest import code_of
 from onceward.verify import (
     NAMES,
     Report,
-    Result,
+    ScenarioStatus,
     Verification,
     VerificationError,
     examine_consumer,
@@ -38,8 +38,9 @@ def examine(consumer: Any, *only: str, **given: Any) -> Report:
     )
 
 
-def told(report: Report, scenario: str) -> str:
-    assert report[scenario].result is Result.FAILED, str(report)
+def failure_of(report: Report, scenario: str) -> str:
+    """What a failed scenario reports."""
+    assert report[scenario].result is ScenarioStatus.FAILED, str(report)
     return str(report[scenario])
 
 
@@ -61,7 +62,7 @@ def test_a_correct_consumer_passes_every_scenario(consumer: Any) -> None:
     report = verify_consumer(consumer, EVENTS, setup=setup, optional=["note"], seed=SEED)
     results = {each.name: each.result for each in report.scenarios}
     assert list(results) == list(NAMES)
-    skipped = {name for name, result in results.items() if result is Result.SKIPPED}
+    skipped = {name for name, result in results.items() if result is ScenarioStatus.SKIPPED}
     assert skipped == {"old-versions", "refused"}  # it has one version, and no events to refuse were given
     assert report["order"].note == "6 orders of 3 events"
     assert report["kills"].note == "15 processes killed at 5 boundaries"
@@ -75,9 +76,9 @@ def test_a_correct_consumer_passes_on_postgresql(postgres_url: str) -> None:
     report = verify_consumer(
         consumers.Right, EVENTS, setup=setup, database=postgres_url, seed=SEED, skip=["exceptions"]
     )
-    assert (report.backend, report["kills"].result) == ("postgresql", Result.PASSED)
-    assert report["exceptions"].note == "left out, as was asked for"
-    assert _databases(postgres_url) == before, "everything the kit made is removed again"
+    assert (report.backend, report["kills"].result) == ("postgresql", ScenarioStatus.PASSED)
+    assert report["exceptions"].note == "left out on request"
+    assert _databases(postgres_url) == before, "the kit drops the databases it creates"
 
 
 @pytest.mark.parametrize("handler", [consumers.bill, consumers.bill_async])
@@ -96,8 +97,8 @@ def test_wrong_and_correct_consumers_on_postgresql_in_asyncio(postgres_url: str)
 
     given = {"database": postgres_url, "events": EVENTS[:1]}
     wrong = examine(consumers.AsyncMarksFirst, "kills", "outside-calls", **given, **with_database)
-    assert "bills: 1 row missing" in told(wrong, "kills")
-    assert line_of(consumers.AsyncMarksFirst, "connection.execute(mark") in told(wrong, "outside-calls")
+    assert "bills: 1 row missing" in failure_of(wrong, "kills")
+    assert line_of(consumers.AsyncMarksFirst, "connection.execute(mark") in failure_of(wrong, "outside-calls")
     right = examine(consumers.AsyncRight, "duplicates-at-once", "replay", **given, setup=with_rows)
     assert right.passed, str(right)
 
@@ -144,7 +145,13 @@ WRONG = [
         r"in the order \(price-2, price-1\).*declare sequencing(.*\n)*.*too many: \{item: 'tea', price: 101",
     ),
     ("state on self", consumers.Remembers, "state", {}, r"keeps on self.*: self\.seen\n.*" + LOST),
-    ("state on self", consumers.Remembers, "exceptions", {}, r"With a new process for each attempt it is"),
+    (
+        "state on self",
+        consumers.Remembers,
+        "exceptions",
+        {},
+        r"With a new process for each attempt it does not",
+    ),
     ("outside call", consumers.CallsOutside, "outside-calls", {}, r"opened the file .* for writing"),
     (
         "outside call",
@@ -160,7 +167,7 @@ WRONG = [
         consumers.EffectInUpcaster,
         "early-effects",
         {"events": EVENTS_2, "old": OLD, "only": ["old-versions", "early-effects"]},
-        r"before it was known whether the event is new, the consumer opened the file",
+        r"before the inbox knew whether the event is new, the consumer opened the file",
     ),
     ("effect before the check", consumers.EffectInInit, "early-effects", {}, r"the consumer opened the file"),
 ]
@@ -173,7 +180,7 @@ WRONG = [
 )
 def test_a_wrong_consumer_is_caught(wrong: Any, scenario: str, given: dict[str, Any], words: str) -> None:
     report = examine(wrong, **{"only": [scenario], **given})
-    assert re.search(words, told(report, scenario)), str(report)
+    assert re.search(words, failure_of(report, scenario)), str(report)
     assert f"seed {SEED}" in str(report)
 
 
@@ -195,7 +202,7 @@ def test_a_wrong_consumer_is_caught(wrong: Any, scenario: str, given: dict[str, 
 )
 def test_its_correct_twin_passes(twin: Any, only: list[str], given: dict[str, Any]) -> None:
     report = examine(twin, *only, **given)
-    assert [report[name].result for name in only] == [Result.PASSED] * len(only), str(report)
+    assert [report[name].result for name in only] == [ScenarioStatus.PASSED] * len(only), str(report)
 
 
 # ── early effects: file and line ────────────────────────────────────────────────────────────────────────
@@ -228,7 +235,7 @@ def test_an_effect_of_a_module_s_import_is_named(tmp_path: Path, monkeypatch: py
 @pytest.mark.req("CC-031")
 def test_an_effect_of_a_payload_s_own_code_is_named() -> None:
     class Telling(dict[str, Any]):
-        def keys(self) -> Any:  # called when the payload is looked at
+        def keys(self) -> Any:  # called when the inbox inspects the payload
             with open(os.devnull, "w"):
                 return super().keys()
 
@@ -240,12 +247,12 @@ def test_an_effect_of_a_payload_s_own_code_is_named() -> None:
         id="order-1", payload=Telling(total=1, lock_token="x"), metadata={"event_type": "order"}
     )
     report = examine(consumers.Right, "early-effects", events=[event])
-    assert line_of(Telling.items, "open(") in told(report, "early-effects")
+    assert line_of(Telling.items, "open(") in failure_of(report, "early-effects")
 
 
 @pytest.mark.req("CC-031")
 def test_at_run_time_an_effect_before_the_dedup_decision_is_refused(tmp_path: Path) -> None:
-    """Nobody has a session then; whoever kept one of an earlier event is refused."""
+    """There is no session yet; one kept from an earlier event refuses."""
     from onceward.inbox import EffectError, Inbox
 
     kept: list[Any] = []
@@ -277,14 +284,14 @@ def test_at_run_time_an_effect_before_the_dedup_decision_is_refused(tmp_path: Pa
 @pytest.mark.parametrize(
     ("consumer", "waits", "line"),
     [
-        (consumers.Hangs, consumers.wait_for_ever, "threading.Event().wait()"),
-        (consumers.HangsAwaiting, consumers.await_for_ever, "create_future()"),
+        (consumers.Hangs, consumers.wait_forever, "threading.Event().wait()"),
+        (consumers.HangsAwaiting, consumers.await_forever, "create_future()"),
     ],
 )
 def test_a_handler_that_hangs_is_named_with_its_stack(consumer: Any, waits: Any, line: str) -> None:
     report = examine(consumer, timeout=2.0)
-    stack = told(report, "clean")
-    assert "the handler with event 'order-1' did not come to an end within 2 s" in stack
+    stack = failure_of(report, "clean")
+    assert "the handler with event 'order-1' did not finish within 2 s" in stack
     file, _, number = line_of(waits, line).rpartition(":")
     assert f'File "{file}", line {number}, in {waits.__name__}' in stack
     assert "in process_transaction" in stack
@@ -292,14 +299,14 @@ def test_a_handler_that_hangs_is_named_with_its_stack(consumer: Any, waits: Any,
 
 
 def test_a_handler_that_hangs_in_c_code_is_named_too() -> None:
-    stack = told(examine(consumers.HangsInC, timeout=1.0), "clean")
-    assert "the handler with event 'order-1' did not come to an end" in stack
-    file, _, number = line_of(consumers.match_for_ever, "re.match(").rpartition(":")
-    assert f'File "{file}", line {number} in match_for_ever' in stack
+    stack = failure_of(examine(consumers.HangsInC, timeout=1.0), "clean")
+    assert "the handler with event 'order-1' did not finish" in stack
+    file, _, number = line_of(consumers.match_forever, "re.match(").rpartition(":")
+    assert f'File "{file}", line {number} in match_forever' in stack
     assert "onceward/task" not in stack
 
 
-# ── what is given, and what is compared ─────────────────────────────────────────────────────────────────
+# ── options and comparison ──────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_failure_is_an_assertion_error_with_the_report() -> None:
@@ -319,7 +326,7 @@ def test_a_class_can_say_itself_how_it_is_verified() -> None:
             return {"events": lambda: EVENTS, "setup": setup, "only": ["duplicates"]}
 
     for consumer in (Told, ToldByADict):
-        assert verify_consumer(consumer)["duplicates"].result is Result.PASSED
+        assert verify_consumer(consumer)["duplicates"].result is ScenarioStatus.PASSED
 
 
 @pytest.mark.parametrize(
@@ -329,7 +336,7 @@ def test_a_class_can_say_itself_how_it_is_verified() -> None:
         (consumers.Right, {"events": [EVENTS[0], EVENTS[0]]}, "same id"),
         (consumers.Right, {"skip": ["nonsense"]}, "no scenario 'nonsense'"),
         (consumers.Right, {"nonsense": 1}, "nonsense"),
-        (consumers.Right, {"database": "mysql://host/name"}, "sqlite and postgresql"),
+        (consumers.Right, {"database": "mysql://host/name"}, "sqlite or postgresql, not on 'mysql'"),
         (ConsumerTask, {}, "has no contract"),
         (len, {}, "class of a ConsumerTask"),
     ],
@@ -357,7 +364,7 @@ def test_what_the_database_generates_is_not_compared_and_what_the_handler_genera
             session.execute(consumers.INSERT, values)
 
     report = examine(Random, setup=tables)
-    assert "exclude=['bills.total']" in told(report, "clean")
+    assert "exclude=['bills.total']" in failure_of(report, "clean")
     assert report.not_compared == ("bills.number", "bills.at", "marks.bill")
     assert examine(Random, "duplicates", setup=tables, exclude=["total", "number", "at"]).passed
 
@@ -372,16 +379,20 @@ def test_a_field_that_nobody_knows_and_one_that_is_missing() -> None:
             session.execute(consumers.INSERT, consumers.values(transaction))
 
     report = examine(Strict, "unknown-fields", "missing-fields", optional=["total"])
-    assert "ValueError: what is this?" in told(report, "unknown-fields")
-    assert "without the optional field 'total', event 'order-1' was failed" in told(report, "missing-fields")
+    assert "ValueError: what is this?" in failure_of(report, "unknown-fields")
+    assert "without the optional field 'total', event 'order-1' was failed" in failure_of(
+        report, "missing-fields"
+    )
 
 
 def test_an_old_version_without_a_sample_is_no_proof() -> None:
     report = examine(consumers.PureUpcaster, "old-versions", events=EVENTS_2)
-    assert "there is no sample of schema version 1" in told(report, "old-versions")
+    assert "no sample of schema version 1" in failure_of(report, "old-versions")
     wrong = {1: [{"tracking_id": "order-1", "payload": {"cents": 99}}]}
     report = examine(consumers.PureUpcaster, "old-versions", events=EVENTS_2, old=wrong)
-    assert "in schema version 1, the database is not as" in told(report, "old-versions")
+    assert "in schema version 1, the database differs from that of one clean delivery" in failure_of(
+        report, "old-versions"
+    )
 
 
 def test_it_can_be_called_while_an_event_loop_runs() -> None:
@@ -398,4 +409,4 @@ def test_a_consumer_that_ends_its_process_is_named() -> None:
         def process_transaction(self, transaction: Transaction, session: Any) -> None:  # type: ignore[override]
             os._exit(3)
 
-    assert "ended its process" in told(examine(Exits), "clean")
+    assert "ended its process" in failure_of(examine(Exits), "clean")

@@ -1,4 +1,4 @@
-"""A real boundary, with connectors of both modes behind one face."""
+"""A real boundary, with connectors of both modes behind the same calls."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Site:
         with BoundaryClient(self.url) as client:
             return [fact.fact.object["number"] for fact in client.fetch("a look", 1000).facts]
 
-    # ── a connector's methods, whichever mode it is ─────────────────────────────────────────────────────
+    # ── the connector's methods, in either mode ─────────────────────────────────────────────────────────
 
     def call(self, connector: Any, method: str, *arguments: Any) -> Any:
         return self.world.run(getattr(connector, method + "_async" * self.world.asynchronous), *arguments)
@@ -79,7 +79,7 @@ class Site:
         settlements = [Settlement(each, Verdict.FAILED, error or system()) for each in transactions]
         self.call(connector, "settle_transactions", settlements)
 
-    # ── looking on ──────────────────────────────────────────────────────────────────────────────────────
+    # ── observing ───────────────────────────────────────────────────────────────────────────────────────
 
     def _watched(self, client: Any) -> Any:
         fetch, confirm = client.fetch, client.confirm
@@ -112,7 +112,7 @@ class Site:
 
 
 def fill(directory: Path, count: int) -> None:
-    """So many facts, faster than through a server."""
+    """Append this many facts, faster than through a server."""
 
     async def append() -> None:
         store = SqliteBoundaryStore(directory)

@@ -1,6 +1,6 @@
-"""A boundary's process that notes every connection it opens itself.
+"""A boundary process that records every connection it opens itself.
 
-Run as `python boundary_consumer_server.py <data directory> <file for the notes> [<port>]`; it ends when its input ends.
+Run as `python consumer_server.py <data directory> <file for the records> [<port>]`; it ends when its input ends.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A real boundary on a real socket, watched, and clients and consumers of both modes behind one face.
+"""A real boundary on a real socket, and clients and consumers of both modes behind the same calls.
 
-The server runs in a thread of the test's process, so that a test can see which calls came, in which order, and have
-one fail. Whatever a test does beside the thing it tests it does with `admin`, a plain client.
+The server runs in a thread of the test's process, so a test can see the calls in their order, and make one fail.
+Everything else a test does with `admin`, a plain client.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NAME = "plant-a-receiver"
 
 
 class Watched(Boundary):
-    """Notes every call, and fails those that it is told to."""
+    """Records every call, and fails those that the test names."""
 
     def __init__(self, store: Any, settings: BoundarySettings | None, server: Server) -> None:
         super().__init__(store, settings)
@@ -82,18 +82,18 @@ class Watched(Boundary):
 
 
 class Server:
-    """Starts and stops, always at the same address and with the same data."""
+    """Starts and stops a server, always at the same address and with the same data."""
 
     def __init__(self, directory: Path, settings: BoundarySettings | None = None) -> None:
         self.calls: list[tuple[Any, ...]] = []
         """Name and first arguments."""
         self.failing: dict[str, list[Exception]] = defaultdict(list)
-        """What the next calls of a name raise instead of doing anything."""
+        """What the next calls of a method raise instead of doing anything."""
         self.losing: dict[str, list[Exception]] = defaultdict(list)
-        """What they raise after they have done it: their answer is lost."""
+        """What they raise after doing their work: their answer is lost."""
         self.on_call: Callable[[str], object] = lambda _: None
         self.break_after = 0
-        """The piece of the next object that is not sent any more."""
+        """The first piece of the next object that is no longer sent."""
         self.directory = directory
         self._settings = settings
         self._port = 0
@@ -112,7 +112,7 @@ class Server:
             self._thread = None
 
     def ask(self, coroutine: Any) -> Any:
-        """Something of the store, on the server's own event loop."""
+        """Run a method of the store on the server's own event loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
 
     def names(self) -> list[str]:
@@ -134,7 +134,7 @@ class Server:
 
 
 class Awaited:
-    """A session whose methods are awaited in both modes, so that a handler is written once."""
+    """A session whose methods are awaited in both modes, so each handler is written once."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -155,7 +155,7 @@ class BoundaryWorld:
         self.asynchronous = database.asynchronous
         self.server = Server(directory / "boundary", settings)
         self.waits: list[float] = []
-        """How long the clients have waited between two tries; no time passes."""
+        """How long the clients waited between attempts; no time passes."""
         self.on_wait: Callable[[], object] = lambda: None
         self._clients: list[Driven] = []
 
@@ -172,7 +172,7 @@ class BoundaryWorld:
         self.admin.close()
         self.server.stop()
 
-    # ── making ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── creating ────────────────────────────────────────────────────────────────────────────────────────
 
     def new_client(self, url: str | None = None, **settings: Any) -> Driven:
         kind: Any = AsyncBoundaryClient if self.asynchronous else BoundaryClient
@@ -186,7 +186,7 @@ class BoundaryWorld:
         return Driven(kind(self.client.thing, name, limit, **settings), self.database.run)
 
     def handler(self, work: Callable[[Any, Awaited], Any]) -> Any:
-        """`async def work(fact, session)` as a handler of this mode."""
+        """Turn `async def work(fact, session)` into a handler of this mode."""
 
         def handle(fact: Any, session: Any) -> Any:
             return run_blocking(work(fact, Awaited(session)))
@@ -208,12 +208,12 @@ class BoundaryWorld:
         await asyncio.to_thread(self._sleep, seconds)
 
     def in_session(self, call: Callable[[Any], Any]) -> Any:
-        """What `call(session)` returns, in a transaction of its own."""
+        """What `call(session)` returns, in its own transaction."""
         with self.database.session() as session:
             result = call(getattr(session, "_session", session))
             return self.database.run(result) if inspect.isawaitable(result) else result
 
-    # ── facts and what became of them ───────────────────────────────────────────────────────────────────
+    # ── facts and their effects ─────────────────────────────────────────────────────────────────────────
 
     def append(self, *numbers: int, **envelope: Any) -> None:
         for number in numbers:
@@ -221,7 +221,7 @@ class BoundaryWorld:
             self.admin.append(made, fact_of(f"batch:B{number}", "completed", {"number": number}))
 
     def effects(self) -> list[int]:
-        """Committed so far, as another transaction sees it; with doubles, if there are any."""
+        """Committed so far, as another transaction sees it, including duplicates."""
         with self.database.session() as session:
             return [
                 row["number"] for row in session.fetch_all("SELECT number FROM effects ORDER BY at_offset")
@@ -232,7 +232,7 @@ class BoundaryWorld:
 
 
 async def book(fact: Any, session: Awaited) -> None:
-    """A handler that doubles its effect when it is applied twice."""
+    """A handler whose effect doubles if it is applied twice."""
     await session.execute(
         "INSERT INTO effects (number, at_offset) VALUES (:number, :at)",
         {"number": fact.fact.object["number"], "at": fact.offset},
@@ -241,7 +241,7 @@ async def book(fact: Any, session: Awaited) -> None:
 
 @contextmanager
 def meanwhile(call: Callable[[], object]) -> Iterator[None]:
-    """Have something called from another thread while the test goes on."""
+    """Call something in another thread while the test goes on."""
     thread = threading.Thread(target=call)
     thread.start()
     try:

@@ -1,4 +1,4 @@
-"""A place for a boundary's store on a real PostgreSQL: a schema of its own."""
+"""A schema for a boundary store on a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StorePlace:
         self.name = schema.name
         self.url = f"{schema.plain_url}&application_name={schema.name}"
         self.admin = psycopg.connect(self.url, autocommit=True, application_name="admin")
-        self.admin.execute("SET synchronous_commit = off")  # what is done here need not last
+        self.admin.execute("SET synchronous_commit = off")  # these commits need not be durable
 
     @asynccontextmanager
     async def opened(self, **options: Any) -> AsyncIterator[PostgreSqlBoundaryStore]:
@@ -40,7 +40,7 @@ class StorePlace:
         self.admin.execute("UPDATE onceward_boundary_log SET last = 0, bytes = 0")
 
     def waiting_for_a_lock(self) -> int:
-        """How many connections of stores here."""
+        """How many connections stores have here."""
         query = (
             "SELECT count(*) FROM pg_stat_activity WHERE application_name = '{}' AND wait_event_type = 'Lock'"
         )
@@ -53,7 +53,7 @@ class StorePlace:
         until(lambda: not self.ask(query))
 
     def kill_connections(self) -> int:
-        """Those of stores that are open here. They are gone when this returns."""
+        """The connections of open stores. They are closed when this returns."""
         query = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = '{}'"
         return sum(killed for (killed,) in self.ask(query.format(self.name)))
 
@@ -68,7 +68,7 @@ def new_place(postgres_url: str) -> Iterator[StorePlace]:
 
 @pytest.fixture(scope="class")
 def shared_place(postgres_url: str) -> Iterator[StorePlace]:
-    """For all tests of a class: making the tables takes longer than most of them."""
+    """Shared by the tests of a class: creating the tables takes longer than most of them."""
     with new_place(postgres_url) as made:
         yield made
 

@@ -1,4 +1,4 @@
-"""A boundary with TLS by a configuration that tests may change, in a thread with an event loop of its own."""
+"""A boundary with TLS and a configuration that tests may change, in a thread with its own event loop."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def plain_toml(tls: Tls, peers: str = HQ, zone: str = "plant-a", more: str = "")
 
 
 class Site:
-    """A CA, the certificate of a server, and those of whom tests want."""
+    """A CA, and certificates of a server and of the clients that a test names."""
 
     def __init__(self, directory: Path, zone: str = "plant-a", authority: Authority | None = None) -> None:
         self.directory = directory
@@ -78,7 +78,7 @@ class Site:
 
 
 def context_for(ca: Any, tls: Tls | None = None) -> ssl.SSLContext:
-    """A client's, which may do what ours would not."""
+    """TLS settings of a client that may do what our client would not."""
     context = ssl.create_default_context(cafile=ca)
     if tls is not None:
         context.load_cert_chain(tls.cert, tls.key)
@@ -86,7 +86,7 @@ def context_for(ca: Any, tls: Tls | None = None) -> ssl.SSLContext:
 
 
 class Connection:
-    """One connection, of JSON over HTTP/1.1, as curl makes it."""
+    """One connection with JSON over HTTP/1.1, as curl makes it."""
 
     def __init__(self, url: str, context: ssl.SSLContext) -> None:
         parts = urlsplit(url)
@@ -103,7 +103,7 @@ class Connection:
 
     @property
     def serial(self) -> str:
-        """Of the certificate that the server has shown."""
+        """The certificate that the server presents."""
         shown = self._http.sock.getpeercert()
         assert shown is not None
         return str(shown["serialNumber"])

@@ -1,4 +1,4 @@
-"""A real boundary for tests: in a thread with an event loop of its own, or as a process that can be killed."""
+"""A real boundary for tests: in a thread with its own event loop, or as a process that can be killed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def boundary_server(directory: Path, settings: BoundarySettings | None = None) -
 
 @contextmanager
 def boundary_process(directory: Path) -> Iterator[str]:
-    """The same as a process of its own, which ends as SIGKILL ends it. Yields its URL."""
+    """Serve it in another process, which ends with SIGKILL. Yields its URL."""
     mine, its = _forking.Pipe()
     process = _forking.Process(target=_run, args=(directory, its))
     process.start()
@@ -95,5 +95,5 @@ async def _told(url: str) -> None:
     sys.stdout.flush()
 
 
-if __name__ == "__main__":  # as a child of a test, which reads the URL from its standard output
+if __name__ == "__main__":  # as a child of a test, which reads the URL from standard output
     asyncio.run(_serve(Path(sys.argv[1]), None, _told, asyncio.Event()))

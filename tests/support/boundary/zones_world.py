@@ -1,4 +1,4 @@
-"""Zones on real sockets, with links between them that lead through proxies which can be cut or fall silent."""
+"""Zones on real sockets, linked through proxies that can be cut or fall silent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.wait import until_async
 DEADLINE = 60.0
 MANY = 8
 SOON = 0.05
-"""Seconds: the longest wait of a test's link, so that what heals goes on at once."""
+"""Seconds: the longest wait of a test's link, so it resumes right after it heals."""
 
 
 class Zone:
@@ -44,13 +44,13 @@ class Zone:
         await self.links.update(self._pulls)
 
     def message(self, value: Any = None, to_zone: str = "everybody") -> tuple[Envelope, Fact]:
-        """Each with an id of its own."""
+        """Facts, each with its own id."""
         self._next += 1
         envelope = envelope_for(f"{self.name}-{self._next}", from_zone=self.name, to_zone=to_zone)
         return envelope, fact_of(f"batch:{self._next}", "completed", self._next if value is None else value)
 
     async def say(self, count: int, **more: Any) -> list[str]:
-        """So many facts of this zone. Returns their ids."""
+        """Append this many facts of this zone. Returns their ids."""
         messages = [self.message(**more) for _ in range(count)]
         await self.boundary.append_all(messages)
         return [envelope.message_id for envelope, _ in messages]
@@ -90,7 +90,7 @@ async def pieces_of(content: bytes) -> AsyncIterator[bytes]:
 
 
 class World:
-    """What a test makes, and what is closed after it."""
+    """What a test creates, closed at its end."""
 
     def __init__(self, home: Path, opened: AsyncExitStack) -> None:
         self._home = home
@@ -116,7 +116,7 @@ async def zones_in(home: Path) -> AsyncIterator[World]:
 
 
 class Proxy:
-    """Carries bytes between a client and a boundary, or does not."""
+    """Passes bytes between a client and a boundary, or does not."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -128,13 +128,13 @@ class Proxy:
         self._open: set[asyncio.StreamWriter] = set()
 
     def cut(self) -> None:
-        """Hang up, and on all who come."""
+        """Close all connections, and refuse new ones."""
         self._is_cut = True
         for writer in self._open:
             writer.transport.abort()
 
     def fall_silent(self) -> None:
-        """Take what comes and hand nothing on, as a network does that loses every packet."""
+        """Accept bytes but pass nothing on, like a network that loses every packet."""
         self._hears.clear()
 
     def heal(self) -> None:
@@ -194,7 +194,7 @@ async def proxy(target: str) -> AsyncIterator[Proxy]:
 
 
 async def quiet(*zones: Zone) -> None:
-    """Until every zone has been asked a few times more, by all who pull from it."""
+    """Wait until every puller has asked every zone a few more times."""
     before = [zone.metric("bsfg_fetch_requests_total") or 0 for zone in zones]
     await until_async(
         lambda: all(

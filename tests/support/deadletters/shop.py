@@ -1,4 +1,4 @@
-"""A consumer for the command line to name: `tests.support.deadletters.shop:Bill`."""
+"""A consumer for the command line: `tests.support.deadletters.shop:Bill`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixture of the tests of dead letters, a pytest plugin beside `tests.support.databases`."""
+"""The fixture of the dead-letter tests, a pytest plugin like `tests.support.databases`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class OnVirtualClock(Sql):
-    """The dead letters' time is the test's; the inbox keeps the database's."""
+    """The dead letters use the test's clock, the inbox the database's."""
 
     def __init__(self, dialect: str, clock: Callable[[], float]) -> None:
         super().__init__(dialect, clock)
@@ -27,7 +27,7 @@ class OnVirtualClock(Sql):
 
 @pytest.fixture
 def letters(database: Database, monkeypatch: pytest.MonkeyPatch) -> Letters:
-    """An empty store, on each database, in threads and in asyncio, whose time only the test moves."""
+    """An empty store on each database, in threads and in asyncio, whose time only the test moves."""
     monkeypatch.setattr(operations, "Sql", OnVirtualClock)
     monkeypatch.setattr(wrapper, "CHECK_EVERY", 0.0)
     return Letters(database)

@@ -1,4 +1,4 @@
-"""Dead letters of both kinds on both databases by plain calls, with a clock that tests move; and consumers of them."""
+"""Dead letters of both kinds on both databases behind plain calls, with consumers, and a clock that tests move."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.world import consuming
 if TYPE_CHECKING:
     from tests.support.databases import Database
 
-MENDED = Rca(category="infrastructure", root_cause="the ledger was down", fix_ref="v1.2.3")
+FIXED = Rca(category="infrastructure", root_cause="the ledger was down", fix_ref="v1.2.3")
 BILLING = Filter(consumer="billing", event_type="order.paid")
 START = 1_700_000_000.0
 LEASE = 30.0
@@ -82,7 +82,7 @@ class Redelivered(NamedTuple):
 
 
 class Letters:
-    """`DeadLetters` or `AsyncDeadLetters` by plain calls."""
+    """`DeadLetters` or `AsyncDeadLetters` behind plain calls."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -96,7 +96,7 @@ class Letters:
         self.migrate()
 
     def again(self) -> Letters:
-        """As after a restart: nothing is remembered but what the database holds."""
+        """As after a restart: only the database remembers."""
         kind: Any = AsyncDeadLetters if self.database.asynchronous else DeadLetters
         self.made = kind(self.database.default, clock=self.clock)
         return self
@@ -129,7 +129,7 @@ class Letters:
         return letter  # type: ignore[no-any-return]
 
     def send_again(self, wanted: Filter = BILLING, **more: Any) -> Any:
-        return self.redrive(wanted, **{"rca": MENDED, "operator": "ann", **more})
+        return self.redrive(wanted, **{"rca": FIXED, "operator": "ann", **more})
 
     def deliver(self, size: int = 100, consumer: str = "billing", lease: float = LEASE) -> list[Redelivered]:
         return [
@@ -146,7 +146,7 @@ class Letters:
         category: str = "SYSTEM",
         delay: float = 0.0,
     ) -> bool:
-        """Whether its lease was not lost."""
+        """Whether its lease was still valid."""
         failure = TransactionException(error, ExceptionCategory(category)) if how == "failed" else None
         settlement = Settlement(redelivered.transaction, Verdict(how), failure, delay)
         return not self.core("settle", "billing", [((redelivered.id, redelivered.token), settlement)])
@@ -184,8 +184,8 @@ class Letters:
         promised: Any = None,
         **policy: Any,
     ) -> Report:
-        """Until the source has nothing more. `handle(transaction[, session])`, a plain function; in asyncio a session's
-        methods are awaited by returning what they return."""
+        """Consume until the source is empty. `handle(transaction[, session])` is a plain function; in asyncio, it
+        returns what the session's methods return, which is awaited."""
         base: Any = AsyncConsumerTask if self.database.asynchronous else ConsumerTask
         if self.database.asynchronous:
 

@@ -1,4 +1,4 @@
-"""The databases that inboxes are tested on, for suites built on `InboxSuite`: two kinds, in threads and in asyncio."""
+"""The databases for suites built on `InboxSuite`: two kinds, in threads and in asyncio."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OnAsyncSqlite(OnSqlite):
 
 
 def _quickly(engine: Any) -> Any:
-    """Without waiting for the disk: what survives a power cut is not tested here."""
+    """Do not wait for the disk: power cuts are not tested here."""
 
     @event.listens_for(getattr(engine, "sync_engine", engine), "connect")
     def connect(connection: Any, _: Any) -> None:
@@ -91,8 +91,8 @@ class OnPostgreSql(InboxSuite):
         return self.make(self.schema.url, connect_args={"options": "-csearch_path=nowhere"})
 
     def advance(self, driver: InboxDriver, seconds: float) -> None:
-        """The server's clock stays, so everything that was written moves into the past."""
-        driver.clock.advance(seconds)  # for what else goes by it
+        """The server's clock stays, so everything written so far moves into the past."""
+        driver.clock.advance(seconds)  # for everything else that uses the clock
         name = self.schema.name
         self.schema.execute(f"UPDATE {name}.onceward_attempts SET locked_until = locked_until - {seconds}")
         self.schema.execute(f"UPDATE {name}.onceward_parked SET since = since - {seconds}")

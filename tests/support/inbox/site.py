@@ -25,7 +25,7 @@ from tests.support.site import Site, exit_code, forking
 from tests.support.wait import until
 
 SHORT_LEASE = 0.3
-"""Seconds: of workers that are to be dead or stopped when it runs out."""
+"""Seconds: the lease of workers that are dead or stopped when it expires."""
 
 
 class InboxSite(Site):
@@ -44,7 +44,7 @@ class InboxSite(Site):
     # ── events ──────────────────────────────────────────────────────────────────────────────────────────
 
     def send(self, *ids: str, queue: str = "queue.db") -> None:
-        """Sending an id twice makes a copy of the event."""
+        """Send events. Sending an id twice makes a duplicate."""
         self.queue(queue).dispatch_transactions(
             [Transaction(id=id_, payload={"of": id_}, created_at=self._began) for id_ in ids]
         )
@@ -68,22 +68,22 @@ class InboxSite(Site):
         return self.fork(worker.work, told)
 
     def dies(self, **orders: Any) -> None:
-        """Start a worker, and see it killed by its own hand."""
+        """Start a worker, and wait until it has killed itself."""
         settings = {"name": "doomed", "lease": SHORT_LEASE, **orders}
         assert exit_code(self.start(**settings)) == -signal.SIGKILL
 
     def drain(
         self, name: str = "restarted", queue: str = "queue.db", forgetting: Sequence[str] = (), **orders: Any
     ) -> None:
-        """A healthy worker, until the queue is empty, and the ledger has nothing more of the events `forgetting`: what
-        is done is taken off with the next fetch."""
+        """Run a healthy worker until the queue is empty and the ledger holds none of the events `forgetting`: the next
+        fetch removes those that are done."""
         process = self.start(name, queue=queue, **orders)
         until(lambda: self.is_drained(queue) and not any(map(self.attempts, forgetting)))
         stop(process)
 
     def freeze_in_handler(self, process: ForkServerProcess, *, has_database: bool = False) -> None:
-        """Freeze it in its handler, and not in the midst of renewing a lease: nobody would get past the lock of that.
-        `has_database`: the handler has SQLite's one lock, and is to keep it."""
+        """Freeze a worker in its handler, but not while it renews a lease, because that would hold a lock.
+        `has_database`: the handler holds SQLite's only lock, and must keep it."""
         while True:
             freeze(process)
             if is_free(self.folder / "queue.db") and (has_database or self._ledger_is_free()):
@@ -104,12 +104,12 @@ class InboxSite(Site):
         (self.folder / "go").touch()
 
     def journal(self) -> list[list[str]]:
-        """Lines of: worker, word, about what."""
+        """Lines of worker, word, and subject."""
         path = self.folder / "journal"
         return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
     def said(self, word: str, *, by: str | None = None) -> list[str]:
-        """What the workers, or one of them, said with this word."""
+        """What the workers, or one of them, wrote with this word."""
         lines = (line for line in self.journal() if len(line) == 3)
         return [about for name, said, about in lines if said == word and by in (None, name)]
 
@@ -118,14 +118,14 @@ class InboxSite(Site):
         return path.read_text() if path.exists() else ""
 
     def reports(self) -> Counter[str]:
-        """The sum of the reports of all that ended in good order."""
+        """The sum of the reports of all workers that ended normally."""
         total: Counter[str] = Counter()
         for report in self.said("report"):
             total.update(json.loads(report))
         return total
 
     def effects(self, consumer: str = "billing") -> Counter[str]:
-        """How often each event was done; all three tables must agree on it."""
+        """How often each event was done; all three tables must agree."""
         done = Counter(id_ for (id_,) in self.ask("SELECT id FROM debits"))
         assert done == Counter(id_ for (id_,) in self.ask("SELECT id FROM credits"))
         query = f"SELECT tracking_id FROM onceward_dedup WHERE consumer_id = '{consumer}'"
@@ -133,7 +133,7 @@ class InboxSite(Site):
         return done
 
     def attempts(self, tracking_id: str) -> list[tuple[Any, ...]]:
-        """Starts and ends of an event, if anything is known of it."""
+        """Starts and ends of an event, if the ledger has it."""
         return self.ask(f"SELECT starts, ends FROM onceward_attempts WHERE tracking_id = '{tracking_id}'")
 
     def charges(self) -> Counter[str]:
@@ -148,14 +148,14 @@ class InboxSite(Site):
 
 
 def stop(*processes: ForkServerProcess) -> None:
-    """As an operator would, all of them; and they end in good order."""
+    """Stop all workers as an operator would; they end normally."""
     for process in processes:
         process.terminate()
     assert [exit_code(process) for process in processes] == [0] * len(processes)
 
 
 def freeze(*processes: ForkServerProcess) -> None:
-    """SIGSTOP, and wait until it has been obeyed by every thread."""
+    """Send SIGSTOP, and wait until every thread has stopped."""
     for process in processes:
         assert process.pid is not None
         os.kill(process.pid, signal.SIGSTOP)
@@ -170,7 +170,7 @@ def thaw(*processes: ForkServerProcess) -> None:
 
 
 def is_free(database: Path) -> bool:
-    """Whether somebody could write into an SQLite database now."""
+    """Whether a process could write to an SQLite database now."""
     with closing(sqlite3.connect(database, timeout=0, isolation_level=None)) as connection:
         try:
             connection.execute("BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""A TCP proxy before Redis that sees what is sent, and cuts or falls silent on demand."""
+"""A TCP proxy for Redis that sees the traffic, and cuts or falls silent on demand."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Proxy:
         self.seen: Counter[str] = Counter()
         self.connections = 0
         self.cut_on: str | None = None
-        """A command: the connection that sends it is closed, before Redis gets it."""
+        """A command: the connection that sends it is closed before Redis gets it."""
         self.answers: dict[str, bytes] = {}
-        """What to answer to a command in the place of Redis."""
+        """Replies to commands, sent instead of those of Redis."""
         self.mute = False
-        """Redis gets what is sent; the connection is closed in the place of its answer."""
+        """Redis gets the command; the connection is closed instead of sending its reply."""
         self._over = threading.Event()
 
     def serve(self) -> None:

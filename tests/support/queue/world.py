@@ -1,6 +1,6 @@
-"""The two modes of the queue behind one face: calls are made, or awaited on the world's event loop.
+"""Both modes of the queue behind the same calls, which are made, or awaited on the world's event loop.
 
-Whatever a test does to Redis beside the queue it does with `admin`, a plain client.
+Everything else a test does to Redis with `admin`, a plain client.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class QueueWorld:
             self.engine.dispose()
         self.admin.close()
 
-    # ── making ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── creating ────────────────────────────────────────────────────────────────────────────────────────
 
     def client(self, url: str | None = None, **settings: Any) -> Any:
         kind: Any = redis.asyncio.Redis if self.asynchronous else redis.Redis
@@ -122,7 +122,7 @@ class QueueWorld:
         before: Callable[[QueueMessage], object] = lambda _: None,
         after: Callable[[QueueMessage], object] = lambda _: None,
     ) -> Any:
-        """Writes the payload as an effect, in the session, and calls back before and after that."""
+        """Write the payload as an effect in the session, with callbacks before and after it."""
 
         def handle(message: QueueMessage, session: Any) -> None:
             before(message)
@@ -136,10 +136,10 @@ class QueueWorld:
 
         return handle_async if self.asynchronous else handle
 
-    # ── looking ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── observing ───────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, *payloads: str) -> list[str]:
-        """Entries as any other program would write them."""
+        """Add entries as any other program would."""
         return [self.admin.xadd(self.stream, {"data": payload}).decode() for payload in payloads]
 
     def pending(self) -> list[str]:
@@ -149,14 +149,14 @@ class QueueWorld:
         ]
 
     def calls(self, command: str) -> int:
-        """How often Redis has been sent a command, ever."""
+        """How often Redis has received a command, ever."""
         stats = self.admin.info("commandstats").get(f"cmdstat_{command}", {})
         return int(stats.get("calls", 0))
 
 
 @contextmanager
 def later(seconds: float, call: Callable[[], object]) -> Iterator[None]:
-    """Have something called from another thread while the test goes on."""
+    """Call something in another thread while the test goes on."""
     timer = threading.Timer(seconds, call)
     timer.start()
     try:

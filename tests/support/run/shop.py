@@ -1,7 +1,7 @@
-"""An app for the tests of `onceward run`, copied into a directory of its own. A message says what to do with it.
+"""An app for the tests of `onceward run`, copied into its own directory. Each message says how to handle it.
 
-RUN_MODE: `threads` or `asyncio`. RUN_SOURCE: where from. What was done is a line in done.txt, written at its end; what
-was begun in begun.txt.
+RUN_MODE: `threads` or `asyncio`. RUN_SOURCE: the source. Each message is a line in begun.txt when it begins, and in
+done.txt when it ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def before(order: dict[str, Any]) -> None:
     note("begun.txt", order)
     if order.get("die"):
         os.kill(os.getpid(), signal.SIGKILL)
-    if order.get("deaf"):  # holds its thread, or the whole event loop, whoever calls
+    if order.get("deaf"):  # blocks its thread, or the whole event loop
         end = time.monotonic() + order["deaf"]
         while time.monotonic() < end:
             try:
@@ -57,6 +57,6 @@ else:
     def charge(order: dict) -> None:  # type: ignore[type-arg]
         before(order)
         end = time.monotonic() + order.get("seconds", 0)
-        while time.monotonic() < end:  # in short pieces: a thread is interrupted between them
+        while time.monotonic() < end:  # in short pieces, because a thread is interrupted between them
             time.sleep(0.02)
         note("done.txt", order)

@@ -1,4 +1,4 @@
-"""`onceward run` as a real process in a directory of its own, and what it has to say."""
+"""`onceward run` as a real process in its own directory, and its output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMMAND = [sys.executable, "-m", "onceward", "run"]
 
 
 class Site:
-    """A directory with the app of `run_shop` in it."""
+    """A directory that contains the app of `shop.py`."""
 
     def __init__(self, directory: Path, mode: str = "threads") -> None:
         self.directory = directory
@@ -85,11 +85,11 @@ class Run(LoggedProcess):
             self.process.send_signal(each)
 
     def signal_worker(self, number: signal.Signals) -> None:
-        """The newest."""
+        """The newest line."""
         os.kill(self.workers()[-1], number)
 
     def ended(self) -> int:
-        """The exit code, when it has ended."""
+        """The exit code, after it has ended."""
         return self.process.wait(DEADLINE)
 
     def workers(self) -> list[int]:
@@ -120,7 +120,7 @@ class Run(LoggedProcess):
                 return error.code, error.read().decode()
 
     def consumer(self) -> dict[str, Any]:
-        """What the first worker says of its consumer."""
+        """What the first worker reports about its consumer."""
         [first, *_] = json.loads(self.get("/progress")[1])["workers"]
         return {} if not first["consumers"] else dict(first["consumers"][0])
 

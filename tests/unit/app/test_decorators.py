@@ -1,4 +1,4 @@
-"""Functions that are decorated: they stay functions, and what cannot work is said at once."""
+"""Decorated functions stay functions, and mistakes are reported at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Line(pydantic.BaseModel):
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Onceward:
-    """Away from the settings of this project."""
+    """Ignore the settings of this project."""
     monkeypatch.chdir(tmp_path)
     return Onceward("shop")
 
@@ -367,7 +367,7 @@ def test_nothing_is_sent_with_settings_of_a_producer_that_there_is_not(
         app.check()
 
 
-# ── for other commands ──────────────────────────────────────────────────────────────────────────────────
+# ── other commands ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_function_leads_to_its_app_unless_it_is_in_two(app: Onceward) -> None:

@@ -1,4 +1,4 @@
-"""What is not loaded until it is needed: `import onceward` and `onceward --help` wait for none of it."""
+"""Lazy imports: `import onceward` and `onceward --help` load nothing that they do not need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENGINE = ["onceward.task.call", "onceward.connectors", "onceward.inbox", "oncewa
 
 
 def loaded_by(code: str) -> set[str]:
-    """Modules that a fresh Python has after it."""
+    """The modules that a fresh Python has loaded afterwards."""
     script = f"{code}\nimport json, sys\nprint('\\n' + json.dumps(list(sys.modules)))"
     ran = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True

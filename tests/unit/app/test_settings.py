@@ -1,4 +1,4 @@
-"""Settings of an app: which value wins, where it came from, and what is said about a wrong one."""
+"""Settings of an app: which value wins, where it came from, and errors about wrong ones."""
 
 from __future__ import annotations
 

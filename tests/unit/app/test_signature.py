@@ -1,4 +1,4 @@
-"""What a consumer's function asks for, and what it is given."""
+"""The parameters of a consumer function, and the arguments it gets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Typed(TypedDict):
 
 
 class Foreign:
-    """No payload can be made into it."""
+    """No payload can be converted into it."""
 
 
 def taking(hint: Any) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""JSON in its canonical form, by the vectors that RFC 8785 publishes; and what makes two facts the same."""
+"""Canonical JSON, checked with the test vectors of RFC 8785; and what makes two facts the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JSON = st.recursive(
     max_leaves=12,
 )
 
-# Appendix B: the bits of a double, and how it is written.
+# Appendix B: the bits of a double, and its text.
 NUMBERS = [
     ("0000000000000000", "0"),
     ("8000000000000000", "0"),
@@ -51,7 +51,7 @@ NUMBERS = [
     ("becbf647612f3696", "-0.0000033333333333333333"),
     ("43143ff3c1cb0959", "1424953923781206.2"),
 ]
-# Sections 3.2.2 and 3.2.3, and the texts that are published beside the RFC.
+# Sections 3.2.2 and 3.2.3, and the samples published with the RFC.
 TEXTS = [
     (
         r"""{"numbers": [333333333.33333329, 1E30, 4.50, 2e-3, 0.000000000000000000000000001],

@@ -1,4 +1,4 @@
-"""A server's configuration: what each key becomes, and that every mistake is said with file, table and key."""
+"""A server's configuration: the meaning of each key; every mistake is reported with file, table and key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A boundary's log lines: one JSON object each, whatever is in them."""
+"""A boundary's log lines: one JSON object each, whatever they contain."""
 
 from __future__ import annotations
 

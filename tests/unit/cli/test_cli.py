@@ -1,4 +1,4 @@
-"""The command line: what it says of itself, and what it refuses."""
+"""The command line: its help, and the arguments it refuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onceward._text import quantity
 from onceward.cli.main import app
 from onceward.demo.screen import READ_NEXT
 
-# Wide enough for any path: a box around an error would break its lines at the width of the terminal.
+# Wide enough for any path: otherwise the box around an error would wrap its lines.
 WIDE = {"COLUMNS": "1000", "NO_COLOR": "1"}
 
 

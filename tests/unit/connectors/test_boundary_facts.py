@@ -1,4 +1,4 @@
-"""Facts as transactions and back: what is carried, what is told on arrival, and what is refused before it is sent."""
+"""Facts as transactions and back: what is carried, what is reported on arrival, and what is refused before sending."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_transaction_comes_back_as_it_was_to_the_millisecond() -> None:
     told = {"event_type": "step_completed", "aggregate_id": "batch:B1042", "offset": 5}
     assert again.metadata == {**began.metadata, **told, "from_zone": "plant-a", "to_zone": "hq"}
     assert again.source == "plant-a"
-    assert as_transaction(sent(again, offset=5)) == again, "it can be handed on, and is the same"
+    assert as_transaction(sent(again, offset=5)) == again, "it can be dispatched again, and is the same"
 
 
 def test_the_inbox_sees_the_event_that_the_fact_is() -> None:
@@ -145,7 +145,7 @@ def test_an_id_that_the_boundary_would_refuse_is_refused_here() -> None:
 
 
 def test_a_fact_that_no_transaction_can_hold_is_kept_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    """Nanoseconds for milliseconds: a time that no calendar here has."""
+    """Nanoseconds passed as milliseconds: a time outside of the calendar."""
     odd = stored(produced_at_unix_ms=1_700_000_000_000_000_000)
     with caplog.at_level(logging.ERROR):
         body = as_body(odd)

@@ -1,4 +1,4 @@
-"""The window beyond a cursor: what may be confirmed, what is held up, and when something is given up."""
+"""The window beyond a cursor: what can be confirmed, what must wait, and what is given up."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def settle(made: WindowQueue, verdict: Verdict, *transactions: Transaction, **mo
 
 @given(st.permutations(range(1, 13)), st.sets(st.integers(0, 11)))
 def test_what_may_be_confirmed_is_what_is_done_without_a_hole(order: list[int], told: set[int]) -> None:
-    """The cursor is moved after some of the outcomes, as it happens."""
+    """The cursor moves after some of the outcomes."""
     made, _ = queue(12)
     fetched = {each.payload: each for each in made.fetch_transactions(12)}
     done: set[int] = set()
@@ -69,7 +69,7 @@ def test_a_page_brings_only_what_was_never_here() -> None:
     made, _ = queue(3)
     settle(made, Verdict.DONE, *made.fetch_transactions(2))
     made.window.forget_up_to(2)
-    made.add(bodies(range(1, 6)))  # asked for before the cursor moved
+    made.add(bodies(range(1, 6)))  # requested before the cursor moved
     assert [each.payload for each in made.fetch_transactions(10)] == [3, 4, 5]
 
 
@@ -89,7 +89,7 @@ def test_nothing_is_given_up_while_there_is_no_place_for_the_dead() -> None:
         clock.advance(61.0)
     assert made.dead_letters() == []
     made.bury_failures()
-    assert made.fetch_transactions(1) == [], "now there is a place for it"
+    assert made.fetch_transactions(1) == [], "now there is room for it"
     (dead,) = made.dead_letters()
     assert (dead.key[0], dead.deliveries, len(dead.history)) == (1, 6, 6)
 

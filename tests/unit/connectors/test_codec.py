@@ -1,4 +1,4 @@
-"""Transactions survive the wire, or are refused before it."""
+"""Transactions survive encoding, or are refused before it."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_metadata_keys_must_be_strings() -> None:
         encode(Transaction(metadata={1: "a"}))  # type: ignore[dict-item]
 
 
-# The way in.
+# Decoding.
 
 
 @given(st.binary())
@@ -251,7 +251,7 @@ def test_a_traceparent_is_kept_only_if_it_is_one(value: Any, kept: bool) -> None
     assert ("traceparent" in sanitize_metadata({"traceparent": value})) is kept
 
 
-# The trace.
+# Traces.
 
 
 def test_the_current_span_replaces_the_trace_in_the_metadata() -> None:

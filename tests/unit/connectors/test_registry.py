@@ -1,4 +1,4 @@
-"""Schemes: which there are, what they promise, and what is not loaded for them."""
+"""Schemes: which exist, what they promise, and which modules they do not load."""
 
 from __future__ import annotations
 

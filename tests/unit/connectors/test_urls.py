@@ -1,4 +1,4 @@
-"""URLs of sources and sinks: what they mean, and what is said about those that mean nothing."""
+"""URLs of sources and sinks: their meaning, and the errors about wrong ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What only happens under asyncio: cancellations, and several tasks on one session."""
+"""Specific to asyncio: cancellations, and several tasks on one session."""
 
-# ruff: noqa: PT012  leaving the block is what is tested, so it stands inside `raises`
+# ruff: noqa: PT012  leaving the block is what is tested, so it is inside `raises`
 
 from __future__ import annotations
 
@@ -101,14 +101,14 @@ def test_a_statement_that_was_cut_short_leaves_a_session_that_can_only_roll_back
 
 
 def slow_end(engine: AsyncEngine, end: str, task: Callable[[], asyncio.Task[None]]) -> None:
-    """Cancel the task in the midst of its session's end, repeatedly."""
+    """Cancel the task repeatedly while its session ends."""
 
     def interrupt(connection: Any) -> None:
         for _ in range(3):
             task().cancel()
             connection.connection.cursor().execute(
                 "SELECT 1"
-            )  # a trip to the database, in which cancels arrive
+            )  # a round trip to the database, during which cancels arrive
 
     event.listen(engine.sync_engine, end, interrupt, once=True)
 
@@ -172,7 +172,7 @@ def test_a_task_that_outlives_the_block_is_waited_for_once_and_then_refused(run:
     async def test(engine: AsyncEngine) -> None:
         async with AsyncDbSession(engine) as session:
             tasks = [asyncio.create_task(session.execute(INSERT, {"id": number})) for number in range(2)]
-            await asyncio.sleep(0)  # both have begun, the second waits for its turn
+            await asyncio.sleep(0)  # both have begun, and the second waits for its turn
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert outcomes == [1, 1]
         late = asyncio.create_task(session.execute(INSERT, {"id": 3}))

@@ -1,6 +1,6 @@
-"""Engines as people set them up: every pool, memory and file, and SQLite's ways to begin a transaction."""
+"""Engines as users set them up: every pool, memory and file, and SQLite's ways to begin a transaction."""
 
-# ruff: noqa: PT012  leaving the block is what is tested, so it stands inside `raises`
+# ruff: noqa: PT012  leaving the block is what is tested, so it is inside `raises`
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNT = "SELECT count(*) FROM orders"
 
 
 def behaves(database: Database, engine: Any) -> None:
-    """One transaction, with savepoints, that a rollback takes back as a whole."""
+    """One transaction with savepoints, which a rollback undoes completely."""
     with database.session(engine) as session:
         session.execute(CREATE)
         session.execute(INSERT, {"id": 1})
@@ -53,7 +53,7 @@ def test_a_session_is_one_transaction_on_every_pool(database: Database, options:
 
 
 def recipe(database: Database) -> Any:
-    """What SQLAlchemy's manual tells to do about sqlite3's transactions."""
+    """What SQLAlchemy's manual recommends for sqlite3's transactions."""
     engine = database.engine()
 
     def connected(raw: Any, _: Any) -> None:

@@ -1,6 +1,6 @@
-"""When ending fails, and when errors were caught inside: nothing is hidden, and nothing half is committed."""
+"""A failing end, and errors caught inside: nothing is hidden, and nothing is half committed."""
 
-# ruff: noqa: PT012, SIM117  leaving the block is what is tested, so it stands inside `raises`
+# ruff: noqa: PT012, SIM117  leaving the block is what is tested, so it is inside `raises`
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_failing_rollback_does_not_hide_the_error_that_caused_it(
     assert calls == ["rollback"]
     assert "the network is gone" in caught.value.__notes__[0]
     assert "rollback failed" in caplog.text
-    assert orders(database) == 0  # its connection was thrown away, and the transaction with it
+    assert orders(database) == 0  # its connection was discarded, and the transaction with it
 
 
 def test_an_error_survives_a_connection_that_the_server_has_cut(postgresql: Database) -> None:
@@ -75,7 +75,7 @@ def test_a_cut_connection_cannot_pass_for_a_commit(postgresql: Database) -> None
 
 @pytest.fixture
 def only_connection(database: Database) -> Any:
-    """An engine with one connection that its pool does not clean, and foreign keys checked at the commit."""
+    """An engine with one connection that its pool does not reset, and foreign keys checked at the commit."""
     engine = database.engine(pool_size=1, max_overflow=0, pool_timeout=1, pool_reset_on_return=None)
     if database.is_sqlite:
         event.listen(

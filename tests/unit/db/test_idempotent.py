@@ -1,4 +1,4 @@
-"""`insert_idempotent`: True inserted, False there already, anything else raised."""
+"""`insert_idempotent`: True if inserted, False if already there; raises for anything else."""
 
 from __future__ import annotations
 

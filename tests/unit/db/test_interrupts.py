@@ -1,6 +1,6 @@
-"""An interrupt in the midst of a statement, in a thread: KeyboardInterrupt while the database is at work."""
+"""KeyboardInterrupt in a thread while the database runs a statement."""
 
-# ruff: noqa: PT012, SIM117  leaving the block is what is tested, so it stands inside `raises`
+# ruff: noqa: PT012, SIM117  leaving the block is what is tested, so it is inside `raises`
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _orders(database: Database) -> None:
 
 @contextmanager
 def interrupted() -> Iterator[None]:
-    # By then the statement runs, and it still does.
+    # By then the statement is running, and it still is.
     timer = Timer(0.4, _thread.interrupt_main)
     timer.start()
     try:

@@ -1,4 +1,4 @@
-"""Locks on rows and on names: held to the end of the session, waited for only so long."""
+"""Locks on rows and names: held to the end of the session, and waited for only for a limited time."""
 
 from __future__ import annotations
 

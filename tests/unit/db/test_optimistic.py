@@ -1,4 +1,4 @@
-"""`occ_update`: an update counts only if the row is as it was read, and a retry needs a new session."""
+"""`occ_update`: an update counts only if the row has not changed since it was read; a retry needs a new session."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_retry_inside_the_session_is_refused_and_says_open_a_new_one(stock: Da
     with stock.session() as session:
         with pytest.raises(OptimisticConflict):
             session.occ_update("stock", {"id": 1}, {"amount": 0}, expected=7)
-        for key in ({"id": 1}, {"id": 2}):  # the right version, and another row
+        for key in ({"id": 1}, {"id": 2}):  # the right version, but another row
             with pytest.raises(RetryRefusedError, match="open a new session and read again"):
                 session.occ_update("stock", key, {"amount": 0}, expected=1)
         session.execute("UPDATE stock SET item = 'seen' WHERE id = 2")

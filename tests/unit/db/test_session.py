@@ -1,6 +1,6 @@
-"""A session is one transaction: how it begins, how it ends, and what it cannot be used for."""
+"""A session is one transaction: how it begins, how it ends, and what it refuses."""
 
-# ruff: noqa: PT012  leaving the block is what is tested, so it stands inside `raises`
+# ruff: noqa: PT012  leaving the block is what is tested, so it is inside `raises`
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From whatever failed to a burial, and from its bytes back to what it was."""
+"""From a failure to a burial, and from its bytes back to the message."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_message_is_kept_as_the_bytes_that_came() -> None:
 def test_a_message_comes_back_as_the_event_it_was(
     enveloped: bool, created_at: str | None, tracking_id: str | None
 ) -> None:
-    """For the inbox the two are the same event: same id, same day, same payload."""
+    """For the inbox, the two are the same event: same id, same day, same payload."""
     head = {"event_type": "order.paid", "aggregate_id": "a", "sequence": 2, "schema_version": 3}
     head |= {} if created_at is None else {"created_at": created_at}
     head |= {} if tracking_id is None else {"tracking_id": tracking_id}
@@ -144,7 +144,7 @@ def test_a_transaction_comes_back_equal_with_its_trace() -> None:
     assert back(burial) == given
     assert (burial.message_id, burial.trace_id, burial.event_type) == ("o1", TRACE, "t")
     assert buried(decode(encode(given))).body == burial.body, (
-        "burying what was delivered again gives the same bytes"
+        "burying a redelivered message gives the same bytes"
     )
 
 
@@ -252,7 +252,7 @@ AT = "1970-01-01T00:00:07+00:00"
     ],
 )
 def test_a_failure_is_one_line_in_the_source_and_is_read_back(error: Any, details: str) -> None:
-    """Queues of earlier versions hold such lines."""
+    """Queues of earlier versions contain such lines."""
     category, text, line = describe_failure(error, 3, 7.0)
     assert line == f'{{"delivery":3,"at":"{AT}"{details}}}\n'
     dead = read_dead_message((1, 9.0), "o1", b"x", "failed", category, text, 3, 1.0, 9.0, line + line)

@@ -1,4 +1,4 @@
-"""Which letters a filter means, and which filters are refused."""
+"""Which letters a filter selects, and which filters are refused."""
 
 from __future__ import annotations
 

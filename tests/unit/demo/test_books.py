@@ -1,4 +1,4 @@
-"""The pieces of the demo that need no process: its orders, its balance, its verdict."""
+"""The parts of the demo that need no process: its orders, its balance, its verdict."""
 
 from __future__ import annotations
 

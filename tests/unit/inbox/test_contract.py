@@ -1,4 +1,4 @@
-"""Contracts: one that could not be kept is refused when it is made, with words that help."""
+"""Contracts: one that cannot be kept is refused when it is created, with a helpful message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events: the same view of whatever brings them, and nothing in it that differs between copies."""
+"""Events: the same view of every kind of input, and nothing in it that differs between copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of the inbox, as plain SQL."""
+"""The inbox tables, as plain SQL."""
 
 from __future__ import annotations
 

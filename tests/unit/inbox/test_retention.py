@@ -1,4 +1,4 @@
-"""Dedup records outlive everything that could bring a copy, or the contract is refused."""
+"""Dedup records outlive everything that could deliver a copy; otherwise the contract is refused."""
 
 from __future__ import annotations
 

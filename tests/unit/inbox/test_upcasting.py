@@ -48,7 +48,7 @@ def breach(contract_: Contract, event_: Event) -> ContractError:
 
 
 def log(name: Any) -> Any:
-    """An upcaster that leaves its name, changing its argument in place."""
+    """An upcaster that records its name, changing its argument in place."""
 
     def upcaster(payload: Any) -> Any:
         payload.setdefault("log", []).append(name)

@@ -1,4 +1,4 @@
-"""Conservation of messages, on numbers alone."""
+"""Conservation of messages, computed from numbers alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_with_a_contract_what_is_done_and_not_in_the_inbox_was_a_copy() -> None:
 
 
 def test_what_was_never_handed_out_is_not_taken_for_applied() -> None:
-    """The inbox knows a consumer, not where its messages came from: they were another source's."""
+    """The inbox knows a consumer, not its source: these messages came from another one."""
     balance = strike(source(pending=2, untouched=2), LETTER, RecordCounts(applied=8))
     assert (balance.applied, balance.pending) == (6, 2)
     assert "2 more records" in balance.untold["applied"]
@@ -216,7 +216,7 @@ def test_copies_of_which_all_died_are_no_messages_without_a_record() -> None:
 
 
 def facts(**changes: Any) -> SourceCounts:
-    """Of a boundary: no copies, and dead letters are among the confirmed."""
+    """A boundary: no copies, and dead letters are among the confirmed."""
     return SourceCounts(
         **{"appended": 10, "done": 8, "pending": 2, "dead": 0, "has_copies": False, **changes}
     )

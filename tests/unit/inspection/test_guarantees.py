@@ -1,4 +1,4 @@
-"""From facts to a verdict: the weakest link decides, and says what would mend it."""
+"""From facts to a verdict: the weakest link decides, and its fix is named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onceward.inspection.guarantees import RULES, Facts, Strength, judge
 
 
 def source(url: str) -> dict[str, Any]:
-    """As the connector of this URL describes it."""
+    """The facts of the connector for this URL."""
     return {"source": Address(url).facts()}
 
 

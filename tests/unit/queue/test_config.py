@@ -1,4 +1,4 @@
-"""Configuration, messages, payloads and errors of the queue: what needs no Redis."""
+"""Configuration, messages, payloads and errors of the queue: everything that needs no Redis."""
 
 from __future__ import annotations
 

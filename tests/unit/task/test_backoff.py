@@ -1,4 +1,4 @@
-"""How long the engine waits before it tries again."""
+"""How long the engine waits before it retries."""
 
 from __future__ import annotations
 

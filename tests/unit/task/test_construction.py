@@ -1,4 +1,4 @@
-"""What cannot work is refused early, with a message that says what to do."""
+"""Mistakes are refused early, with a message that says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a consumer asks its source, and what becomes of the answer."""
+"""How a consumer fetches from its source, and what happens to the result."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_fetch_that_times_out_is_tried_again(world: World) -> None:
     assert (report.timed_out, report.retries) == (1, 1)
 
 
-# ── what surfaces ───────────────────────────────────────────────────────────────────────────────────────
+# ── errors ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("CE-12")
@@ -244,7 +244,7 @@ def test_every_failed_fetch_has_a_log_line_with_its_step(
         assert {record.step for record in lines} == {"fetch"}  # type: ignore[attr-defined]
 
 
-# ── the loop's part ─────────────────────────────────────────────────────────────────────────────────────
+# ── in the loop ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("CE-13")
@@ -278,7 +278,7 @@ def test_nothing_is_empty_in_any_notation(world: World, empty: Any) -> None:
     assert report.stop_reason is StopReason.EMPTY
 
 
-# ── what a batch may be ─────────────────────────────────────────────────────────────────────────────────
+# ── valid batches ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("CE-33")

@@ -300,7 +300,7 @@ def test_after_a_lifecycle_timeout_the_exception_handler_has_its_whole_policy(wo
     assert ended.status is OutcomeStatus.FAILED
 
 
-# ── the whole ───────────────────────────────────────────────────────────────────────────────────────────
+# ── complete lives ──────────────────────────────────────────────────────────────────────────────────────
 
 ENDS = [None, business(), OSError(), timeout()]
 

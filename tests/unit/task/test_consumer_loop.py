@@ -1,4 +1,4 @@
-"""When a consume call ends, why, and what its report says."""
+"""When and why a consume call ends, and what its report says."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_two_calls_have_reports_of_their_own(world: World) -> None:
 
 
 def endless(world: World, **more: Any) -> tuple[Any, ListSource]:
-    """A task whose source never runs dry."""
+    """A task whose source is never empty."""
     source = ListSource(transactions(100_000))
     return world.consumer(source=source, **more), source
 
@@ -169,7 +169,7 @@ def test_stop_from_a_handler_ends_the_loop_after_its_batch(world: World, mode: s
     task = world.consumer(lambda each: task.stop() if each.id == "t0" else None, source=source)
     report = within(20, world.consume, task, consuming(batch=5, mode=mode))
     assert report.stop_reason is StopReason.STOPPED
-    # What a source that settles nothing has handed out is finished, and nothing more is asked for.
+    # Transactions of a source that does not settle are finished, and no more are fetched.
     assert report.succeeded + len(source.items) == 100
     assert report.unstarted == 0
     assert report.succeeded <= 15
@@ -314,7 +314,7 @@ def run_process(mode: str, body: str, *signals: int) -> tuple[int, list[str]]:
     first = process.stdout.readline()
     for number in signals:
         process.send_signal(number)
-        # Long enough for it to have noticed, though it may have been held up.
+        # Long enough for a slow process to notice it.
         time.sleep(SHORT)
     try:
         rest, errors = process.communicate("\n", timeout=20)

@@ -1,4 +1,4 @@
-"""How many transactions run at once, and which never do."""
+"""How many transactions run at once, and which never run together."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODES = ["threads", "asyncio"]
 
 
 class Gauge:
-    """How many are between `enter` and `leave`, by any key, and the most there ever were."""
+    """How many are between `enter` and `leave`, by any key, and the maximum so far."""
 
     def __init__(self) -> None:
         self.now: Counter[Any] = Counter()
@@ -53,7 +53,7 @@ class Gauge:
 
 
 def gauged(world: World, gauge: Gauge, source: Any, during: Any = None, key: Any = lambda _: None) -> Any:
-    """A consumer whose lives are counted from the beginning of process to the end of the success handler."""
+    """A consumer that counts lives from the beginning of process to the end of the success handler."""
 
     def process(given: Transaction) -> Any:
         gauge.enter(key(given))
@@ -250,7 +250,7 @@ def test_deliveries_that_wait_for_their_id_do_not_keep_a_stopped_loop_from_endin
 
     def process(each: Transaction) -> Any:
         if each.id != "x":
-            # The only free worker comes here when it has put the others of the id aside.
+            # The only free worker gets here after it has put aside the other deliveries of the id.
             waiting.set()
             return None
         return Until(waiting.is_set, After(0.1))
@@ -306,7 +306,7 @@ def test_one_whose_id_is_stuck_fails_as_timeout_and_is_not_started(world: World)
 @pytest.mark.req("CE-34")
 def test_an_id_is_free_again_when_its_stuck_attempt_has_ended(world: World) -> None:
     end = threading.Event()
-    # The second delivery is fetched when the first attempt has left.
+    # The second delivery is fetched after the first attempt has left.
     source = ListSource(script=[[x(1)], Until(lambda: not task._engine.ids.holders, [x(2)])])
     source.on_fetch = lambda: end.set() if len(source.asked) == 2 else None
     task = world.consumer(

@@ -1,4 +1,4 @@
-"""Contexts: what a transaction sees is its own, in the engine and in the helpers."""
+"""Contexts: each transaction has its own, in the engine and in the helpers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is cut off because the run is ending is told in one line, and is no time-out of anybody's policy."""
+"""An attempt that is cut off because the run ends is reported in one line, and not as a timeout of a policy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 
 def hurried(task: Any, world: World, call: Callable[[], Report], begun: int = 1) -> Report:
-    """The report of a call that is hurried when so many transactions have begun."""
+    """The report of a call that is hurried after this many transactions have begun."""
 
     def hurry() -> None:
         until(lambda: len(world.calls) >= begun)
@@ -110,7 +110,7 @@ def test_the_line_does_not_wait_for_an_attempt_that_does_not_end(
 
 
 def cleaning_up_in_vain(world: World) -> Any:
-    """A method that fails in a way of its own when it is cut off."""
+    """A method that raises its own error when it is cut off."""
     if world.asynchronous:
 
         async def method(_: Any, transaction: Transaction) -> None:

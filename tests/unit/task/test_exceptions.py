@@ -1,4 +1,4 @@
-"""Errors: one tree, and nothing lost on the way through a process boundary."""
+"""Errors: one tree, and nothing is lost when they cross a process boundary."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_another_category_is_refused(bad: Any) -> None:
         TransactionException("x", category=bad)
 
 
-# ── what they say ───────────────────────────────────────────────────────────────────────────────────────
+# ── messages ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_transaction_exception_says_category_transaction_and_message() -> None:
@@ -225,7 +225,7 @@ def test_causes_behind_an_error_of_somebody_else_are_kept() -> None:
 
 
 class Connected(Exception):
-    """An error as drivers raise them: it holds something that cannot leave its process."""
+    """An error as drivers raise them: it holds something that cannot be pickled."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -249,7 +249,7 @@ def test_a_cause_that_does_not_pickle_does_not_keep_its_error_from_pickling(caus
 
 
 class CardExpired(TransactionException):
-    """As users write them: a constructor of its own."""
+    """As users write them: with their own constructor."""
 
     def __init__(self, card: str) -> None:
         super().__init__(f"card {card} expired", category=BUSINESS)

@@ -1,4 +1,4 @@
-"""What goes through the engine to the caller, and what does not."""
+"""Which exceptions go through the engine to the caller, and which do not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(60)
 EXITS = [KeyboardInterrupt, SystemExit, GeneratorExit]
 
 
-# ── failures like any other ─────────────────────────────────────────────────────────────────────────────
+# ── ordinary failures ───────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("CE-06", "CE-36")
@@ -170,7 +170,7 @@ def test_a_task_can_consume_again_after_an_exit(world: World) -> None:
 
 
 def cancelled_call(world: World, task: Any, policy: Any, when: Any) -> tuple[BaseException | None, float]:
-    """Cancel a consume call when the condition holds: what it raised, and how long that took."""
+    """Cancel a consume call when the condition holds; returns what it raised, and how long that took."""
 
     async def main() -> tuple[BaseException | None, float]:
         call = asyncio.create_task(task.consume_transactions(policy))

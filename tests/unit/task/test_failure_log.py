@@ -1,4 +1,4 @@
-"""Every failure has its line in the log; the traceback of the same failure stands there once in a while."""
+"""Every failure has a log line; the traceback of the same failure appears only once in a while."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def gave_up(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 
 def with_traceback(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The transactions whose line has one."""
+    """The transactions whose line has a traceback."""
     return [vars(line)["transaction_id"] for line in gave_up(caplog) if line.exc_info]
 
 

@@ -1,4 +1,4 @@
-"""The I/O guard: a task's own I/O is an error that names the call; I/O through what was injected is not."""
+"""The I/O guard: a task's own I/O is an error that names the call; I/O through injected objects is not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RAISE = EngineSettings(io_guard="raise")
 def consume(
     world: World, process: Callable[..., Any], settings: EngineSettings = RAISE, **services: Any
 ) -> str:
-    """What the exception handler was told, or ""."""
+    """The message that the exception handler got, or ""."""
     task = world.consumer(
         lambda transaction: process(),
         exception=lambda *_: None,

@@ -1,4 +1,4 @@
-"""One seam around sources and steps, written once for threads and asyncio."""
+"""Middleware around sources and steps, written once for threads and asyncio."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.req("MW-01")
 
 
 class Recorder(Middleware):
-    """Writes down what passes it."""
+    """Records what passes through it."""
 
     def __init__(self, label: str, log: list[str]) -> None:
         self.label = label

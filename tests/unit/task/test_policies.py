@@ -1,4 +1,4 @@
-"""Policies are frozen data that read the same in every notation, and refuse what cannot work."""
+"""Policies are frozen data, the same in every notation, and refuse what cannot work."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ ALL: list[type[BaseModel]] = [
 every_policy = pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.__name__)
 
 
-# ── what is refused ─────────────────────────────────────────────────────────────────────────────────────
+# ── refusals ────────────────────────────────────────────────────────────────────────────────────────────
 
 NAN, INF = math.nan, math.inf
 INVALID: list[tuple[type[BaseModel], str, list[Any]]] = [
@@ -201,7 +201,7 @@ def test_the_engine_leaves_a_producer_policy_as_it_was(world: World) -> None:
 
 
 class Meddler(ListSource):
-    """A connector that does what it likes with the arguments it is given."""
+    """A connector that modifies its arguments."""
 
     def _next(self, size: int, extra: dict[str, Any]) -> Any:
         extra["where"]["shards"].append(99)
@@ -239,7 +239,7 @@ def test_every_attempt_of_a_fetch_gets_the_arguments_of_the_policy(world: World)
     assert seen == [[1], [1]]
 
 
-# ── defaults, and older texts ───────────────────────────────────────────────────────────────────────────
+# ── defaults, and older files ───────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("CE-41")

@@ -1,4 +1,4 @@
-"""Not now: what becomes of a transaction whose task says `Postponed`, and of one that had been done before."""
+"""What happens to a transaction whose task raises `Postponed`, and to one that was already done."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 class ComeLater(Postponed):
-    """A subclass with a constructor of its own."""
+    """A subclass with its own constructor."""
 
     def __init__(self) -> None:
         super().__init__("the shop is closed", delay=3.0)

@@ -86,7 +86,7 @@ attempts = st.fixed_dictionaries({step: st.integers(1, 3) for step in BACKOFFS})
 
 
 class Model:
-    """RFC-005 in twenty lines: what shall be called, how long slept, how it ends."""
+    """RFC-005 in twenty lines: the calls, the sleeps, and the outcome."""
 
     def __init__(self, script: dict[str, list[str]], attempts: dict[str, int]) -> None:
         self.calls: list[str] = []
@@ -582,7 +582,7 @@ def test_a_timed_out_attempt_has_ended_before_the_next_begins(world: World) -> N
     assert together == [1, 1, 1]
 
 
-# ── what reaches handlers and callers ───────────────────────────────────────────────────────────────────
+# ── what handlers and callers get ───────────────────────────────────────────────────────────────────────
 
 
 class Mute(Exception):

@@ -1,4 +1,4 @@
-"""The loop around outgoing lifecycles: batches, slots, limits, endings, and one instance in many hands."""
+"""The loop around outgoing lifecycles: batches, slots, limits, endings, and one instance shared by many callers."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from tests.support.world import (
 BUSINESS, SYSTEM, TIMEOUT = ExceptionCategory
 FOREVER = Until(lambda: False)
 LONG = 15.0
-"""Seconds in which a loaded machine gets anything done that is not stuck."""
+"""Seconds in which a loaded machine finishes anything that is not stuck."""
 
 
 class Gauge:
-    """Who runs now, who ran, and how many at once."""
+    """What runs now, what ran, and how many at once."""
 
     def __init__(self) -> None:
         self.running: set[int] = set()
@@ -60,7 +60,7 @@ class Gauge:
         self._lock = threading.Lock()
 
     def around(self, wait: Callable[[Transaction], Any] = lambda _: None) -> Callable[[Transaction], Any]:
-        """A behaviour that is counted from its beginning to the end of what `wait` makes it wait for."""
+        """A behavior that is counted from its beginning until what `wait` waits for."""
 
         def behaviour(transaction: Transaction) -> Any:
             token = object()
@@ -103,7 +103,7 @@ def test_a_batch_begins_when_every_transaction_of_the_one_before_has_ended(world
 
     def wait(transaction: Transaction) -> Any:
         seen.append({number // 3 for number in set(gauge.started) - set(gauge.ended)})
-        # The first of each batch is the slowest: the next batch has every opportunity to begin too early.
+        # The first of each batch is the slowest, so the next batch has every opportunity to begin too early.
         return After(0.1) if transaction.payload % 3 == 0 else None
 
     world.produce(world.producer(gauge.around(wait)), transactions(9), producing(batch=3, concurrency=9))
@@ -258,12 +258,12 @@ def test_two_calls_of_one_instance_never_run_one_id_at_once(world: World) -> Non
 
 @pytest.mark.req("PE-11", "PE-21")
 def test_a_call_that_gave_up_waiting_for_an_id_does_not_keep_it_from_the_next(world: World) -> None:
-    """Three calls want one id: the first has it, the second's time runs out, the third waits and gets it."""
+    """Three calls want one id: the first has it, the second times out, the third waits and gets it."""
     ended: list[str] = []
     handed_out: list[str] = []
 
     def stands_in_line(name: str) -> Callable[[], bool]:
-        """Has been handed out for a while, and so waits for the id."""
+        """Was delivered a while ago, so it waits for the id."""
         since: list[float] = []
 
         def condition() -> bool:
@@ -397,7 +397,7 @@ def test_loop_timeout_bounds_an_input_that_yields_nothing(world: World) -> None:
         await asyncio.sleep(LONG)
 
     began = time.monotonic()
-    # Whoever waits for the blocked iterable shall not wait for ever.
+    # The test must not wait for the blocked iterable forever.
     timer = threading.Timer(LONG, released.set)
     timer.start()
     try:
@@ -754,7 +754,7 @@ def test_of_many_transactions_no_more_than_about_a_batch_is_alive_at_once(world:
             peak = max(peak, Counted.alive - base)
             yield Transaction(id=f"t{number}", payload=Counted())
 
-    # Not `world.producer`, which notes every call: the harness itself would fill the memory.
+    # Not `world.producer`, which records every call and would itself fill the memory.
     produced = 0
 
     def produce(_: Transaction) -> None:
@@ -793,7 +793,7 @@ def test_an_ended_transaction_is_freed_without_the_help_of_the_garbage_collector
 
 @pytest.mark.req("PE-18")
 def test_the_engine_keeps_nothing_of_a_finished_call(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A captured log record holds the traceback, and so the frames, of the error it tells of.
+    # A captured log record holds the traceback of its error, and with it the frames.
     monkeypatch.setattr(logging.getLogger("onceward.engine"), "disabled", True)
     base = Counted.alive
 
@@ -929,7 +929,7 @@ def test_a_keyboard_interrupt_lets_work_in_flight_finish_and_gives_back_slots_an
         if interrupted:
             return None
         interrupted.append(True)
-        # By then the caller's thread waits for the end of its call.
+        # By then the caller's thread waits for its call to end.
         threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
         return After(1.0)
 
@@ -1066,7 +1066,7 @@ def test_the_slot_of_a_stuck_attempt_is_taken_over_and_the_others_go_on(world: W
     assert seen == [TIMEOUT]
 
 
-# ── one instance in many hands ──────────────────────────────────────────────────────────────────────────
+# ── one instance, many callers ──────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("PE-21")

@@ -1,6 +1,6 @@
-"""Threads and asyncio do the same things in the same order, and both do what the lifecycle's rules say.
+"""Threads and asyncio do the same things in the same order, and both follow the lifecycle's rules.
 
-The rules are written down here a second time, as plainly as possible and with nothing of the engine in them.
+The rules are written here a second time, as plainly as possible and without the engine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Scripted:
-    """What each step of one transaction does, attempt by attempt; after that it succeeds."""
+    """The script of each step of one transaction, attempt by attempt; after that it succeeds."""
 
     process: tuple[str, ...] = ()
     success: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ def predicted(case: Case) -> Trace:
     trace = Trace()
 
     def step(name: str, of: str, script: tuple[str, ...], budget: Budget) -> str:
-        """`ok`, or the kind of the error it gave up with."""
+        """`ok`, or the kind of the final error."""
         for attempt in range(budget.attempts):
             trace.calls.append((name, of))
             end = script[attempt] if attempt < len(script) else "ok"
@@ -187,7 +187,7 @@ def test_the_same_script_gives_the_same_run_again(mode: str, case: Case) -> None
     assert observed(mode, case) == observed(mode, case)
 
 
-# ── fetching, alike ─────────────────────────────────────────────────────────────────────────────────────
+# ── fetching ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def fetched(mode: str, script: list[str], attempts: int, streaming: bool) -> tuple[Any, ...]:
@@ -201,7 +201,7 @@ def fetched(mode: str, script: list[str], attempts: int, streaming: bool) -> tup
             size = 2 if kind == "full" else 0
             answers.append([Transaction(id=f"t{count + n}") for n in range(size)])
             count += size
-    # A streaming loop ends at the limit, or when the script is over, by an error.
+    # A streaming loop ends at the limit, or with an error at the end of the script.
     source = ListSource(script=[*answers, *[OSError("over")] * 9])
     task = world.consumer(source=source, clock=clock)
     policy = consuming(fetch=retry(attempts, backoff=1, backoff_multiplier=2), streaming=streaming, limit=6)
@@ -230,7 +230,7 @@ def test_the_same_source_gives_the_same_fetches_sleeps_and_end_in_both_modes(
     assert fetched("threads", script, attempts, streaming) == fetched("asyncio", script, attempts, streaming)
 
 
-# ── one face ────────────────────────────────────────────────────────────────────────────────────────────
+# ── one public API ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("CE-01")

@@ -1,4 +1,4 @@
-"""What a source that settles is told, when, and what it is never told."""
+"""What the engine reports to a settling source, when, and what it never reports."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_in_continuous_mode_leases_are_extended_while_fetching_goes_on(world: Wo
 
 
 class Trickle(SettlingSource):
-    """One slow transaction, then quick ones, each fetch bringing one, until `enough` holds or a while is over."""
+    """One slow transaction, then quick ones, one per fetch, until `enough` holds or a while has passed."""
 
     enough: Callable[[], bool]
     dry = had_enough = False
@@ -230,7 +230,7 @@ def test_the_leases_of_slow_work_are_extended_until_it_is_settled(world: World) 
     )
 
     def only_its_own() -> bool:
-        # What has been told its end needs no lease.
+        # A settled transaction needs no lease.
         return len(source.extended) >= 3 and source.extended[-1] == ["t1"]
 
     assert world.consume(task, consuming(concurrency=2)).succeeded == 3

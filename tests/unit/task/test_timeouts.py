@@ -1,4 +1,4 @@
-"""Three time limits, each on its own; and what becomes of an attempt that does not end."""
+"""Three time limits, each on its own; and what happens to an attempt that does not end."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def outcome(world: World, task: Any, policy: ConsumerPolicy) -> Outcome:
 
 
 class Spans:
-    """When attempts began and ended, noted from inside."""
+    """When attempts began and ended, recorded from inside."""
 
     def __init__(self) -> None:
         self.all: list[list[float]] = []
@@ -66,7 +66,7 @@ class Spans:
 
 
 def deaf_for(world: World, seconds: float, spans: Spans) -> Any:
-    """A method that takes its time once it has been asked to stop."""
+    """A method that takes its time after it was asked to stop."""
 
     def method(task: Any, *_: Any) -> None:
         with spans:
@@ -501,8 +501,8 @@ def test_a_catch_all_in_a_handler_does_not_swallow_the_interrupt() -> None:
 
 @pytest.mark.req("CE-20")
 def test_interrupts_that_come_late_hit_nobody_else() -> None:
-    """Attempts that last about as long as they may, in every way an attempt can end."""
-    # What that is depends on the machine: on a slow one the shortest limits cut everything off.
+    """Attempts that last about as long as their limit, with every kind of ending."""
+    # The limits depend on the machine: on a slow one, the shortest would cut off everything.
     assert any(both_ways_occur_and_each_has_one_end(limit) for limit in (0.003, 0.01, 0.03))
 
 
@@ -521,7 +521,7 @@ def both_ways_occur_and_each_has_one_end(limit: float) -> bool:
         return "r"
 
     def handler(*_: Any) -> None:
-        # Python code, in which an interrupt that was still on its way would land.
+        # Python code, where a late interrupt would land.
         for _ in range(2000):
             pass
 

@@ -1,4 +1,4 @@
-"""Log lines under an engine say what they belong to, and never what is in a payload."""
+"""Log lines under an engine name their transaction, and never contain a payload."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_no_log_line_shows_a_payload(world: World, caplog: pytest.LogCaptureFixt
 
 
 def test_without_an_sdk_no_span_attribute_or_record_is_built() -> None:
-    """In a process of its own: this one has an SDK."""
+    """In another process, because this one has an SDK."""
     script = """
         import logging
         import opentelemetry.trace as trace

@@ -1,4 +1,4 @@
-"""Metrics: what the catalogue lists is counted, without the user's help."""
+"""Metrics: everything in the catalog is counted, without the user's help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The span file: what is kept of spans, and that many processes may write it, and none for ever."""
+"""The span file: what is kept of spans; many processes may write it, and it does not grow forever."""
 
 from __future__ import annotations
 

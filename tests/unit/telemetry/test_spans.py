@@ -1,4 +1,4 @@
-"""Spans: one for every attempt, nested as the catalogue draws them, in one trace per transaction."""
+"""Spans: one per attempt, nested as the catalog shows, in one trace per transaction."""
 
 from __future__ import annotations
 

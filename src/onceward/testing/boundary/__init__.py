@@ -1,4 +1,4 @@
-"""The conformance suite for the boundary's stores. A store is done when it passes.
+"""The conformance suite for boundary stores. A store is done when it passes.
 
     class TestMyStore(StoreConformance):
         async def open(self):
@@ -11,7 +11,7 @@ import pytest
 
 _PARTS = ("suite", "facts", "cursors", "expiry", "objects", "reference")
 
-# Before the imports below, so that a failing assertion shows what it compared.
+# Before the imports below: then a failed assertion shows what it compared.
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
 from onceward.testing.boundary.cursors import CursorCases  # noqa: E402

@@ -1,4 +1,4 @@
-"""Named cursors."""
+"""Cursors: names, progress, confirms at once, and restarts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CursorCases(StoreSuite):
         names = ["a.b.*.>", "имя", "plant a", "A", "a"]
 
         async def body(store: BoundaryStore) -> None:
-            await _filled(store, len(names))
+            await _fill(store, len(names))
             for position, name in enumerate(names, 1):
                 assert await store.advance(name, position) == position
             assert [await store.position(name, create=False) for name in names] == [1, 2, 3, 4, 5]
@@ -37,7 +37,7 @@ class CursorCases(StoreSuite):
     @pytest.mark.req("BC-03", "BC-26")
     def test_a_cursor_never_goes_back(self) -> None:
         async def body(store: BoundaryStore) -> None:
-            await _filled(store, 9)
+            await _fill(store, 9)
             assert await store.advance("c", 7) == 7
             assert await store.advance("c", 3) == 7
             assert await store.advance("c", 7) == 7
@@ -48,7 +48,7 @@ class CursorCases(StoreSuite):
     @pytest.mark.req("BC-03", "BC-26")
     def test_of_confirms_at_once_the_highest_stays(self) -> None:
         async def body(store: BoundaryStore) -> None:
-            await _filled(store, 20)
+            await _fill(store, 20)
             answers = await asyncio.gather(*(store.advance("c", offset) for offset in range(20, 0, -1)))
             assert max(answers) == 20
             assert await store.position("c", create=False) == 20
@@ -58,7 +58,7 @@ class CursorCases(StoreSuite):
     @pytest.mark.req("BC-02", "BC-26")
     def test_cursors_are_there_after_opening_again(self) -> None:
         async def write(store: BoundaryStore) -> None:
-            await _filled(store, 5)
+            await _fill(store, 5)
             await store.position("new", create=True)
             await store.advance("old", 4)
 
@@ -72,5 +72,5 @@ class CursorCases(StoreSuite):
         self.on_store(read)
 
 
-async def _filled(store: BoundaryStore, count: int) -> None:
+async def _fill(store: BoundaryStore, count: int) -> None:
     await asyncio.gather(*(store.append(fact(f"m{number}")) for number in range(count)))

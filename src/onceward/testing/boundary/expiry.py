@@ -1,4 +1,4 @@
-"""Removing what is too old."""
+"""Removing old facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Appending and reading."""
+"""Appending and reading facts."""
 
 from __future__ import annotations
 

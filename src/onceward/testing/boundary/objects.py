@@ -1,4 +1,4 @@
-"""Objects."""
+"""Storing and reading objects."""
 
 from __future__ import annotations
 

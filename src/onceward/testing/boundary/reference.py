@@ -1,4 +1,4 @@
-"""Random appends, fetches, confirms, expiry, crashes and restarts, beside a reference that a child could check."""
+"""Random appends, fetches, confirms, drops, crashes and restarts, compared with a trivial reference model."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ STEPS = st.lists(
 )
 
 
-class Model:
-    """What a boundary is."""
+class BoundaryModel:
+    """A boundary as a list of facts and a dict of cursors."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, str] | None] = []  # None: removed
@@ -66,12 +66,12 @@ class Model:
 
 class ModelCases(StoreSuite):
     async def crash(self, store: BoundaryStore) -> BoundaryStore:
-        """Open the place again without having closed it in order. A store that cannot be left like this is closed."""
+        """Open the store again without an orderly close. By default it is closed first; override it if you can."""
         await store.close()
         return await self.open()
 
     async def fresh(self) -> BoundaryStore:
-        """A store in a place that nothing has been written to, for one example of many in a test."""
+        """An empty store, for one of many examples in a test."""
         raise NotImplementedError
 
     @pytest.mark.req("BC-01", "BC-02", "BC-03", "BC-15", "BC-16", "BC-26")
@@ -81,7 +81,7 @@ class ModelCases(StoreSuite):
         asyncio.run(self._follow(steps))
 
     async def _follow(self, steps: list[Any]) -> None:
-        store, model = await self.fresh(), Model()
+        store, model = await self.fresh(), BoundaryModel()
         try:
             for step in steps:
                 match step:
@@ -99,27 +99,27 @@ class ModelCases(StoreSuite):
         finally:
             await store.close()
 
-    async def _compare(self, boundary: Boundary, model: Model, step: Any) -> None:
+    async def _compare(self, boundary: Boundary, model: BoundaryModel, step: Any) -> None:
         match step:
             case ("append", name, content):
                 assert await _append(boundary, name, content) == model.append(name, content)
             case ("append_many", pairs):
                 pairs = list({name: (name, content) for name, content in pairs}.values())
                 outcomes = await asyncio.gather(*(_append(boundary, *pair) for pair in pairs))
-                # In which order they come in is the store's business; that no two share an offset is not.
+                # The store may choose their order, but no two may share an offset.
                 order = sorted(range(len(pairs)), key=lambda at: (outcomes[at] or (0, False))[0])
                 for at in order:
                     assert outcomes[at] == model.append(*pairs[at])
             case ("fetch", name, limit):
                 records, gap = await boundary.fetch(name, limit)
-                told = None if gap is None else (gap.first_missing, gap.last_missing)
-                assert ([record[0] for record in records], told) == model.fetch(name, limit)
+                missing = None if gap is None else (gap.first_missing, gap.last_missing)
+                assert ([record[0] for record in records], missing) == model.fetch(name, limit)
             case ("confirm", name, offset):
                 model.fetch(name, 1)
                 await boundary.fetch(name, 1)
                 assert await _confirm(boundary, name, offset) == model.confirm(name, offset)
 
-    async def _compare_whole(self, store: BoundaryStore, model: Model) -> None:
+    async def _compare_whole(self, store: BoundaryStore, model: BoundaryModel) -> None:
         records = [stored(each) for each in await store.read(0, 1000)]
         assert [(each.offset, each.message_id, each.fact.object) for each in records] == [
             (offset, *known) for offset, known in enumerate(model.log, 1) if known is not None

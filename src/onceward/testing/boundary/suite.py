@@ -1,4 +1,4 @@
-"""What every part of the suite needs: a store to open, and facts to put into it."""
+"""The base of the suite: a store to open, and facts to append."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 def fact(
     message_id: str, content: str = "", stream: str = "operational", appended_at: int | None = None
 ) -> NewFact:
-    """One whose digest is that of its content."""
+    """A fact with the digest of its content."""
     envelope = Envelope(message_id=message_id, from_zone="a", to_zone="b", produced_at_unix_ms=1)
     body = Fact(subject="batch:B1", predicate="done", object_json=f'"{content}"')
     digest = hashlib.sha256(content.encode()).digest()
@@ -29,7 +29,7 @@ def fact(
 
 
 class StoreSuite:
-    """Override `open`: it opens the same place again and again, and the place is the test's own."""
+    """Override `open`. Each test has its own `place`; every call in a test opens the same one."""
 
     @pytest.fixture(autouse=True)
     def _own_place(self, tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ class StoreSuite:
         raise NotImplementedError
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[BoundaryStore]:
+    async def store(self) -> AsyncIterator[BoundaryStore]:
         store = await self.open()
         try:
             yield store
@@ -47,10 +47,10 @@ class StoreSuite:
             await store.close()
 
     def on_store(self, body: Callable[[BoundaryStore], Awaitable[T]]) -> T:
-        """Run this against a store that is opened for it."""
+        """Open a store, run `body` on it, and close it."""
 
         async def main() -> T:
-            async with self.opened() as store:
+            async with self.store() as store:
                 return await body(store)
 
         return asyncio.run(main())

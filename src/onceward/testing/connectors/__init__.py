@@ -11,41 +11,41 @@ from typing import Any
 
 import pytest
 
-# Before the imports below, so that a failing assertion shows what it compared.
+# Before the imports below: then a failed assertion shows what it compared.
 pytest.register_assert_rewrite(
     *(
         f"{__name__}.{part}"
-        for part in ("carrying", "outcomes", "redelivery", "poison", "reconnect", "sharing")
+        for part in ("round_trip", "outcomes", "redelivery", "poison", "reconnect", "concurrency")
     )
 )
 
 from onceward.testing.clock import FakeClock  # noqa: E402
-from onceward.testing.connectors.carrying import Carrying  # noqa: E402
+from onceward.testing.connectors.concurrency import Concurrency  # noqa: E402
 from onceward.testing.connectors.driver import ConnectorDriver  # noqa: E402
 from onceward.testing.connectors.outcomes import Outcomes  # noqa: E402
-from onceward.testing.connectors.poison import Poison  # noqa: E402
+from onceward.testing.connectors.poison import ConnectorPoison  # noqa: E402
 from onceward.testing.connectors.reconnect import Reconnect  # noqa: E402
 from onceward.testing.connectors.redelivery import Redelivery  # noqa: E402
+from onceward.testing.connectors.round_trip import RoundTrip  # noqa: E402
 from onceward.testing.connectors.samples import payloads, transactions  # noqa: E402
-from onceward.testing.connectors.sharing import Sharing  # noqa: E402
 
 __all__ = ["ConnectorConformance", "ConnectorDriver", "FakeClock", "payloads", "transactions"]
 
 
-class ConnectorConformance(Carrying, Outcomes, Redelivery, Poison, Reconnect, Sharing):
-    """Subclass it as `Test…`, override `make`, and what else your connector can offer of `ConnectorSuite`.
+class ConnectorConformance(RoundTrip, Outcomes, Redelivery, ConnectorPoison, Reconnect, Concurrency):
+    """Subclass it as `Test…`, override `make`, and the other hooks of `ConnectorSuite` that your connector supports.
 
-    Every test drives sync and async connectors alike. One that your connector means to fail, because its
-    rules are others, is taken out by name: `test_… = None`.
+    Every test drives sync and async connectors alike. To leave out a test because your connector has other rules, set
+    `test_… = None`.
     """
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for name, test in _tests_with_a_need():
+        for name, test in _tests_with_needs():
             if name not in vars(cls):
                 setattr(cls, name, test if getattr(cls, test.needs) is not None else None)
 
 
-def _tests_with_a_need() -> list[tuple[str, Any]]:
+def _tests_with_needs() -> list[tuple[str, Any]]:
     tests = ((name, getattr(ConnectorConformance, name)) for name in dir(ConnectorConformance))
     return [(name, test) for name, test in tests if hasattr(test, "needs")]

@@ -1,4 +1,4 @@
-"""Drives a sync or an async connector by the same plain calls, so that a test is written once."""
+"""Drives sync and async connectors through the same blocking calls, so each test is written once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from onceward.transaction import Settlement, Transaction, Verdict
 
 
 class ConnectorDriver:
-    """A connector with blocking methods, whatever its kind. An async one runs on an event loop of its own.
+    """A connector of either kind with blocking methods. An async one runs on its own event loop.
 
-    Any thread may call it. At its end it closes the connector.
+    Any thread may call it. As a context manager, it closes the connector at the end.
     """
 
     def __init__(self, connector: Any) -> None:
@@ -50,7 +50,7 @@ class ConnectorDriver:
         self._call("close")
 
     def call(self, name: str, *args: Any) -> Any:
-        """A method that is not part of the contract; an async connector has it with `_async` at its end."""
+        """Call a method that is not part of the contract; an async connector has it with the suffix `_async`."""
         return self._call(name, *args)
 
     def __enter__(self) -> Self:

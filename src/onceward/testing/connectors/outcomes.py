@@ -1,4 +1,4 @@
-"""How a delivery ends when it is settled."""
+"""Settling deliveries: done, returned, failed, dead-lettered."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ import pytest
 
 from onceward.connectors import BurialReason
 from onceward.task.exceptions import ExceptionCategory, TransactionException
-from onceward.testing.connectors.samples import (
-    BUSINESS_FAILURE,
-    SYSTEM_FAILURE,
-    numbered,
-    payloads_of,
-)
+from onceward.testing.connectors.samples import BUSINESS_FAILURE, SYSTEM_FAILURE, numbered, payloads_of
 from onceward.testing.connectors.suite import ConnectorSuite
 from onceward.transaction import Settlement, Transaction, Verdict
 

@@ -1,4 +1,4 @@
-"""What never ends well: it is counted, set apart, and buried in the end."""
+"""Messages that always fail are counted, isolated, and in the end buried."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ import pytest
 
 from onceward.connectors import BurialReason
 from onceward.connectors.codec import decode
-from onceward.testing.connectors.samples import (
-    SYSTEM_FAILURE,
-    numbered,
-    payloads_of,
-)
+from onceward.testing.connectors.samples import SYSTEM_FAILURE, numbered, payloads_of
 from onceward.testing.connectors.suite import ConnectorSuite, needs
 from onceward.transaction import Transaction
 
 
-class Poison(ConnectorSuite):
+class ConnectorPoison(ConnectorSuite):
     def test_deliveries_that_never_end_are_counted_and_end_as_a_dead_letter(self) -> None:
         with self.queue(lease=60.0, max_deliveries=3, redelivery_delay=1.0) as (queue, clock):
             queue.dispatch(Transaction("poison"))
@@ -44,7 +40,7 @@ class Poison(ConnectorSuite):
             assert decode(dead.body).payload == {"total": 7}
             assert [each.attempt for each in dead.history] == [1, 2, 3]
             assert all("went wrong" in each.error for each in dead.history)
-            assert queue.call("dead_letters", 10) == [dead], "it stays until it is known to be elsewhere"
+            assert queue.call("dead_letters", 10) == [dead], "it stays until `forget_dead` is called"
             queue.call("forget_dead", [dead.key])
             assert queue.call("dead_letters", 10) == []
 
@@ -55,12 +51,12 @@ class Poison(ConnectorSuite):
                 queue.fetch()
             self.advance(clock, 61.0)
             assert payloads_of(queue.fetch(1)) == [3]
-            assert queue.fetch() == []  # a busy wire may bury a little later, an idle one has no excuse
+            assert queue.fetch() == []  # a busy connector may bury a little later, but an idle one must
             assert len(self.dead_letters(queue)) == 3
 
     @pytest.mark.parametrize("max_deliveries", [1, 2, 3, 5])
     def test_a_message_that_kills_its_process_takes_no_other_with_it(self, max_deliveries: int) -> None:
-        """A process that fetches the poison dies: nothing of its batch is settled."""
+        """A process that fetches the poison dies without settling any of its batch."""
         with self.queue(lease=60.0, max_deliveries=max_deliveries) as (queue, clock):
             queue.dispatch(*(Transaction(payload=name) for name in ["a", "poison", "b", "c"]))
             survived: list[str] = []

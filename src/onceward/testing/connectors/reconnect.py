@@ -1,4 +1,4 @@
-"""A wire that is cut and comes back: an error at the most, and nothing lost."""
+"""Lost connections: at most an error, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onceward.testing.connectors.samples import numbered, payloads_of
 from onceward.testing.connectors.suite import ConnectorSuite, needs
 
 PATIENCE = 20.0
-"""Seconds a connector may take to work again once its server answers."""
+"""Seconds until a connector must work again after its connections were cut."""
 
 
 class Reconnect(ConnectorSuite):

@@ -1,4 +1,4 @@
-"""What is not settled comes back, once, when its lease runs out."""
+"""A delivery that is not settled comes back, once, when its lease expires."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import logging
 
 import pytest
 
-from onceward.testing.connectors.samples import (
-    numbered,
-    payloads_of,
-)
+from onceward.testing.connectors.samples import numbered, payloads_of
 from onceward.testing.connectors.suite import ConnectorSuite
 from onceward.transaction import Transaction
 

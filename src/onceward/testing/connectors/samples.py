@@ -13,7 +13,7 @@ from onceward.transaction import Transaction
 
 
 def payloads() -> st.SearchStrategy[Any]:
-    """Everything that a wire must carry."""
+    """Every kind of payload that a connector must carry."""
     plain = (
         st.none()
         | st.booleans()

@@ -1,4 +1,4 @@
-"""What a connector offers to be tested."""
+"""The hooks that a connector's test class provides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Test = TypeVar("Test", bound=Callable[..., None])
 
 
 def needs(hook: str) -> Callable[[Test], Test]:
-    """Leaves the test out of suites that do not offer this hook."""
+    """Leave the test out of classes that do not provide this hook."""
 
     def mark(test: Test) -> Test:
         test.needs = hook  # type: ignore[attr-defined]
@@ -24,32 +24,32 @@ def needs(hook: str) -> Callable[[Test], Test]:
 
 
 class ConnectorSuite:
-    """What a tested connector has to offer. Each test opens a queue of its own by `make`."""
+    """What a connector under test provides. Each test opens its own queue with `make`."""
 
     def make(self, clock: Callable[[], float], **settings: Any) -> Any:
-        """A connector to a new, empty queue, with these settings: some of `lease`, `max_deliveries`,
-        `redelivery_delay` and `on_failure`, with the meaning they have in `LeaseRules`."""
+        """Return a connector to a new, empty queue.
+
+        `settings` are some of `lease`, `max_deliveries`, `redelivery_delay` and `on_failure`, as in `LeaseRules`.
+        """
         raise NotImplementedError
 
     def advance(self, clock: FakeClock, seconds: float) -> None:
-        """Let time pass. Override it for a connector that cannot be given a clock: sleep, or tell
-        its server."""
+        """Let time pass. For a connector that does not accept a clock, override it: sleep, or move the server's."""
         clock.advance(seconds)
 
     def dead_letters(self, driver: ConnectorDriver) -> list[DeadLetter]:
-        """The dead letters, longest dead first."""
+        """The dead letters, oldest first."""
         letters: list[DeadLetter] = driver.call("dead_letters")
         return letters
 
     reopen: Callable[..., Any] | None = None
-    """`reopen(connector, clock, **settings)`: a second connector to the same queue, as another process
-    would have."""
+    """`reopen(connector, clock, **settings)`: return a second connector to the same queue, as in another process."""
 
     cut: Callable[..., None] | None = None
-    """`cut(connector)`: end every connection it has to its server, which stays up."""
+    """`cut(connector)`: close all its connections to the server, which keeps running."""
 
     put_raw: Callable[..., None] | None = None
-    """`put_raw(connector, body)`: put these bytes on the queue, whatever they are."""
+    """`put_raw(connector, body)`: put these bytes on the queue as they are."""
 
     @contextmanager
     def queue(self, **settings: Any) -> Iterator[tuple[ConnectorDriver, FakeClock]]:

@@ -1,4 +1,4 @@
-"""The dedup row and what the handler writes: both or neither."""
+"""The dedup row and the handler's writes commit or roll back together."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Atomicity(InboxSuite):
                 except IntegrityError:
                     return
 
-            # Where the database goes on after an error, the rest is whole; where it does not, nothing is.
+            # If the database allows statements after an error, everything else commits; otherwise nothing does.
             try:
                 done = inbox.process(billing, paid, swallow).handling is Handling.DONE
             except (SessionError, DBAPIError):

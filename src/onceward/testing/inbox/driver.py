@@ -1,7 +1,7 @@
-"""Drives an inbox of either kind by the same plain calls, so that a test is written once.
+"""Drives inboxes of both kinds through the same blocking calls, so each test is written once.
 
-In asyncio every handler runs in a thread of its own, with a session whose methods block: what a test says is then the
-same in both modes, and so is what runs at the same time.
+In asyncio, each handler runs in its own thread, with a session whose methods block, so the code of a test and its
+concurrency are the same in both modes.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from onceward.inbox.errors import Busy
 from onceward.task.exceptions import Postponed
 
 LIMIT = 30.0
-"""Seconds that anything may take before a test calls it hanging."""
+"""Seconds after which a test counts as hanging."""
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait for what happens in another thread."""
+    """Wait until another thread makes the condition true."""
     deadline = time.monotonic() + LIMIT
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.002)
 
 
 class BlockingSession:
-    """An asynchronous session as a handler of threads would use it."""
+    """An async session with blocking methods."""
 
     def __init__(self, session: Any, driver: InboxDriver) -> None:
         self._session = session
@@ -46,8 +46,8 @@ class BlockingSession:
     def effect(
         self, name: str, call: Callable[[str], Any], *, reconcile: Callable[[str], Any] | None = None
     ) -> Any:
-        asked = None if reconcile is None else self._driver.adapted(reconcile)
-        return self._driver.wait_for(self._session.effect(name, self._driver.adapted(call), reconcile=asked))
+        hook = None if reconcile is None else self._driver.adapt(reconcile)
+        return self._driver.wait_for(self._session.effect(name, self._driver.adapt(call), reconcile=hook))
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._session, name)
@@ -57,9 +57,9 @@ class BlockingSession:
 
 
 class InboxDriver:
-    """An inbox with blocking methods, on an engine of its own. At its end it disposes of the engine.
+    """An inbox with blocking methods. As a context manager, it disposes of the engine at the end.
 
-    Any thread may call it. Everything of `Inbox` that is not here goes through `call`.
+    Any thread may call it. `call` reaches the other methods of `Inbox`.
     """
 
     def __init__(self, engine: Any, clock: Any) -> None:
@@ -71,13 +71,13 @@ class InboxDriver:
             self._threads = ThreadPoolExecutor(64, thread_name_prefix="inbox-handler")
             ready = threading.Event()
             self._thread = threading.Thread(
-                target=asyncio.run, args=(self._live(ready),), name="inbox-driver"
+                target=asyncio.run, args=(self._run_loop(ready),), name="inbox-driver"
             )
             self._thread.start()
             ready.wait()
         self.inbox: Any = (AsyncInbox if self.asynchronous else Inbox)(engine, clock=clock)
 
-    async def _live(self, ready: threading.Event) -> None:
+    async def _run_loop(self, ready: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
         ready.set()
@@ -94,17 +94,17 @@ class InboxDriver:
         session: Any = None,
     ) -> Result:
         inner = session._session if isinstance(session, BlockingSession) else session
-        result: Result = self.call("process", contract, event, self.adapted(handler), session=inner)
+        result: Result = self.call("process", contract, event, self.adapt(handler), session=inner)
         return result
 
-    def settled(self, contract: Contract, event: Any, handler: Callable[[Event, Any], Any]) -> Result:
-        """Deliver it until it is settled, as a source does with what comes back."""
+    def settle(self, contract: Contract, event: Any, handler: Callable[[Event, Any], Any]) -> Result:
+        """Deliver an event until it is settled, as a source does."""
         deadline = time.monotonic() + LIMIT
         while True:
             try:
                 return self.process(contract, event, handler)
             except Postponed:
-                assert time.monotonic() < deadline, "it never was settled"
+                assert time.monotonic() < deadline, "it was never settled"
                 time.sleep(0.01)
 
     def is_busy(self, contract: Contract, event: Any, handler: Callable[[Event, Any], Any]) -> bool:
@@ -115,34 +115,34 @@ class InboxDriver:
         return False
 
     def call(self, name: str, *args: Any, **more: Any) -> Any:
-        """A method of the inbox."""
+        """Call a method of the inbox."""
         return self.wait_for(getattr(self.inbox, name)(*args, **more))
 
     # ── the database ────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def plain_engine(self) -> Engine:
-        """The synchronous engine inside, for events."""
+        """The synchronous engine, to listen to its events."""
         engine: Engine = self.engine.sync_engine if self.asynchronous else self.engine
         return engine
 
     @contextmanager
     def session(self) -> Iterator[Any]:
-        """A session beside the inbox's own."""
+        """A session that does not belong to the inbox."""
         if not self.asynchronous:
             with DbSession(self.engine) as session:
                 yield session
             return
         from onceward.db import AsyncDbSession
 
-        opened = AsyncDbSession(self.engine)
-        self.wait_for(opened.__aenter__())
+        inner = AsyncDbSession(self.engine)
+        self.wait_for(inner.__aenter__())
         try:
-            yield BlockingSession(opened, self)
+            yield BlockingSession(inner, self)
         except BaseException as error:
-            self.wait_for(opened.__aexit__(type(error), error, None))
+            self.wait_for(inner.__aexit__(type(error), error, None))
             raise
-        self.wait_for(opened.__aexit__(None, None, None))
+        self.wait_for(inner.__aexit__(None, None, None))
 
     def do(self, sql: str, **params: Any) -> None:
         with self.session() as session:
@@ -153,24 +153,24 @@ class InboxDriver:
             found: list[dict[str, Any]] = session.fetch_all(sql, params or None)
             return found
 
-    # ── both modes alike ────────────────────────────────────────────────────────────────────────────────
+    # ── both modes ──────────────────────────────────────────────────────────────────────────────────────
 
     def wait_for(self, result: Any) -> Any:
-        """The result itself, or what a coroutine returns that runs on the driver's event loop."""
+        """Run a coroutine on the driver's event loop and return its result; return anything else as it is."""
         if not inspect.iscoroutine(result):
             return result
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(result, self._loop).result()
 
-    def adapted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A plain function as what the inbox calls in this mode."""
+    def adapt(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Turn a plain function into one that the inbox can call in this mode."""
         if not self.asynchronous or inspect.iscoroutinefunction(function):
             return function
 
         def attempt(arguments: list[Any]) -> tuple[Any, BaseException | None]:
             try:
                 return function(*arguments), None
-            except BaseException as error:  # noqa: BLE001  it is raised where it belongs
+            except BaseException as error:  # noqa: BLE001  raised again by `call`
                 return None, error
 
         async def call(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""An event that comes more than once takes effect once."""
+"""An event that is delivered more than once takes effect once."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Duplicates(InboxSuite):
             assert [type(error) for error in errors] == [Busy] * len(errors)
             assert [handling for handling, _ in results].count(Handling.DONE) == 1
             assert all(seen == [paid.tracking_id] for _, seen in results), "a result before the commit"
-            assert inbox.settled(billing, paid, never).duplicate
+            assert inbox.settle(billing, paid, never).duplicate
 
     @pytest.mark.req("CC-012")
     @pytest.mark.req("CC-051")
@@ -107,9 +107,7 @@ class Duplicates(InboxSuite):
                 raise RuntimeError("rolled back")
 
             held.begin(inbox.process, billing, paid, write_then(fail)).until_inside()
-            copies = [
-                stack.enter_context(Held()).begin(inbox.settled, billing, paid, write) for _ in range(3)
-            ]
+            copies = [stack.enter_context(Held()).begin(inbox.settle, billing, paid, write) for _ in range(3)]
             assert isinstance(held.end(), RuntimeError)
             handlings = sorted(copy.end().handling for copy in copies)
             assert handlings == [Handling.DONE, Handling.DUPLICATE, Handling.DUPLICATE]

@@ -1,4 +1,4 @@
-"""Effects outside the database: one key for each, written down before the call, kept after it."""
+"""Effects outside the database: one key each, recorded before the call, with the result recorded after it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,13 @@ from typing import Any
 import pytest
 
 from onceward.db import SessionError
-from onceward.inbox import (
-    NOT_DONE,
-    Contract,
-    Done,
-    EffectError,
-    EffectInDoubtError,
-    Event,
-    Handling,
-)
+from onceward.inbox import NOT_DONE, Contract, Done, EffectError, EffectInDoubtError, Event, Handling
 from onceward.testing.inbox.samples import Killed, contract, event, never, raising, write
 from onceward.testing.inbox.suite import InboxSuite
 
 
 class Provider:
-    """What is outside. It notes the key of every call, and may fail before or after acting."""
+    """A fake provider. Records the key of every call, and raises as its script says."""
 
     def __init__(self, *script: BaseException | None) -> None:
         self.keys: list[str] = []
@@ -46,7 +38,7 @@ def charging(
     *,
     then: Callable[..., Any] = write,
 ) -> Callable[[Event, Any], Any]:
-    """A handler that charges, and then writes. Returns the receipt."""
+    """A handler that charges, then writes, and returns the receipt."""
 
     def handle(event: Event, session: Any) -> Any:
         receipt = session.effect("charge", provider.charge, reconcile=reconcile)
@@ -200,12 +192,12 @@ class Effects(InboxSuite):
     def test_a_hook_is_not_asked_about_an_effect_that_is_new_or_done(self) -> None:
         provider = Provider()
         with self.inbox(effectful()) as inbox:
-            asks_nobody = raising(AssertionError("asked"))
+            not_asked = raising(AssertionError("the hook was called"))
             with pytest.raises(RuntimeError):
                 inbox.process(
-                    effectful(), event("e1"), charging(provider, asks_nobody, then=raising(RuntimeError()))
+                    effectful(), event("e1"), charging(provider, not_asked, then=raising(RuntimeError()))
                 )
-            inbox.process(effectful(), event("e1"), charging(provider, asks_nobody))
+            inbox.process(effectful(), event("e1"), charging(provider, not_asked))
             assert len(provider.keys) == 1
 
     @pytest.mark.req("CC-003")

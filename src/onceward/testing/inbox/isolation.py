@@ -1,4 +1,4 @@
-"""What is wrong with one consumer, or with one event, is nobody else's trouble."""
+"""A faulty consumer or event does not affect the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from onceward.inbox import Handling
 from onceward.testing.inbox.effects import effectful
-from onceward.testing.inbox.fencing import staying
+from onceward.testing.inbox.fences import staying
 from onceward.testing.inbox.samples import Held, contract, event, raising, together, write, write_then
 from onceward.testing.inbox.suite import InboxSuite
 
@@ -36,7 +36,7 @@ class Isolation(InboxSuite):
     def test_a_consumer_that_hangs_in_its_transaction_holds_no_other_or_has_it_wait_without_loss(
         self,
     ) -> None:
-        """Where there is one writer, others are told busy; nothing is lost, and all is done once it ends."""
+        """If the database has one writer, the others are busy; nothing is lost, and all is done once it ends."""
         bad, good = contract("bad"), contract("good")
         with (
             self.inbox(bad, good) as inbox,
@@ -53,7 +53,7 @@ class Isolation(InboxSuite):
                     assert other.process(good, delivered, write).handling is Handling.DONE
             assert hanging.end().handling is Handling.DONE
             for number in range(5):
-                other.settled(good, event(f"e{number}"), write)
+                other.settle(good, event(f"e{number}"), write)
             assert self.written(inbox) == ["before", "e0", "e0", "e1", "e2", "e3", "e4"]
 
     @pytest.mark.req("CC-022")
@@ -74,7 +74,7 @@ class Isolation(InboxSuite):
 
             def deliver(worker: int) -> None:
                 for number in range(6):
-                    inbox.settled(consumers[worker % 2], event(f"e{number}"), write)
+                    inbox.settle(consumers[worker % 2], event(f"e{number}"), write)
 
             assert together(6, deliver) == [None] * 6
             assert self.written(inbox) == sorted(f"e{number}" for number in range(6) for _ in consumers)

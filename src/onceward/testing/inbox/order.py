@@ -1,4 +1,4 @@
-"""Order among the events of an aggregate, whatever order they come in."""
+"""The order of an aggregate's events, whatever order they arrive in."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def numbered(aggregate_id: str, sequence: int) -> Event:
 
 
 def note(event: Event, session: Any) -> None:
-    """Writes at the end of the aggregate's story."""
+    """Write the event at the end of its aggregate's history."""
     session.execute(
         "INSERT INTO written (tracking_id, note, place) "
         "SELECT CAST(:id AS text), CAST(:note AS text), count(*) FROM written WHERE tracking_id = :id",
@@ -30,13 +30,13 @@ def note(event: Event, session: Any) -> None:
 
 
 def deliver_all(inbox: InboxDriver, promised: Contract, events: list[Event]) -> None:
-    """One after another, and those that come back again behind the others, until all are settled."""
+    """Deliver the events one after another, and again those that were postponed, until all are settled."""
     for _ in range(LENGTH + 1):
-        events = [each for each in events if not _is_settled(inbox, promised, each)]
-    assert events == [], "not settled, although everything has come"
+        events = [each for each in events if not _deliver(inbox, promised, each)]
+    assert events == [], "not settled, although all events were delivered"
 
 
-def _is_settled(inbox: InboxDriver, promised: Contract, delivered: Event) -> bool:
+def _deliver(inbox: InboxDriver, promised: Contract, delivered: Event) -> bool:
     try:
         inbox.process(promised, delivered, note)
     except Postponed:
@@ -44,11 +44,11 @@ def _is_settled(inbox: InboxDriver, promised: Contract, delivered: Event) -> boo
     return True
 
 
-class Order(InboxSuite):
+class EventOrder(InboxSuite):
     @pytest.mark.req("CC-020")
     @pytest.mark.parametrize("sequencing", ["none", "latest-wins", "strict"])
     def test_every_order_of_arrival_leads_to_the_right_end(self, sequencing: str) -> None:
-        """Aggregates in pairs, interleaved, one the other way round; what is parked comes again behind the rest."""
+        """Aggregates in interleaved pairs, in opposite orders; parked events are redelivered after the others."""
         promised = contract(sequencing=sequencing)
         orders = list(permutations(range(1, LENGTH + 1)))
         half = len(orders) // 2
@@ -64,12 +64,12 @@ class Order(InboxSuite):
                         for which, order in pair
                     ],
                 )
-            stories = self.stories(inbox)
+            histories = self.histories(inbox)
             for number in range(-half, half):
-                assert stories[f"aggregate {number}"] == expected(sequencing, orders[number])
+                assert histories[f"aggregate {number}"] == expected(sequencing, orders[number])
 
-    def stories(self, inbox: InboxDriver) -> dict[str, list[int]]:
-        """The numbers of each aggregate, in the order they took effect."""
+    def histories(self, inbox: InboxDriver) -> dict[str, list[int]]:
+        """The sequence numbers of each aggregate, in the order they took effect."""
         found: dict[str, list[int]] = {}
         for row in inbox.rows("SELECT tracking_id, note FROM written ORDER BY place"):
             found.setdefault(row["tracking_id"], []).append(int(row["note"]))
@@ -97,7 +97,7 @@ class Order(InboxSuite):
             assert stats["parked"] == 1
             inbox.process(promised, numbered("a", 0), note)
             inbox.process(promised, numbered("a", 1), note)
-            assert self.stories(inbox) == {"a": [0, 1]}
+            assert self.histories(inbox) == {"a": [0, 1]}
             [stats] = inbox.call("stats")
             assert stats["parked"] == 0
 
@@ -126,7 +126,7 @@ class Order(InboxSuite):
             assert self.written(inbox) == []
             inbox.process(promised, numbered("a", 1), note)
             inbox.process(promised, numbered("a", 2), note)
-            assert self.stories(inbox) == {"a": [1, 2]}, "redriven after the gap was filled"
+            assert self.histories(inbox) == {"a": [1, 2]}, "redriven after the gap was filled"
 
     @pytest.mark.req("CC-020")
     @pytest.mark.parametrize("sequencing", ["latest-wins", "strict"])
@@ -141,7 +141,7 @@ class Order(InboxSuite):
                         inbox.process(promised, numbered("a", 2), never)
             for number in range(1, 4):
                 assert inbox.process(promised, numbered("b", number), note).handling is Handling.DONE
-            assert self.stories(inbox) == {"b": [1, 2, 3]}
+            assert self.histories(inbox) == {"b": [1, 2, 3]}
 
     @pytest.mark.req("CC-020")
     @pytest.mark.parametrize("sequencing", ["latest-wins", "strict"])
@@ -184,7 +184,7 @@ class Order(InboxSuite):
 
 
 def expected(sequencing: str, order: tuple[int, ...]) -> list[int]:
-    """What an aggregate's story must be after its events came in this order."""
+    """The history of an aggregate whose events arrived in this order."""
     if sequencing == "none":
         return list(order)
     if sequencing == "strict":

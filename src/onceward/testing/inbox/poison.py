@@ -1,4 +1,4 @@
-"""An event that kills its processes is set aside, and nothing else is."""
+"""An event that kills its processes is dead-lettered as poison, and no other event is."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sqlalchemy import event as sqlalchemy_event
 from onceward.inbox import Breach, ContractError, Handling
 from onceward.testing.inbox.driver import InboxDriver, until
 from onceward.testing.inbox.effects import effectful
-from onceward.testing.inbox.fencing import staying
+from onceward.testing.inbox.fences import staying
 from onceward.testing.inbox.samples import Held, Killed, contract, event, never, raising, write
 from onceward.testing.inbox.suite import InboxSuite
 
 
-class Poison(InboxSuite):
+class InboxPoison(InboxSuite):
     @pytest.mark.req("CC-051")
     @pytest.mark.parametrize("mode", ["transactional", "effectful"])
     @pytest.mark.parametrize("most", [1, 3])
@@ -79,7 +79,7 @@ class Poison(InboxSuite):
 
     @pytest.mark.req("CC-051")
     def test_an_attempt_that_is_cancelled_has_ended(self) -> None:
-        """As by a time-out: it comes again at once, and is not counted."""
+        """As by a timeout: it is redelivered at once, and not counted."""
         promised = contract(poison_after=2)
         cancelled = (asyncio.CancelledError, concurrent.futures.CancelledError)
         with self.inbox(promised) as inbox:
@@ -122,7 +122,7 @@ class Poison(InboxSuite):
         promised = contract(poison_after=1)
         with self.inbox(promised) as inbox:
             inbox.process(promised, event("e1"), write)
-            with self.another(inbox) as other:  # the first one's ledger still says that it was started
+            with self.another(inbox) as other:  # the ledger still says that the first inbox started it
                 assert self.ledger(other) == {"e1": (1, 0)}
                 assert other.process(promised, event("e1"), never).duplicate
                 self.advance(other, promised.lease + 1)
@@ -141,19 +141,19 @@ class Poison(InboxSuite):
         promised = effectful()
         with (
             self.inbox(promised) as inbox,
-            Held() as neighbour,
+            Held() as neighbor,
             Held() as suspect,
             Held() as latecomer,
         ):
             self.crash(inbox, promised, event("suspect"))
-            neighbour.begin(inbox.process, promised, event("neighbour"), staying(neighbour)).until_inside()
+            neighbor.begin(inbox.process, promised, event("neighbor"), staying(neighbor)).until_inside()
             suspect.begin(inbox.process, promised, event("suspect"), staying(suspect))
             until(lambda: inbox.inbox.processor.ports.gate.turns.waiting)
             time.sleep(0.1)
-            assert not suspect.is_inside, "beside the neighbour"
-            neighbour.release()
+            assert not suspect.is_inside, "beside the neighbor"
+            neighbor.release()
             suspect.until_inside()
-            assert neighbour.end().handling is Handling.DONE
+            assert neighbor.end().handling is Handling.DONE
             latecomer.begin(inbox.process, promised, event("latecomer"), staying(latecomer))
             until(lambda: "latecomer" in self.ledger(inbox))
             time.sleep(0.1)
@@ -178,7 +178,7 @@ class Poison(InboxSuite):
 
 
 class failing:
-    """Within the block no statement with this text gets through."""
+    """Within the block, every statement that contains this text fails."""
 
     def __init__(self, inbox: InboxDriver, text: str) -> None:
         self._engine = inbox.plain_engine

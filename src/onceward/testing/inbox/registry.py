@@ -1,4 +1,4 @@
-"""Who may run at all."""
+"""The registry: only registered consumers run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from onceward.testing.clock import FakeClock
 from onceward.testing.inbox.driver import InboxDriver
 from onceward.testing.inbox.samples import contract, event, never, write
 from onceward.testing.inbox.suite import InboxSuite
+
+FIELDS = ("consumer_id", "event_types", "owner_team", "idempotency_mechanism")
 
 
 class Registration(InboxSuite):
@@ -31,8 +33,8 @@ class Registration(InboxSuite):
         with self.inbox(mine, contract("archive", event_types=["*"])) as inbox:
             rows = {row["consumer_id"]: row["contract"] for row in inbox.call("consumers")}
             assert list(rows) == ["archive", "billing"]
-            shown = rows["billing"]
-            assert {name: shown[name] for name in FIELDS} == {
+            registered = rows["billing"]
+            assert {name: registered[name] for name in FIELDS} == {
                 "consumer_id": "billing",
                 "event_types": ["order.paid", "order.lost"],
                 "owner_team": "payments",
@@ -79,6 +81,3 @@ class Registration(InboxSuite):
             inbox.process(contract(), event("e1"), write)
             assert inbox.call("migrate") == []
             assert inbox.process(contract(), event("e1"), never).duplicate
-
-
-FIELDS = ("consumer_id", "event_types", "owner_team", "idempotency_mechanism")

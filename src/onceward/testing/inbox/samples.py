@@ -16,7 +16,7 @@ LONG_AGO = datetime(2020, 5, 5, 12, tzinfo=UTC)
 
 
 class Killed(BaseException):
-    """As if the process had been killed: the attempt is left without an end."""
+    """Stands for a killed process: the attempt is left without an end."""
 
 
 def contract(consumer_id: str = "billing", **more: Any) -> Contract:
@@ -40,7 +40,7 @@ def event(tracking_id: str | None = None, payload: Any = None, **more: Any) -> E
 
 
 def write(event: Event, session: Any) -> None:
-    """One row for each time that it takes effect."""
+    """Write one row each time the event takes effect."""
     session.execute("INSERT INTO written (tracking_id) VALUES (:id)", {"id": event.tracking_id})
 
 
@@ -66,7 +66,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 
 
 class Held:
-    """Something that is begun in another thread and stays where it is until it is let go."""
+    """A call in another thread that stops in the middle until it is released."""
 
     def __init__(self) -> None:
         self._arrived = Flag()
@@ -87,9 +87,9 @@ class Held:
         return self._arrived.is_set()
 
     def stay(self) -> None:
-        """Called by what is held."""
+        """Stop here until released. The held call calls it."""
         self._arrived.set()
-        assert self._released.wait(LIMIT), "nobody let it go"
+        assert self._released.wait(LIMIT), "it was never released"
 
     def release(self) -> None:
         self._released.set()
@@ -102,7 +102,7 @@ class Held:
         self._thread.shutdown()
 
     def end(self) -> Any:
-        """What it returned or raised, once let go."""
+        """Release the call, and return what it returned or raised."""
         self.release()
         assert self._running is not None
         try:
@@ -112,7 +112,7 @@ class Held:
 
 
 def together(count: int, call: Callable[[int], Any]) -> list[Any]:
-    """What each of several calls at once returned or raised."""
+    """Run several calls at once; return what each returned or raised."""
 
     def one(number: int) -> Any:
         try:

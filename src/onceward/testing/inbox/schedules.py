@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order: the events that took effect are those of a set."""
+"""Random schedules of deliveries, failures, crashes and restarts, compared with a trivial model."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ deliveries = st.tuples(
 schedules = st.lists(deliveries | st.just(("wait", 0, "")) | st.just(("restart", 0, "")), max_size=14)
 
 
-class Model:
-    """One event for one consumer: a member of the set, or not yet."""
+class InboxModel:
+    """One event for one consumer: applied, or not yet."""
 
     def __init__(self) -> None:
         self.applied: bool | None = None
-        """With which of the two payloads."""
-        self.in_hand = False
+        """Whether with the other payload; None if not applied."""
+        self.in_flight = False
         self.crashes = 0
 
     def expect(self, how: str) -> str:
-        """What a delivery must come to."""
+        """The outcome that a delivery must have."""
         other = how == "conflict"
         if self.applied is not None:
             return "duplicate" if self.applied is other else "conflict"
-        if self.in_hand:
+        if self.in_flight:
             return "busy"
         if self.crashes >= POISON_AFTER:
             return "poison"
         if how in ("succeed", "conflict"):
             self.applied = other
             return "done"
-        self.in_hand = how == "crash"
+        self.in_flight = how == "crash"
         self.crashes += how == "crash"
         return how
 
@@ -77,16 +77,16 @@ class Schedules(InboxSuite):
         prefix: str,
         schedule: list[tuple[str, int, str]],
     ) -> None:
-        model = {(number, name): Model() for number in range(EVENTS) for name in CONSUMERS}
+        model = {(number, name): InboxModel() for number in range(EVENTS) for name in CONSUMERS}
         provider = Provider()
         inbox = first
         for how, number, name in schedule:
             if how == "wait":
                 self.advance(first, 61)
                 for each in model.values():
-                    each.in_hand = False
+                    each.in_flight = False
             elif how == "restart" and inbox is first:
-                inbox = self.restarted(first)
+                inbox = self.restart(first)
             elif how not in ("wait", "restart"):
                 expected = model[number, name].expect(how)
                 ended = self.deliver(inbox, promised[name], f"{prefix}{number}", how, provider)
@@ -100,8 +100,8 @@ class Schedules(InboxSuite):
             assert key.startswith(prefix)
         assert len(set(provider.keys)) <= len(model), "one key for each event and consumer"
 
-    def restarted(self, first: InboxDriver) -> InboxDriver:
-        """Another process, which knows nothing but what the database knows."""
+    def restart(self, first: InboxDriver) -> InboxDriver:
+        """Another process, which knows only the contents of the database."""
         return InboxDriver(self.engine(), first.clock)
 
     def deliver(

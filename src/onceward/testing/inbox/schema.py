@@ -1,4 +1,4 @@
-"""Every version that a producer ever sent reaches the handler as the one that it understands."""
+"""Every schema version that a producer ever sent reaches the handler as the current one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from onceward.testing.inbox.samples import contract, event, never, write
 from onceward.testing.inbox.suite import InboxSuite
 
 
-class Order(msgspec.Struct):
-    """Version 3."""
+class OrderV3(msgspec.Struct):
+    """An order in schema version 3."""
 
     cents: int
     currency: str
@@ -21,7 +21,7 @@ class Order(msgspec.Struct):
 
 
 def to_2(payload: dict[str, Any]) -> dict[str, Any]:
-    """In place, as upcasters are apt to do: what was sent must not change with it."""
+    """Upcast in place, as upcasters often do; the original payload must not change."""
     payload["cents"] = payload.pop("euros") * 100
     return payload
 
@@ -31,7 +31,7 @@ def to_3(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def third_version(**more: Any) -> Contract:
-    return contract(schema_version=3, upcasters={1: to_2, 2: to_3}, model=Order, **more)
+    return contract(schema_version=3, upcasters={1: to_2, 2: to_3}, model=OrderV3, **more)
 
 
 OLD_AND_NEW = [
@@ -42,7 +42,7 @@ OLD_AND_NEW = [
 
 
 def sent(tracking_id: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """As it comes from outside. A payload that names no version is of version 1."""
+    """An event as it arrives. A payload without a version has version 1."""
     return {
         "tracking_id": tracking_id,
         "event_type": "order.paid",
@@ -58,7 +58,7 @@ class Schema(InboxSuite):
         with self.inbox(third_version()) as inbox:
             seen: list[Event] = []
             inbox.process(third_version(), sent("e1", payload), lambda each, _: seen.append(each))
-            assert [each.payload for each in seen] == [Order(700, "EUR")]
+            assert [each.payload for each in seen] == [OrderV3(700, "EUR")]
             assert seen[0].schema_version == 3
 
     @pytest.mark.req("CC-021")
@@ -83,14 +83,14 @@ class Schema(InboxSuite):
     def test_an_unknown_field_is_ignored_and_a_missing_optional_one_has_its_default(self) -> None:
         with self.inbox(third_version()) as inbox:
             seen: list[Any] = []
-            payload = {"schema_version": 3, "cents": 1, "currency": "EUR", "colour": "red"}
+            payload = {"schema_version": 3, "cents": 1, "currency": "EUR", "color": "red"}
             inbox.process(third_version(), sent("e1", payload), lambda each, _: seen.append(each.payload))
-            assert seen == [Order(1, "EUR", "none")]
+            assert seen == [OrderV3(1, "EUR", "none")]
 
     @pytest.mark.req("CC-021")
     def test_a_newer_version_is_a_contract_failure_until_the_consumer_knows_it(self) -> None:
         payload = {"schema_version": 4, "cents": 1, "currency": "EUR"}
-        fourth = contract(schema_version=4, model=Order)
+        fourth = contract(schema_version=4, model=OrderV3)
         with self.inbox(third_version()) as inbox:
             for _ in range(5):
                 with pytest.raises(ContractError) as refused:
@@ -100,7 +100,7 @@ class Schema(InboxSuite):
 
     @pytest.mark.req("CC-021")
     def test_a_version_that_the_chain_does_not_reach_is_a_contract_failure(self) -> None:
-        promised = contract(schema_version=3, upcasters={2: to_3}, model=Order)
+        promised = contract(schema_version=3, upcasters={2: to_3}, model=OrderV3)
         with self.inbox(promised) as inbox:
             with pytest.raises(ContractError, match="no upcaster from 1 to 2") as refused:
                 inbox.process(promised, sent("e1", {"euros": 7}), never)

@@ -1,4 +1,4 @@
-"""The scenarios, each a function of the trial. The module says what it tries."""
+"""The scenarios, each a function of the trial. The docstring of its module says what it tries."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from onceward.verify.scenarios.clean import clean
 from onceward.verify.scenarios.duplicates import at_once, in_processes, in_series, replay
 from onceward.verify.scenarios.effects import early_effects, outside_calls
 from onceward.verify.scenarios.exceptions import exceptions
-from onceward.verify.scenarios.forms import missing_fields, old_versions, refused, unknown_fields
+from onceward.verify.scenarios.forms import missing_fields, old_versions, refused_events, unknown_fields
 from onceward.verify.scenarios.kills import kills
 from onceward.verify.scenarios.order import order
 from onceward.verify.scenarios.state import state
-from onceward.verify.trial import Trial, Tried
+from onceward.verify.trial import Assessment, Trial
 
-Scenario = Callable[[Trial], Tried]
+Scenario = Callable[[Trial], Assessment]
 
 SCENARIOS: dict[str, Scenario] = {
     report.CLEAN: clean,
@@ -28,7 +28,7 @@ SCENARIOS: dict[str, Scenario] = {
     report.UNKNOWN_FIELDS: unknown_fields,
     report.MISSING_FIELDS: missing_fields,
     report.OLD_VERSIONS: old_versions,
-    report.REFUSED: refused,
+    report.REFUSED: refused_events,
     report.EXCEPTIONS: exceptions,
     report.KILLS: kills,
     report.STATE: state,
@@ -36,4 +36,4 @@ SCENARIOS: dict[str, Scenario] = {
     report.OUTSIDE_CALLS: outside_calls,
 }
 NEEDS_NO_ORACLE = (report.CLEAN, report.EARLY_EFFECTS, report.OUTSIDE_CALLS)
-"""Scenarios that say something even if a clean delivery fails."""
+"""Scenarios that run even if a clean delivery fails."""

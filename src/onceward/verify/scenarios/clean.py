@@ -1,4 +1,4 @@
-"""Each event once, in a process of its own, without any trouble; twice over, on two databases. That is the oracle."""
+"""Each event once, in its own process, without faults: the oracle. Done twice, on two databases, to compare the two."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from onceward.transaction import Transaction
 from onceward.verify import tables
 from onceward.verify.report import Finding
 from onceward.verify.stage import Delivery
-from onceward.verify.trial import Trial, Tried, deliver_all, unsettled
+from onceward.verify.trial import Assessment, Trial, deliver_all, unsettled
 
 
-def clean(trial: Trial) -> Tried:
-    first, rows = delivered_cleanly(trial, trial.plan.events)
+def clean(trial: Trial) -> Assessment:
+    first, rows = deliver_cleanly(trial, trial.plan.events)
     trial.deliveries, trial.oracle = first, rows
-    findings = unsettled("delivered once, to a new instance", first)
+    findings = unsettled("delivered once to a new instance", first)
     findings += [
         Finding(
-            f"with event {each.event!r} the handler returned an exception instead of raising it: {each.returned}"
+            f"for event {each.event!r} the handler returned an exception instead of raising it: {each.returned}"
         )
         for each in first
         if each.returned
     ]
     if not findings:
-        _, again = delivered_cleanly(trial, trial.plan.events)
-        findings = _same_twice(trial, rows, again)
+        _, again = deliver_cleanly(trial, trial.plan.events)
+        findings = _compare(trial, rows, again)
     events, writes = quantity(len(trial.plan.events), "event"), quantity(trial.most("writes"), "write")
-    return Tried(findings, f"{events}, {writes} at most")
+    return Assessment(findings, f"{events}, {writes} at most")
 
 
-def delivered_cleanly(trial: Trial, events: Sequence[Transaction]) -> tuple[list[Delivery], tables.Rows]:
-    place = trial.new_place()
+def deliver_cleanly(trial: Trial, events: Sequence[Transaction]) -> tuple[list[Delivery], tables.Rows]:
+    database = trial.new_database()
     deliveries: list[Delivery] = []
     rows: tables.Rows = {}
     for event in events:
-        run = trial.perform(lambda stage, event=event: deliver_all(stage, [event]), place)  # type: ignore[misc]
+        run = trial.perform(lambda stage, event=event: deliver_all(stage, [event]), database)  # type: ignore[misc]
         deliveries += run.value
         rows = run.rows
     return deliveries, rows
 
 
-def _same_twice(trial: Trial, one: tables.Rows, other: tables.Rows) -> list[Finding]:
-    told = trial.differences(other, one)
-    if not told:
+def _compare(trial: Trial, one: tables.Rows, other: tables.Rows) -> list[Finding]:
+    lines = trial.differences(other, one)
+    if not lines:
         return []
-    columns = tables.differing_columns(one, other, trial.tables, trial.plan.asked.exclude)
+    columns = tables.differing_columns(one, other, trial.tables, trial.plan.options.exclude)
     advice = f"exclude={columns}" if columns else "exclude=[…]"
     return [
         Finding(
-            "two clean deliveries of the same events leave different rows, so nothing can be compared; take such "
-            f"values from the event, or leave these columns out with {advice}",
-            tuple(told),
+            "two clean deliveries of the same events leave different rows, so nothing can be compared; take these "
+            f"values from the event, or leave the columns out with {advice}",
+            tuple(lines),
         )
     ]

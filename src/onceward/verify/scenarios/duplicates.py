@@ -1,4 +1,4 @@
-"""The same event again: at once after the first, at the same time, in other processes, and everything once more."""
+"""The same event again: right after the first, at the same time, in other processes, and everything after a restart."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 from onceward.verify.report import Finding
 from onceward.verify.stage import Delivery, Stage
-from onceward.verify.trial import Trial, Tried, deliver_all, done_twice, unsettled
+from onceward.verify.trial import Assessment, Trial, deliver_all, not_done_once, unsettled
 
 IN_SERIES = 3
 IN_THREADS = 4
 PROCESSES = 3
 
 
-def in_series(trial: Trial) -> Tried:
+def in_series(trial: Trial) -> Assessment:
     story = f"delivered {IN_SERIES} times in a row"
 
     def act(stage: Stage) -> list[Delivery]:
@@ -22,39 +22,39 @@ def in_series(trial: Trial) -> Tried:
         return deliver_all(stage, events, task=task)
 
     run = trial.perform(act)
-    return Tried(_judged(trial, story, run), story)
+    return Assessment(_findings(trial, story, run), story)
 
 
-def at_once(trial: Trial) -> Tried:
+def at_once(trial: Trial) -> Assessment:
     kind = "tasks" if trial.plan.asynchronous else "threads"
     story = f"delivered in {IN_THREADS} {kind} at once"
     run = trial.perform(lambda stage: stage.settle_at_once(trial.plan.events, IN_THREADS), watched=False)
-    return Tried(_judged(trial, story, run), story)
+    return Assessment(_findings(trial, story, run), story)
 
 
-def in_processes(trial: Trial) -> Tried:
+def in_processes(trial: Trial) -> Assessment:
     story = f"delivered in {PROCESSES} processes at once"
-    place = trial.new_place()
-    answers = trial.perform_at_once(lambda stage: deliver_all(stage, trial.plan.events), PROCESSES, place)
+    database = trial.new_database()
+    answers = trial.perform_at_once(lambda stage: deliver_all(stage, trial.plan.events), PROCESSES, database)
     deliveries = [delivery for answer in answers for delivery in answer]
-    findings = unsettled(story, deliveries) + done_twice(story, deliveries)
-    return Tried(findings + trial.compare(story, trial.rows_at(place)), story)
+    findings = unsettled(story, deliveries) + not_done_once(story, deliveries)
+    return Assessment(findings + trial.compare(story, trial.rows_in(database)), story)
 
 
-def replay(trial: Trial) -> Tried:
+def replay(trial: Trial) -> Assessment:
     story = "after a restart, delivered from the beginning, twice"
-    place = trial.new_place()
-    trial.perform(lambda stage: deliver_all(stage, trial.plan.events), place)
-    run = trial.perform(lambda stage: deliver_all(stage, [*trial.plan.events, *trial.plan.events]), place)
+    database = trial.new_database()
+    trial.perform(lambda stage: deliver_all(stage, trial.plan.events), database)
+    run = trial.perform(lambda stage: deliver_all(stage, [*trial.plan.events, *trial.plan.events]), database)
     findings = unsettled(story, run.value)
     findings += [
         Finding(f"{story}, the handler was called again for event {each.event!r}")
         for each in run.value
         if each.called
     ]
-    return Tried(findings + trial.compare(story, run.rows), story)
+    return Assessment(findings + trial.compare(story, run.rows), story)
 
 
-def _judged(trial: Trial, story: str, run: Any) -> list[Finding]:
-    findings = unsettled(story, run.value) + done_twice(story, run.value)
+def _findings(trial: Trial, story: str, run: Any) -> list[Finding]:
+    findings = unsettled(story, run.value) + not_done_once(story, run.value)
     return findings + trial.compare(story, run.rows)

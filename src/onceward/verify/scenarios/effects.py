@@ -1,4 +1,4 @@
-"""What was done at the wrong time in any run: before the dedup decision, or past session and ledger."""
+"""Outside calls of all runs: before the dedup decision, or bypassing session and ledger."""
 
 from __future__ import annotations
 
@@ -7,54 +7,54 @@ import sys
 
 from onceward.inbox.evidence.code_digest import code_of
 from onceward.verify import intrusions
-from onceward.verify.children import Watchdog, in_child
-from onceward.verify.intrusions import Phase, Sight, during
+from onceward.verify.children import Watchdog, run_in_child
+from onceward.verify.intrusions import Intrusion, Phase, during
 from onceward.verify.report import Finding
-from onceward.verify.trial import Trial, Tried
+from onceward.verify.trial import Assessment, Trial
 
 
-def early_effects(trial: Trial) -> Tried:
-    sights, note = _at_import(trial)
-    sights += [sight for sight in trial.sights if sight.phase is Phase.EARLY]
+def early_effects(trial: Trial) -> Assessment:
+    early, note = _import_again(trial)
+    early += [each for each in trial.intrusions if each.phase is Phase.EARLY]
     findings = [
         Finding(
-            f"before it was known whether the event is new, the consumer {sight.what} at {sight.where}; a copy of the "
-            "event would do it again. Effects belong into process_transaction",
-            where=sight.where,
+            f"before the inbox knew whether the event is new, the consumer {each.what} at {each.where}; a duplicate "
+            "would do it again. Move effects into process_transaction",
+            where=each.where,
         )
-        for sight in dict.fromkeys(sights)
+        for each in dict.fromkeys(early)
     ]
-    return Tried(findings, f"import{note}, __init__, upcasters, model, and all up to the handler")
+    return Assessment(findings, f"import{note}, __init__, upcasters, model, everything before the handler")
 
 
-def outside_calls(trial: Trial) -> Tried:
+def outside_calls(trial: Trial) -> Assessment:
     transactional = trial.plan.contract.mode == "transactional"
     advice = (
-        "the contract says mode='transactional', so it is neither undone with the transaction nor kept from happening "
-        "twice. Say mode='effectful' and do it in session.effect(…)"
+        "with mode='transactional' in the contract, this is neither rolled back nor kept from happening twice. Set "
+        "mode='effectful' and do it in session.effect(…)"
         if transactional
-        else "it is in no ledger and has no key. Do it in session.effect(…)"
+        else "this bypasses the ledger and has no idempotency key. Do it in session.effect(…)"
     )
     findings = [
         Finding(
-            f"the handler {sight.what} at {sight.where}; {advice}. What only reads is named in reads=[…]",
-            where=sight.where,
+            f"the handler {each.what} at {each.where}; {advice}. If a service only reads, name it in reads=[…]",
+            where=each.where,
         )
-        for sight in trial.sights
-        if sight.phase is Phase.HANDLER
+        for each in trial.intrusions
+        if each.phase is Phase.HANDLER
     ]
-    return Tried(findings, "files, sockets, processes, other database connections")
+    return Assessment(findings, "files, sockets, processes, other database connections")
 
 
-def _at_import(trial: Trial) -> tuple[list[Sight], str]:
-    """Import the consumer's modules once more, in a child, and see what that does."""
+def _import_again(trial: Trial) -> tuple[list[Intrusion], str]:
+    """Import the consumer's modules again in a child, and return their outside calls and a note."""
     modules = [
         name for name in code_of(trial.plan.consumer, trial.plan.contract).modules if name in sys.modules
     ]
 
-    def work(watchdog: Watchdog) -> tuple[list[Sight], str]:
+    def work(watchdog: Watchdog) -> tuple[list[Intrusion], str]:
         intrusions.install([])
-        # Packages first, because what is in them is looked for there.
+        # Packages come before their modules, which are looked up there.
         for name in modules:
             del sys.modules[name]
         with during(Phase.EARLY):
@@ -63,8 +63,8 @@ def _at_import(trial: Trial) -> tuple[list[Sight], str]:
                 try:
                     importlib.import_module(name)
                 except BaseException as error:  # noqa: BLE001  some modules cannot be imported twice
-                    return intrusions.sights, f" (not of {name}: {type(error).__name__})"
-        return intrusions.sights, ""
+                    return intrusions.seen, f" (not of {name}: {type(error).__name__})"
+        return intrusions.seen, ""
 
-    found: tuple[list[Sight], str] = in_child(work, trial.plan.asked.timeout).value()
+    found: tuple[list[Intrusion], str] = run_in_child(work, trial.plan.options.timeout).value()
     return found

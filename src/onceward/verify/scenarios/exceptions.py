@@ -1,33 +1,33 @@
-"""An exception at each boundary, then the event again. Also finds handlers that pass over an exception."""
+"""An exception at each boundary, then the event again. Also finds handlers that swallow an exception."""
 
 from __future__ import annotations
 
 from onceward._text import quantity
 from onceward.verify import tables
-from onceward.verify.faults import Fault, inner_boundaries
+from onceward.verify.faults import Fault, handler_faults
 from onceward.verify.report import Finding
 from onceward.verify.stage import Delivery
-from onceward.verify.trial import Run, Trial, Tried, deliver_all, unsettled
+from onceward.verify.trial import DIFFERS, Assessment, Run, Trial, deliver_all, unsettled
 
 MOST_WRITES = 8
-"""Of more, some are chosen."""
+"""If a handler writes more often, faults are tried at a random choice of its writes."""
 MOST_FINDINGS = 4
-"""Boundaries that are told of one scenario; more say the same."""
+"""Findings after which a scenario stops; more would say the same."""
 
 
-def exceptions(trial: Trial) -> Tried:
-    faults = chosen(trial, inner_boundaries(trial.most("writes"), trial.most("effects"), "raise"))
+def exceptions(trial: Trial) -> Assessment:
+    faults = choose(trial, handler_faults(trial.most("writes"), trial.most("effects"), "raise"))
     findings: list[Finding] = []
     for fault in faults:
         run = trial.perform(lambda stage, fault=fault: deliver_all(stage, trial.plan.events, fault))  # type: ignore[misc]
-        findings += _judged(trial, fault, run)
+        findings += _findings(trial, fault, run)
         if len(findings) >= MOST_FINDINGS:
             break
-    return Tried(findings, f"at {quantity(len(faults), 'boundary', 'boundaries')}")
+    return Assessment(findings, f"at {quantity(len(faults), 'boundary', 'boundaries')}")
 
 
-def chosen(trial: Trial, faults: list[Fault]) -> list[Fault]:
-    """All, or those around some of the writes where there are many."""
+def choose(trial: Trial, faults: list[Fault]) -> list[Fault]:
+    """All faults, or those around a choice of the writes if there are many."""
     most = max((fault.number for fault in faults), default=0)
     if most <= MOST_WRITES:
         return faults
@@ -35,34 +35,34 @@ def chosen(trial: Trial, faults: list[Fault]) -> list[Fault]:
     return [fault for fault in faults if fault.number in numbers]
 
 
-def _judged(trial: Trial, fault: Fault, run: Run) -> list[Finding]:
+def _findings(trial: Trial, fault: Fault, run: Run) -> list[Finding]:
     deliveries: list[Delivery] = run.value
     story = f"after an exception {fault}, and the same event again"
-    told = trial.differences(run.rows)
+    lines = trial.differences(run.rows)
     swallowed = [each.event for each in deliveries if each.swallowed]
-    if told and swallowed:
+    if lines and swallowed:
         return [
             Finding(
                 f"an exception {fault} of event {swallowed[0]!r} was swallowed: the handler caught it and returned, "
-                "so the event counts as done; let it go on",
-                tuple(told),
+                "so the event counts as done; let it propagate",
+                tuple(lines),
             )
         ]
     failed = unsettled(story, deliveries)
-    if not told and not failed:
+    if not lines and not failed:
         return []
-    text = f"{story}, the database is not as after one clean delivery"
+    text = f"{story}, {DIFFERS}"
     if not trial.differences(_in_new_processes(trial, fault)):
         text += (
-            ". With a new process for each attempt it is: the first attempt left something behind in the process, on "
-            "self, on the class or in a module"
+            ". With a new process for each attempt it does not: the first attempt left state behind, on self, on the "
+            "class or in a module"
         )
-    return [Finding(text, (*told, *map(str, failed)))]
+    return [Finding(text, (*lines, *map(str, failed)))]
 
 
 def _in_new_processes(trial: Trial, fault: Fault) -> tables.Rows:
-    place = trial.new_place()
+    database = trial.new_database()
     for event in trial.plan.events:
-        trial.perform(lambda stage, event=event: stage.deliver(stage.instance(), event, fault), place)  # type: ignore[misc]
-        trial.perform(lambda stage, event=event: deliver_all(stage, [event]), place)  # type: ignore[misc]
-    return trial.rows_at(place)
+        trial.perform(lambda stage, event=event: stage.deliver(stage.instance(), event, fault), database)  # type: ignore[misc]
+        trial.perform(lambda stage, event=event: deliver_all(stage, [event]), database)  # type: ignore[misc]
+    return trial.rows_in(database)

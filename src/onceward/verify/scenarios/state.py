@@ -1,4 +1,4 @@
-"""One instance for everything, and once more for everything on another database: it must not remember."""
+"""One instance for all events, then for all of them again on another database: it must not remember anything."""
 
 from __future__ import annotations
 
@@ -7,48 +7,45 @@ from typing import Any
 from onceward.verify import tables
 from onceward.verify.report import Finding
 from onceward.verify.stage import Delivery, Stage
-from onceward.verify.trial import Trial, Tried, deliver_all, unsettled
+from onceward.verify.trial import Assessment, Trial, deliver_all, unsettled
 
 _OURS = ("probe_of_verification", "process_transaction", "handle_transaction_success")
 _ENGINES = ("_engine_state", "connectors", "services")
 
 
-def state(trial: Trial) -> Tried:
+def state(trial: Trial) -> Assessment:
     def act(stage: Stage) -> tuple[tables.Rows, list[Delivery], tables.Rows, list[Delivery], list[str]]:
         task = stage.instance()
-        before = _remembered(task)
+        before = _snapshot(task)
         deliveries = deliver_all(stage, trial.plan.events, task=task)
         rows = stage.rows(trial.tables)
-        changed = [name for name, value in _remembered(task).items() if before.get(name) != value]
+        changed = [name for name, value in _snapshot(task).items() if before.get(name) != value]
 
-        def once_more(other: Stage) -> list[Delivery]:
+        def repeat(other: Stage) -> list[Delivery]:
             other.adopt(task)
             return deliver_all(other, trial.plan.events, task=task)
 
-        again, rows_again = trial.on_another(stage, once_more)
+        again, rows_again = trial.on_fresh_database(stage, repeat)
         return rows, deliveries, rows_again, again, changed
 
     rows, deliveries, rows_again, again, changed = trial.perform(act).value
-    named = f": {', '.join(changed)}" if changed else ""
-    hint = f"what the consumer keeps on self, on its class or in a module changes the outcome{named}"
+    names = f": {', '.join(changed)}" if changed else ""
+    hint = f"state that the consumer keeps on self, on its class or in a module changes the outcome{names}"
     story = "with one instance for all events"
-    findings = unsettled(story, deliveries) + _told(trial, story, hint, rows)
+    findings = unsettled(story, deliveries) + _compare(trial, story, hint, rows)
     story = "with an instance that has done the same events before, on another database"
-    findings += unsettled(story, again) + _told(trial, story, hint, rows_again)
-    return Tried(findings, "one instance, all events, twice")
+    findings += unsettled(story, again) + _compare(trial, story, hint, rows_again)
+    return Assessment(findings, "one instance, all events, twice")
 
 
-def _told(trial: Trial, story: str, hint: str, rows: tables.Rows) -> list[Finding]:
-    told = trial.differences(rows)
-    return (
-        [Finding(f"{story} the outcome is another than with a new process for each: {hint}", tuple(told))]
-        if told
-        else []
-    )
+def _compare(trial: Trial, story: str, hint: str, rows: tables.Rows) -> list[Finding]:
+    lines = trial.differences(rows)
+    text = f"{story}, the outcome differs from that with a new process for each event: {hint}"
+    return [Finding(text, tuple(lines))] if lines else []
 
 
-def _remembered(task: Any) -> dict[str, str]:
-    """What an instance and its classes have, as text."""
+def _snapshot(task: Any) -> dict[str, str]:
+    """The attributes of an instance and its classes, as strings."""
     own = {
         f"self.{name}": _text(value)
         for name, value in vars(task).items()
@@ -67,5 +64,5 @@ def _remembered(task: Any) -> dict[str, str]:
 def _text(value: object) -> str:
     try:
         return repr(value)
-    except Exception:  # noqa: BLE001  a stranger's repr
+    except Exception:  # noqa: BLE001  a user's repr may raise anything
         return ""

@@ -1,4 +1,4 @@
-"""What goes in comes out."""
+"""Dispatching and fetching: transactions come back equal and in order."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ from hypothesis import strategies as st
 from opentelemetry import trace
 
 from onceward.connectors import PayloadError
-from onceward.testing.connectors.samples import (
-    numbered,
-    payloads_of,
-    transactions,
-)
+from onceward.testing.connectors.samples import numbered, payloads_of, transactions
 from onceward.testing.connectors.suite import ConnectorSuite
 from onceward.transaction import Transaction
 
 
-class Carrying(ConnectorSuite):
+class RoundTrip(ConnectorSuite):
     def test_every_transaction_comes_back_equal(self) -> None:
         with self.queue() as (queue, _):
 

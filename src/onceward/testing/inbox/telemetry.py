@@ -1,4 +1,4 @@
-"""What an inbox tells those who watch it."""
+"""The metrics, spans and logs of an inbox."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from onceward.testing.inbox.driver import InboxDriver
 from onceward.testing.inbox.effects import Provider, charging, effectful
 from onceward.testing.inbox.samples import Killed, contract, event, never, raising, write
 from onceward.testing.inbox.suite import InboxSuite
-from onceward.testing.telemetry import Recording, record
+from onceward.testing.telemetry import record
 
 SECRET = "4711-0815"
-"""What stands in a payload, and nowhere else."""
+"""A value in payloads that must appear nowhere else."""
 
 
 def outcome(inbox: InboxDriver, promised: Contract, delivered: Any, handler: Any) -> str:
-    """How it ended, by what is known outside."""
+    """The outcome of a delivery, as its caller sees it."""
     try:
         return str(inbox.process(promised, delivered, handler).handling)
     except Busy:
@@ -34,7 +34,7 @@ def outcome(inbox: InboxDriver, promised: Contract, delivered: Any, handler: Any
         return "failed"
 
 
-class Telling(InboxSuite):
+class InboxTelemetry(InboxSuite):
     @pytest.mark.req("CC-041")
     def test_the_metrics_of_each_consumer_equal_what_happened(self) -> None:
         strict, plain = contract("strict", sequencing="strict"), contract("plain")
@@ -67,9 +67,9 @@ class Telling(InboxSuite):
                 ("plain", "busy"): 1,
             }
             for (consumer, ended), count in happened.items():
-                told = {"consumer": consumer, "outcome": ended}
-                assert recording.metric("onceward.inbox.events", **told) == count
-                assert recording.metric("onceward.inbox.duration", **told) == count
+                labels = {"consumer": consumer, "outcome": ended}
+                assert recording.metric("onceward.inbox.events", **labels) == count
+                assert recording.metric("onceward.inbox.duration", **labels) == count
             assert recording.metric("onceward.inbox.events") == happened.total()
             assert recording.metric("onceward.inbox.duplicates", consumer="plain") == 2
             assert recording.metric("onceward.inbox.duplicates", consumer="strict") == 1
@@ -84,7 +84,7 @@ class Telling(InboxSuite):
                 for _ in range(failures):
                     outcome(inbox, contract(), delivered, raising(RuntimeError()))
                 inbox.process(contract(), delivered, write)
-            [point] = points(recording, "onceward.inbox.retries")
+            [point] = recording.points("onceward.inbox.retries")
             assert (point.count, point.sum) == (3, 4)
 
     @pytest.mark.req("CC-041")
@@ -98,7 +98,7 @@ class Telling(InboxSuite):
             assert attributes["tracking_id"] == "e-17"
             assert attributes["consumer"] == "billing"
             for name in ("events", "duplicates", "duration", "retries"):
-                for point in points(recording, f"onceward.inbox.{name}"):
+                for point in recording.points(f"onceward.inbox.{name}"):
                     assert "e-17" not in map(str, (point.attributes or {}).values())
 
     @pytest.mark.req("CC-032")
@@ -112,7 +112,7 @@ class Telling(InboxSuite):
                     inbox.process(contract(), delivered, raising(RuntimeError("broken")))
             first, second = (r for r in caplog.records if r.levelno == logging.ERROR)
             assert all(
-                said in first.getMessage() for said in ("billing", "e1", "order.paid", "order-9", "broken")
+                word in first.getMessage() for word in ("billing", "e1", "order.paid", "order-9", "broken")
             )
             fields = vars(first)
             assert (fields["consumer"], fields["tracking_id"]) == ("billing", "e1")
@@ -167,9 +167,9 @@ class Telling(InboxSuite):
             outcome(inbox, effectful("outside"), event("e6", payload), charging(Provider()))
             ledger = inbox.rows("SELECT last_error FROM onceward_attempts")
             effects = inbox.rows("SELECT error FROM onceward_effects")
-        said = [logging.Formatter().format(line) for line in caplog.records]
-        assert len(said) >= 5
-        assert [line for line in said if SECRET in line] == []
+        lines = [logging.Formatter().format(line) for line in caplog.records]
+        assert len(lines) >= 5
+        assert [line for line in lines if SECRET in line] == []
         assert SECRET not in f"{ledger} {effects}"
 
 
@@ -182,7 +182,7 @@ def object_with(secret: str) -> Any:
 
 
 def deliver_here(inbox: InboxDriver, promised: Contract, delivered: Any, handler: Any) -> None:
-    """In the context of the caller, which the driver's event loop does not have by itself."""
+    """Deliver in the caller's span, which the driver's event loop does not inherit."""
     if not inbox.asynchronous:
         inbox.process(promised, delivered, handler)
         return
@@ -190,18 +190,6 @@ def deliver_here(inbox: InboxDriver, promised: Contract, delivered: Any, handler
 
     async def process() -> None:
         with trace.use_span(span):
-            await inbox.inbox.process(promised, delivered, inbox.adapted(handler))
+            await inbox.inbox.process(promised, delivered, inbox.adapt(handler))
 
     inbox.wait_for(process())
-
-
-def points(recording: Recording, name: str) -> list[Any]:
-    data = recording._reader.get_metrics_data()
-    return [
-        point
-        for resource in (data.resource_metrics if data is not None else ())
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-        if metric.name == name
-        for point in metric.data.data_points
-    ]

@@ -1,4 +1,4 @@
-"""Several threads, several processes, and the end."""
+"""Several threads and processes on one queue, and closing."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ import pytest
 
 from onceward.connectors import ConnectorClosedError
 from onceward.testing.connectors.driver import ConnectorDriver
-from onceward.testing.connectors.samples import (
-    numbered,
-    payloads_of,
-)
+from onceward.testing.connectors.samples import numbered, payloads_of
 from onceward.testing.connectors.suite import ConnectorSuite, needs
 from onceward.transaction import Transaction
 
 
-class Sharing(ConnectorSuite):
+class Concurrency(ConnectorSuite):
     def test_concurrent_fetchers_share_nothing_and_lose_nothing(self) -> None:
         with self.queue() as (queue, _):
             queue.dispatch(*numbered(0, 200))

@@ -1,4 +1,4 @@
-"""Inside a session of the caller's, who commits."""
+"""Processing inside the caller's session, which the caller commits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onceward.testing.inbox.samples import contract, event, never, raising, writ
 from onceward.testing.inbox.suite import InboxSuite
 
 
-class Joining(InboxSuite):
+class Joins(InboxSuite):
     @pytest.mark.req("CC-012")
     def test_row_and_writes_commit_with_the_callers_session(self) -> None:
         with self.inbox() as inbox:

@@ -1,4 +1,4 @@
-"""An attempt that has lost its event to another changes nothing any more."""
+"""An attempt that lost its lease to another one can no longer change anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onceward.testing.inbox.samples import Held, event, never, raising, write
 from onceward.testing.inbox.suite import InboxSuite
 
 
-class Fencing(InboxSuite):
+class Fences(InboxSuite):
     @pytest.mark.req("CC-012")
     def test_a_zombie_commits_nothing_after_another_attempt_has_finished_its_event(self) -> None:
         with self.inbox(effectful()) as inbox, self.another(inbox) as other, Held() as zombie:
@@ -41,7 +41,7 @@ class Fencing(InboxSuite):
 
     @pytest.mark.req("CC-012")
     def test_a_zombie_commits_nothing_after_several_others_have_claimed_its_event_and_given_up(self) -> None:
-        """A token that stood for a worker, or came again after a while, would let it through."""
+        """A token that named the worker, or was reused after a while, would let the zombie through."""
         with self.inbox(effectful()) as inbox, self.another(inbox) as other, Held() as zombie:
             self.begin_zombie(inbox, zombie)
             self.advance(inbox, effectful().lease + 1)
@@ -121,7 +121,7 @@ class Fencing(InboxSuite):
             began = self.locked_until(inbox, "e2")
             deadline = time.monotonic() + 30
             while self.locked_until(inbox, "e2") == began:
-                assert time.monotonic() < deadline, "its heart does not beat"
+                assert time.monotonic() < deadline, "no heartbeat"
                 time.sleep(0.02)
             assert one.end().handling is two.end().handling is Handling.DONE
 
@@ -153,7 +153,7 @@ class Fencing(InboxSuite):
 
 
 def staying(held: Held) -> Any:
-    """A handler that stays until it is let go, and writes then."""
+    """A handler that stops until it is released, then writes."""
 
     def handle(event: Event, session: Any) -> None:
         held.stay()
