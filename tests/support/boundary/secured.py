@@ -25,7 +25,7 @@ from onceward.boundary.tls import Tls
 
 CLIENTS = [BoundaryClient, AsyncBoundaryClient]
 DEADLINE = 60.0
-LOOK_EVERY = 0.02
+CHECK_EVERY = 0.02
 SERVICE = "onceward.boundary.v1.BoundaryService"
 HQ = '[[peers]]\nidentity = "hq-bsfg"\nzone = "hq"\nto_zones = ["plant-a"]\nconsumers = ["hq-receiver"]\n'
 
@@ -70,7 +70,7 @@ class Site:
                 config = read_config(self.config)
                 boundary = Boundary(store, config.settings())
                 async with running(
-                    boundary, config, "127.0.0.1", 0, path=self.config, look_every=LOOK_EVERY
+                    boundary, config, "127.0.0.1", 0, path=self.config, check_every=CHECK_EVERY
                 ) as url:
                     await ready.put(url)
                     await stop.wait()

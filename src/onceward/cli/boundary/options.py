@@ -53,11 +53,11 @@ def client_for(url: str, option: str = "--url") -> AsyncBoundaryClient:
 
 
 def checked(url: str, option: str = "--url") -> str:
-    from onceward.boundary.client.transport import checked_url
+    from onceward.boundary.client.transport import check_url
     from onceward.errors import ConfigurationError
 
     try:
-        return checked_url(url)
+        return check_url(url)
     except ConfigurationError as error:
         raise ConfigurationError(f"{option}: {error}") from None
 
