@@ -210,7 +210,7 @@ def test_a_user_who_may_not_make_tables_is_told_so(place: StorePlace) -> None:
     try:
         told = refusal(make_conninfo(place.url, user=place.name))
         assert "permission denied" in told
-        assert "its user may make tables" in told
+        assert "its user may create tables" in told
     finally:
         place.admin.execute(f"DROP OWNED BY {place.name}; DROP ROLE {place.name}")
 

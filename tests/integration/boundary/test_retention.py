@@ -191,7 +191,7 @@ def test_forwarded_facts_meet_the_same_limit(tmp_path: Path) -> None:
     async def body(boundary: Boundary) -> None:
         taken = await fill_up(boundary)
         message = (envelope_for("new", from_zone="a", to_zone="b"), fact_of("a:b", "done", 1))
-        with pytest.raises(Backpressure, match="% full, and takes facts up to 80%") as raised:
+        with pytest.raises(Backpressure, match="% full, and accepts facts up to 80%") as raised:
             await boundary.append_all([message])
         assert raised.value.retryable
         assert (await boundary.store.bounds()).last == taken

@@ -425,7 +425,7 @@ def test_after_close_every_call_raises(site: Site) -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({}, "consumer_name to consume, or from_zone and to_zone to produce"),
+        ({}, "consumer_name to consume, from_zone and to_zone to produce"),
         ({"consumer_name": ""}, "consumer_name is missing"),
         ({"consumer_name": "two\nlines"}, "consumer_name"),
         ({"from_zone": "a"}, "both from_zone and to_zone"),

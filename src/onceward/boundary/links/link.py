@@ -100,7 +100,7 @@ class ZoneLink:
                 async with self._connect() as source:
                     while not self._is_ending:
                         is_empty = not await self._forward_page(source)
-                        self.report.is_well()
+                        self.report.mark_up()
                         tries = 0
                         if is_empty:
                             await self._wait(EMPTY_WAIT)

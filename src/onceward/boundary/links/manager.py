@@ -70,7 +70,7 @@ class Links:
         self.start()
 
     async def close(self) -> None:
-        """Cancel all links. Facts that are appended but not confirmed come again, and are recognized."""
+        """Cancel all links. Facts that are appended but not confirmed are sent again, and recognized."""
         for name in list(self._running):
             await self._stop(name)
 

@@ -99,7 +99,7 @@ class LinkReport:
                 },
             )
 
-    def is_well(self) -> None:
+    def mark_up(self) -> None:
         self._up.set(1)
         self._stopped.set(0)
         self._stopped_at = None

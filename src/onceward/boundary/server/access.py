@@ -78,7 +78,7 @@ class Peers:
                 owners.setdefault(name, set()).add(peer.identity)
         self._table, self._owners = table, owners
 
-    def known(self, certificate: Certificate) -> Peer:
+    def identify(self, certificate: Certificate) -> Peer:
         """Return the peer that owns the certificate. Raise `Unauthenticated` if there is none."""
         if certificate.ends_at < time.time():
             raise _refusal(Unauthenticated, "expired", f"{certificate} has expired")
@@ -137,7 +137,7 @@ class Guard:
         """Raise `Unauthenticated`, or `PermissionDenied` if the peer may not make this call."""
         certificate = CERTIFICATE.get()
         try:
-            peer = self._peers.known(certificate)
+            peer = self._peers.identify(certificate)
             if isinstance(request, pb.AppendFactRequest) and request.envelope is not None:
                 self._peers.check_zones(peer, request.envelope.from_zone, request.envelope.to_zone)
             elif isinstance(request, pb.FetchFactsRequest | pb.ConfirmReceiptRequest):

@@ -81,11 +81,11 @@ class Config(_Table, frozen=True, kw_only=True):
     retention: RetentionConfig = RetentionConfig()
     buffer: Buffer = Buffer()
 
-    def files(self, beside: Path) -> Tls | None:
-        """Return the files of [tls]. Relative paths start at `beside`, the directory of the configuration."""
+    def files(self, directory: Path) -> Tls | None:
+        """Return the files of [tls]. Relative paths start at `directory`, that of the configuration."""
         if self.tls is None:
             return None
-        return Tls(ca=beside / self.tls.ca, cert=beside / self.tls.cert, key=beside / self.tls.key)
+        return Tls(ca=directory / self.tls.ca, cert=directory / self.tls.cert, key=directory / self.tls.key)
 
     def settings(self) -> BoundarySettings:
         times = msgspec.structs.asdict(self.retention)

@@ -95,11 +95,11 @@ class _Live:
     def __init__(self, boundary: Boundary, config: Config, path: Path | None) -> None:
         self._started = self._config = config
         self._path = path
-        self._beside = path.parent if path is not None else Path()
+        self._directory = path.parent if path is not None else Path()
         self._stamps = self._current_stamps()
         self._changing = self._stamps
         self._problems: tuple[str, ...] = ()
-        files = config.files(self._beside)
+        files = config.files(self._directory)
         self.tls = None if files is None else ServerTls(files, boundary.metrics)
         self.peers = Peers(config.peers)
         self.links = Links(boundary, config.zone or "", self._link_settings())
@@ -141,7 +141,7 @@ class _Live:
         except ConfigurationError as error:
             yield str(error)
         try:
-            files = self._config.files(self._beside)
+            files = self._config.files(self._directory)
             if self.tls is not None and files is not None:
                 self.tls.load(files)
         except ConfigurationError as error:
@@ -166,7 +166,7 @@ class _Live:
                 _log.warning("%s: %s has changed, which requires a restart", self._path, name)
 
     def _link_settings(self) -> list[LinkSettings]:
-        files = self._config.files(self._beside)
+        files = self._config.files(self._directory)
         return [
             LinkSettings(
                 name=link.name,
@@ -180,7 +180,9 @@ class _Live:
         ]
 
     def _current_stamps(self) -> tuple[Stamp, ...]:
-        return () if self._path is None else (_stamp(self._path), *_stamps(self._config.files(self._beside)))
+        return (
+            () if self._path is None else (_stamp(self._path), *_stamps(self._config.files(self._directory)))
+        )
 
 
 @dataclass(frozen=True)

@@ -100,13 +100,13 @@ class FileObjects:
             try:
                 os.link(written, name)  # fails if it exists: of two at once, one wins
             except FileExistsError:
-                return self._same(name, ref)
+                return self._check_same(name, ref)
         finally:
             written.unlink(missing_ok=True)
         sync_directory(name.parent)
         return ref
 
-    def _same(self, name: Path, ref: ObjectRef) -> ObjectRef:
+    def _check_same(self, name: Path, ref: ObjectRef) -> ObjectRef:
         known = msgspec.json.decode(name.read_bytes(), type=ObjectRef)
         if known.digest != ref.digest:
             raise ObjectConflict(ref.bucket, ref.key)

@@ -85,7 +85,7 @@ class JetStreamObjects:
             digest = hashlib.sha256()
             async for chunk in chunks:
                 digest.update(chunk)
-            return _same(known, digest.digest())
+            return _check_same(known, digest.digest())
         upload = secrets.token_hex(11)
         try:
             digest, size, count = await self._send(upload, chunks)
@@ -109,7 +109,7 @@ class JetStreamObjects:
         if isinstance(there, int):
             return entry.ref
         await self._forget(upload)
-        return _same(msgspec.json.decode(there.data, type=Entry), digest.digest())
+        return _check_same(msgspec.json.decode(there.data, type=Entry), digest.digest())
 
     async def head(self, bucket: str, key: str) -> ObjectRef | None:
         entry = await self._entry(bucket, key)
@@ -210,7 +210,7 @@ class JetStreamObjects:
         return self._entries + urlsafe_b64encode(f"{bucket}/{key}".encode()).decode()
 
 
-def _same(known: Entry, digest: bytes) -> ObjectRef:
+def _check_same(known: Entry, digest: bytes) -> ObjectRef:
     ref = known.ref
     if known.deleted or ref.digest != f"sha256:{digest.hex()}":
         raise ObjectConflict(ref.bucket, ref.key)

@@ -96,7 +96,7 @@ class JetStreamBoundaryStore:
         there = await self._link.put_if_absent(self._stream, *self._message(fact))
         if isinstance(there, int):
             return Appended(there)
-        known = _known(fact, there)
+        known = _duplicate(fact, there)
         if isinstance(known, ConflictingDuplicate):
             raise known
         return known
@@ -120,7 +120,7 @@ class JetStreamBoundaryStore:
             return [await self._append_or_conflict(fact) for fact in facts]
         offsets = count(first)
         return [
-            Appended(next(offsets)) if known is None else _known(fact, known)
+            Appended(next(offsets)) if known is None else _duplicate(fact, known)
             for fact, known in zip(facts, there, strict=True)
         ]
 
@@ -192,7 +192,7 @@ class JetStreamBoundaryStore:
         await self._link.close()
 
 
-def _known(fact: NewFact, there: KeptMessage) -> Appended | ConflictingDuplicate:
+def _duplicate(fact: NewFact, there: KeptMessage) -> Appended | ConflictingDuplicate:
     if there.headers[DIGEST] == fact.digest.hex():
         return Appended(there.seq, duplicate=True)
     return ConflictingDuplicate(fact.message_id, there.seq)

@@ -55,7 +55,7 @@ class PostgreSqlObjects:
     async def put(self, bucket: str, key: str, chunks: AsyncIterator[bytes], media_type: str) -> ObjectRef:
         known = await self.head(bucket, key)
         if known is not None:
-            return _same(known, await _digest(chunks))
+            return _check_same(known, await _digest(chunks))
         [(upload,)] = await self._query(BEGIN)
         try:
             digest, size = await self._receive(upload, chunks)
@@ -69,7 +69,7 @@ class PostgreSqlObjects:
         await self._discard(upload)
         known = await self.head(bucket, key)
         assert known is not None, "another upload was first, and objects are never removed"
-        return _same(known, digest)
+        return _check_same(known, digest)
 
     async def head(self, bucket: str, key: str) -> ObjectRef | None:
         row = await self._query(FIND, bucket, key)
@@ -148,7 +148,7 @@ def _ref(row: tuple[Any, ...]) -> ObjectRef:
     return ObjectRef(bucket=bucket, key=key, digest=digest, size=size, media_type=media_type)
 
 
-def _same(known: ObjectRef, digest: str) -> ObjectRef:
+def _check_same(known: ObjectRef, digest: str) -> ObjectRef:
     if known.digest != digest:
         raise ObjectConflict(known.bucket, known.key)
     return known

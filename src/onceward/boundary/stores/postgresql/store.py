@@ -182,7 +182,7 @@ class PostgreSqlBoundaryStore:
             found = {
                 message_id: (offset, digest) for message_id, offset, digest in await appending.fetchall()
             }
-        return [_appended(fact, found) for fact in facts]
+        return [_outcome(fact, found) for fact in facts]
 
     async def _advance_all(self, confirms: Sequence[Confirm]) -> list[int]:
         highest: dict[str, Confirm] = {}
@@ -206,7 +206,7 @@ def _columns(facts: Collection[NewFact]) -> dict[str, list[Any]]:
     }
 
 
-def _appended(fact: NewFact, found: dict[str, tuple[int, bytes | None]]) -> Appended | ConflictingDuplicate:
+def _outcome(fact: NewFact, found: dict[str, tuple[int, bytes | None]]) -> Appended | ConflictingDuplicate:
     offset, digest = found[fact.message_id]
     if digest is None:
         found[fact.message_id] = offset, fact.digest  # the next with this id is not the first
