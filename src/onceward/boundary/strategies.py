@@ -61,7 +61,9 @@ class _Guard:
 
     def __init__(self, consumer_name: str) -> None:
         if not consumer_name:
-            raise ConfigurationError("consumer_name is empty; the rows in the table belong to a consumer")
+            raise ConfigurationError(
+                "consumer_name is empty; pass the name of the consumer that owns the rows"
+            )
         self.consumer_name = consumer_name
 
     async def _admits(self, fact: StoredFact, session: Any) -> bool:

@@ -131,8 +131,8 @@ def test_zones_and_applications_are_added_to_a_ca_later_and_what_is_there_stays(
         ({"ca.key": "hq.key"}, ["--zone", "lab"], "ca.key is not the key of"),
         ({"ca.pem": "hq.key"}, ["--zone", "lab"], "ca.pem cannot be read as a certificate"),
         ({"ca.key": "hq.pem"}, ["--zone", "lab"], "ca.key cannot be read as a key"),
-        ({"hq.pem": "ca.pem"}, ["--zone", "hq"], "hq.pem is that of 'onceward development CA'"),
-        ({}, ["--peer", "hq"], "hq.pem is that of 'hq-bsfg', and nothing is overwritten"),
+        ({"hq.pem": "ca.pem"}, ["--zone", "hq"], "hq.pem belongs to 'onceward development CA'"),
+        ({}, ["--peer", "hq"], "hq.pem belongs to 'hq-bsfg', and nothing is overwritten"),
     ],
 )
 def test_a_directory_to_which_nothing_can_be_added_is_refused_and_stays(
@@ -308,7 +308,7 @@ def test_options_win_over_the_configuration(tmp_path: Path) -> None:
         ("zune = 1", (), "boundary.toml: the file has no key 'zune'"),
         ('[tls]\nca = "x"\ncert = "y"\nkey = "z"', (), "x cannot be read: No such file"),
         ("", ("--data", "a", "--store", "b"), "--data and --store both say where facts are kept"),
-        ("", ("--store", "mysql://x"), "'mysql://x' is no store"),
+        ("", ("--store", "mysql://x"), "'mysql://x' is not a store"),
         (
             'zone = "z"\n[[links]]\nname = "a"\nurl = "nowhere"',
             (),

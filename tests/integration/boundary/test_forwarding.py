@@ -222,7 +222,7 @@ def test_a_lost_link_stops_nothing_here_and_heals_by_itself(
 
     play(story)
     assert len(lines(caplog, "down")) <= 2  # told when it changes, not at every try
-    assert [record.getMessage() for record in lines(caplog, "up")][-1] == "link from-0 gets on"
+    assert [record.getMessage() for record in lines(caplog, "up")][-1] == "link from-0 is up"
 
 
 def test_it_waits_longer_and_longer_between_tries_up_to_the_limit(play: Play) -> None:
@@ -513,7 +513,7 @@ def test_a_conflict_stops_its_link_alone_until_an_operator_decides(
     (stopped,) = lines(caplog, "stopped")
     assert stopped.levelno == logging.ERROR
     assert (stopped.message_id, stopped.offset, stopped.link) == ("plant-4", 4, "from-0")  # type: ignore[attr-defined]
-    assert "known, at offset 1, with other content" in stopped.getMessage()
+    assert "already exists at offset 1 with different content" in stopped.getMessage()
     (skipped,) = lines(caplog, "skipped")
     assert skipped.levelno == logging.WARNING
     assert (skipped.message_id, skipped.offset, skipped.link) == ("plant-4", 4, "from-0")  # type: ignore[attr-defined]
@@ -876,7 +876,7 @@ def test_forward_once_drains_the_source_and_says_what_it_did(tmp_path: Path, int
     [
         (("--from", NOWHERE, "--to", "{tmp}/hq"), 1, "cannot be reached"),
         (("--from", "nonsense", "--to", "{tmp}/hq"), 2, "URL of a boundary"),
-        (("--from", NOWHERE, "--to", "ftp://x"), 2, "is no store"),
+        (("--from", NOWHERE, "--to", "ftp://x"), 2, "is not a store"),
         (("--from", NOWHERE, "--to", "{tmp}/hq", "--consumer", "Zürich"), 2, "must be ASCII"),
     ],
 )
@@ -916,7 +916,7 @@ def test_forward_goes_on_until_it_is_told_to_stop(tmp_path: Path) -> None:
             process.kill()
             process.communicate()
         assert (process.returncode, said) == (0, "3 appended.\n")
-        assert [json.loads(line)["message"] for line in log.splitlines()] == [f"link {source} gets on"]
+        assert [json.loads(line)["message"] for line in log.splitlines()] == [f"link {source} is up"]
 
 
 def test_pieces_of_an_object_come_when_they_are_wanted(tmp_path: Path) -> None:

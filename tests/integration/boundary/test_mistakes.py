@@ -122,7 +122,7 @@ def test_the_wrong_scheme_is_said(site: Site, hq: Tls, plain: str, kind: Any) ->
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_a_host_that_nobody_knows_is_one_plain_line(kind: Any) -> None:
     assert told(kind, "http://nosuch.invalid:7700", None) == (
-        "the boundary at http://nosuch.invalid:7700 cannot be reached: no host 'nosuch.invalid' is known here; mend "
+        "the boundary at http://nosuch.invalid:7700 cannot be reached: host 'nosuch.invalid' is unknown here; correct "
         "its URL"
     )
 

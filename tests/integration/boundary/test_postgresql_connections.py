@@ -189,7 +189,7 @@ def refusal(url: str) -> str:
 
 def test_tables_of_a_newer_onceward_are_not_touched(place: StorePlace) -> None:
     place.admin.execute("CREATE TABLE onceward_boundary_schema AS SELECT 99 AS version")
-    assert f"newer onceward (schema 99, this one knows {VERSION})" in refusal(place.url)
+    assert f"newer onceward (schema 99, this one supports {VERSION})" in refusal(place.url)
     assert place.ask(f"SELECT tablename FROM pg_tables WHERE schemaname = '{place.name}'") == [
         ("onceward_boundary_schema",)
     ]

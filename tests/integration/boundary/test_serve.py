@@ -189,25 +189,31 @@ from onceward.cli.main import main
 async def broken(self):
     raise RuntimeError("it broke")
 
-{name}.look = broken
+{name}.{method} = broken
 main()
 """
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "told"),
+    ("module", "name", "method", "told"),
     [
-        ("retention", "Retention", "onceward-boundary-retention ended unexpectedly"),
-        ("server.process", "_Live", "onceward-boundary-configuration ended unexpectedly"),
+        ("retention", "Retention", "sweep", "onceward-boundary-retention ended unexpectedly"),
+        (
+            "server.process",
+            "_Live",
+            "reload_if_changed",
+            "onceward-boundary-configuration ended unexpectedly",
+        ),
     ],
 )
 def test_a_server_of_which_a_part_broke_ends_with_1_for_its_supervisor(
-    tmp_path: Path, module: str, name: str, told: str
+    tmp_path: Path, module: str, name: str, method: str, told: str
 ) -> None:
     (tmp_path / "boundary.toml").write_text('store = "facts"\n')
     ended = subprocess.run(
         [
-            *(sys.executable, "-c", BROKEN.format(module=module, name=name), "boundary", "serve"),
+            *(sys.executable, "-c", BROKEN.format(module=module, name=name, method=method)),
+            *("boundary", "serve"),
             *("--listen", "127.0.0.1:0", "--config", str(tmp_path / "boundary.toml"), "--log-format", "json"),
         ],
         capture_output=True,
@@ -240,7 +246,7 @@ def test_its_options_are_the_rules_of_the_boundary(tmp_path: Path) -> None:
             "size": 1,
             "media_type": "x/y",
         }
-        with pytest.raises(BoundaryError, match="batch-files/k is not here"):
+        with pytest.raises(BoundaryError, match="batch-files/k does not exist here"):
             append(client, "m1", reference)
 
 

@@ -249,7 +249,7 @@ def test_an_object_may_be_in_a_line_as_a_text() -> None:
     [
         ("{", "truncated"),
         (line(3, subject="B1"), "fact.subject"),
-        (line(1).replace(": 1}", ": 2}"), "message_id 'm1' is known"),
+        (line(1).replace(": 1}", ": 2}"), "message_id 'm1' already exists"),
     ],
 )
 def test_a_bad_line_is_named_what_is_before_it_is_appended_and_all_can_be_repeated(

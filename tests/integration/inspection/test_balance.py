@@ -538,7 +538,7 @@ def test_a_boundary_balances_until_somebody_confirms_what_was_not_applied(
         assert code == 0
         assert numbers(struck) == {"appended": 3, "applied": 2, "duplicate": 0, "pending": 0, "dead": 1}
         mistyped = balance("--source", f"boundary+{url}?consumer=biling")
-        assert (mistyped.exit_code, "knows no consumer 'biling', but billing" in mistyped.stderr) == (2, True)
+        assert (mistyped.exit_code, "has no consumer 'biling', only billing" in mistyped.stderr) == (2, True)
         shop.send(fact(4), fact(5))
         with BoundaryClient(url) as client:
             client.confirm("billing", 4)

@@ -122,14 +122,14 @@ def test_sizes_have_units(tmp_path: Path, text: str, number: int) -> None:
         ('zon = "a"', ": the file has no key 'zon'; check the spelling"),
         ("zone = 1", ": zone: must be a string, not an integer"),
         ('zone = ""', ": zone: must be a nonempty string"),
-        ('strict_consumers = "yes"', ": strict_consumers: must be true or false, not a text"),
+        ('strict_consumers = "yes"', ": strict_consumers: must be true or false, not a string"),
         ('listen = "7700"', ": listen must be HOST:PORT, such as 127.0.0.1:7700, not '7700'"),
-        ("tls = 1", ": tls: must be a table, not a whole number"),
+        ("tls = 1", ": tls: must be a table, not an integer"),
         ('[tls]\nca = "a"', ": [tls] must have the key 'cert'"),
         (TLS + 'ciphers = "x"', ": [tls] has no key 'ciphers'"),
         (TLS.replace('"b"', "2"), ": [tls] cert: must be a string, not an integer"),
-        ("peers = 1", ": peers: must be a list, not a whole number"),
-        ("peers = [1]", ": [[peers]] number 1: must be a table, not a whole number"),
+        ("peers = 1", ": peers: must be a list, not an integer"),
+        ("peers = [1]", ": [[peers]] number 1: must be a table, not an integer"),
         (TLS + '[[peers]]\nidentity = "x"', ": [[peers]] number 1 ('x') must have the key 'zone'"),
         (TLS + '[[peers]]\nzone = "x"', ": [[peers]] number 1 must have the key 'identity'"),
         (
@@ -138,7 +138,7 @@ def test_sizes_have_units(tmp_path: Path, text: str, number: int) -> None:
         ),
         (
             TLS + '[[peers]]\nidentity = "a"\nzone = "a"\nfrom_zones = "a"',
-            ": [[peers]] number 1 ('a') from_zones: must be a list, not a text",
+            ": [[peers]] number 1 ('a') from_zones: must be a list, not a string",
         ),
         (
             TLS + '[[peers]]\nidentity = "a"\nzone = "a"\nto_zones = [1]',
@@ -165,7 +165,7 @@ def test_sizes_have_units(tmp_path: Path, text: str, number: int) -> None:
         ('[buffer]\ncapacity = "10gb"', "not '10gb'"),
         ("[buffer]\nthreshold = 1.5", ": [buffer] threshold: must be a number of at most 1"),
         ("[buffer]\nthreshold = 0", ": [buffer] threshold: must be a number above 0"),
-        ('[buffer]\nthreshold = "80%"', ": [buffer] threshold: must be a number, not a text"),
+        ('[buffer]\nthreshold = "80%"', ": [buffer] threshold: must be a number, not a string"),
         (
             '[buffer]\nwhen_full = "wait"',
             ": [buffer] when_full: must be refuse or drop_oldest, not 'wait'",
