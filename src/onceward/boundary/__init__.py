@@ -6,8 +6,8 @@
         envelope = envelope_for(message_id_for("batch", "B1042", "completed"), from_zone="plant-a", to_zone="hq")
         client.append(envelope, fact_of("batch:B1042", "completed", {"litres": 480}))
 
-What a caller of a boundary needs is here, and in `strategies` the ready ways to apply a fact that may come again. Who
-embeds one finds `service`, `stores` and `server` beside it.
+Callers of a boundary need only this module, and `strategies`: ready-made ways to apply a fact that may arrive twice.
+To embed a boundary, see `boundary`, `stores` and `server`.
 """
 
 from onceward.boundary.artifacts import ArtifactError, ArtifactMissingError, BadReferenceError, IntegrityError

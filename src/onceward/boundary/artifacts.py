@@ -1,7 +1,7 @@
-"""Artifacts of facts: found by the reference in a fact, fetched, verified; and put before the fact that names them.
+"""Artifacts of facts: stored before the fact that refers to them, fetched by that reference, and verified.
 
-A reference is a JSON object with bucket, key, digest, size and media_type; what else it has is the fact's own. An
-artifact may arrive later than the fact that names it, so *not found* is tried again for a while before it is an error.
+A reference is a JSON object with bucket, key, digest, size and media_type; other entries belong to the fact. An
+artifact may arrive later than the fact that refers to it, so *not found* is retried for a while before it is an error.
 """
 
 from __future__ import annotations
@@ -21,38 +21,27 @@ from onceward.boundary.errors import BoundaryError, InvalidArgument, NotFound
 from onceward.boundary.model import Appended, Envelope, Fact, ObjectRef, StoredFact, fact_of
 from onceward.errors import ConfigurationError, OncewardError
 
-# What a file's own fsync does not do: a new name in a directory is durable only when the directory is.
-
-
-def sync_directory(directory: str | os.PathLike[str]) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class ArtifactError(OncewardError):
-    """An artifact cannot be used. The fact that names it cannot be processed, and must not be confirmed."""
+    """An artifact cannot be used. The fact that refers to it cannot be processed, and must not be confirmed."""
 
 
 class IntegrityError(ArtifactError):
-    """What came is not what the fact speaks of."""
+    """The bytes received are not those that the fact refers to."""
 
 
 class ArtifactMissingError(ArtifactError):
-    """It is not there, and has not come in time."""
+    """The artifact does not exist, and did not arrive in time."""
 
 
 class BadReferenceError(ArtifactError):
-    """The fact's object is no reference to an artifact."""
+    """The fact's object is not a reference to an artifact."""
 
 
 class _Reference(msgspec.Struct, frozen=True):
-    """As it is in object_json. All of it has to be there."""
+    """A reference as it appears in object_json. All fields are required."""
 
     bucket: str
     key: str
@@ -62,13 +51,13 @@ class _Reference(msgspec.Struct, frozen=True):
 
 
 def reference_of(fact: StoredFact | Fact) -> ObjectRef:
-    """What the fact's object refers to."""
+    """Return the artifact that the fact refers to. Raise `BadReferenceError` if it does not refer to one."""
     plain = fact.fact if isinstance(fact, StoredFact) else fact
     try:
         found = msgspec.json.decode(plain.object_json, type=_Reference)
     except msgspec.DecodeError as error:
         raise BadReferenceError(
-            f"the object of {plain.subject} {plain.predicate} is no reference to an artifact: {error}; it needs "
+            f"the object of {plain.subject} {plain.predicate} is not a reference to an artifact: {error}; it needs "
             "bucket, key, digest, size and media_type"
         ) from None
     digest = found.digest.lower()
@@ -83,13 +72,13 @@ def reference_of(fact: StoredFact | Fact) -> ObjectRef:
 
 
 def as_reference(ref: ObjectRef, file_name: str | None = None) -> dict[str, Any]:
-    """What a fact's object says of an artifact."""
+    """Return an artifact's reference for a fact's object."""
     value: dict[str, Any] = msgspec.to_builtins(ref)
     return {**value, "file_name": file_name} if file_name else value
 
 
 class Check:
-    """Takes pieces as they come, and says in the end whether they are the artifact."""
+    """Verifies pieces as they arrive. `conclude` raises `IntegrityError` if they are not the artifact."""
 
     def __init__(self, ref: ObjectRef) -> None:
         self._ref = ref
@@ -103,14 +92,14 @@ class Check:
     def conclude(self) -> None:
         name = f"{self._ref.bucket}/{self._ref.key}"
         if self._size != self._ref.size:
-            raise IntegrityError(f"object {name} has {self._size} bytes where the fact says {self._ref.size}")
+            raise IntegrityError(f"object {name} has {self._size} bytes, but the fact says {self._ref.size}")
         found = f"sha256:{self._digest.hexdigest()}"
         if found != self._ref.digest:
-            raise IntegrityError(f"object {name} has digest {found} where the fact says {self._ref.digest}")
+            raise IntegrityError(f"object {name} has digest {found}, but the fact says {self._ref.digest}")
 
 
 class Landing:
-    """The file that an artifact is written to. Each method waits for a disk."""
+    """The file that an artifact is written to. Every method blocks on the disk."""
 
     def __init__(self, target: Any) -> None:
         self._path = ""
@@ -118,7 +107,7 @@ class Landing:
         if hasattr(target, "write"):
             if not target.seekable():
                 raise ConfigurationError(
-                    f"an artifact goes to a path or to a seekable file, not to {target!r}"
+                    f"an artifact must be written to a path or a seekable file, not to {target!r}"
                 )
             self._file: BinaryIO = target
         else:
@@ -128,8 +117,8 @@ class Landing:
             self._file = open(self._part, "xb")  # noqa: SIM115  closed by keep and drop
         self._start = self._file.tell()
 
-    def again(self) -> None:
-        """Forget what was written: another try begins."""
+    def restart(self) -> None:
+        """Discard what was written, for another try."""
         self._file.seek(self._start)
         self._file.truncate()
 
@@ -147,7 +136,7 @@ class Landing:
 
     def drop(self) -> None:
         if not self._path:
-            self.again()
+            self.restart()
             return
         self._file.close()
         with suppress(FileNotFoundError):
@@ -170,7 +159,7 @@ async def fetch_to(calls: Calls, fact: StoredFact | Fact, target: Any, verify: b
     landing = await calls.port.do(Landing, target)
     try:
         await _receive(
-            calls, ref, verify, begin=landing.again, write=lambda piece: calls.port.do(landing.write, piece)
+            calls, ref, verify, begin=landing.restart, write=lambda piece: calls.port.do(landing.write, piece)
         )
         await calls.port.do(landing.keep)
     except BaseException:
@@ -182,7 +171,7 @@ async def fetch_to(calls: Calls, fact: StoredFact | Fact, target: Any, verify: b
 async def _receive(
     calls: Calls, ref: ObjectRef, verify: bool, begin: Callable[[], None], write: Callable[[bytes], Any]
 ) -> None:
-    """The schedule of tries is the guide's: *not found* and what may pass, ten calls, from 100 ms."""
+    """Retry as the guide says: on *not found* and on transient errors, ten calls, waiting 100 ms at first."""
 
     async def once() -> None:
         check = Check(ref)
@@ -197,21 +186,21 @@ async def _receive(
             check.conclude()
 
     try:
-        await calls.patiently(once, worth=_may_come, what=f"object {ref.bucket}/{ref.key}")
+        await calls.patiently(once, worth=_may_recover, what=f"object {ref.bucket}/{ref.key}")
     except BoundaryError as error:
-        if not _may_come(error):
+        if not _may_recover(error):
             raise
         raise ArtifactMissingError(
-            f"object {ref.bucket}/{ref.key} could not be fetched in {MOST_CALLS} calls; the last said: {error}"
+            f"object {ref.bucket}/{ref.key} could not be fetched in {MOST_CALLS} calls; last error: {error}"
         ) from error
 
 
-def _may_come(error: BoundaryError) -> bool:
+def _may_recover(error: BoundaryError) -> bool:
     return error.retryable or isinstance(error, NotFound)
 
 
-class Place(NamedTuple):
-    """Where an artifact is put."""
+class ArtifactPlace(NamedTuple):
+    """Where to put an artifact."""
 
     bucket: str
     key: str
@@ -224,12 +213,12 @@ async def append_with(
     subject: str,
     predicate: str,
     artifact: Any,
-    into: Place,
+    into: ArtifactPlace,
     more: Mapping[str, Any],
 ) -> Appended:
     clash = sorted(_Reference.__struct_fields__ & more.keys())
     if clash:
-        raise InvalidArgument("more", f"must not have {', '.join(clash)}: these are the reference's own")
+        raise InvalidArgument("more", f"must not have {', '.join(clash)}: the reference sets these")
     if isinstance(artifact, bytes):
         ref = await calls.put(into.bucket, into.key, artifact, into.media_type)
     else:
@@ -238,3 +227,12 @@ async def append_with(
     if not envelope.object_media_type:
         envelope = msgspec.structs.replace(envelope, object_media_type=into.media_type)
     return await calls.append(envelope, fact)
+
+
+def sync_directory(directory: str | os.PathLike[str]) -> None:
+    """Make a new name in a directory durable, which the fsync of the file itself does not."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The rules of a boundary, over any store. Knows no wire."""
+"""The rules of a boundary, on top of any store. Independent of the wire."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from onceward.boundary.model import (
     check_append,
     check_consumer,
     check_object_name,
-    checked_limit,
+    clamp_limit,
     stream_of,
 )
 from onceward.boundary.settings import BoundarySettings
@@ -44,8 +44,8 @@ class Boundary:
         self.fill = Fill(store, self.settings, self.metrics)
 
     async def append(self, envelope: Envelope, fact: Fact, encoded: bytes | None = None) -> Appended:
-        """Durable when this returns. Idempotent by message_id. `encoded` is the record, where it exists already."""
-        new = self._checked(envelope, fact, encoded)
+        """Append a fact. Durable when this returns. Idempotent by message_id. `encoded` is the record, if known."""
+        new = self._new_fact(envelope, fact, encoded)
         if self.settings.require_artifacts:
             await self._check_artifact(fact)
         if self.settings.capacity_bytes is not None:
@@ -55,8 +55,8 @@ class Boundary:
     async def append_all(
         self, messages: Sequence[tuple[Envelope, Fact]]
     ) -> list[Appended | ConflictingDuplicate]:
-        """All of them, in this order. If one is refused for what it is, none is appended."""
-        new = [self._checked(*each) for each in messages]
+        """Append all facts in this order. If one of them is malformed or lacks its artifact, none is appended."""
+        new = [self._new_fact(*each) for each in messages]
         if self.settings.require_artifacts:
             for _, fact in messages:
                 await self._check_artifact(fact)
@@ -64,20 +64,20 @@ class Boundary:
             await self.fill.make_room()
         return await self.store.append_all(new)
 
-    def _checked(self, envelope: Envelope, fact: Fact, encoded: bytes | None = None) -> NewFact:
+    def _new_fact(self, envelope: Envelope, fact: Fact, encoded: bytes | None = None) -> NewFact:
         check_append(envelope, fact)
         digest = content_digest(envelope, fact)
         return NewFact(envelope.message_id, digest, encoded or record(envelope, fact), stream_of(envelope))
 
     async def fetch(self, consumer_name: str, limit: int) -> tuple[list[Record], Gap | None]:
-        """The next facts after the consumer's cursor, and what it missed because it had expired."""
+        """Return the next facts after the consumer's cursor, and the gap of those that expired before it."""
         check_consumer(consumer_name)
-        limit = checked_limit(limit)
+        limit = clamp_limit(limit)
         position = await self.store.position(consumer_name, create=not self.settings.strict_consumers)
         if position is None:
             raise NotFound(
-                f"there is no consumer {consumer_name!r}, and names are not made by fetching here; "
-                "the server knows those of its option --consumer and of `consumers` in its configuration"
+                f"there is no consumer {consumer_name!r}, and this server does not register names on fetch; "
+                "add it with the server's option --consumer, or to `consumers` in its configuration"
             )
         records = await self.store.read(position, limit)
         if not records:
@@ -85,7 +85,7 @@ class Boundary:
         return _unbroken(records), _gap(position, records[0][0])
 
     async def confirm(self, consumer_name: str, offset: int) -> int:
-        """Cumulative and monotone. Returns where the cursor stands."""
+        """Confirm everything up to this offset. Never moves back. Return the cursor's position."""
         check_consumer(consumer_name)
         if offset < 0:
             raise InvalidArgument("offset", f"must be 0 or more, not {offset}")
@@ -114,11 +114,11 @@ class Boundary:
         try:
             check_object_name(*named)
         except InvalidArgument as error:
-            raise InvalidArgument("fact.object_json", f"names no object: {error}") from None
+            raise InvalidArgument("fact.object_json", f"does not name an object: {error}") from None
         found = await self.store.objects.head(*named)
         if found is None:
             raise ArtifactMissing(
-                f"object {named[0]}/{named[1]} is not here; put it before the fact that names it"
+                f"object {named[0]}/{named[1]} does not exist here; put it before the fact that refers to it"
             )
 
 
@@ -127,7 +127,7 @@ def _gap(position: int, first: int) -> Gap | None:
 
 
 def _unbroken(records: list[Record]) -> list[Record]:
-    """Up to the first hole that expiry has left: it is told with the next page, so that every gap is."""
+    """Return the records up to the first hole left by expiry. The next page reports it, so no gap is missed."""
     first = records[0][0]
     if records[-1][0] - first == len(records) - 1:
         return records
@@ -135,7 +135,7 @@ def _unbroken(records: list[Record]) -> list[Record]:
 
 
 def reference_in(fact: Fact) -> tuple[str, str] | None:
-    """Bucket and key, if the fact's object is a reference to an artifact."""
+    """Return bucket and key, if the fact's object is a reference to an artifact."""
     value: Any = fact.object
     if isinstance(value, dict) and isinstance(value.get("bucket"), str) and isinstance(value.get("key"), str):
         return value["bucket"], value["key"]

@@ -1,15 +1,15 @@
-"""Facts and their artifacts in one file, for zones that no network connects.
+"""Facts and their artifacts in one file, for zones without a network between them.
 
     onceward boundary bundle 1\n
     H  zone, since, last                 JSON
     O  an artifact's name and size       JSON, followed by its bytes; before the first fact that refers to it
-    F  a fact, with its offset           protobuf, as FetchFacts has it
+    F  a fact, with its offset           protobuf, as in FetchFacts
     G  offsets that had expired          JSON
     SHA-256 of all before it             32 bytes
 
-Each part begins with its letter and its length in 8 bytes. It is streamed both ways: whatever is in it, only some
-pieces are in memory. A file that was cut short or altered is refused before anything of it is taken. The digest is
-against accidents; who may hand over bundles, and that nobody forges one, is a matter of how they are carried.
+Each part begins with its letter and its length in 8 bytes. Bundles are streamed both ways: only a few pieces are in
+memory, however large they are. A truncated or altered file is refused before any of it is imported. The digest protects
+against accidents, not forgery: secure the way bundles are carried.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from onceward.boundary.links.receiver import (
     append_until_refused,
     artifact_of,
     receiver_of,
-    verified,
+    verify_pieces,
 )
 from onceward.boundary.model import Gap, ObjectRef, StoredFact
-from onceward.boundary.stores.read_only import Look
+from onceward.boundary.stores.read_only import StoreReader
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.boundary.wire import Record, from_pb, stored, stored_bytes
 from onceward.errors import OncewardError
@@ -46,19 +46,19 @@ KIND, LENGTH, DIGEST = 1, 8, 32
 PAGE = 500
 PIECE = 256 * 1024
 LARGEST_PART = 32 * 1024 * 1024
-"""Bytes of anything but an artifact."""
+"""Bytes, of any part except an artifact."""
 
 Progress = Callable[[int], object]
-"""Told how many more bytes."""
+"""Called with the number of bytes processed since the last call."""
 
 
 class BundleError(OncewardError):
-    """A file that is no whole bundle, or a fact of one that cannot be taken."""
+    """The file is not a complete bundle, or a fact in it cannot be imported."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     zone: str
-    """Whose log it is from."""
+    """The zone whose log was exported."""
     since: int
     last: int
     """Facts above `since`, up to `last`."""
@@ -68,16 +68,21 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     facts: int
     objects: int
     missed: int
-    """Facts that had expired."""
+    """Facts that had already expired."""
 
 
 # ── writing ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def export(
-    store: Look, zone: str, since: int, through: int | None, path: str, progress: Progress = lambda size: None
+    store: StoreReader,
+    zone: str,
+    since: int,
+    through: int | None,
+    path: str,
+    progress: Progress = lambda size: None,
 ) -> tuple[Header, Contents]:
-    """Facts above `since`, up to `through` or to the last that there is now. The file has its name when it is whole."""
+    """Write the facts above `since`, up to `through` or the current last one. The file gets its name once complete."""
     last = (await store.bounds()).last
     header = Header(zone=zone, since=since, last=last if through is None else min(last, through))
     landing = Landing(path)
@@ -99,38 +104,38 @@ class _Writer:
         self._written: set[tuple[str, str]] = set()
         self._facts = self._missed = 0
 
-    async def write(self, store: Look, header: Header) -> Contents:
+    async def write(self, store: StoreReader, header: Header) -> Contents:
         self._put(MAGIC)
         self._part(b"H", msgspec.json.encode(header))
         at = header.since
         async for record in _records(store, header):
-            self._tell_gap(at, record[0])
-            await self._bring_artifact(store, stored(record))
+            self._put_gap(at, record[0])
+            await self._put_artifact(store, stored(record))
             self._part(b"F", stored_bytes(record))
             self._facts += 1
             at = record[0]
-        self._tell_gap(at, header.last + 1)
+        self._put_gap(at, header.last + 1)
         self._put(self._digest.digest())
         return Contents(facts=self._facts, objects=len(self._written), missed=self._missed)
 
-    def _tell_gap(self, before: int, after: int) -> None:
-        """Offsets between two facts have expired."""
+    def _put_gap(self, before: int, after: int) -> None:
+        """Record the offsets between two facts as expired, if there are any."""
         if after - before > 1:
             self._part(b"G", msgspec.json.encode(Gap(before + 1, after - 1)))
             self._missed += after - before - 1
 
-    async def _bring_artifact(self, store: Look, fact: StoredFact) -> None:
+    async def _put_artifact(self, store: StoreReader, fact: StoredFact) -> None:
         ref = artifact_of(fact.fact)
         if ref is None or (ref.bucket, ref.key) in self._written:
             return
         if await store.objects.head(ref.bucket, ref.key) is None:
             raise BundleError(
-                f"the fact at offset {fact.offset} refers to object {ref.bucket}/{ref.key}, which is not here; put it, "
-                f"or leave the fact out with --through {fact.offset - 1} and --since {fact.offset}"
+                f"the fact at offset {fact.offset} refers to object {ref.bucket}/{ref.key}, which does not exist here; "
+                f"put it, or leave the fact out with --through {fact.offset - 1} and --since {fact.offset}"
             )
         _, pieces = await store.objects.get(ref.bucket, ref.key)
         self._part(b"O", msgspec.json.encode(ref))
-        async for piece in verified(ref, pieces):
+        async for piece in verify_pieces(ref, pieces):
             self._put(piece)
         self._written.add((ref.bucket, ref.key))
 
@@ -143,7 +148,7 @@ class _Writer:
         self._progress(len(data))
 
 
-async def _records(store: Look, header: Header) -> AsyncIterator[Record]:
+async def _records(store: StoreReader, header: Header) -> AsyncIterator[Record]:
     at = header.since
     while at < header.last and (records := await store.read(at, PAGE)):
         for record in records:
@@ -157,39 +162,39 @@ async def _records(store: Look, header: Header) -> AsyncIterator[Record]:
 
 
 def check(file: BinaryIO, progress: Progress = lambda size: None) -> Header:
-    """Reads all of it once. Raises `BundleError` if it is no bundle, or not as it was written."""
+    """Read all of a bundle once. Raise `BundleError` if it is not a bundle, or is not intact."""
     size = os.fstat(file.fileno()).st_size
     begin = file.read(len(MAGIC))
     if begin != MAGIC:
-        raise BundleError("this is no bundle of facts, or one of a version that is not known here")
+        raise BundleError("this is not a bundle of facts, or its version is unknown here")
     digest, left = hashlib.sha256(begin), size - len(MAGIC) - DIGEST
     while left > 0 and (piece := file.read(min(left, PIECE))):
         digest.update(piece)
         left -= len(piece)
         progress(len(piece))
     if left or file.read(DIGEST + 1) != digest.digest():
-        raise BundleError("this bundle is damaged or was cut short; nothing of it was taken: carry it again")
+        raise BundleError("this bundle is damaged or truncated; none of it was imported: transfer it again")
     header = next(_parts(file, size - DIGEST), (b"", None))[1]
     if not isinstance(header, Header):
-        raise BundleError("this bundle cannot be read: its first part is no header")
+        raise BundleError("this bundle cannot be read: its first part is not a header")
     return header
 
 
 class Imported(msgspec.Struct, kw_only=True):
-    """What has become of the facts so far."""
+    """The outcomes of the facts so far."""
 
     appended: int = 0
     duplicates: int = 0
     own: int = 0
-    """Of the zone itself, which has them."""
+    """From the importing zone itself, which has them already."""
     skipped: int = 0
-    """Because it was told to."""
+    """Left out on request."""
     missed: int = 0
-    """They had expired when the bundle was made."""
+    """Already expired when the bundle was exported."""
 
 
 class Import:
-    """Takes a bundle into a boundary, or through a client of one. Repeat it as often as you like."""
+    """Imports a bundle into a boundary, directly or through a client. Safe to repeat."""
 
     def __init__(self, side: Boundary | AsyncBoundaryClient, zone: str, skip: Iterable[int] = ()) -> None:
         self._receiver: Receiver = receiver_of(side)
@@ -200,16 +205,19 @@ class Import:
         self.done = Imported()
 
     async def run(self, file: BinaryIO, progress: Progress = lambda size: None) -> None:
-        """One that `check` has approved. Raises `BundleError` at a fact that cannot be taken; those before it are."""
+        """Import a bundle that `check` accepted.
+
+        Raise `BundleError` at a fact that cannot be imported; those before it are imported.
+        """
         end = os.fstat(file.fileno()).st_size - DIGEST
         at = len(MAGIC)
-        for kind, said in _parts(file, end):
+        for kind, part in _parts(file, end):
             if kind == b"O":
-                await self._take_object(file, said)
+                await self._take_object(file, part)
             elif kind == b"F":
-                await self._take_fact(said)
+                await self._take_fact(part)
             elif kind == b"G":
-                self.done.missed += said.last_missing - said.first_missing + 1
+                self.done.missed += part.last_missing - part.first_missing + 1
             progress(file.tell() - at)
             at = file.tell()
         await self._append()
@@ -222,7 +230,9 @@ class Import:
         except BoundaryError as error:
             if error.retryable:
                 raise
-            self._refused[ref.bucket, ref.key] = str(error)  # a reason only if a fact is taken that needs it
+            self._refused[ref.bucket, ref.key] = str(
+                error
+            )  # an error only if a fact that is not skipped needs it
 
     async def _take_fact(self, fact: StoredFact) -> None:
         if fact.offset in self._skip:
@@ -234,7 +244,7 @@ class Import:
         ref = artifact_of(fact.fact)
         if ref is not None and (why := self._refused.get((ref.bucket, ref.key))):
             await self._append()
-            raise _untakable(fact, why)
+            raise _failed_import(fact, why)
         self._waiting.append(fact)
         if len(self._waiting) >= PAGE:
             await self._append()
@@ -246,38 +256,38 @@ class Import:
         self.done.duplicates += known
         self.done.appended += len(appended) - known
         if refused is not None:
-            raise _untakable(*refused)
+            raise _failed_import(*refused)
 
 
-def _untakable(fact: StoredFact, why: str) -> BundleError:
+def _failed_import(fact: StoredFact, why: str) -> BundleError:
     return BundleError(
-        f"fact {fact.message_id!r} at offset {fact.offset} of the bundle cannot be taken: {why} (those before it are "
-        f"here; to go on without it, repeat with --skip {fact.offset})"
+        f"fact {fact.message_id!r} at offset {fact.offset} of the bundle cannot be imported: {why} (those before it "
+        f"are imported; to continue without it, repeat with --skip {fact.offset})"
     )
 
 
 def _parts(file: BinaryIO, end: int) -> Iterator[tuple[bytes, Any]]:
-    """Each kind, with what it says. The bytes of an object may be read before the next one, or left."""
+    """Yield the kind and content of each part. An object's bytes may be read before the next part, or ignored."""
     file.seek(len(MAGIC))
     while file.tell() < end:
         place = file.tell()
         kind = file.read(KIND)
         length = int.from_bytes(file.read(LENGTH), "big")
         try:
-            said = _READ[kind](file.read(min(length, LARGEST_PART)))
-        except Exception as error:  # noqa: BLE001  whatever the parser says
+            part = _READ[kind](file.read(min(length, LARGEST_PART)))
+        except Exception as error:  # noqa: BLE001  whatever the parser raises
             raise BundleError(
-                f"the part at byte {place} cannot be read: {error!r}; this bundle was made by something else"
+                f"the part at byte {place} cannot be read: {error!r}; this bundle was not made by onceward"
             ) from None
-        behind = place + KIND + LENGTH + length + (said.size if kind == b"O" else 0)
-        yield kind, said
-        file.seek(behind)
+        following = place + KIND + LENGTH + length + (part.size if kind == b"O" else 0)
+        yield kind, part
+        file.seek(following)
 
 
 def _object(body: bytes) -> ObjectRef:
     ref = msgspec.json.decode(body, type=ObjectRef)
     if ref.size < 0:
-        raise ValueError(f"an object has no {ref.size} bytes")
+        raise ValueError(f"an object cannot have {ref.size} bytes")
     return ref
 
 

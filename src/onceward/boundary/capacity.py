@@ -1,4 +1,4 @@
-"""How full a store is, and what is done about it: refuse new facts, or, only when asked, remove the oldest."""
+"""How full a store is, and what to do about it: refuse new facts or, only if configured, remove the oldest."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from onceward.boundary.store import FactLog
 
 _log = logging.getLogger("onceward.boundary")
 
-LOOK_EVERY = 0.25
-"""Seconds. Nobody asks the store for its size with every fact."""
+MEASURE_EVERY = 0.25
+"""Seconds. The store is not asked for its size with every fact."""
 ROOM = 0.05
-"""The part of the capacity that dropping makes free beyond what it must, so that it is not done for every fact."""
+"""Fraction of the capacity that dropping frees beyond what it must, so it does not happen for every fact."""
 
 
 class Fill:
@@ -33,47 +33,47 @@ class Fill:
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
-        self._looked_at = -math.inf
-        self._part = 0.0
+        self._measured_at = -math.inf
+        self._fraction = 0.0
         self._dropping = asyncio.Lock()
 
     async def percent(self) -> float:
-        """0 where nobody said how much the store may hold."""
-        return 100 * min(1.0, await self._look()) if self._settings.capacity_bytes is not None else 0.0
+        """Return how full the store is; 0 if it has no capacity limit."""
+        return 100 * min(1.0, await self._measure()) if self._settings.capacity_bytes is not None else 0.0
 
     async def make_room(self) -> None:
-        """Before a fact is appended, where there is a capacity: raises `Backpressure`, or drops the oldest facts."""
-        if self._clock() - self._looked_at >= LOOK_EVERY:
-            await self._look()
-        if self._part < self._settings.backpressure_at:
+        """Raise `Backpressure`, or drop the oldest facts, if the store is too full. Needs a capacity limit."""
+        if self._clock() - self._measured_at >= MEASURE_EVERY:
+            await self._measure()
+        if self._fraction < self._settings.backpressure_at:
             return
         if not self._settings.drop_oldest:
             raise Backpressure(
-                f"the store is {self._part:.0%} full, and takes facts up to {self._settings.backpressure_at:.0%}; try "
-                "again later, with the same id"
+                f"the store is {self._fraction:.0%} full, and accepts facts up to "
+                f"{self._settings.backpressure_at:.0%}; try again later, with the same id"
             )
         async with self._dropping:
-            if await self._look() >= self._settings.backpressure_at:
+            if await self._measure() >= self._settings.backpressure_at:
                 await self._drop()
 
-    async def _look(self) -> float:
+    async def _measure(self) -> float:
         assert self._settings.capacity_bytes is not None
-        self._looked_at = self._clock()
-        self._part = await self._log.size() / self._settings.capacity_bytes
-        return self._part
+        self._measured_at = self._clock()
+        self._fraction = await self._log.size() / self._settings.capacity_bytes
+        return self._fraction
 
     async def _drop(self) -> None:
         bounds = await self._log.bounds()
         count = bounds.last - bounds.first + 1
-        superfluous = 1 - max(self._settings.backpressure_at - ROOM, 0) / self._part
-        through = bounds.first - 1 + max(1, math.ceil(count * superfluous))
+        surplus = 1 - max(self._settings.backpressure_at - ROOM, 0) / self._fraction
+        through = bounds.first - 1 + max(1, math.ceil(count * surplus))
         dropped = await self._log.drop(min(through, bounds.last))
         self._metrics.dropped.inc(dropped)
         _log.warning(
             "dropped the %d oldest facts, up to offset %d: the store was %.0f %% full",
             dropped,
             through,
-            100 * self._part,
+            100 * self._fraction,
             extra={"offset": through, "outcome": "dropped"},
         )
-        await self._look()
+        await self._measure()

@@ -1,4 +1,4 @@
-"""A CA and certificates for zones, to develop and try things with. A real deployment has a CA of its own."""
+"""A CA and certificates for zones, for development only. A real deployment has its own CA."""
 
 from __future__ import annotations
 
@@ -21,42 +21,46 @@ from onceward.errors import ConfigurationError
 
 HOSTS = ("localhost", "127.0.0.1")
 CA = "onceward development CA"
-CLOCKS_DIFFER = timedelta(minutes=5)
-"""By so much at most, we hope; a certificate begins that much before it is made."""
+CLOCK_SKEW = timedelta(minutes=5)
+"""Clocks may differ by this much: a certificate becomes valid this long before it is issued."""
 
 
 class Authority:
-    """Signs certificates. Its key and certificate are `ca.key` and `ca.pem` of its directory."""
+    """Signs certificates. Its key and certificate are `ca.key` and `ca.pem` in its directory."""
 
     def __init__(self, directory: Path, *, days: float) -> None:
-        """Takes those that are there, or makes them."""
+        """Use the existing key and certificate, or create them."""
         self._directory = directory
         self._days = days
-        self._place = _place(directory, "ca")
-        if _are_there(self._place):
-            self._key = _read_key(Path(self._place.key))
-            self._certificate = _read_certificate(Path(self._place.cert))
-            self._check_it_can_sign()
+        self._files = _files(directory, "ca")
+        if _exist(self._files):
+            self._key = _read_key(Path(self._files.key))
+            self._certificate = _read_certificate(Path(self._files.cert))
+            self._check_can_sign()
             return
         self._key = ec.generate_private_key(ec.SECP256R1())
         name = _name(CA)
         self._certificate = (
-            _begun(name, name, self._key, _ends(days))
+            _builder(name, name, self._key, _days_from_now(days))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(signs_certificates=True), critical=True)
             .sign(self._key, hashes.SHA256())
         )
-        _write_key(Path(self._place.key), self._key)
-        _write(Path(self._place.cert), _pem(self._certificate), 0o644)
+        _write_key(Path(self._files.key), self._key)
+        _write(Path(self._files.cert), _pem(self._certificate), 0o644)
 
     def issue(self, identity: str, file: str, hosts: Sequence[str], *, days: float | None = None) -> Tls:
-        """A key, and a certificate with which its owner can be a client, and at these hosts, if any, a server. It does
-        not outlive its CA."""
+        """Create a key and a certificate for a client and, if there are hosts, for a server at these.
+
+        It does not outlive its CA.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
-        ends = min(_ends(self._days if days is None else days), self._certificate.not_valid_after_utc)
+        ends = min(
+            _days_from_now(self._days if days is None else days), self._certificate.not_valid_after_utc
+        )
         purposes = [ExtendedKeyUsageOID.SERVER_AUTH] if hosts else []
         builder = (
-            _begun(_name(identity), self._certificate.subject, key, ends)
+            _builder(_name(identity), self._certificate.subject, key, ends)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(
@@ -70,69 +74,68 @@ class Authority:
             builder = builder.add_extension(
                 x509.SubjectAlternativeName([_host(each) for each in hosts]), critical=False
             )
-        made = _place(self._directory, file)
-        _write_key(Path(made.key), key)
-        _write(Path(made.cert), _pem(builder.sign(self._key, hashes.SHA256())), 0o644)
-        return made
+        files = _files(self._directory, file)
+        _write_key(Path(files.key), key)
+        _write(Path(files.cert), _pem(builder.sign(self._key, hashes.SHA256())), 0o644)
+        return files
 
-    def check_is_of(self, place: Tls, identity: str) -> None:
-        """Raises `ConfigurationError` unless this certificate is of this CA and for this identity."""
-        certificate = _read_certificate(Path(place.cert))
+    def check_issued(self, files: Tls, identity: str) -> None:
+        """Raise `ConfigurationError` unless this CA issued the certificate, and for this identity."""
+        certificate = _read_certificate(Path(files.cert))
         try:
             certificate.verify_directly_issued_by(self._certificate)
         except (ValueError, TypeError, InvalidSignature):
             raise ConfigurationError(
-                f"{place.cert} is not of the CA in {self._place.cert}; take another directory"
+                f"{files.cert} was not issued by the CA in {self._files.cert}; use another directory"
             ) from None
         if certificate.subject != _name(identity):
             known = certificate.subject.rfc4514_string().removeprefix("CN=")
             raise ConfigurationError(
-                f"{place.cert} is that of {known!r}, and nothing is overwritten; choose another name than for "
-                f"{identity!r}"
+                f"{files.cert} belongs to {known!r}, and nothing is overwritten; choose another name for {identity!r}"
             )
 
-    def _check_it_can_sign(self) -> None:
+    def _check_can_sign(self) -> None:
         if self._certificate.public_key() != self._key.public_key():
-            raise ConfigurationError(f"{self._place.key} is not the key of {self._place.cert}")
+            raise ConfigurationError(f"{self._files.key} is not the key of {self._files.cert}")
         if self._certificate.not_valid_after_utc < datetime.now(UTC):
             raise ConfigurationError(
-                f"{self._place.cert} has expired; make a new CA and all certificates in another directory"
+                f"{self._files.cert} has expired; create a new CA and all certificates in another directory"
             )
 
 
 @dataclass(frozen=True)
-class Made:
+class CertificateFiles:
     identity: str
     tls: Tls
     is_new: bool
-    """Otherwise it was there, and is as it was."""
+    """False if the files existed already; they were left unchanged."""
 
 
 def make_certificates(
     directory: Path, zones: Sequence[str], hosts: Sequence[str], days: int, peers: Sequence[str] = ()
-) -> list[Made]:
-    """One for each zone, whose identity is the zone's name and `-bsfg`, and for each peer, whose identity is its name.
+) -> list[CertificateFiles]:
+    """Create one for each zone, with identity `<zone>-bsfg`, and one for each peer, with its name as identity.
 
-    A CA and certificates that are in the directory stay as they are, and the others are added. Overwrites nothing.
+    Overwrites nothing: an existing CA and certificates are left unchanged, and missing ones are added.
     """
     hosts = list(dict.fromkeys([*HOSTS, *hosts]))
     wanted = {zone: (f"{zone}-bsfg", hosts) for zone in zones} | {peer: (peer, []) for peer in peers}
     _check(zones, peers, hosts, days)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        there = {file for file in wanted if _are_there(_place(directory, file))}
-        if there and not _are_there(_place(directory, "ca")):
+        existing = {file for file in wanted if _exist(_files(directory, file))}
+        if existing and not _exist(_files(directory, "ca")):
             raise ConfigurationError(
-                f"{directory} has certificates, but no ca.pem and ca.key of theirs; take another directory"
+                f"{directory} has certificates, but not the ca.pem and ca.key that issued them; use another directory"
             )
         authority = Authority(directory, days=days)
-        for file in there:
-            authority.check_is_of(_place(directory, file), wanted[file][0])
+        for file in existing:
+            authority.check_issued(_files(directory, file), wanted[file][0])
         return [
-            Made(identity, _place(directory, file), is_new=False)
-            if file in there
-            else Made(identity, authority.issue(identity, file, places), is_new=True)
-            for file, (identity, places) in wanted.items()
+            CertificateFiles(identity, _files(directory, file), is_new=False)
+            if file in existing
+            else CertificateFiles(identity, authority.issue(identity, file, served), is_new=True)
+            for file, (identity, served) in wanted.items()
         ]
     except OSError as error:
         raise ConfigurationError(
@@ -147,33 +150,35 @@ def _check(zones: Sequence[str], peers: Sequence[str], hosts: Sequence[str], day
         for name in names:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,50}", name) or name == "ca":
                 raise ConfigurationError(
-                    f"{kind} {name!r} cannot be the name of files: use letters, digits, dots, dashes, and not 'ca'"
+                    f"{kind} {name!r} cannot be a file name: use letters, digits, dots and dashes, and not 'ca'"
                 )
     if both := set(zones) & set(peers):
-        raise ConfigurationError(f"{min(both)!r} cannot be a zone and a peer: both are names of files")
+        raise ConfigurationError(
+            f"{min(both)!r} cannot be both a zone and a peer: their files would have the same name"
+        )
     for host in hosts:
         _host(host)
     if days < 1:
         raise ConfigurationError(f"--days must be 1 or more, not {days}")
 
 
-def _place(directory: Path, file: str) -> Tls:
+def _files(directory: Path, file: str) -> Tls:
     return Tls(ca=directory / "ca.pem", cert=directory / f"{file}.pem", key=directory / f"{file}.key")
 
 
-def _are_there(place: Tls) -> bool:
-    """Raises `ConfigurationError` if only one of the two is."""
-    found = [each for each in (place.cert, place.key) if Path(each).exists()]
+def _exist(files: Tls) -> bool:
+    """Raise `ConfigurationError` if only one of the certificate and the key exists."""
+    found = [each for each in (files.cert, files.key) if Path(each).exists()]
     if len(found) == 1:
-        [lacking] = {place.cert, place.key} - set(found)
+        [missing] = {files.cert, files.key} - set(found)
         raise ConfigurationError(
-            f"{found[0]} is there already without {Path(lacking).name}, and nothing is overwritten; remove it or take "
-            "another directory"
+            f"{found[0]} exists without {Path(missing).name}, and nothing is overwritten; remove it or use another "
+            "directory"
         )
     return bool(found)
 
 
-def _begun(
+def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, ends: datetime
 ) -> x509.CertificateBuilder:
     return (
@@ -182,13 +187,13 @@ def _begun(
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(min(datetime.now(UTC), ends) - CLOCKS_DIFFER)
+        .not_valid_before(min(datetime.now(UTC), ends) - CLOCK_SKEW)
         .not_valid_after(ends)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
 
 
-def _ends(days: float) -> datetime:
+def _days_from_now(days: float) -> datetime:
     return datetime.now(UTC) + timedelta(days=days)
 
 
@@ -216,7 +221,7 @@ def _host(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
-        raise ConfigurationError(f"--host must be a name or an IP address, not {host!r}")
+        raise ConfigurationError(f"--host must be a host name or an IP address, not {host!r}")
     return x509.DNSName(host)
 
 
@@ -226,7 +231,7 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"{path} cannot be read as a key: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigurationError(f"{path} was not made by this command; take another directory")
+        raise ConfigurationError(f"{path} was not created by this command; use another directory")
     return key
 
 
@@ -249,6 +254,6 @@ def _pem(certificate: x509.Certificate) -> bytes:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Never over something else, and with its rights from the beginning."""
+    """Never overwrite a file, and set its permissions from the start."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)

@@ -1,6 +1,6 @@
-"""A boundary moved to another store: its objects, its facts in their order with their ids and times, its cursors.
+"""Copies a boundary to another store: its objects, its facts in order with their ids and times, its cursors.
 
-Nothing is removed from the source. A copy that broke off is repeated: what is there already is found by its id.
+Nothing is removed from the source. Repeat a copy that was interrupted: facts already copied are recognized by their id.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onceward.boundary.wire import Record, stored
 
 
 class CopyError(BoundaryError):
-    """The target has something else in it."""
+    """The target is not empty, and not an unfinished copy of this source."""
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,16 +26,17 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
     objects: int
     cursors: int
     same_offsets: bool
-    """Whether every fact has the offset that it had."""
+    """Whether every fact kept its offset."""
 
 
 Progress = Callable[[str, int], object]
-"""Told of "facts" or "objects", and how many more."""
+"""Called with "facts" or "objects", and how many more were copied."""
 
 
 async def copy(
     source: BoundaryStore, target: BoundaryStore, progress: Progress = lambda what, count: None
 ) -> Copied:
+    """Copy everything. Raise `CopyError` if the target has other facts."""
     objects = await _copy_objects(source, target, progress)
     cursors = await source.cursors()
     passed = dict.fromkeys((cursor.name for cursor in cursors), 0)
@@ -70,21 +71,21 @@ async def _copy_objects(source: BoundaryStore, target: BoundaryStore, progress: 
 
 
 async def _copy_facts(records: list[Record], target: BoundaryStore, before: int) -> None:
-    """They must come to stand where no others stand between them: a cursor in the target would pass those unseen."""
-    new = [_again(record) for record in records]
+    """Append the facts with no others between them: a cursor in the target would pass those unseen."""
+    new = [_new_fact(record) for record in records]
     for expected, (fact, outcome) in enumerate(
         zip(new, await target.append_all(new), strict=True), before + 1
     ):
         if isinstance(outcome, ConflictingDuplicate):
-            raise CopyError(f"the target has other content under this id: {outcome}")
+            raise CopyError(f"the target has a different fact with this id: {outcome}")
         if outcome.offset != expected:
             raise CopyError(
-                f"the target is not empty: {fact.message_id!r} came to offset {outcome.offset} there, not {expected}; "
-                "copy into an empty store, or into one that an earlier copy of the same source was broken off in"
+                f"the target is not empty: {fact.message_id!r} has offset {outcome.offset} there, not {expected}; copy "
+                "into an empty store, or into one with an interrupted copy of the same source"
             )
 
 
-def _again(record: Record) -> NewFact:
+def _new_fact(record: Record) -> NewFact:
     fact = stored(record)
     digest = content_digest(fact.envelope, fact.fact)
     return NewFact(fact.message_id, digest, record[1], stream_of(fact.envelope), fact.appended_at_unix_ms)

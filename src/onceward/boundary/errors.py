@@ -1,16 +1,16 @@
-"""What a boundary can refuse, each with the code under which it crosses the wire.
+"""The errors of a boundary, each with its code on the wire.
 
 BoundaryError (OncewardError)
 ├── InvalidArgument        invalid_argument     a field is missing or malformed; names the field
-├── ConflictingDuplicate   already_exists       the message_id is known with other content
-├── ObjectConflict         already_exists       the object is there with other bytes
+├── ConflictingDuplicate   already_exists       the message_id exists with different content
+├── ObjectConflict         already_exists       the object exists with different bytes
 ├── OffsetOutOfRange       out_of_range         a confirm beyond the last fact
 ├── NotFound               not_found            no such object, or no such consumer
-├── ArtifactMissing        failed_precondition  a fact names an object that is not here
+├── ArtifactMissing        failed_precondition  a fact names an object that does not exist here
 ├── Backpressure           resource_exhausted   the store is too full; try again later, with the same id
-├── PermissionDenied       permission_denied    this peer may not say that
-├── Unauthenticated        unauthenticated      nobody knows this peer
-└── Unavailable            unavailable          the store cannot work now; try again, with the same id
+├── PermissionDenied       permission_denied    this peer may not do that
+├── Unauthenticated        unauthenticated      this peer is unknown
+└── Unavailable            unavailable          the store does not work now; try again, with the same id
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from onceward.errors import OncewardError
 
 
 class BoundaryError(OncewardError):
-    """The base of what a boundary refuses."""
+    """Base class of a boundary's errors."""
 
     code = "internal"
     reason = ""
-    """More exact than the code, where that says too little."""
+    """More specific than the code, where that says too little."""
     field = ""
-    """Which field is to blame."""
+    """The field at fault, if any."""
     retryable = False
 
 
@@ -43,8 +43,8 @@ class ConflictingDuplicate(BoundaryError):
 
     def __init__(self, message_id: str, original_offset: int) -> None:
         super().__init__(
-            f"message_id {message_id!r} is known, at offset {original_offset}, with other content; a fact is never "
-            "changed: a correction is a new fact with a new id"
+            f"message_id {message_id!r} already exists at offset {original_offset} with different content; facts never "
+            "change: append a correction as a new fact with a new id"
         )
         self.original_offset = original_offset
 
@@ -55,7 +55,7 @@ class ObjectConflict(BoundaryError):
 
     def __init__(self, bucket: str, key: str) -> None:
         super().__init__(
-            f"object {bucket}/{key} is there with other bytes; objects are never changed: use another key"
+            f"object {bucket}/{key} already exists with different bytes; objects never change: use another key"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a boundary tells its operators, for Prometheus. Names are those of the boundary's public specification."""
+"""Prometheus metrics of a boundary. Their names are those of the boundary's public specification."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ LATENCIES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1,
 
 
 class BoundaryMetrics:
-    """One set for each server, so that two in one process do not count into each other."""
+    """One set per server, so two servers in one process do not share counters."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.appends = self._counter("bsfg_append_requests", "AppendFact calls")
         self.append_failures = self._counter("bsfg_append_failures", "AppendFact calls refused", ["reason"])
-        self.duplicates = self._counter("bsfg_append_duplicates", "facts that were there already")
-        self.conflicts = self._counter("bsfg_append_conflicts", "known ids with other content")
+        self.duplicates = self._counter("bsfg_append_duplicates", "facts appended again")
+        self.conflicts = self._counter("bsfg_append_conflicts", "existing ids sent with different content")
         self.fetches = self._counter("bsfg_fetch_requests", "FetchFacts calls")
-        self.fetched = self._counter("bsfg_fetched_facts", "facts handed out")
+        self.fetched = self._counter("bsfg_fetched_facts", "facts delivered")
         self.confirms = self._counter("bsfg_confirm_requests", "ConfirmReceipt calls")
         self.objects = self._counter("bsfg_put_object_requests", "PutObject calls")
         self.refused = self._counter("bsfg_refused_requests", "calls refused", ["operation", "code"])
-        self.expired = self._counter("bsfg_expired_facts", "facts removed because their time was over")
+        self.expired = self._counter("bsfg_expired_facts", "facts removed because they expired")
         self.dropped = self._counter("bsfg_dropped_facts", "facts removed to make room")
         self.lost = self._counter(
-            "bsfg_expired_unconfirmed", "times facts expired before a consumer", ["consumer"]
+            "bsfg_expired_unconfirmed", "times facts expired before a consumer confirmed them", ["consumer"]
         )
         self.auth_failures = self._counter(
-            "bsfg_auth_failures", "calls of peers that may not make them", ["reason"]
+            "bsfg_auth_failures", "calls refused because of who made them", ["reason"]
         )
         self.handshake_errors = self._counter("bsfg_tls_handshake_errors", "TLS handshakes that failed")
         self.append_latency = Histogram(
             "bsfg_append_latency_seconds",
-            "AppendFact, until durable",
+            "AppendFact calls, until the fact is durable",
             registry=self.registry,
             buckets=LATENCIES,
         )
@@ -41,50 +41,48 @@ class BoundaryMetrics:
             "bsfg_rpc_latency_seconds", "calls", ["operation"], registry=self.registry, buckets=LATENCIES
         )
         self.frontier = self._gauge("bsfg_frontier_offset", "the last offset of the log")
-        self.backlog = self._gauge(
-            "bsfg_consumer_backlog", "facts that a consumer has not confirmed", ["consumer"]
-        )
+        self.backlog = self._gauge("bsfg_consumer_backlog", "facts not confirmed by a consumer", ["consumer"])
         self.consumer_lag = self._gauge(
             "bsfg_consumer_lag_seconds",
-            "age of the first fact that a consumer has not confirmed",
+            "age of the first fact not confirmed by a consumer",
             ["consumer"],
         )
         self.expiring = self._gauge(
             "bsfg_consumer_facts_expiring",
-            "1: facts expire soon that a consumer has not confirmed",
+            "1 while facts that a consumer has not confirmed are about to expire",
             ["consumer"],
         )
         self.fill = self._gauge("bsfg_store_buffer_fill_percent", "how full the store is")
         self.lag = self._gauge(
-            "bsfg_replication_lag_seconds", "age of the oldest fact not forwarded yet", ["link"]
+            "bsfg_replication_lag_seconds", "age of the oldest fact not yet forwarded", ["link"]
         )
         self.lag_high = self._gauge("bsfg_replication_lag_high_watermark", "the highest lag so far", ["link"])
-        self.link_up = self._gauge("bsfg_link_up", "1 while the link gets on", ["link"])
+        self.link_up = self._gauge("bsfg_link_up", "1 while the link makes progress", ["link"])
         self.link_stopped = self._gauge(
-            "bsfg_link_stopped", "1 while a fact holds the link until an operator decides", ["link"]
+            "bsfg_link_stopped", "1 while a fact blocks the link until an operator decides", ["link"]
         )
         self.link_frontier = self._gauge(
-            "bsfg_link_frontier_offset", "the source's offset up to which all is here", ["link"]
+            "bsfg_link_frontier_offset", "the source's offset up to which everything has arrived", ["link"]
         )
         self.link_backlog = self._gauge(
             "bsfg_link_backlog",
-            "facts that the link has seen waiting; at the source there may be more",
+            "facts that the link has seen waiting; the source may have more",
             ["link"],
         )
         self.link_facts = self._counter(
-            "bsfg_link_facts", "facts that the link has passed, by what became of them", ["link", "outcome"]
+            "bsfg_link_facts", "facts that the link has processed, by outcome", ["link", "outcome"]
         )
         self.link_missed = self._counter(
-            "bsfg_link_missed_facts", "facts that expired at the source before the link", ["link"]
+            "bsfg_link_missed_facts", "facts that expired at the source before the link took them", ["link"]
         )
         self.certificate_expiry = self._gauge(
             "bsfg_certificate_expiry_seconds",
-            "until this server's own certificate ends, and the last of its CAs",
+            "seconds until this server's own certificate, and the last of its CAs, expires",
             ["certificate"],
         )
 
     def forget_link(self, name: str) -> None:
-        """What stands for how a link is. What it has done stays counted."""
+        """Remove the gauges of a link. Its counters stay."""
         gauges = (
             self.lag,
             self.lag_high,
@@ -99,8 +97,8 @@ class BoundaryMetrics:
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
-    def _counter(self, name: str, words: str, labels: list[str] | None = None) -> Counter:
-        return Counter(name, words, labels or (), registry=self.registry)
+    def _counter(self, name: str, description: str, labels: list[str] | None = None) -> Counter:
+        return Counter(name, description, labels or (), registry=self.registry)
 
-    def _gauge(self, name: str, words: str, labels: list[str] | None = None) -> Gauge:
-        return Gauge(name, words, labels or (), registry=self.registry)
+    def _gauge(self, name: str, description: str, labels: list[str] | None = None) -> Gauge:
+        return Gauge(name, description, labels or (), registry=self.registry)

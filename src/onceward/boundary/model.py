@@ -1,4 +1,4 @@
-"""Facts and envelopes, and what is wrong with those that are malformed. Pure; no store, no wire."""
+"""Facts and envelopes, and the checks that refuse malformed ones. Pure: no store, no wire."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from onceward.boundary.errors import InvalidArgument
 LONGEST_ID = 400
 LONGEST_TEXT = 1000
 LARGEST_FACT = 1024 * 1024
-"""Bytes of object_json. What is larger is an artifact."""
+"""Bytes of object_json. Anything larger must be an artifact."""
 LARGEST_PAGE = 1000
-"""Facts; a larger limit is answered with so many."""
+"""Facts. A larger limit is lowered to this."""
 
 STREAMS = ("operational", "audit", "documents")
-"""Classes of facts that are retained alike; the first is for those that name none."""
+"""Retention classes of facts. The first is the default."""
 STREAM_LABEL = "retention"
 
 _SUBJECT = re.compile(r"[a-z][a-z0-9_]*:([^/\s]+/)?[^/\s]+")
@@ -30,7 +30,7 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """How a fact travels. No domain meaning here."""
+    """How a fact travels. Carries no domain meaning."""
 
     message_id: str
     from_zone: str
@@ -51,16 +51,16 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     predicate: str
     """lower_snake_case"""
     object_json: str
-    """A JSON text, as it came."""
+    """JSON, kept exactly as it was sent."""
 
     @property
     def object(self) -> Any:
-        """The value that `object_json` stands for."""
+        """The decoded `object_json`."""
         return msgspec.json.decode(self.object_json)
 
 
 class StoredFact(msgspec.Struct, frozen=True, kw_only=True):
-    """A fact in its log."""
+    """A fact in the log."""
 
     offset: int
     envelope: Envelope
@@ -75,11 +75,11 @@ class StoredFact(msgspec.Struct, frozen=True, kw_only=True):
 class Appended(msgspec.Struct, frozen=True, gc=False):
     offset: int
     duplicate: bool = False
-    """It was there already; `offset` is where."""
+    """The fact was already in the log, at `offset`."""
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Facts that a cursor would have come to, and that have expired."""
+    """Facts that expired before the cursor reached them."""
 
     first_missing: int
     last_missing: int
@@ -101,8 +101,46 @@ class ObjectRef(msgspec.Struct, frozen=True, kw_only=True):
     media_type: str = ""
 
 
+def message_id_for(*parts: str | int) -> str:
+    """Derive an id from what happened, such as ("batch", "B1042", "step_completed", 7): the same for every retry.
+
+    Pass everything that distinguishes the event from all others, and nothing that differs in a retry: no time, no
+    random value, no counter that restarts. The id is the SHA-256 of the parts as a JSON array; that never changes.
+    """
+    for part in parts:
+        if not isinstance(part, str | int) or isinstance(part, bool):
+            raise TypeError(
+                f"the parts of a message id must be strings or integers, not {type(part).__name__}"
+            )
+    if not parts or "" in parts:
+        raise ValueError(
+            "a message id needs parts, none of them empty: the kind of thing, which one, what happened"
+        )
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+
+
+def envelope_for(message_id: str, *, from_zone: str, to_zone: str, **more: Any) -> Envelope:
+    """Build an envelope with the current time, which is not part of a fact's identity."""
+    produced_at = more.pop("produced_at_unix_ms", time.time_ns() // 1_000_000)
+    return Envelope(
+        message_id=message_id, from_zone=from_zone, to_zone=to_zone, produced_at_unix_ms=produced_at, **more
+    )
+
+
+def fact_of(subject: str, predicate: str, value: Any) -> Fact:
+    """Build a fact whose object is this value, which must be JSON: NaN and dates are not."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument("fact.object_json", f"cannot be encoded: {error}") from None
+    return Fact(subject=subject, predicate=predicate, object_json=text)
+
+
 def check_append(envelope: Envelope, fact: Fact) -> None:
-    """Refuses what is malformed, naming the field. What it means is nobody's business here."""
+    """Raise `InvalidArgument`, naming the field, if the envelope or the fact is malformed.
+
+    The meaning of a fact is not checked.
+    """
     _check_id("envelope.message_id", envelope.message_id)
     _check_text("envelope.from_zone", envelope.from_zone)
     _check_text("envelope.to_zone", envelope.to_zone)
@@ -134,19 +172,19 @@ def check_append(envelope: Envelope, fact: Fact) -> None:
     if not _PREDICATE.fullmatch(fact.predicate) or len(fact.predicate) > LONGEST_TEXT:
         raise InvalidArgument("fact.predicate", f"must be lower_snake_case, not {fact.predicate!r:.80}")
     if not fact.object_json:
-        raise InvalidArgument("fact.object_json", "is empty; it must be a JSON text")
+        raise InvalidArgument("fact.object_json", "is empty; it must be JSON")
     size = len(
         fact.object_json if fact.object_json.isascii() else fact.object_json.encode("utf-8", "replace")
     )
     if size > LARGEST_FACT:
         raise InvalidArgument(
             "fact.object_json",
-            f"has {size} bytes; {LARGEST_FACT} are allowed: put it into an object, and let the fact refer to that",
+            f"has {size} bytes; the limit is {LARGEST_FACT}: put it into an object, and refer to that in the fact",
         )
 
 
 def stream_of(envelope: Envelope) -> str:
-    """The class by which a fact is retained."""
+    """Return the retention class of a fact."""
     return envelope.labels.get(STREAM_LABEL, STREAMS[0])
 
 
@@ -154,7 +192,8 @@ def check_consumer(name: str) -> None:
     _check_id("consumer_name", name)
 
 
-def checked_limit(limit: int) -> int:
+def clamp_limit(limit: int) -> int:
+    """Return `limit`, or `LARGEST_PAGE` if that is less. Raise `InvalidArgument` below 1."""
     if limit < 1:
         raise InvalidArgument("limit", f"must be 1 or more, not {limit}")
     return min(limit, LARGEST_PAGE)
@@ -163,15 +202,15 @@ def checked_limit(limit: int) -> int:
 def check_object_name(bucket: str, key: str) -> None:
     if not _BUCKET.fullmatch(bucket):
         raise InvalidArgument(
-            "bucket", f"must be 1 to 63 of a-z, 0-9, dot, dash and underscore, not {bucket!r:.80}"
+            "bucket", f"must be 1 to 63 characters of a-z, 0-9, dot, dash and underscore, not {bucket!r:.80}"
         )
     if not key or not key.isprintable() or len(key.encode()) > LONGEST_TEXT:
-        raise InvalidArgument("key", f"must be 1 to {LONGEST_TEXT} bytes of text that can be seen")
+        raise InvalidArgument("key", f"must be 1 to {LONGEST_TEXT} bytes of printable text")
 
 
 def _check_id(field: str, value: str) -> None:
     if not value.isascii():
-        raise InvalidArgument(field, f"must be ASCII, so that it is the same everywhere, not {value!r:.80}")
+        raise InvalidArgument(field, f"must be ASCII, so it is the same everywhere, not {value!r:.80}")
     _check_text(field, value, LONGEST_ID)
 
 
@@ -179,46 +218,8 @@ def _check_text(field: str, value: str, longest: int = LONGEST_TEXT) -> None:
     if not value:
         raise InvalidArgument(field, "is missing")
     if len(value) > longest:
-        raise InvalidArgument(field, f"has {len(value)} characters; {longest} are allowed")
+        raise InvalidArgument(field, f"has {len(value)} characters; the limit is {longest}")
     if not value.isprintable() or value[0] == " " or value[-1] == " ":
         raise InvalidArgument(
-            field, f"has characters that cannot be seen, or blanks around it: {value!r:.80}"
+            field, f"has unprintable characters, or leading or trailing spaces: {value!r:.80}"
         )
-
-
-# What a producer makes: an id that every retry has again, an envelope, a fact.
-
-
-def message_id_for(*parts: str | int) -> str:
-    """An id made from what happened, such as ("batch", "B1042", "step_completed", 7): the same for every retry.
-
-    Give it all that makes the event unlike every other, and nothing that a retry would have anew: no time, nothing
-    random, no counter that starts again. It is the SHA-256 of the parts as a JSON array, the same for ever.
-    """
-    for part in parts:
-        if not isinstance(part, str | int) or isinstance(part, bool):
-            raise TypeError(
-                f"the parts of a message id are texts and whole numbers, not {type(part).__name__}"
-            )
-    if not parts or "" in parts:
-        raise ValueError(
-            "a message id needs parts, none of them empty: what kind of thing, which one, what happened"
-        )
-    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
-
-
-def envelope_for(message_id: str, *, from_zone: str, to_zone: str, **more: Any) -> Envelope:
-    """An envelope with the time of now, which is no part of a fact's identity."""
-    produced_at = more.pop("produced_at_unix_ms", time.time_ns() // 1_000_000)
-    return Envelope(
-        message_id=message_id, from_zone=from_zone, to_zone=to_zone, produced_at_unix_ms=produced_at, **more
-    )
-
-
-def fact_of(subject: str, predicate: str, value: Any) -> Fact:
-    """A fact whose object is this value, which has to be JSON: NaN and dates are not."""
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument("fact.object_json", f"cannot be made of this value: {error}") from None
-    return Fact(subject=subject, predicate=predicate, object_json=text)

@@ -1,5 +1,5 @@
-"""Facts are kept for a time, by their class, whoever has read them. Somebody is told before one expires that a
-consumer has not confirmed, and when it does."""
+"""Removes facts after the retention time of their class, whether they were read or not. Operators are alerted before a
+fact expires that a consumer has not confirmed, and when it does."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from onceward.boundary.wire import stored
 _log = logging.getLogger("onceward.boundary")
 
 EVERY = 60.0
-"""Seconds between two looks."""
+"""Seconds between two sweeps."""
 WARN_AT = 0.8
-"""The part of its time after which a fact that is not confirmed is worth an alert."""
+"""Fraction of its retention time after which an unconfirmed fact is worth an alert."""
 
 
 class Retention:
-    """Removes what has expired, again and again while it runs."""
+    """Removes expired facts periodically while it runs."""
 
     def __init__(
         self, boundary: Boundary, *, every: float = EVERY, clock: Callable[[], float] = time.time
@@ -34,7 +34,7 @@ class Retention:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> asyncio.Task[None]:
-        """Returns what runs until `close`."""
+        """Return the task, which runs until `close`."""
         self._task = asyncio.create_task(self._run(), name="onceward-boundary-retention")
         return self._task
 
@@ -46,23 +46,23 @@ class Retention:
     async def _run(self) -> None:
         while True:
             try:
-                await self.look()
+                await self.sweep()
             except BoundaryError as error:
-                _log.warning("expiry has to wait: %s", error)
+                _log.warning("facts could not be expired, will try again: %s", error)
             await asyncio.sleep(self._every)
 
-    async def look(self) -> int:
-        """Alert, then remove. Returns how many facts were removed."""
+    async def sweep(self) -> int:
+        """Alert, then remove. Return how many facts were removed."""
         now, settings, store = self._clock(), self._boundary.settings, self._boundary.store
         for cursor in await store.cursors():
             await self._alert(cursor, now)
-        older_than = {stream: int((now - settings.kept_for(stream)) * 1000) for stream in STREAMS}
+        older_than = {stream: int((now - settings.retention_seconds(stream)) * 1000) for stream in STREAMS}
         expired = await store.expire(older_than)
         self._boundary.metrics.expired.inc(expired)
         return expired
 
     async def _alert(self, cursor: Cursor, now: float) -> None:
-        """By the first fact that is not confirmed: it is, as a rule, the oldest."""
+        """Check the first unconfirmed fact, which is usually the oldest."""
         metrics = self._boundary.metrics
         oldest = await self._boundary.store.read(cursor.offset, 1)
         if not oldest:
@@ -70,10 +70,10 @@ class Retention:
             return
         fact = stored(oldest[0])
         stream = stream_of(fact.envelope)
-        kept_for = self._boundary.settings.kept_for(stream)
+        kept_for = self._boundary.settings.retention_seconds(stream)
         age = now - fact.appended_at_unix_ms / 1000
         metrics.expiring.labels(cursor.name).set(age >= kept_for * WARN_AT)
-        told = {
+        fields = {
             "consumer": cursor.name,
             "offset": fact.offset,
             "message_id": fact.message_id,
@@ -82,12 +82,12 @@ class Retention:
         if age > kept_for:
             metrics.lost.labels(cursor.name).inc()
             _log.error(
-                "facts of class %s expire before consumer %s has confirmed them, from offset %d on; it will be told of "
-                "the gap",
+                "facts of class %s expire before consumer %s has confirmed them, from offset %d on; its next fetch "
+                "reports the gap",
                 stream,
                 cursor.name,
                 fact.offset,
-                extra=told,
+                extra=fields,
             )
         elif age >= kept_for * WARN_AT:
             _log.warning(
@@ -97,5 +97,5 @@ class Retention:
                 fact.offset,
                 kept_for - age,
                 stream,
-                extra=told,
+                extra=fields,
             )

@@ -1,4 +1,4 @@
-"""What can be chosen about a boundary."""
+"""Settings of a boundary."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ WEEK = 7 * 86400.0
 
 class BoundarySettings(msgspec.Struct, frozen=True, kw_only=True):
     strict_consumers: bool = False
-    """Only names that are known may fetch; otherwise the first fetch makes a name known."""
+    """Only known consumers may fetch. Otherwise a consumer's first fetch registers it."""
     require_artifacts: bool = False
-    """A fact that names an object is refused while the object is not here."""
+    """Refuse a fact that refers to an object until the object is stored here."""
     retention: Mapping[str, float] = {}
-    """Seconds for which facts of a class are kept; a week for a class that is not named."""
+    """Seconds to keep facts, by class; a week for classes not listed."""
     capacity_bytes: int | None = None
-    """What the facts may take. None: nobody looks."""
+    """Limit for the size of all facts. None is no limit."""
     backpressure_at: float = 0.8
-    """The part of the capacity beyond which no more facts are taken."""
+    """Fraction of the capacity above which new facts are refused."""
     drop_oldest: bool = False
     """Instead of refusing new facts, remove the oldest, confirmed or not."""
     safety: bool = False
-    """Facts here must not be lost to make room: `drop_oldest` is refused."""
+    """Facts here must never be dropped to make room: forbids `drop_oldest`."""
 
     def __post_init__(self) -> None:
         if self.drop_oldest and self.safety:
             raise ConfigurationError(
-                "drop_oldest would lose facts, which safety forbids; leave one of the two out"
+                "drop_oldest would lose facts, which safety forbids; remove one of the two"
             )
         if not 0 < self.backpressure_at <= 1:
             raise ConfigurationError(
@@ -42,11 +42,10 @@ class BoundarySettings(msgspec.Struct, frozen=True, kw_only=True):
         for stream, seconds in self.retention.items():
             if stream not in STREAMS:
                 raise ConfigurationError(
-                    f"retention knows the classes {', '.join(STREAMS)}, and no {stream!r}"
+                    f"retention has no class {stream!r}; the classes are {', '.join(STREAMS)}"
                 )
             if not seconds > 0:
                 raise ConfigurationError(f"retention of {stream} must be above 0 seconds, not {seconds}")
 
-    def kept_for(self, stream: str) -> float:
-        """Seconds."""
+    def retention_seconds(self, stream: str) -> float:
         return self.retention.get(stream, WEEK)

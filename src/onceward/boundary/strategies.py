@@ -1,6 +1,6 @@
-"""Three ways to apply a fact that may come again. Each wraps a handler, for `BoundaryConsumer` and for asyncio alike.
+"""Three ways to apply a fact that may arrive twice. Each wraps a handler, for `BoundaryConsumer` and for asyncio alike.
 
-    once = OncePerId("plant-a-receiver")                     1. a table of the ids that were processed
+    once = OncePerId("plant-a-receiver")                     1. a table of processed ids
 
     @once
     def book(fact, session): …
@@ -10,13 +10,13 @@
     @latest
     def set_level(fact, session): …
 
-    @idempotent_outcome("sets the level of a tank to what the fact says")                       3. the outcome itself
+    @idempotent_outcome("sets the level of a tank to that of the fact")                         3. the outcome itself
     def set_level(fact, session): …
 
-The first two keep a small table, made by `create_table(session)`, and write to it in the transaction of the outcome:
-either both are there or none. It is not the table of `onceward.inbox`, which needs a registered consumer and a contract
-and knows leases, order and effects outside the database. All that a boundary's consumer asks is whether it has
-seen this fact.
+The first two keep a small table, created by `create_table(session)`, and write to it in the transaction of the outcome:
+both are committed, or neither is. It is not the table of `onceward.inbox`, which needs a registered consumer and a
+contract, and handles leases, order and effects outside the database. A boundary's consumer only needs to know whether
+it has seen this fact.
 """
 
 from __future__ import annotations
@@ -36,25 +36,37 @@ if TYPE_CHECKING:
 
 DAY = 86400.0
 FACT_DAYS = 7.0
-"""How long a boundary keeps facts, unless it is told otherwise."""
+"""How long a boundary keeps facts by default."""
 CLAIM = "onceward_idempotent_outcome"
 """The attribute of a handler that says why it may be applied again."""
+
+PURGE = "DELETE FROM onceward_processed_facts WHERE consumer_name = :name AND seen_at < :oldest"
+ADVANCE = """
+    INSERT INTO onceward_latest_facts
+        (consumer_name, natural_key, subject, predicate, business_key, applied_offset)
+    VALUES (:consumer_name, :natural_key, :subject, :predicate, :business_key, :applied_offset)
+    ON CONFLICT (consumer_name, natural_key) DO UPDATE
+    SET applied_offset = excluded.applied_offset
+    WHERE excluded.applied_offset > onceward_latest_facts.applied_offset
+"""
 
 H = TypeVar("H", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
 class _Guard:
-    """Lets a fact through to the handler, or not. Written once: a session blocks or is awaited."""
+    """Passes a fact to the handler, or not. The same code serves blocking and asyncio sessions."""
 
     _create: tuple[str, ...] = ()
 
     def __init__(self, consumer_name: str) -> None:
         if not consumer_name:
-            raise ConfigurationError("the rows belong to a consumer: give its name")
+            raise ConfigurationError(
+                "consumer_name is empty; pass the name of the consumer that owns the rows"
+            )
         self.consumer_name = consumer_name
 
-    async def _is_let_through(self, fact: StoredFact, session: Any) -> bool:
+    async def _admits(self, fact: StoredFact, session: Any) -> bool:
         raise NotImplementedError
 
     def __call__(self, handler: H) -> H:
@@ -62,12 +74,12 @@ class _Guard:
         def guarded(fact: StoredFact, session: Any) -> Any:
             if not isinstance(session, DbSession):
                 return guarded_async(fact, session)
-            if run_blocking(self._is_let_through(fact, session)):
+            if run_blocking(self._admits(fact, session)):
                 return handler(fact, session)
             return None
 
         async def guarded_async(fact: StoredFact, session: Any) -> Any:
-            if await self._is_let_through(fact, session):
+            if await self._admits(fact, session):
                 return await handler(fact, session)
             return None
 
@@ -78,22 +90,22 @@ class _Guard:
     @overload
     def create_table(self, session: AsyncDbSession) -> Awaitable[None]: ...
     def create_table(self, session: Any) -> Any:
-        """Make the table unless it is there."""
-        return _in(session, self._create_table(session))
+        """Create the table unless it exists."""
+        return _run(session, self._create_table(session))
 
     async def _create_table(self, session: Any) -> None:
-        # PostgreSQL fails where two make the same table at the same time.
-        await _ended(session.advisory_lock("onceward boundary strategies"))
+        # PostgreSQL fails if two sessions create the same table at the same time.
+        await _result(session.advisory_lock("onceward boundary strategies"))
         for statement in self._create:
-            await _ended(session.execute(statement))
+            await _result(session.execute(statement))
 
 
 class OncePerId(_Guard):
-    """Strategy 1: a table of the message ids that were processed. Fits every handler.
+    """Strategy 1: a table of processed message ids. Fits every handler.
 
-    The id is written in the transaction of the outcome, so a crash leaves both or none. Rows are kept for `keep_days`
-    at least, which must be no less than the boundary keeps facts: a fact that can still come must still be known.
-    `purge` removes older ones, and never happens by itself. `clock` tells seconds since 1970.
+    The id is written in the transaction of the outcome, so a crash leaves both or neither. Rows are kept for at least
+    `keep_days`, which must not be less than the boundary keeps facts: a fact that can still arrive must be recognized.
+    Call `purge` to remove older rows; it never runs on its own. `clock` returns seconds since 1970.
     """
 
     _create = (
@@ -117,44 +129,42 @@ class OncePerId(_Guard):
         super().__init__(consumer_name)
         if not keep_days > 0:
             raise ConfigurationError(
-                f"keep_days must be as many as the boundary keeps facts, {FACT_DAYS:g} by default, not {keep_days}"
+                f"keep_days must be at least as many as the boundary keeps facts, {FACT_DAYS:g} by default, not "
+                f"{keep_days}"
             )
         self._keep = keep_days * DAY
         self._clock = clock
 
-    async def _is_let_through(self, fact: StoredFact, session: Any) -> bool:
-        # Never older than the fact itself, even if this machine's clock is behind the boundary's.
+    async def _admits(self, fact: StoredFact, session: Any) -> bool:
+        # Never older than the fact itself, even if this machine's clock is behind that of the boundary.
         seen_at = max(self._clock(), fact.appended_at_unix_ms / 1000)
         row = {"consumer_name": self.consumer_name, "message_id": fact.message_id, "seen_at": seen_at}
         key = ("consumer_name", "message_id")
-        return bool(await _ended(session.insert_idempotent("onceward_processed_facts", row, key=key)))
+        return bool(await _result(session.insert_idempotent("onceward_processed_facts", row, key=key)))
 
     @overload
     def purge(self, session: DbSession) -> int: ...
     @overload
     def purge(self, session: AsyncDbSession) -> Awaitable[int]: ...
     def purge(self, session: Any) -> Any:
-        """Remove this consumer's rows that are older than `keep_days`. Returns how many."""
-        return _in(session, self._purge(session))
+        """Remove this consumer's rows older than `keep_days`. Return how many."""
+        return _run(session, self._purge(session))
 
     async def _purge(self, session: Any) -> int:
         oldest = self._clock() - self._keep
-        return int(await _ended(session.execute(PURGE, {"name": self.consumer_name, "oldest": oldest})))
-
-
-PURGE = "DELETE FROM onceward_processed_facts WHERE consumer_name = :name AND seen_at < :oldest"
+        return int(await _result(session.execute(PURGE, {"name": self.consumer_name, "oldest": oldest})))
 
 
 class LatestPerKey(_Guard):
     """Strategy 2: a natural key, whose state is set by its newest fact. Fits an upsert.
 
-    The key is the fact's subject and predicate, and `key(fact)`, the business key out of its object. (The guide joins
-    them with underscores. Here it is a hash, since otherwise `x_a` and `b` would be the same as `x` and `a_b`.) The
-    handler is called for facts that are newer than the last one applied to their key. Others are passed over.
+    The key is the fact's subject, its predicate and `key(fact)`, the business key in its object. (The guide joins them
+    with underscores. This is a hash, since otherwise `x_a` and `b` would be the same as `x` and `a_b`.) The handler is
+    called for facts that are newer than the last one applied to their key. Others are skipped.
 
-    *Newer* is a higher offset in the one log that this consumer reads, whatever time an envelope tells. Offsets of two
-    boundaries cannot be compared: each needs a consumer name of its own, and so does a log that was begun anew. As
-    facts may be passed over, the handler must set a state, not add to one. One row for each key stays for good.
+    *Newer* means a higher offset in the one log that this consumer reads, whatever the time in the envelope. Offsets of
+    two boundaries cannot be compared: each needs its own consumer name, and so does a log that was started over. As
+    facts may be skipped, the handler must set a state, not add to one. One row per key is kept permanently.
     """
 
     _create = (
@@ -175,11 +185,11 @@ class LatestPerKey(_Guard):
         super().__init__(consumer_name)
         self._key = key
 
-    async def _is_let_through(self, fact: StoredFact, session: Any) -> bool:
+    async def _admits(self, fact: StoredFact, session: Any) -> bool:
         key = self._key(fact)
         if not isinstance(key, str | int) or isinstance(key, bool) or key == "":
             raise TypeError(
-                f"the business key of fact {fact.message_id} must be a text or a whole number, not {key!r:.80}"
+                f"the business key of fact {fact.message_id} must be a nonempty string or an integer, not {key!r:.80}"
             )
         subject, predicate = fact.fact.subject, fact.fact.predicate
         row = {
@@ -190,25 +200,15 @@ class LatestPerKey(_Guard):
             "business_key": str(key),
             "applied_offset": fact.offset,
         }
-        return bool(await _ended(session.execute(ADVANCE, row)) == 1)
-
-
-ADVANCE = """
-    INSERT INTO onceward_latest_facts
-        (consumer_name, natural_key, subject, predicate, business_key, applied_offset)
-    VALUES (:consumer_name, :natural_key, :subject, :predicate, :business_key, :applied_offset)
-    ON CONFLICT (consumer_name, natural_key) DO UPDATE
-    SET applied_offset = excluded.applied_offset
-    WHERE excluded.applied_offset > onceward_latest_facts.applied_offset
-"""
+        return bool(await _result(session.execute(ADVANCE, row)) == 1)
 
 
 def idempotent_outcome(claim: str) -> Callable[[H], H]:
-    """Strategy 3: declares that a handler may be applied again, because its outcome is the same by nature.
+    """Strategy 3: declare that a handler may be applied again, because its outcome is the same by nature.
 
-    `claim` says why, in a sentence. Nothing is kept and nothing is skipped, so the claim has to be true:
+    `claim` says why, in a sentence. Nothing is stored or skipped, so the claim must be true:
     `onceward.testing.outcomes.check_idempotent_outcome` applies sample facts again and compares the rows. Only the end
-    counts. While a batch comes again, its older facts may show for a moment; `LatestPerKey` never goes back.
+    result counts: while a batch is redelivered, its older facts may show for a moment. `LatestPerKey` never goes back.
     """
     if not isinstance(claim, str) or not claim.strip():
         raise ConfigurationError(
@@ -222,10 +222,10 @@ def idempotent_outcome(claim: str) -> Callable[[H], H]:
     return declare
 
 
-def _in(session: Any, work: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
+def _run(session: Any, work: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
     return run_blocking(work) if isinstance(session, DbSession) else work
 
 
-async def _ended(result: Any) -> Any:
-    """What a session's method returns, or what it gives when it is awaited."""
+async def _result(result: Any) -> Any:
+    """Return the result of a session's method, awaited if it has to be."""
     return await result if isinstance(result, Awaitable) else result

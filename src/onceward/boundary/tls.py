@@ -1,5 +1,5 @@
-"""TLS 1.3 with a certificate on both sides: the files of it, a server's context that can be replaced, and what is said
-about a handshake that failed."""
+"""TLS 1.3 with certificates on both sides: their files, a server's context that can be replaced at run time, and the
+reasons a handshake fails."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _log = logging.getLogger("onceward.boundary")
 Path = str | os.PathLike[str]
 DAY = 86400.0
 WARN_BEFORE = 30 * DAY
-"""Seconds before the end of a certificate from which on it is worth a warning."""
+"""Warn this many seconds before a certificate expires."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """Three files in PEM, of a server or of a client."""
+    """Three PEM files, for a server or a client."""
 
     ca: Path
-    """Whose signature makes the other side's certificate good."""
+    """Trusted to sign the other side's certificate."""
     cert: Path
-    """What is shown to the other side; with what lies between it and its CA, if anything does."""
+    """Shown to the other side; with any intermediate certificates."""
     key: Path
 
     def read(self) -> tuple[bytes, bytes, bytes]:
-        """CA, certificate and key."""
+        """Return the CA, the certificate and the key. Raise `ConfigurationError` if one cannot be read."""
         return _read(self.ca, "ca"), _read(self.cert, "cert"), _read(self.key, "key")
 
 
 def client_context(files: Tls) -> ssl.SSLContext:
-    """For Python's own HTTP client."""
+    """Build a context for Python's own HTTP client."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     _load(context, files)
@@ -47,21 +47,21 @@ def client_context(files: Tls) -> ssl.SSLContext:
 
 
 class ServerTls:
-    """What the next handshake of a server uses. Connections that stand are not touched by a change of it."""
+    """The context for a server's next handshakes. Replacing it does not affect open connections."""
 
     def __init__(self, files: Tls, metrics: BoundaryMetrics) -> None:
         self._metrics = metrics
         self.load(files)
 
     def load(self, files: Tls) -> None:
-        """Raises `ConfigurationError` if a file cannot be used; then all stays as it was."""
+        """Load new files. Raise `ConfigurationError`, and keep the previous ones, if a file cannot be used."""
         context = _server_context(files)
-        own, trusted = _ends(files.cert)[0], max(_ends(files.ca))
+        own, trusted = _expiry_times(files.cert)[0], max(_expiry_times(files.ca))
         self.context = context
-        self._tell_of_end("own", files.cert, own)
-        self._tell_of_end("ca", files.ca, trusted)
+        self._report_expiry("own", files.cert, own)
+        self._report_expiry("ca", files.ca, trusted)
 
-    def _tell_of_end(self, whose: str, path: Path, ends_at: float) -> None:
+    def _report_expiry(self, whose: str, path: Path, ends_at: float) -> None:
         self._metrics.certificate_expiry.labels(whose).set_function(lambda: ends_at - time.time())
         left = ends_at - time.time()
         if left <= 0:
@@ -75,10 +75,10 @@ class ServerTls:
 
 
 def why_refused(error: OSError) -> str:
-    """Why a handshake failed, for people."""
+    """Explain why a handshake failed."""
     reason = getattr(error, "reason", None) or ""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the peer's certificate is not good here: {error.verify_message}"
+        return f"the peer's certificate is not accepted: {error.verify_message}"
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return "the peer showed no certificate"
     if reason in ("UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS_AVAILABLE"):
@@ -86,7 +86,7 @@ def why_refused(error: OSError) -> str:
     if reason == "HTTP_REQUEST":
         return "the peer speaks plain HTTP; its URL must begin with https://"
     if "ALERT" in reason:
-        return f"the peer ended it, perhaps because it does not trust this server: {_words(reason)}"
+        return f"the peer ended it; perhaps it does not trust this server: {_words(reason)}"
     if reason:
         return _words(reason)
     if isinstance(error, ConnectionAbortedError):
@@ -100,23 +100,23 @@ def _server_context(files: Tls) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
-    context.num_tickets = 0  # nobody comes back without showing its certificate
+    context.num_tickets = 0  # so every connection must show its certificate
     context.set_alpn_protocols(["h2", "http/1.1"])
     _load(context, files)
     return context
 
 
 def _load(context: ssl.SSLContext, files: Tls) -> None:
-    files.read()  # which says by name what cannot be read; the library does not
+    files.read()  # names the file that cannot be read; the library does not
     try:
         context.load_cert_chain(files.cert, files.key, password=_no_password)
     except ssl.SSLError as error:
         raise ConfigurationError(
-            f"{files.cert} and {files.key} are no certificate and its key, in PEM: {_words(error.reason)}"
+            f"{files.cert} and {files.key} are not a certificate and its key in PEM: {_words(error.reason)}"
         ) from error
     except _Encrypted:
         raise ConfigurationError(
-            f"{files.key} is encrypted; nobody is here to type its password: use a key without one"
+            f"{files.key} is encrypted; use a key without a password: there is no prompt for it"
         ) from None
     try:
         context.load_verify_locations(files.ca)
@@ -132,8 +132,8 @@ def _no_password() -> str:
     raise _Encrypted
 
 
-def _ends(path: Path) -> list[float]:
-    """When each of the certificates in a file ends."""
+def _expiry_times(path: Path) -> list[float]:
+    """Return when each certificate in a file expires."""
     from cryptography import x509
 
     try:

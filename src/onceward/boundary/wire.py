@@ -1,6 +1,6 @@
-"""Facts as bytes: protobuf, in the log as on the wire, so that a page is put together without unpacking a fact.
+"""Facts as bytes: protobuf, in the log as on the wire, so a page is assembled without decoding a fact.
 
-A record in the log is a `StoredFact` without its two numbers; these are set in front and behind when it is read.
+A record in the log is a `StoredFact` without its two numbers, which are added in front and behind when it is read.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from typing import TypeVar
 from onceward.boundary.model import Envelope, Fact, Gap, Page, StoredFact
 from onceward.boundary.v1 import boundary_pb as pb
 
-Made = TypeVar("Made")
+E = TypeVar("E")
 Record = tuple[int, bytes, int]
 """Offset, record, time of appending in milliseconds."""
 
 _OFFSET, _ENVELOPE, _FACT, _APPENDED_AT = b"\x08", b"\x12", b"\x1a", b"\x20"
 _FACTS, _GAP = b"\x0a", b"\x12"
+_SMALL = [bytes((number,)) for number in range(0x80)]
 
 
 def record_of(envelope: bytes, fact: bytes) -> bytes:
-    """Of the two messages, already encoded."""
+    """Build a record from the two encoded messages."""
     return b"".join((_ENVELOPE, varint(len(envelope)), envelope, _FACT, varint(len(fact)), fact))
 
 
@@ -38,14 +39,14 @@ def stored_bytes(record: Record) -> bytes:
 
 
 def page_bytes(records: Iterable[Record], gap: Gap | None) -> bytes:
-    """A `FetchFactsResponse`."""
+    """Encode a `FetchFactsResponse`."""
     parts: list[bytes] = []
     for each in records:
         fact = stored_bytes(each)
         parts += (_FACTS, varint(len(fact)), fact)
     if gap is not None:
-        told = pb.Gap(first_missing=gap.first_missing, last_missing=gap.last_missing).to_binary()
-        parts += (_GAP, varint(len(told)), told)
+        encoded = pb.Gap(first_missing=gap.first_missing, last_missing=gap.last_missing).to_binary()
+        parts += (_GAP, varint(len(encoded)), encoded)
     return b"".join(parts)
 
 
@@ -73,15 +74,15 @@ def fact_of(fact: pb.Fact) -> Fact:
 
 
 def envelope_of(envelope: pb.Envelope) -> Envelope:
-    return _same(Envelope, envelope)
+    return _convert(Envelope, envelope)
 
 
 def as_pb_envelope(envelope: Envelope) -> pb.Envelope:
-    return _same(pb.Envelope, envelope)
+    return _convert(pb.Envelope, envelope)
 
 
-def _same(kind: Callable[..., Made], envelope: Envelope | pb.Envelope) -> Made:
-    """The two have the same fields."""
+def _convert(kind: Callable[..., E], envelope: Envelope | pb.Envelope) -> E:
+    """Both kinds have the same fields."""
     return kind(
         message_id=envelope.message_id,
         from_zone=envelope.from_zone,
@@ -100,7 +101,7 @@ def as_pb_fact(fact: Fact) -> pb.Fact:
 
 
 def varint(number: int) -> bytes:
-    """Protobuf's way to write a number that is not negative."""
+    """Encode a nonnegative number as protobuf does."""
     if number < 0x80:
         return _SMALL[number]
     parts = bytearray()
@@ -109,6 +110,3 @@ def varint(number: int) -> bytes:
         number >>= 7
     parts.append(number)
     return bytes(parts)
-
-
-_SMALL = [bytes((number,)) for number in range(0x80)]

@@ -22,7 +22,7 @@ from onceward.boundary import (
 )
 from onceward.boundary.artifacts import as_reference
 from onceward.boundary.bundle import export
-from onceward.boundary.stores.read_only import looking_into
+from onceward.boundary.stores.read_only import open_reader
 from tests.crash.boundary.zones_process import ZoneProcess, fill, import_in_process, zone_process
 from tests.support.boundary.zones_world import proxy
 from tests.support.wait import until_async
@@ -205,7 +205,7 @@ def test_an_import_that_is_killed_is_repeated(tmp_path: Path) -> None:
             client.append(*message("plant", number))
 
         async def write() -> None:
-            async with looking_into(str(tmp_path / "plant")) as look:
+            async with open_reader(str(tmp_path / "plant")) as look:
                 await export(look, "plant", 0, None, str(bundle))
 
         asyncio.run(write())

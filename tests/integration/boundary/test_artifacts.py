@@ -137,7 +137,8 @@ def test_an_artifact_that_is_what_the_fact_says_is_handed_over_and_confirmed(
 
 @pytest.mark.req("BC-12")
 @pytest.mark.parametrize(
-    ("changes", "told"), [({"digest": digest(b"other")}, "digest"), ({"size": len(BLOB) + 1}, "bytes where")]
+    ("changes", "told"),
+    [({"digest": digest(b"other")}, "digest"), ({"size": len(BLOB) + 1}, "bytes, but the fact says")],
 )
 def test_an_artifact_with_another_digest_or_size_is_an_integrity_error_and_nothing_is_confirmed(
     world: BoundaryWorld, changes: dict[str, Any], told: str

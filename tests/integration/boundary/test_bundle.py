@@ -187,7 +187,7 @@ def test_a_bundle_that_was_cut_short_anywhere_is_refused_whole(plant: Place, hq:
     for length in {0, 5, 27, 60, len(whole) // 2, len(whole) - 33, len(whole) - 32, len(whole) - 1}:
         bundle.write_bytes(whole[:length])
         told = refused("import", bundle, "--zone", "hq", "--url", hq.url)
-        assert "damaged or was cut short" in told or "no bundle of facts" in told
+        assert "damaged or truncated" in told or "not a bundle of facts" in told
     bundle.write_bytes(whole + b"x")
     assert "damaged" in refused("import", bundle, "--zone", "hq", "--url", hq.url)
     _has_nothing(hq)
@@ -247,7 +247,8 @@ def test_a_fact_whose_artifact_is_missing_ends_an_export_that_leaves_no_file(
     plant.say("m6", as_reference(missing))
     told = refused("export", bundle, "--store", plant.directory, "--zone", "plant", "--since", 0)
     assert (
-        "offset 6 refers to object batch-files/B9, which is not here; put it, or leave the fact out" in told
+        "offset 6 refers to object batch-files/B9, which does not exist here; put it, or leave the fact out"
+        in told
     )
     assert list(bundle.parent.glob("*bundle*")) == []
     export(plant, bundle, "--since", 0, "--through", 5)
@@ -264,7 +265,8 @@ def test_a_conflict_ends_the_import_at_its_fact_and_skip_goes_on(
     taking = ("import", bundle, "--zone", "hq", "--url", hq.url)
     told = refused(*taking)
     assert (
-        "fact 'm3' at offset 3 of the bundle cannot be taken: message_id 'm3' is known, at offset 1" in told
+        "fact 'm3' at offset 3 of the bundle cannot be imported: message_id 'm3' already exists at offset 1"
+        in told
     )
     assert "repeat with --skip 3" in told
     assert hq.ids == ["m3", "m1", "m2"]
@@ -280,7 +282,10 @@ def test_other_bytes_under_an_artifact_s_name_end_the_import_at_its_fact(
     with place(tmp_path / "hq") as hq:
         hq.client.put("batch-files", "B1", b"ours")
         told = refused("import", bundle, "--zone", "hq", "--url", hq.url)
-        assert "fact 'm2' at offset 2 of the bundle cannot be taken: object batch-files/B1 is there" in told
+        assert (
+            "fact 'm2' at offset 2 of the bundle cannot be imported: object batch-files/B1 already exists"
+            in told
+        )
         assert hq.ids == ["m1"]
         assert "1 appended" in said(
             "import", bundle, "--zone", "hq", "--url", hq.url, "--skip", 2, "--skip", 4
@@ -310,7 +315,7 @@ def test_other_bytes_under_an_artifact_s_name_end_the_import_at_its_fact(
         (("export", "/nowhere/b", "--store", "{plant}", "--zone", "z", "--since", "0"), 1, "No such file"),
         (("import", "/nowhere", "--zone", "z"), 2, "/nowhere does not exist; name a bundle"),
         (("import", "{plant}", "--zone", "z"), 2, "not a regular file, which must be read twice"),
-        (("import", "{text}", "--zone", "z"), 1, "no bundle of facts"),
+        (("import", "{text}", "--zone", "z"), 1, "not a bundle of facts"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
@@ -326,4 +331,4 @@ def test_what_is_wrong_is_said_in_one_line(
 def test_an_import_into_nowhere_says_so_and_can_be_repeated(plant: Place, bundle: Path) -> None:
     export(plant, bundle)
     told = refused("import", bundle, "--zone", "hq", "--url", "http://127.0.0.1:1")
-    assert "cannot be reached: tcp connect error: Connection refused; see that it runs" in told
+    assert "cannot be reached: tcp connect error: Connection refused; check that it is running" in told

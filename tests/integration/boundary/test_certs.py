@@ -95,7 +95,7 @@ def test_it_overwrites_nothing(tmp_path: Path) -> None:
     (tmp_path / "hq.key").write_text("keep me")
     result = certs(tmp_path, "--zone", "plant-a", "--zone", "hq")
     assert result.exit_code == 2
-    assert "hq.key is there already without hq.pem, and nothing is overwritten" in result.stderr
+    assert "hq.key exists without hq.pem, and nothing is overwritten" in result.stderr
     assert [each.name for each in tmp_path.iterdir()] == ["hq.key"]
     assert (tmp_path / "hq.key").read_text() == "keep me"
 
@@ -123,13 +123,17 @@ def test_zones_and_applications_are_added_to_a_ca_later_and_what_is_there_stays(
 @pytest.mark.parametrize(
     ("spoil", "arguments", "words"),
     [
-        ({"ca.key": None}, ["--zone", "lab"], "ca.pem is there already without ca.key"),
-        ({"ca.key": None, "ca.pem": None}, ["--zone", "hq"], "has certificates, but no ca.pem and ca.key"),
+        ({"ca.key": None}, ["--zone", "lab"], "ca.pem exists without ca.key"),
+        (
+            {"ca.key": None, "ca.pem": None},
+            ["--zone", "hq"],
+            "has certificates, but not the ca.pem and ca.key",
+        ),
         ({"ca.key": "hq.key"}, ["--zone", "lab"], "ca.key is not the key of"),
         ({"ca.pem": "hq.key"}, ["--zone", "lab"], "ca.pem cannot be read as a certificate"),
         ({"ca.key": "hq.pem"}, ["--zone", "lab"], "ca.key cannot be read as a key"),
-        ({"hq.pem": "ca.pem"}, ["--zone", "hq"], "hq.pem is that of 'onceward development CA'"),
-        ({}, ["--peer", "hq"], "hq.pem is that of 'hq-bsfg', and nothing is overwritten"),
+        ({"hq.pem": "ca.pem"}, ["--zone", "hq"], "hq.pem belongs to 'onceward development CA'"),
+        ({}, ["--peer", "hq"], "hq.pem belongs to 'hq-bsfg', and nothing is overwritten"),
     ],
 )
 def test_a_directory_to_which_nothing_can_be_added_is_refused_and_stays(
@@ -153,7 +157,7 @@ def test_a_certificate_of_another_ca_and_a_ca_that_has_expired_are_refused(tmp_p
     certs(tmp_path / "two", "--zone", "lab")
     for name in ("lab.pem", "lab.key"):
         (tmp_path / "one" / name).write_bytes((tmp_path / "two" / name).read_bytes())
-    assert "lab.pem is not of the CA in" in certs(tmp_path / "one", "--zone", "lab").stderr
+    assert "lab.pem was not issued by the CA in" in certs(tmp_path / "one", "--zone", "lab").stderr
     (tmp_path / "old").mkdir()
     Authority(tmp_path / "old", days=-1)
     assert "ca.pem has expired" in certs(tmp_path / "old", "--zone", "hq").stderr
@@ -163,11 +167,11 @@ def test_a_certificate_of_another_ca_and_a_ca_that_has_expired_are_refused(tmp_p
     ("arguments", "words"),
     [
         ([], "name at least one zone or peer"),
-        (["--zone", "hq", "--peer", "hq"], "'hq' cannot be a zone and a peer"),
-        (["--peer", "a/b"], "peer 'a/b' cannot be the name of files"),
-        (["--zone", "../etc"], "zone '../etc' cannot be the name of files"),
-        (["--zone", "ca"], "zone 'ca' cannot be the name of files"),
-        (["--zone", "hq", "--host", "a b"], "--host must be a name or an IP address, not 'a b'"),
+        (["--zone", "hq", "--peer", "hq"], "'hq' cannot be both a zone and a peer"),
+        (["--peer", "a/b"], "peer 'a/b' cannot be a file name"),
+        (["--zone", "../etc"], "zone '../etc' cannot be a file name"),
+        (["--zone", "ca"], "zone 'ca' cannot be a file name"),
+        (["--zone", "hq", "--host", "a b"], "--host must be a host name or an IP address, not 'a b'"),
         (["--zone", "hq", "--days", "0"], "--days must be 1 or more, not 0"),
     ],
 )
@@ -289,11 +293,11 @@ def test_options_win_over_the_configuration(tmp_path: Path) -> None:
         ("zune = 1", (), "boundary.toml: the file has no key 'zune'"),
         ('[tls]\nca = "x"\ncert = "y"\nkey = "z"', (), "x cannot be read: No such file"),
         ("", ("--data", "a", "--store", "b"), "--data and --store exclude each other"),
-        ("", ("--store", "mysql://x"), "'mysql://x' is no store"),
+        ("", ("--store", "mysql://x"), "'mysql://x' is not a store"),
         (
             'zone = "z"\n[[links]]\nname = "a"\nurl = "nowhere"',
             (),
-            "boundary.toml: [[links]] number 1 ('a') url: the URL of a boundary is http://HOST:PORT",
+            "boundary.toml: [[links]] number 1 ('a') url: the URL of a boundary must be http://HOST:PORT",
         ),
     ],
 )

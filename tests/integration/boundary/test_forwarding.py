@@ -225,7 +225,7 @@ def test_a_lost_link_stops_nothing_here_and_heals_by_itself(
 
     play(story)
     assert len(lines(caplog, "down")) <= 2  # logged when it changes, not at every attempt
-    assert [record.getMessage() for record in lines(caplog, "up")][-1] == "link from-0 gets on"
+    assert [record.getMessage() for record in lines(caplog, "up")][-1] == "link from-0 is up"
 
 
 def test_it_waits_longer_and_longer_between_tries_up_to_the_limit(play: Play) -> None:
@@ -422,7 +422,7 @@ def test_other_bytes_under_an_artifact_s_name_stop_the_link(play: Play) -> None:
         plant, hq = await world.zone("plant"), await world.zone("hq")
         await plant.say_with_artifact(b"theirs", "B1")
         await hq.boundary.put("batch-files", "B1", pieces_of(b"ours"), "text/plain")
-        with pytest.raises(LinkStopped, match="object batch-files/B1 is there with other bytes"):
+        with pytest.raises(LinkStopped, match="object batch-files/B1 already exists with different bytes"):
             await ZoneLink("plant", client_of(plant.url), hq.boundary, "hq").drain()
         assert await hq.artifact("B1") == b"ours"
 
@@ -518,11 +518,11 @@ def test_a_conflict_stops_its_link_alone_until_an_operator_decides(
     (stopped,) = lines(caplog, "stopped")
     assert stopped.levelno == logging.ERROR
     assert (stopped.message_id, stopped.offset, stopped.link) == ("plant-4", 4, "from-0")  # type: ignore[attr-defined]
-    assert "known, at offset 1, with other content" in stopped.getMessage()
+    assert "already exists at offset 1 with different content" in stopped.getMessage()
     (skipped,) = lines(caplog, "skipped")
     assert skipped.levelno == logging.WARNING
     assert (skipped.message_id, skipped.offset, skipped.link) == ("plant-4", 4, "from-0")  # type: ignore[attr-defined]
-    assert "offset 4 was skipped, and the fact there was not taken; jane at 2" in skipped.getMessage()
+    assert "the fact at offset 4 was skipped, and is not taken; jane at 2" in skipped.getMessage()
     assert skipped.getMessage().endswith(": a test at the plant")
 
 
@@ -571,9 +571,7 @@ def test_why_a_fact_was_skipped_is_kept_at_the_source_and_can_be_read_later(tmp_
         plant.put("skipped-facts", "zone:hq/2.json", record.encode(), "application/json")
         refused = run(*skip, "--offset", "2", "--reason", "another")
         assert refused.exit_code == 1
-        assert (
-            "says already why offset 2 is skipped, in other words: 'test data'; repeat it" in refused.stderr
-        )
+        assert "already records another reason to skip offset 2: 'test data'; repeat" in refused.stderr
         assert plant.fetch(CONSUMER).facts[0].offset == 2
         assert run(*skip, "--offset", "2", "--reason", "test data").exit_code == 0
         assert plant.fetch(CONSUMER).facts == ()
@@ -650,7 +648,7 @@ def test_an_origin_that_the_source_may_not_speak_for_stops_the_link(play: Play) 
         await plant.boundary.append(envelope_for("m2", from_zone="hq", to_zone="hq"), fact_of("a:b", "c", 1))
         after = await plant.say(1)
         link = ZoneLink("plant", client_of(plant.url), hq.boundary, "hq", from_zones=("plant",))
-        with pytest.raises(LinkStopped, match="from zone 'elsewhere', for which this source may not speak"):
+        with pytest.raises(LinkStopped, match="from zone 'elsewhere', which is not in the link's from_zones"):
             await link.drain()
         assert (await hq.ids(), await plant.position(CONSUMER)) == (before, 2)
         await plant.boundary.confirm(CONSUMER, 3)
@@ -717,8 +715,8 @@ def test_expired_facts_are_told_counted_and_passed(play: Play, caplog: pytest.Lo
     play(story)
     told = [record.getMessage() for record in lines(caplog, "gap") if record.levelno == logging.ERROR]
     assert told == [
-        "link from-0 missed facts 6 to 8: they had expired at the source, and will not come",
-        "link from-0 missed facts 11 to 13: they had expired at the source, and will not come",
+        "link from-0 missed facts 6 to 8: they expired at the source, and are lost to this zone",
+        "link from-0 missed facts 11 to 13: they expired at the source, and are lost to this zone",
     ]
 
 
@@ -819,7 +817,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_runs(
         settings = LinkSettings(**{"name": "plant", "url": NOWHERE, **more})
         with pytest.raises(ConfigurationError, match=words):
             Links(hq.boundary, "hq", [settings])
-        with pytest.raises(ConfigurationError, match="must know the zone"):
+        with pytest.raises(ConfigurationError, match="needs the zone"):
             Links(hq.boundary, "", [LinkSettings(name="plant", url=NOWHERE)])
         assert hq.metric("bsfg_link_up", link="plant") is None
 
@@ -881,7 +879,7 @@ def test_forward_once_drains_the_source_and_says_what_it_did(tmp_path: Path, int
     [
         (("--from", NOWHERE, "--to", "{tmp}/hq"), 1, "cannot be reached"),
         (("--from", "nonsense", "--to", "{tmp}/hq"), 2, "URL of a boundary"),
-        (("--from", NOWHERE, "--to", "ftp://x"), 2, "is no store"),
+        (("--from", NOWHERE, "--to", "ftp://x"), 2, "is not a store"),
         (("--from", NOWHERE, "--to", "{tmp}/hq", "--consumer", "Zürich"), 2, "must be ASCII"),
     ],
 )
@@ -918,7 +916,7 @@ def test_forward_goes_on_until_it_is_told_to_stop(tmp_path: Path) -> None:
             process.kill()
             process.communicate()
         assert (process.returncode, said) == (0, "3 appended.\n")
-        assert [json.loads(line)["message"] for line in log.splitlines()] == [f"link {source} gets on"]
+        assert [json.loads(line)["message"] for line in log.splitlines()] == [f"link {source} is up"]
 
 
 def test_pieces_of_an_object_come_when_they_are_wanted(tmp_path: Path) -> None:

@@ -477,7 +477,7 @@ def test_a_stream_of_somebody_else_is_not_touched(nats: servers.Server, name: st
             await client.jetstream().add_stream(
                 StreamConfig(name=f"{name}-facts", subjects=[f"{name}.other"])
             )
-        with pytest.raises(ConfigurationError, match="was not made by onceward"):
+        with pytest.raises(ConfigurationError, match="was not created by onceward"):
             await JetStreamBoundaryStore.open(nats.url, name=name)
 
     asyncio.run(main())

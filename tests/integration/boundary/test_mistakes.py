@@ -88,7 +88,7 @@ def test_a_server_of_another_ca_is_not_trusted_and_the_files_to_give_are_named(
 ) -> None:
     for files in (None, Tls(ca=stranger.ca, cert=hq.cert, key=hq.key)):
         words = told(kind, site.url, files)
-        assert "its certificate is not of a CA that is trusted here; name its CA in `tls`" in words
+        assert "its certificate was not issued by a CA that is trusted here; set its CA in `tls`" in words
         assert "ONCEWARD_BOUNDARY_CA, _CERT and _KEY" in words
 
 
@@ -97,7 +97,7 @@ def test_a_server_that_does_not_trust_the_caller_hangs_up_and_its_log_is_named(
     site: Site, hq: Tls, stranger: Tls, kind: Any
 ) -> None:
     words = told(kind, site.url, Tls(ca=hq.ca, cert=stranger.cert, key=stranger.key))
-    assert "does not accept the certificate that it was shown, if any; see its log" in words
+    assert "it requires another client certificate; see its log" in words
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
@@ -106,26 +106,24 @@ def test_a_certificate_for_another_name_is_said(home: Path, site: Site, hq: Tls,
     elsewhere = Site(home / name, name, site.authority)
     elsewhere.write(tls=site.issue(name, hosts=("elsewhere.example",)))
     with elsewhere.serving() as url:
-        assert "its certificate is not for '127.0.0.1'; call it by a name that stands in its" in told(
-            kind, url, hq
-        )
+        assert "its certificate is not for '127.0.0.1'; use a name that is in its" in told(kind, url, hq)
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_the_wrong_scheme_is_said(site: Site, hq: Tls, plain: str, kind: Any) -> None:
-    assert "it does not speak TLS; its URL begins with http://" in told(
+    assert "it does not speak TLS; use a URL that begins with http://" in told(
         kind, plain.replace("http://", "https://"), hq
     )
-    assert "it hung up; see that it runs" in (
+    assert "it closed the connection; check that it is running" in (
         words := told(kind, site.url.replace("https://", "http://"), None)
     )
-    assert words.endswith("if it speaks TLS, that begins with https://")
+    assert words.endswith("if it speaks TLS, the URL begins with https://")
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_a_host_that_nobody_knows_is_one_plain_line(kind: Any) -> None:
     assert told(kind, "http://nosuch.invalid:7700", None) == (
-        "the boundary at http://nosuch.invalid:7700 cannot be reached: no host 'nosuch.invalid' is known here; mend "
+        "the boundary at http://nosuch.invalid:7700 cannot be reached: host 'nosuch.invalid' is unknown here; correct "
         "its URL"
     )
 
@@ -179,7 +177,7 @@ def test_what_is_no_url_is_named_with_its_option(arguments: tuple[str, ...], opt
     result = run(*arguments, env={})
     assert result.exit_code == 2
     assert result.stderr.startswith(
-        f"{option}: the URL of a boundary is http://HOST:PORT or https://HOST:PORT"
+        f"{option}: the URL of a boundary must be http://HOST:PORT or https://HOST:PORT"
     )
     assert "not '/foo'" in result.stderr
     assert not Path("/foo").exists()

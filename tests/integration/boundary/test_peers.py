@@ -84,7 +84,7 @@ def test_an_identity_that_is_not_in_the_table_is_refused_with_every_call(
     with EitherClient(kind, url, stranger) as client:
         for call in calls(client):
             with pytest.raises(
-                Unauthenticated, match="the certificate of 'stranger', 'localhost' is that of no peer"
+                Unauthenticated, match="the certificate of 'stranger', 'localhost' does not belong to a peer"
             ):
                 call()
     with Connection(url, context_for(hq.ca, stranger)) as connection:
@@ -118,7 +118,8 @@ def test_who_is_taken_out_of_the_table_is_refused_on_the_connection_that_stands(
         code = connection.call("FetchFacts", {"consumerName": "c", "limit": 1})[1]["code"]
         assert code == "unauthenticated"
         assert (
-            "the certificate of 'hq-bsfg', 'localhost' is that of no peer of this boundary" in told(caplog)[0]
+            "the certificate of 'hq-bsfg', 'localhost' does not belong to a peer of this boundary"
+            in told(caplog)[0]
         )
         site.write(HQ)
         until(lambda: connection.call("AppendFact", append_message())[0] == 200)
@@ -138,7 +139,7 @@ def test_a_broken_certificate_does_not_keep_a_peer_in_the_table(
 ) -> None:
     with Connection(url, context_for(hq.ca, hq)) as connection:
         Path(site.server.cert).write_text("broken")
-        until(lambda: any("stays in force" in each for each in caplog.messages))
+        until(lambda: any("keeping the previous configuration" in each for each in caplog.messages))
         site.write(LAB)
         until(lambda: connection.call("AppendFact", append_message())[0] == 401)
 
@@ -148,11 +149,9 @@ def test_what_cannot_change_while_the_server_runs_is_told(
 ) -> None:
     site.write(HQ, more='listen = "127.0.0.1:1"\nstrict_consumers = true')
     until(lambda: any("strict_consumers has changed" in each for each in caplog.messages))
-    assert any(
-        "listen has changed, which takes effect with the next start" in each for each in caplog.messages
-    )
+    assert any("listen has changed, which requires a restart" in each for each in caplog.messages)
     site.config.write_text('zone = "plant-a"\n')
-    until(lambda: any("[tls] comes and goes only with a restart" in each for each in caplog.messages))
+    until(lambda: any("adding or removing [tls] requires a restart" in each for each in caplog.messages))
     with BoundaryClient(url, tls=hq) as client:
         client.fetch("c")
 
@@ -187,7 +186,7 @@ def test_a_zone_that_the_peer_may_not_speak_of_or_to_is_refused(
         assert refused.value.field == field
         assert not client.fetch("c").facts
     [line] = told(caplog)
-    assert line.startswith("AppendFact by 127.0.0.1:")
+    assert line.startswith("AppendFact from 127.0.0.1:")
     assert line.endswith(words)
     with Connection(url, context_for(hq.ca, hq)) as connection:
         reason = field.removeprefix("envelope.")
@@ -211,7 +210,7 @@ def test_a_name_that_is_bound_to_one_peer_is_not_anothers(
     with EitherClient(kind, url, hq) as owner, EitherClient(kind, url, lab) as other:
         owner.append(envelope_for("m1", from_zone="hq", to_zone="plant-a"), FACT)
         for call in (lambda: other.fetch("hq-receiver"), lambda: other.confirm("hq-receiver", 1)):
-            with pytest.raises(PermissionDenied, match="which is another peer's name") as refused:
+            with pytest.raises(PermissionDenied, match="which is reserved for another peer") as refused:
                 call()
             assert refused.value.field == "consumer_name"
         assert [each.offset for each in owner.fetch("hq-receiver").facts] == [1]
@@ -244,25 +243,25 @@ def test_an_identity_is_the_common_name_or_a_dns_name_or_a_uri_and_no_address() 
     peers = Peers(
         [Peer(identity=each, zone=each) for each in ("cn", "dns.example", "spiffe://x/y", "10.0.0.1")]
     )
-    assert peers.known(certificate("cn", ("DNS", "localhost"))).zone == "cn"
-    assert peers.known(certificate("other", ("DNS", "dns.example"))).zone == "dns.example"
-    assert peers.known(certificate("", ("URI", "spiffe://x/y"))).zone == "spiffe://x/y"
-    assert peers.known(certificate("cn", ("DNS", "cn"))).zone == "cn"
+    assert peers.identify(certificate("cn", ("DNS", "localhost"))).zone == "cn"
+    assert peers.identify(certificate("other", ("DNS", "dns.example"))).zone == "dns.example"
+    assert peers.identify(certificate("", ("URI", "spiffe://x/y"))).zone == "spiffe://x/y"
+    assert peers.identify(certificate("cn", ("DNS", "cn"))).zone == "cn"
     for unknown in (certificate("x", ("IP Address", "10.0.0.1")), certificate(), certificate("*")):
-        with pytest.raises(Unauthenticated, match="is that of no peer"):
-            peers.known(unknown)
+        with pytest.raises(Unauthenticated, match="does not belong to a peer"):
+            peers.identify(unknown)
 
 
 def test_a_certificate_of_several_peers_is_nobodys() -> None:
     peers = Peers([Peer(identity="a", zone="a"), Peer(identity="b", zone="b")])
-    with pytest.raises(Unauthenticated, match="of 'a', 'b' is that of several peers") as refused:
-        peers.known(certificate("a", ("DNS", "b")))
+    with pytest.raises(Unauthenticated, match="of 'a', 'b' belongs to several peers") as refused:
+        peers.identify(certificate("a", ("DNS", "b")))
     assert refused.value.reason == "ambiguous_identity"
 
 
 def test_a_certificate_that_ends_while_its_connection_stands_is_refused() -> None:
-    with pytest.raises(Unauthenticated, match="has expired meanwhile"):
-        Peers([Peer(identity="a", zone="a")]).known(certificate("a", days=-0.01))
+    with pytest.raises(Unauthenticated, match="has expired"):
+        Peers([Peer(identity="a", zone="a")]).identify(certificate("a", days=-0.01))
 
 
 def test_without_zones_a_peer_speaks_for_its_own_and_to_none() -> None:
@@ -289,7 +288,7 @@ def test_two_peers_of_one_identity_are_refused_and_change_nothing() -> None:
     peers = Peers([Peer(identity="a", zone="a")])
     with pytest.raises(ConfigurationError, match="two peers have the identity 'b'"):
         peers.replace([Peer(identity="b", zone="x"), Peer(identity="b", zone="y")])
-    assert peers.known(certificate("a")).zone == "a"
+    assert peers.identify(certificate("a")).zone == "a"
 
 
 async def _serve_with_peers_alone(directory: Path) -> None:

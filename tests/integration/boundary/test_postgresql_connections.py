@@ -189,7 +189,7 @@ def refusal(url: str) -> str:
 
 def test_tables_of_a_newer_onceward_are_not_touched(place: StorePlace) -> None:
     place.admin.execute("CREATE TABLE onceward_boundary_schema AS SELECT 99 AS version")
-    assert f"newer onceward (schema 99, this one knows {VERSION})" in refusal(place.url)
+    assert f"newer onceward (schema 99, this one supports {VERSION})" in refusal(place.url)
     assert place.ask(f"SELECT tablename FROM pg_tables WHERE schemaname = '{place.name}'") == [
         ("onceward_boundary_schema",)
     ]
@@ -210,7 +210,7 @@ def test_a_user_who_may_not_make_tables_is_told_so(place: StorePlace) -> None:
     try:
         told = refusal(make_conninfo(place.url, user=place.name))
         assert "permission denied" in told
-        assert "its user may make tables" in told
+        assert "its user may create tables" in told
     finally:
         place.admin.execute(f"DROP OWNED BY {place.name}; DROP ROLE {place.name}")
 

@@ -59,7 +59,7 @@ def test_facts_are_kept_for_a_week_unless_their_class_says_otherwise(tmp_path: P
         await append("very old audit", 400, "audit")
         await append("documents", 7.01, "documents")
         await append("young", 6.99)
-        assert await Retention(boundary, clock=lambda: NOW).look() == 3
+        assert await Retention(boundary, clock=lambda: NOW).sweep() == 3
         records, _ = await boundary.fetch("c", 10)
         assert [record[0] for record in records] == [2]
         assert metric(boundary, "bsfg_expired_facts_total") == 3
@@ -81,12 +81,12 @@ def test_a_slow_consumer_is_warned_of_before_its_facts_expire_and_told_of_the_ga
         await append("m2", 0.0)
         now = NOW
         retention = Retention(boundary, clock=lambda: now)
-        await retention.look()
+        await retention.sweep()
         assert caplog.messages == []
         assert metric(boundary, "bsfg_consumer_facts_expiring", consumer="slow") == 0
 
         now = NOW + 1 * DAY
-        await retention.look()
+        await retention.sweep()
         (warning,) = caplog.records
         assert (warning.levelno, vars(warning)["consumer"], vars(warning)["offset"]) == (
             logging.WARNING,
@@ -98,7 +98,7 @@ def test_a_slow_consumer_is_warned_of_before_its_facts_expire_and_told_of_the_ga
 
         caplog.clear()
         now = NOW + 3 * DAY
-        assert await retention.look() == 1
+        assert await retention.sweep() == 1
         (error,) = caplog.records
         assert (error.levelno, vars(error)["outcome"]) == (logging.ERROR, "expired")
         assert metric(boundary, "bsfg_expired_unconfirmed_total", consumer="slow") == 1
@@ -116,7 +116,7 @@ def test_a_consumer_that_has_confirmed_is_not_warned_of(
         await aged(boundary)("m1", 8.0)
         await boundary.fetch("c", 1)
         await boundary.confirm("c", 1)
-        assert await Retention(boundary, clock=lambda: NOW).look() == 1
+        assert await Retention(boundary, clock=lambda: NOW).sweep() == 1
         assert caplog.messages == []
 
     on_boundary(tmp_path, body)
@@ -157,12 +157,12 @@ async def fill_up(boundary: Boundary, start: int = 0) -> int:
             await boundary.append(envelope, fact_of("a:b", "done", "x" * 5000))
         except Backpressure:
             return number
-        _look_again(boundary.fill)
+        _measure_again(boundary.fill)
     raise AssertionError("never full")
 
 
-def _look_again(fill: Fill) -> None:
-    fill._looked_at = float("-inf")
+def _measure_again(fill: Fill) -> None:
+    fill._measured_at = float("-inf")
 
 
 @pytest.mark.req("BC-24")
@@ -179,7 +179,7 @@ def test_a_store_that_is_too_full_refuses_keeps_what_it_has_and_takes_facts_agai
         assert await boundary.confirm("c", taken) == taken
 
         await boundary.store.drop(taken // 2)
-        _look_again(boundary.fill)
+        _measure_again(boundary.fill)
         envelope = envelope_for(f"m{taken}", from_zone="a", to_zone="b")
         assert await boundary.append(envelope, fact_of("a:b", "done", "x" * 5000)) == Appended(taken + 1)
 
@@ -191,7 +191,7 @@ def test_forwarded_facts_meet_the_same_limit(tmp_path: Path) -> None:
     async def body(boundary: Boundary) -> None:
         taken = await fill_up(boundary)
         message = (envelope_for("new", from_zone="a", to_zone="b"), fact_of("a:b", "done", 1))
-        with pytest.raises(Backpressure, match="% full, and takes facts up to 80%") as raised:
+        with pytest.raises(Backpressure, match="% full, and accepts facts up to 80%") as raised:
             await boundary.append_all([message])
         assert raised.value.retryable
         assert (await boundary.store.bounds()).last == taken
@@ -208,7 +208,7 @@ def test_the_oldest_are_dropped_only_when_that_was_asked_for_and_consumers_are_t
         for number in range(400):
             envelope = envelope_for(f"m{number}", from_zone="a", to_zone="b")
             await boundary.append(envelope, fact_of("a:b", "done", "x" * 5000))
-            _look_again(boundary.fill)
+            _measure_again(boundary.fill)
         bounds = await boundary.store.bounds()
         assert bounds.last == 400
         assert bounds.first > 200

@@ -277,7 +277,7 @@ def test_a_fact_naming_a_missing_object_is_refused_where_that_is_the_policy(give
     fact = fact_of("batch:B1", "photographed", ref)
 
     async def body(boundary: Boundary) -> None:
-        with pytest.raises(ArtifactMissing, match="object b/k is not here") as raised:
+        with pytest.raises(ArtifactMissing, match="object b/k does not exist here") as raised:
             await boundary.append(ENVELOPE, fact)
         assert raised.value.field == "fact.object_json"
         await boundary.put("b", "k", pieces(b"x"), "x")
@@ -289,7 +289,7 @@ def test_a_fact_naming_a_missing_object_is_refused_where_that_is_the_policy(give
 @pytest.mark.req("BC-18")
 def test_a_fact_naming_an_object_that_cannot_be_is_refused_by_its_field(given: Given) -> None:
     async def body(boundary: Boundary) -> None:
-        with pytest.raises(InvalidArgument, match="names no object: bucket must be") as raised:
+        with pytest.raises(InvalidArgument, match="does not name an object: bucket must be") as raised:
             await boundary.append(ENVELOPE, fact_of("batch:B1", "filed", {"bucket": "../..", "key": "k"}))
         assert raised.value.field == "fact.object_json"
 

@@ -366,8 +366,8 @@ def test_without_a_claim_or_without_samples_there_is_nothing_to_check() -> None:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: OncePerId(""), "its name"),
-        (lambda: LatestPerKey("", key=lambda _: 1), "its name"),
+        (lambda: OncePerId(""), "pass the name"),
+        (lambda: LatestPerKey("", key=lambda _: 1), "pass the name"),
         (lambda: OncePerId(NAME, keep_days=0), "keep_days"),
     ],
 )

@@ -152,10 +152,10 @@ def distrusting(site: Site) -> ssl.SSLContext:
 
 REFUSED = {
     no_certificate: "the peer showed no certificate",
-    wrong_ca: "the peer's certificate is not good here: unable to get local issuer certificate",
-    expired: "the peer's certificate is not good here: certificate has expired",
+    wrong_ca: "the peer's certificate is not accepted: unable to get local issuer certificate",
+    expired: "the peer's certificate is not accepted: certificate has expired",
     only_tls_1_2: "the peer does not speak TLS 1.3",
-    distrusting: "the peer ended it, perhaps because it does not trust this server: tlsv1 alert unknown ca",
+    distrusting: "the peer ended it; perhaps it does not trust this server: tlsv1 alert unknown ca",
 }
 
 
@@ -209,12 +209,12 @@ def test_our_clients_refuse_a_server_of_another_name_or_ca(site: Site, hq: Tls, 
 def test_tls_is_for_https_and_its_files_must_be_usable(site: Site, hq: Tls, kind: Any) -> None:
     broken = site.directory / "broken.pem"
     broken.write_text("nothing")
-    with pytest.raises(ConfigurationError, match="with tls the URL of a boundary is https://HOST:PORT"):
+    with pytest.raises(ConfigurationError, match="with tls the URL of a boundary must be https://HOST:PORT"):
         kind("http://127.0.0.1:7700", tls=hq)
     for files, words in (
         (Tls(ca=broken, cert=hq.cert, key=hq.key), "broken.pem has no certificates in PEM"),
-        (Tls(ca=hq.ca, cert=broken, key=hq.key), "broken.pem and .* are no certificate and its key"),
-        (Tls(ca=hq.ca, cert=hq.cert, key=site.server.key), "are no certificate and its key.*mismatch"),
+        (Tls(ca=hq.ca, cert=broken, key=hq.key), "broken.pem and .* are not a certificate and its key"),
+        (Tls(ca=hq.ca, cert=hq.cert, key=site.server.key), "are not a certificate and its key.*mismatch"),
         (Tls(ca=hq.ca, cert=hq.cert, key="nowhere"), "key: nowhere cannot be read: No such file"),
     ):
         with pytest.raises(ConfigurationError, match=words):
@@ -271,7 +271,7 @@ def test_new_certificates_are_used_without_a_restart_and_what_stands_goes_on(
             Connection(url, context_for(hq_there.ca, hq)) as refused,
         ):
             refused.get("/livez")
-        until(lambda: any("the peer's certificate is not good here" in each for each in refusals(caplog)))
+        until(lambda: any("the peer's certificate is not accepted" in each for each in refusals(caplog)))
 
 
 def replace(path: Path, text: str) -> None:
@@ -303,11 +303,11 @@ def test_a_broken_file_changes_nothing_is_told_once_and_can_be_mended(
     with site.serving() as url:
         replace(path, "-----BEGIN NOTHING-----")
         until(lambda: bool(errors()))
-        assert re.search(rf"{re.escape(str(path))}.*what was read before stays in force", errors()[0])
+        assert re.search(rf"{re.escape(str(path))}.*keeping the previous configuration", errors()[0])
         with Connection(url, context) as connection:
             assert connection.call("AppendFact", append_message())[0] == 200
         replace(path, good)
-        until(lambda: any("have been read again" in each for each in caplog.messages))
+        until(lambda: any("reloaded " in each for each in caplog.messages))
         assert len(errors()) == 1
 
 

@@ -436,7 +436,7 @@ def test_a_call_by_another_method_says_that_it_is_post(url: str, method: str) ->
     path = f"/{SERVICE}/FetchFacts"
     assert refused(url, method, path) == (
         405,
-        {"code": "unimplemented", "message": f"{path} is called with POST, not with {method}"},
+        {"code": "unimplemented", "message": f"call {path} with POST, not {method}"},
     )
     assert refused(url, "HEAD", path) == (405, None)
 
@@ -451,7 +451,7 @@ def test_a_call_by_another_method_says_that_it_is_post(url: str, method: str) ->
 def test_a_call_of_another_content_type_says_which_there_are(url: str, call: str, kinds: str) -> None:
     status, error = refused(url, "POST", f"/{SERVICE}/{call}", "text/plain")
     assert (status, error["code"]) == (415, "invalid_argument")
-    assert f"takes the content types {kinds}, or application/grpc" in error["message"]
+    assert f"accepts the content types {kinds}, or application/grpc" in error["message"]
     assert error["message"].endswith("not 'text/plain'")
 
 

@@ -106,7 +106,7 @@ def test_a_fact_is_appended_once_however_often_it_is_said(url: str) -> None:
     assert said(*again, url=url) == "Already there, at offset 1.\n"
     assert answer(*again, url=url) == {"offset": 1, "duplicate": True, "message_id": "m1"}
     told = fails("append", *FACT, "--object", "{}", "--message-id", "m1", url=url, code=1)
-    assert "message_id 'm1' is known, at offset 1, with other content" in told
+    assert "message_id 'm1' already exists at offset 1 with different content" in told
 
 
 def test_an_id_is_made_of_its_parts_as_programs_make_it(url: str) -> None:
@@ -245,7 +245,7 @@ def test_an_object_may_be_in_a_line_as_a_text() -> None:
     [
         ("{", "truncated"),
         (line(3, subject="B1"), "fact.subject"),
-        (line(1).replace(": 1}", ": 2}"), "message_id 'm1' is known"),
+        (line(1).replace(": 1}", ": 2}"), "message_id 'm1' already exists"),
     ],
 )
 def test_a_bad_line_is_named_what_is_before_it_is_appended_and_all_can_be_repeated(
@@ -419,7 +419,7 @@ def test_an_object_is_not_changed(url: str, file: Path, tmp_path: Path) -> None:
     said("put", "batch-files", "k", str(file), url=url)
     (tmp_path / "other").write_bytes(b"other")
     told = fails("put", "batch-files", "k", str(tmp_path / "other"), url=url, code=1)
-    assert "batch-files/k is there with other bytes" in told
+    assert "batch-files/k already exists with different bytes" in told
 
 
 def test_a_file_is_overwritten_only_if_that_is_said(url: str, file: Path, here: Path) -> None:
@@ -532,7 +532,7 @@ def test_a_boundary_that_does_not_answer_is_named_with_what_to_do(arguments: tup
     told = fails(*arguments, url=NOWHERE, code=1, stdin=line(1))
     assert f"the boundary at {NOWHERE} cannot be reached: " in told
     assert "Connection refused" in told
-    assert "see that it runs (`onceward boundary serve`), or mend its URL" in told
+    assert "check that it is running (`onceward boundary serve`), or correct its URL" in told
     assert not Path("no-such-file").exists()
 
 

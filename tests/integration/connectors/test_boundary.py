@@ -18,7 +18,7 @@ from onceward.boundary.errors import ConflictingDuplicate, Unavailable
 from onceward.boundary.model import Gap
 from onceward.connectors import ConnectorClosedError, PayloadError
 from onceward.connectors.boundary import AsyncBoundaryConnector, BoundaryConnector
-from onceward.connectors.boundary.base import MOST_IN_HAND
+from onceward.connectors.boundary.base import MOST_HELD
 from onceward.errors import ConfigurationError
 from onceward.task.exceptions import ConsumerLoopTimeoutException, FetchException
 from onceward.task.mixins.policies import EmptyQueuePolicy
@@ -210,7 +210,7 @@ def test_a_boundary_that_is_away_is_a_fetch_error_and_the_next_run_goes_on(site:
 
 
 @pytest.mark.req("BC-27")
-@pytest.mark.parametrize("site", [MOST_IN_HAND + 200], indirect=True)
+@pytest.mark.parametrize("site", [MOST_HELD + 200], indirect=True)
 def test_behind_a_fact_that_fails_a_thousand_are_fetched_and_no_more(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,9 +221,9 @@ def test_behind_a_fact_that_fails_a_thousand_are_fetched_and_no_more(
     while batch := site.fetch(connector):
         site.done(connector, *batch)
         behind += len(batch)
-    assert MOST_IN_HAND - 100 <= behind < MOST_IN_HAND
+    assert MOST_HELD - 100 <= behind < MOST_HELD
     assert site.cursor() == 0
-    assert sum(site.sent) < 4 * MOST_IN_HAND, "facts in flight were sent again too often"
+    assert sum(site.sent) < 4 * MOST_HELD, "facts in flight were sent again too often"
     # Blocked: it checks for a moved cursor with a page of one, and not in a hot loop.
     site.asked.clear()
     began = time.monotonic()
@@ -238,7 +238,7 @@ def test_behind_a_fact_that_fails_a_thousand_are_fetched_and_no_more(
     while batch := site.fetch(connector):
         site.done(connector, *batch)
         behind += len(batch)
-    assert (behind + 1, site.cursor()) == (MOST_IN_HAND + 200, MOST_IN_HAND + 200)
+    assert (behind + 1, site.cursor()) == (MOST_HELD + 200, MOST_HELD + 200)
 
 
 @pytest.mark.parametrize("site", [400], indirect=True)
@@ -425,7 +425,7 @@ def test_after_close_every_call_raises(site: Site) -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({}, "consumer_name to consume, or from_zone and to_zone to produce"),
+        ({}, "consumer_name to consume, from_zone and to_zone to produce"),
         ({"consumer_name": ""}, "consumer_name is missing"),
         ({"consumer_name": "two\nlines"}, "consumer_name"),
         ({"from_zone": "a"}, "both from_zone and to_zone"),

@@ -24,7 +24,7 @@ from tests.support.driven import Driven
 
 CLIENTS = [BoundaryClient, AsyncBoundaryClient]
 DEADLINE = 60.0
-LOOK_EVERY = 0.02
+CHECK_EVERY = 0.02
 SERVICE = "onceward.boundary.v1.BoundaryService"
 HQ = '[[peers]]\nidentity = "hq-bsfg"\nzone = "hq"\nto_zones = ["plant-a"]\nconsumers = ["hq-receiver"]\n'
 
@@ -66,7 +66,7 @@ class Site:
                 config = read_config(self.config)
                 boundary = Boundary(store, config.settings())
                 async with running(
-                    boundary, config, "127.0.0.1", 0, path=self.config, look_every=LOOK_EVERY
+                    boundary, config, "127.0.0.1", 0, path=self.config, check_every=CHECK_EVERY
                 ) as url:
                     await tell(url)
                     await stop.wait()

@@ -112,9 +112,9 @@ def test_a_text_is_written_as_the_rfc_says(text: str, written: str) -> None:
         ('{"ä":1,"ä":2}', "same name twice"),
         (r'"\ud800"', "non-UTF-8"),
         (r'{"\udead":1}', "surrogate"),
-        ("9007199254740993", "send it as a text"),
-        ("-9007199254740993", "send it as a text"),
-        ("1" + "0" * 500, "send it as a text"),
+        ("9007199254740993", "send it as a string"),
+        ("-9007199254740993", "send it as a string"),
+        ("1" + "0" * 500, "send it as a string"),
         ("1" * 5000, "out of range"),
         ("[" * 100_000, ""),
         ("[" * 100_000 + "]" * 100_000, "nested too deep"),
@@ -188,7 +188,7 @@ def test_what_belongs_to_one_part_cannot_pass_for_another() -> None:
 
 
 def test_an_object_that_is_no_json_names_its_field() -> None:
-    with pytest.raises(InvalidArgument, match=r"fact\.object_json is not JSON that can be kept") as raised:
+    with pytest.raises(InvalidArgument, match=r"fact\.object_json cannot be stored as JSON") as raised:
         content_digest(ENVELOPE, Fact(subject="a:b", predicate="p", object_json="{"))
     assert raised.value.field == "fact.object_json"
 

@@ -94,7 +94,7 @@ WRONG = [
     ("redis://localhost/orders?group=", "group is empty"),
     ("redis://localhost/orders?maxlen=0", "maxlen must be 1 or more"),
     ("boundary+http://h:1", "add \\?consumer=NAME"),
-    ("boundary+http://?consumer=c", "names no host"),
+    ("boundary+http://?consumer=c", "the host is missing"),
     ("boundary+http://h?consumer=c&ca=x&cert=y&key=z", "boundary\\+https"),
     ("boundary+https://h?consumer=c&ca=x", "all of ca, cert and key"),
     ("memory://", "it has no name"),

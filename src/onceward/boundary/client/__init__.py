@@ -1,1 +1,1 @@
-"""A client of a boundary."""
+"""Clients of a boundary."""

@@ -1,6 +1,6 @@
-"""What both clients do, written once: every call of a boundary, over a port that blocks or awaits.
+"""The calls of a boundary, shared by both clients, over a port that blocks or awaits.
 
-Every call is made once, and what comes back as an error is the error that the boundary raised.
+Every call is made once, and raises the error that the boundary raised.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _log = logging.getLogger("onceward.boundary")
 
 CHUNK = 256 * 1024
 INLINE = 1024 * 1024
-"""Bytes; a larger object is sent in pieces."""
+"""Bytes. A larger object is sent in pieces."""
 MOST_CALLS = 10
 PATIENCE = Backoff(0.1)
-"""Between two calls of `patiently`: ten calls take 51.1 s of waiting."""
+"""Waits between the calls of `patiently`: 51.1 s in total for ten calls."""
 
 T = TypeVar("T")
 
 
 class Calls:
-    """The calls, over a port."""
+    """The calls of a boundary, over a port."""
 
     def __init__(self, url: str, port: BoundaryPort) -> None:
         self.url = url
@@ -109,7 +109,7 @@ class Calls:
         write: Callable[[bytes], Awaitable[object]],
         begin: Callable[[ObjectRef], object] = lambda ref: None,
     ) -> ObjectRef:
-        """Every piece of an object, in order. What `write` raises is raised."""
+        """Pass every piece of an object to `write`, in order. What `write` raises is raised."""
         request = pb.GetObjectRequest(bucket=bucket, key=key)
         ref: ObjectRef | None = None
         async with aclosing(self._answers("get_object_stream", request)) as chunks:
@@ -126,14 +126,14 @@ class Calls:
                 if chunk.data:
                     await write(chunk.data)
         if ref is None:
-            raise errors.Unavailable(f"{self.url} answered nothing for object {bucket}/{key}; try again")
+            raise errors.Unavailable(f"{self.url} sent nothing for object {bucket}/{key}; try again")
         return ref
 
     async def patiently(
         self, call: Callable[[], Awaitable[T]], *, worth: Callable[[BoundaryError], bool], what: str
     ) -> T:
-        """Call until it succeeds, ten times at most, with longer and longer waits. The last error is raised, and at
-        once one that is not worth another try."""
+        """Call until it succeeds, ten times at most, with exponential waits. Raise the last error, or at once one that
+        is not worth another try."""
         for number in range(MOST_CALLS - 1):
             wait, left = PATIENCE.delay(number), MOST_CALLS - 1 - number
             try:
@@ -162,7 +162,7 @@ class Calls:
         try:
             return _ref(await self.port.send("put_object_stream", messages()), media_type)
         except ConnectError as error:
-            if broken:  # the caller's data failed, not the boundary, which keeps nothing of it
+            if broken:  # the caller's data failed, not the boundary, which stores none of it
                 raise broken[0] from None
             raise failure(error, self.url) from error
 

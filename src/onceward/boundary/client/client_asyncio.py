@@ -1,7 +1,7 @@
-"""Talking to a boundary in asyncio.
+"""A client of a boundary, for asyncio.
 
-The client makes every call once: nothing is tried again behind your back, except where the name or the docstring says
-so. An error that is worth another try has `retryable`, and an append is safe to repeat with the same id and content.
+The client makes every call once: nothing is retried behind your back, except where the name or the docstring says so.
+An error that is worth another try has `retryable`, and an append is safe to repeat with the same id and content.
 """
 
 # make faces writes client.py, with
@@ -15,20 +15,20 @@ from typing import Any, BinaryIO, Self
 
 from onceward.boundary import artifacts
 from onceward.boundary.client.calls import Calls
-from onceward.boundary.client.transport import AsyncBoundaryPort, Times, checked_url
+from onceward.boundary.client.transport import AsyncBoundaryPort, CallTimes, check_url
 from onceward.boundary.model import Appended, Envelope, Fact, ObjectRef, Page, StoredFact
 from onceward.boundary.tls import Tls
 
 Path = str | os.PathLike[str]
 TRANSFER_TIMEOUT = 3600.0
-"""Seconds for an object that goes in pieces, however large it is."""
+"""Seconds for an object sent in pieces, however large it is."""
 
 
 class AsyncBoundaryClient:
     """A boundary at a URL, for asyncio. Tasks may share one.
 
     `timeout` is for one call, `transfer_timeout` for one object in pieces, in seconds; None waits forever. `tls` is for
-    https://: the CA to trust and the certificate to show. `sleep` waits between two tries, where there are any.
+    https://: the CA to trust and the certificate to show. `sleep` waits between retries, where there are any.
     """
 
     def __init__(
@@ -40,17 +40,17 @@ class AsyncBoundaryClient:
         tls: Tls | None = None,
         sleep: Callable[[float], Awaitable[object]] | None = None,
     ) -> None:
-        address = checked_url(url, tls)
-        self._port = AsyncBoundaryPort(address, Times(timeout, transfer_timeout), sleep, tls)
+        address = check_url(url, tls)
+        self._port = AsyncBoundaryPort(address, CallTimes(timeout, transfer_timeout), sleep, tls)
         self._calls = Calls(address, self._port)
 
     async def append(self, envelope: Envelope, fact: Fact) -> Appended:
-        """Make a fact durable. Repeat it with the same id and content until it answers."""
+        """Make a fact durable. Repeat it with the same id and content until it succeeds."""
         return await self._calls.append(envelope, fact)
 
     async def append_until_durable(self, envelope: Envelope, fact: Fact) -> Appended:
-        """`append`, and again with the same id and content while the error is `retryable`: ten calls at most, with
-        waits of 100 ms, 200 ms and so on. Then the last error is raised, and the fact may or may not be there."""
+        """`append`, repeated with the same id and content while the error is `retryable`: ten calls at most, with
+        waits of 100 ms, 200 ms and so on. Then the last error is raised; the fact may or may not be in the log."""
         return await self._calls.append_until_durable(envelope, fact)
 
     async def append_with_artifact(
@@ -68,37 +68,37 @@ class AsyncBoundaryClient:
         """Put the artifact, bytes or a file's path, and then append the fact that refers to it.
 
         The fact's object is the reference, with the entries of `more` added. Two calls, not one transaction: if the
-        second fails there is an object that no fact refers to, and repeating the whole is safe.
+        second fails, no fact refers to the object yet, and repeating both is safe.
         """
-        into = artifacts.Place(bucket, key, media_type)
+        into = artifacts.ArtifactPlace(bucket, key, media_type)
         return await artifacts.append_with(
             self._calls, envelope, subject, predicate, artifact, into, more or {}
         )
 
     async def fetch(self, consumer_name: str, limit: int = 100) -> Page:
-        """The next facts of this consumer; the same again until they are confirmed."""
+        """Return the next facts of this consumer; the same ones until they are confirmed."""
         return await self._calls.fetch(consumer_name, limit)
 
     async def confirm(self, consumer_name: str, offset: int) -> int:
-        """Everything up to this offset is handled durably. Returns where the cursor stands."""
+        """Confirm that everything up to this offset is handled durably. Return the cursor's position."""
         return await self._calls.confirm(consumer_name, offset)
 
     async def put(self, bucket: str, key: str, blob: bytes, media_type: str = "") -> ObjectRef:
-        """Keep an object that fits into memory."""
+        """Store an object that fits into memory."""
         return await self._calls.put(bucket, key, blob, media_type)
 
     async def put_stream(
         self, bucket: str, key: str, data: AsyncIterable[bytes] | Iterable[bytes], media_type: str = ""
     ) -> ObjectRef:
-        """Keep an object of any size. What `data` raises is raised, and nothing is kept then."""
+        """Store an object of any size. If `data` raises, that is raised, and nothing is stored."""
         return await self._calls.put_stream(bucket, key, data, media_type)
 
     async def put_file(self, bucket: str, key: str, path: Path, media_type: str = "") -> ObjectRef:
-        """Keep a file of any size."""
+        """Store a file of any size."""
         return await self._calls.put_file(bucket, key, path, media_type)
 
     async def get(self, bucket: str, key: str) -> tuple[bytes, ObjectRef]:
-        """An object that fits into memory, not verified: `fetch_artifact` does that."""
+        """Return an object that fits into memory, not verified: `fetch_artifact` does that."""
         return await self._calls.get(bucket, key)
 
     async def get_stream(
@@ -108,20 +108,20 @@ class AsyncBoundaryClient:
         write: Callable[[bytes], object],
         begin: Callable[[ObjectRef], object] = lambda ref: None,
     ) -> ObjectRef:
-        """An object of any size, piece by piece, not verified: `fetch_artifact_to` does that. `begin` gets its
-        reference, which has its size, before the first piece."""
+        """Pass an object of any size to `write`, piece by piece, not verified: `fetch_artifact_to` does that. `begin`
+        gets its reference, which has its size, before the first piece."""
         return await self._calls.get_stream(bucket, key, write, begin)
 
     def get_pieces(self, bucket: str, key: str) -> AsyncGenerator[bytes]:
-        """`get_stream` as an iterator, to feed `put_stream` of another boundary for example."""
+        """`get_stream` as an iterator, for example to feed `put_stream` of another boundary."""
         return self._port.stream(self._calls.pieces(bucket, key))
 
     async def fetch_artifact(self, fact: StoredFact | Fact, verify: bool = True) -> bytes:
-        """The artifact that a fact refers to, if it fits into memory; its size and SHA-256 are those of the fact.
+        """Return the artifact that a fact refers to, if it fits into memory. Its size and SHA-256 are verified.
 
-        *Not found* and what is `retryable` are tried again: ten calls, with waits of 100 ms, 200 ms and so on, together
-        51.1 s. Raises `ArtifactMissingError` then, `IntegrityError` for other bytes than the fact speaks of, and
-        `BadReferenceError` for a fact that refers to nothing.
+        *Not found* and `retryable` errors are retried: ten calls, with waits of 100 ms, 200 ms and so on, 51.1 s in
+        total. Then raises `ArtifactMissingError`. Raises `IntegrityError` for other bytes than those the fact refers
+        to, and `BadReferenceError` for a fact that refers to nothing.
         """
         return await artifacts.fetch(self._calls, fact, verify)
 
@@ -130,9 +130,8 @@ class AsyncBoundaryClient:
     ) -> ObjectRef:
         """`fetch_artifact` for any size, into a file.
 
-        A path is written beside its place and takes it when it is whole, verified and on the disk; what was there
-        before stays until then. An open file is written from where it stands, and cut back to there if this fails: it
-        has to be seekable.
+        A path is replaced only when the artifact is complete, verified and on disk; until then it is written next to
+        it. An open file is written from its current position, and truncated back to it on failure: it must be seekable.
         """
         return await artifacts.fetch_to(self._calls, fact, target, verify)
 

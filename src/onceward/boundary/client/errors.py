@@ -1,4 +1,8 @@
-"""Errors as they come back from a call: the one that the boundary raised, or why there was no boundary to raise one."""
+"""Turns a failed call into an error: the one that the boundary raised, or one that says why it could not be reached.
+
+Libraries describe a failed connection each in its own way, some with a page of text. Most of them mean one of a handful
+of mistakes, each of which gets one line here, with its remedy.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +18,15 @@ from onceward.boundary import errors
 from onceward.boundary.errors import BoundaryError
 from onceward.boundary.v1 import boundary_pb as pb
 
-# Why a boundary could not be reached, and what to do about it, in one line for people.
-#
-# Libraries say it each in their own way, and some with a page. What they all mean is a handful of mistakes.
-
-
-SEE_THAT_IT_RUNS = "see that it runs (`onceward boundary serve`), or mend its URL"
-FILES = "`tls`, for commands ONCEWARD_BOUNDARY_CA, _CERT and _KEY"
+CHECK_IT_RUNS = "check that it is running (`onceward boundary serve`), or correct its URL"
+FILES = "`tls` (for commands: ONCEWARD_BOUNDARY_CA, _CERT and _KEY)"
 
 
 class Mistake(NamedTuple):
     scheme: str
-    """Of the URL, or nothing if it does not matter."""
-    words: str
-    """A pattern of what libraries say."""
+    """Of the URL; empty for any."""
+    pattern: str
+    """Matches what libraries say."""
     what: str
     remedy: str
 
@@ -36,55 +35,55 @@ MISTAKES = (
     Mistake(
         "",
         r"dns error|Name or service not known|name resolution|nodename nor servname|No address associated",
-        "no host {host!r} is known here",
-        "mend its URL",
+        "host {host!r} is unknown here",
+        "correct its URL",
     ),
     Mistake(
         "https",
         r"not valid for name|NotValidForName|[Hh]ostname mismatch|IP address mismatch",
         "its certificate is not for {host!r}",
-        "call it by a name that stands in its certificate, or give it one for this name",
+        "use a name that is in its certificate, or give it a certificate for this name",
     ),
     Mistake(
         "https",
         r"[Ee]xpired",
         "its certificate has expired",
-        "replace that at the server",
+        "replace it on the server",
     ),
     Mistake(
         "https",
         r"invalid peer certificate|certificate verify failed",
-        "its certificate is not of a CA that is trusted here",
-        f"name its CA in {FILES}",
+        "its certificate was not issued by a CA that is trusted here",
+        f"set its CA in {FILES}",
     ),
     Mistake(
         "https",
         r"InvalidContentType|wrong version number|WRONG_VERSION_NUMBER|record layer failure",
         "it does not speak TLS",
-        "its URL begins with http://",
+        "use a URL that begins with http://",
     ),
     Mistake(
         "https",
         r"alert|close_notify|closed|reset|Broken pipe|EOF",
-        "it hung up: it has stopped, or does not accept the certificate that it was shown, if any",
-        f"see its log; the certificate to show is that of {FILES}",
+        "it closed the connection: it has stopped, or it requires another client certificate",
+        f"see its log; set the client certificate in {FILES}",
     ),
     Mistake(
         "http",
         r"connection closed|closed connection|reset|InvalidMessage|invalid HTTP",
-        "it hung up",
-        f"{SEE_THAT_IT_RUNS}; if it speaks TLS, that begins with https://",
+        "it closed the connection",
+        f"{CHECK_IT_RUNS}; if it speaks TLS, the URL begins with https://",
     ),
 )
 
 
-def unreached(url: str, error: BaseException) -> str:
-    """`error` is what the network's library raised."""
+def describe_unreachable(url: str, error: BaseException) -> str:
+    """Say why the boundary cannot be reached, and what to do. `error` is what the network library raised."""
     said = re.sub(r" \(os error \d+\)$", "", str(error).rpartition("): ")[2]) or "no answer in time"
     place = urlsplit(url)
-    what, remedy = said, SEE_THAT_IT_RUNS
+    what, remedy = said, CHECK_IT_RUNS
     for mistake in MISTAKES:
-        if mistake.scheme in ("", place.scheme) and re.search(mistake.words, said):
+        if mistake.scheme in ("", place.scheme) and re.search(mistake.pattern, said):
             what, remedy = mistake.what.format(host=place.hostname), mistake.remedy
             break
     return f"the boundary at {url} cannot be reached: {what}; {remedy}"
@@ -116,36 +115,36 @@ _BY_CODE: Mapping[str, type[BoundaryError]] = {
 
 
 def failure(error: ConnectError, url: str) -> BaseException:
-    """The error as it was raised on the other side."""
+    """Return the error as the boundary raised it, or the one that kept the call from reaching it."""
     if isinstance(error.__cause__, asyncio.CancelledError):
-        return error.__cause__  # the library makes an error of it; a task that is cancelled has to end
+        return error.__cause__  # the library wraps it, but a cancelled task must end
     detail = next((found for each in error.details if (found := each.value(pb.ErrorDetail))), None)
     if detail is None:
         return _from_elsewhere(error, url)
     kind = _BY_REASON.get(detail.reason) or _BY_CODE.get(error.code.value) or BoundaryError
-    made = _made(kind, error.message)
-    if isinstance(made, errors.ConflictingDuplicate):
-        made.original_offset = detail.original_offset
+    raised = _build_error(kind, error.message)
+    if isinstance(raised, errors.ConflictingDuplicate):
+        raised.original_offset = detail.original_offset
     if detail.field:
-        made.field = detail.field
-    return made
+        raised.field = detail.field
+    return raised
 
 
 def _from_elsewhere(error: ConnectError, url: str) -> BoundaryError:
-    """Of the network, which has a cause on this side, of a proxy, or of something that is no boundary at all."""
+    """An error of the network, which has a cause on this side, of a proxy, or of something that is not a boundary."""
     code = error.code.value
     kind = _BY_CODE.get(code, BoundaryError)
     if error.__cause__ is not None:
-        words = unreached(url, error.__cause__)
+        message = describe_unreachable(url, error.__cause__)
     else:
-        hint = "; see that its URL is that of a boundary" if kind is BoundaryError else ""
-        words = f"{url} cannot be used: {error.message} ({code}){hint}"
-    made = _made(kind, words)
-    made.code = code
-    return made
+        hint = "; check that this is the URL of a boundary" if kind is BoundaryError else ""
+        message = f"{url} cannot be used: {error.message} ({code}){hint}"
+    raised = _build_error(kind, message)
+    raised.code = code
+    return raised
 
 
-def _made(kind: type[BoundaryError], message: str) -> BoundaryError:
-    made = kind.__new__(kind)
-    made.args = (message,)
-    return made
+def _build_error(kind: type[BoundaryError], message: str) -> BoundaryError:
+    error = kind.__new__(kind)
+    error.args = (message,)
+    return error

@@ -1,4 +1,4 @@
-"""How a call gets to a boundary and back: what differs between threads, which block, and asyncio, which awaits."""
+"""How a call gets to a boundary and back: the part that differs between threads, which block, and asyncio."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from onceward.boundary.v1.boundary_connect import BoundaryServiceClient, Boundar
 from onceward.errors import ConfigurationError
 
 MOST_IDLE = 64
-"""Connections with TLS that are kept for the next calls."""
-
-LAST_WORDS = 0.05
-"""Seconds at the end of a process with a client for asyncio."""
+"""TLS connections kept open for the next calls."""
+EXIT_PAUSE = 0.05
+"""Seconds to wait at the end of a process that used an asyncio client."""
 
 T = TypeVar("T")
 
 
 class BoundaryPort(Protocol):
-    """What differs between threads and asyncio."""
+    """What differs between threads and asyncio: one port blocks, the other awaits."""
 
     async def ask(self, method: str, request: Any) -> Any: ...
     async def send(self, method: str, messages: AsyncIterator[Any]) -> Any: ...
     def answers(self, method: str, request: Any) -> AsyncGenerator[Any]: ...
     def each(self, data: Any) -> AsyncIterator[bytes]: ...
     async def do(self, function: Callable[..., T], *args: Any) -> T:
-        """Something that waits for a disk."""
+        """Run a function that waits for a disk."""
         ...
 
     async def sleep(self, seconds: float) -> None: ...
@@ -46,9 +45,9 @@ class BlockingBoundaryPort:
     """Blocks, and never suspends."""
 
     def __init__(
-        self, url: str, times: Times, sleep: Callable[[float], object] | None, tls: Tls | None
+        self, url: str, times: CallTimes, sleep: Callable[[float], object] | None, tls: Tls | None
     ) -> None:
-        self._transport = None if tls is None else SyncHTTPTransport(**_secured(tls))
+        self._transport = None if tls is None else SyncHTTPTransport(**_tls_options(tls))
         self._rpc = BoundaryServiceClientSync(
             url, send_compression=None, accept_compression=(), http_client=SyncClient(self._transport)
         )
@@ -84,31 +83,14 @@ class BlockingBoundaryPort:
             self._transport.close()
 
 
-@contextmanager
-def _cancellable() -> Iterator[None]:
-    """The library forgets a cancellation that comes at the moment of the answer; whoever asked for it would wait."""
-    task = asyncio.current_task()
-    before = 0 if task is None else task.cancelling()
-    yield
-    if task is not None and task.cancelling() > before:
-        raise asyncio.CancelledError
-
-
-@cache
-def _let_threads_end() -> None:
-    """The library's threads hand back an answer, and want the interpreter once more. One that is ending aborts the
-    process then: every fifth program that asked and ended at once did so. There is nothing to wait for but time."""
-    atexit.register(time.sleep, LAST_WORDS)
-
-
 class AsyncBoundaryPort:
     """Awaits."""
 
     def __init__(
-        self, url: str, times: Times, sleep: Callable[[float], Awaitable[object]] | None, tls: Tls | None
+        self, url: str, times: CallTimes, sleep: Callable[[float], Awaitable[object]] | None, tls: Tls | None
     ) -> None:
-        _let_threads_end()
-        self._transport = None if tls is None else HTTPTransport(**_secured(tls))
+        _wait_for_threads_at_exit()
+        self._transport = None if tls is None else HTTPTransport(**_tls_options(tls))
         self._rpc = BoundaryServiceClient(
             url, send_compression=None, accept_compression=(), http_client=Client(self._transport)
         )
@@ -150,36 +132,56 @@ class AsyncBoundaryPort:
             await self._transport.aclose()
 
 
-class Times:
-    """How long a call and a transfer may take, in milliseconds; None for as long as they like."""
+class CallTimes:
+    """How long a call and a transfer may take, in milliseconds; None is no limit."""
 
     def __init__(self, timeout: float | None, transfer_timeout: float | None) -> None:
         self.call = _ms("timeout", timeout)
         self.transfer = _ms("transfer_timeout", transfer_timeout)
 
 
-def checked_url(url: str, tls: Tls | None = None) -> str:
-    """Refuses what is no address of a boundary, before anything is sent there."""
+def check_url(url: str, tls: Tls | None = None) -> str:
+    """Return the URL without a trailing slash. Raise `ConfigurationError` if it cannot be that of a boundary."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except (ValueError, AttributeError, TypeError):  # a port that is none, or no text at all
+    except (ValueError, AttributeError, TypeError):  # a bad port, or not a string
         usable = False
     if not usable or parts.query or parts.fragment or any(each.isspace() for each in url):
         raise ConfigurationError(
-            f"the URL of a boundary is http://HOST:PORT or https://HOST:PORT, not {url!r:.200}"
+            f"the URL of a boundary must be http://HOST:PORT or https://HOST:PORT, not {url!r:.200}"
         )
     if tls is not None and parts.scheme != "https":
-        raise ConfigurationError(f"with tls the URL of a boundary is https://HOST:PORT, not {url!r:.200}")
+        raise ConfigurationError(
+            f"with tls the URL of a boundary must be https://HOST:PORT, not {url!r:.200}"
+        )
     return url.rstrip("/")
 
 
-def _secured(tls: Tls) -> dict[str, Any]:
-    """Files are read once: a client that is made later uses newer ones.
+@contextmanager
+def _cancellable() -> Iterator[None]:
+    """Raise a cancellation that the library loses if it arrives together with the answer."""
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
+    yield
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
 
-    HTTP/1.1, as without TLS: calls that run side by side have connections of their own, which are kept.
+
+@cache
+def _wait_for_threads_at_exit() -> None:
+    """The library's threads need the interpreter once more after handing back an answer. If it is shutting down, that
+    aborts the process, as it did in every fifth program that ended right after a call. There is no event to wait for,
+    so give them a moment."""
+    atexit.register(time.sleep, EXIT_PAUSE)
+
+
+def _tls_options(tls: Tls) -> dict[str, Any]:
+    """Read the files, once: a client created later uses newer ones.
+
+    HTTP/1.1, as without TLS: concurrent calls have their own connections, which are kept open.
     """
-    client_context(tls)  # which says what is wrong with a file
+    client_context(tls)  # raises if a file is bad
     ca, cert, key = tls.read()
     return {
         "tls_ca_cert": ca,
@@ -191,7 +193,7 @@ def _secured(tls: Tls) -> dict[str, Any]:
 
 
 def blocking(messages: AsyncIterator[T]) -> Iterator[T]:
-    """The same, for who cannot await; nothing in it suspends."""
+    """Turn an async iterator that never suspends into a plain one."""
 
     async def step() -> T | None:
         return await anext(messages, None)

@@ -1,4 +1,4 @@
-"""The consumer of a boundary for asyncio."""
+"""The consumer of a boundary, for asyncio."""
 
 # make faces writes consumer.py, with
 #   run_blocking: self._run
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class AsyncBoundaryConsumer(FactLoop):
-    """Consumes a boundary's facts under a durable name, one after another, in asyncio."""
+    """Consumes a boundary's facts one after another, under a durable name, in asyncio."""
 
     def __init__(
         self,
@@ -37,17 +37,17 @@ class AsyncBoundaryConsumer(FactLoop):
         self._client = client
 
     async def run(self, handler: AsyncHandler, engine: AsyncEngine, *, drain: bool = False) -> None:
-        """Until `stop()`, or with `drain` until there is nothing new: fetch, apply and persist, confirm.
+        """Fetch, apply and persist, confirm, until `stop()` or, with `drain`, until there is nothing new.
 
-        `await handler(fact, session)` runs in one database transaction, committed before the next fact. Whatever it or
-        the commit raises is raised here, the same object with a note that names the fact: rolled back, nothing of the
-        batch confirmed, not tried again. What a call of the boundary raises is raised as well. Call `run` again to go
-        on.
+        `await handler(fact, session)` runs in one database transaction, committed before the next fact. If it or the
+        commit raises, the transaction is rolled back, nothing of the batch is confirmed, nothing is retried, and the
+        same exception is raised here with a note that names the fact. Errors of the boundary are raised as well. Call
+        `run` again to continue.
         """
         from onceward.db import AsyncDbSession
         from onceward.db.handlers import async_attempts
 
-        AsyncDbSession(engine)  # refuses an engine of the wrong kind before anything is fetched
+        AsyncDbSession(engine)  # refuses the wrong kind of engine before anything is fetched
         error = await self._run(async_attempts(handler, engine), drain)
         if error is not None:
             raise error

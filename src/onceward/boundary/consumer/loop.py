@@ -14,18 +14,18 @@ _log = logging.getLogger("onceward.boundary")
 EMPTY_WAIT = 0.1
 """Seconds to wait when there is nothing new."""
 LONGEST_NAP = 0.1
-"""Seconds: a longer wait is taken in naps, so it ends soon after `stop()`, which need not wake it."""
+"""Seconds. Longer waits are split into naps, so they end soon after `stop()`, which need not wake them."""
 
 Attempt = Callable[[StoredFact], Awaitable[BaseException | None]]
-"""One session, the handler, the commit. What was raised is the reply."""
+"""Runs the handler in one session, and commits. Returns what was raised."""
 
 
 class FactLoop:
-    """The loop of both modes: what waits is a port, a method that blocks in one and awaits in the other."""
+    """The loop of both modes. Methods that wait are ports: they block in one mode and await in the other."""
 
     def __init__(self, consumer_name: str, limit: int, empty_wait: float) -> None:
         if not consumer_name:
-            raise ConfigurationError("a boundary consumer needs a durable name: its cursor goes by it")
+            raise ConfigurationError("a boundary consumer needs a durable name: it identifies its cursor")
         if limit < 1:
             raise ConfigurationError(f"limit must be 1 or more, not {limit}")
         if not empty_wait > 0:
@@ -36,9 +36,9 @@ class FactLoop:
         self._stop_requested = False
 
     def stop(self) -> None:
-        """End after the fact in flight, permanently. Safe in a signal handler and from any thread.
+        """Stop permanently after the fact in flight. Safe in a signal handler and from any thread.
 
-        In the middle of a batch nothing of it is confirmed: the facts that were applied come again, as duplicates.
+        In the middle of a batch nothing of it is confirmed: facts already applied are delivered again, as duplicates.
         """
         self._stop_requested = True
 
@@ -79,7 +79,7 @@ class FactLoop:
         except BoundaryError as error:
             error.add_note(
                 f"while confirming offset {offset} of consumer {self.consumer_name}; everything up to it is applied, "
-                "and comes again if the boundary has not got this"
+                "and is delivered again if the boundary did not record this"
             )
             raise
 
@@ -104,7 +104,7 @@ class FactLoop:
         error.add_note(f"while applying the fact with {where}; nothing of its batch was confirmed")
         if isinstance(error, Exception):  # an interrupt is not a failure of the fact
             _log.error(
-                "a fact failed, and its batch is not confirmed: %s: %s: %s",
+                "a fact failed, so its batch is not confirmed: %s: %s: %s",
                 where,
                 type(error).__name__,
                 error,

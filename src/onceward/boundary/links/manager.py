@@ -1,5 +1,5 @@
-"""Forwarding between zones: the links of a server, each of which pulls from one source by itself. One that is cut or
-stopped holds up no other."""
+"""Forwarding between zones: the links of a server, each of which pulls from one source independently. One that is cut
+off or stopped does not delay the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 from onceward.boundary.boundary import Boundary
 from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
-from onceward.boundary.client.transport import checked_url
+from onceward.boundary.client.transport import check_url
 from onceward.boundary.links.link import LONGEST_WAIT, ZoneLink
 from onceward.boundary.links.report import LinkStopped
 from onceward.boundary.metrics import BoundaryMetrics
@@ -23,7 +23,7 @@ __all__ = ["LinkSettings", "LinkStopped", "Links", "ZoneLink"]
 
 
 class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to say about a link. `Link` says what it means."""
+    """Settings of a link; `ZoneLink` explains them."""
 
     name: str
     url: str
@@ -32,7 +32,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     to_zones: tuple[str, ...] = ()
     longest_wait: float = LONGEST_WAIT
     client: Callable[[], AsyncBoundaryClient] | None = None
-    """Makes a client of the source, for who has certificates. Called again after every failure."""
+    """Makes a client of the source, if it needs certificates. Called again after every failure."""
 
 
 class RunningLink(NamedTuple):
@@ -42,7 +42,7 @@ class RunningLink(NamedTuple):
 
 
 class Links:
-    """Runs links into a boundary of this process, beside its server."""
+    """Runs links into a boundary of this process, next to its server."""
 
     def __init__(self, boundary: Boundary, zone: str, settings: Sequence[LinkSettings] = ()) -> None:
         self._boundary = boundary
@@ -52,15 +52,15 @@ class Links:
         self._running: dict[str, RunningLink] = {}
 
     def start(self) -> None:
-        """Within an event loop."""
+        """Start the links that are not running. Needs a running event loop."""
         for name, each in self._settings.items():
             if name not in self._running:
-                link = self._made(each, self._boundary.metrics)
+                link = self._build(each, self._boundary.metrics)
                 task = asyncio.create_task(link.run(), name=f"link {name}")
                 self._running[name] = RunningLink(each, link, task)
 
     async def update(self, settings: Sequence[LinkSettings]) -> None:
-        """From now on these. A link whose settings are equal runs on; refused ones change nothing."""
+        """Replace the links. One with unchanged settings keeps running; bad settings are refused and change nothing."""
         wanted = _by_name(settings)
         self._check(wanted)
         self._settings = wanted
@@ -70,28 +70,28 @@ class Links:
         self.start()
 
     async def close(self) -> None:
-        """Cut off where they are: what is appended and not confirmed comes again, and is known then."""
+        """Cancel all links. Facts that are appended but not confirmed are sent again, and recognized."""
         for name in list(self._running):
             await self._stop(name)
 
     async def _stop(self, name: str) -> None:
         _, link, task = self._running.pop(name)
-        link.end()  # an answer that comes at this moment makes the HTTP library forget that it was cancelled
+        link.end()  # the HTTP library loses a cancellation that arrives together with an answer
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
         self._boundary.metrics.forget_link(name)
 
     def _check(self, settings: dict[str, LinkSettings]) -> None:
-        """Refuses now what would be refused when they start."""
+        """Refuse now what would be refused at the start."""
         for each in settings.values():
             try:
-                checked_url(each.url)
+                check_url(each.url)
             except ConfigurationError as error:
                 raise ConfigurationError(f"link {each.name!r}: {error}") from None
-            self._made(each, BoundaryMetrics())
+            self._build(each, BoundaryMetrics())
 
-    def _made(self, settings: LinkSettings, metrics: BoundaryMetrics) -> ZoneLink:
+    def _build(self, settings: LinkSettings, metrics: BoundaryMetrics) -> ZoneLink:
         return ZoneLink(
             settings.name,
             settings.client or partial(AsyncBoundaryClient, settings.url),
@@ -108,5 +108,5 @@ class Links:
 def _by_name(settings: Sequence[LinkSettings]) -> dict[str, LinkSettings]:
     found = {each.name: each for each in settings}
     if len(found) < len(settings):
-        raise ConfigurationError("two links have the same name; each needs one of its own")
+        raise ConfigurationError("two links have the same name; each needs its own")
     return found

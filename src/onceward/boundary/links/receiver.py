@@ -1,7 +1,7 @@
-"""The side of a zone that takes facts from elsewhere: over a link, or out of a bundle.
+"""The receiving side of a zone: takes facts from a link or from a bundle.
 
 In process that is a `Boundary`, which appends many facts in few commits. Over RPC it is a client, which appends one
-fact after another: of two calls at once either may be the first, and the order of the source would be lost.
+fact after another: concurrent calls may overtake each other, and the order of the source would be lost.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Outcome = Appended | ConflictingDuplicate
 
 class Receiver(Protocol):
     async def append_all(self, facts: Sequence[StoredFact]) -> list[Outcome]:
-        """In this order, up to the first conflict at least."""
+        """Append in this order, at least up to the first conflict."""
         ...
 
     async def lacks(self, ref: ObjectRef) -> bool:
-        """Raises `ObjectConflict` if other bytes are there. What cannot be told counts as lacking."""
+        """Return whether the object is missing, or may be. Raise `ObjectConflict` if it exists with other bytes."""
         ...
 
     async def keep(self, ref: ObjectRef, pieces: AsyncIterator[bytes]) -> None:
-        """Nothing is kept if the pieces are not what `ref` says, which raises `IntegrityError`."""
+        """Store an object. Raise `IntegrityError`, and store nothing, if the pieces are not what `ref` says."""
         ...
 
 
@@ -50,11 +50,11 @@ class InProcess:
         return known is None
 
     async def keep(self, ref: ObjectRef, pieces: AsyncIterator[bytes]) -> None:
-        await self._boundary.put(ref.bucket, ref.key, verified(ref, pieces), ref.media_type)
+        await self._boundary.put(ref.bucket, ref.key, verify_pieces(ref, pieces), ref.media_type)
 
 
 class OverRpc:
-    """A boundary can be asked for an object's bytes, but not whether it has them: they are sent, which it allows."""
+    """A boundary cannot be asked whether it has an object, so the bytes are always sent; repeating them is allowed."""
 
     def __init__(self, client: AsyncBoundaryClient) -> None:
         self._client = client
@@ -72,11 +72,11 @@ class OverRpc:
         return True
 
     async def keep(self, ref: ObjectRef, pieces: AsyncIterator[bytes]) -> None:
-        await self._client.put_stream(ref.bucket, ref.key, verified(ref, pieces), ref.media_type)
+        await self._client.put_stream(ref.bucket, ref.key, verify_pieces(ref, pieces), ref.media_type)
 
 
 class Refused(NamedTuple):
-    """A fact that this side does not take for what it is, and why. Trying again does not help."""
+    """A fact that this side does not accept, and why. Retrying does not help."""
 
     fact: StoredFact
     why: str
@@ -85,7 +85,7 @@ class Refused(NamedTuple):
 async def append_until_refused(
     receiver: Receiver, facts: Sequence[StoredFact]
 ) -> tuple[list[Appended], Refused | None]:
-    """Those that are here now, in their order, and why the next one is not. Raises what is `retryable`."""
+    """Append in order. Return those that are here now, and the first that was refused. Raise `retryable` errors."""
     appended: list[Appended] = []
     try:
         outcomes = await receiver.append_all(facts) if facts else []
@@ -94,7 +94,7 @@ async def append_until_refused(
             raise
         if len(facts) == 1:
             return [], Refused(facts[0], str(error))
-        for fact in facts:  # one of them is refused; those before it are not
+        for fact in facts:  # one of them is refused: append those before it
             one, refused = await append_until_refused(receiver, [fact])
             if refused is not None:
                 return appended, refused
@@ -107,7 +107,8 @@ async def append_until_refused(
     return appended, None
 
 
-async def verified(ref: ObjectRef, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def verify_pieces(ref: ObjectRef, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the pieces. Raise `IntegrityError` at the end if they are not the object."""
     check = Check(ref)
     async for piece in pieces:
         check.add(piece)
@@ -116,10 +117,10 @@ async def verified(ref: ObjectRef, pieces: AsyncIterator[bytes]) -> AsyncIterato
 
 
 def artifact_of(fact: Fact) -> ObjectRef | None:
-    """What has to be there before the fact is; None for one that refers to nothing that a boundary could keep."""
+    """Return the artifact that must be here before the fact; None if it refers to nothing a boundary could store."""
     text = fact.object_json
     if "\\" not in text and ('"digest"' not in text or '"bucket"' not in text):
-        return None  # as most: without looking closer
+        return None  # as for most facts: skip decoding
     try:
         ref = reference_of(fact)
         check_object_name(ref.bucket, ref.key)

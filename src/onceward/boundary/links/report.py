@@ -1,4 +1,4 @@
-"""What a link tells its operators: metrics and log lines. Never a payload."""
+"""Metrics and log lines of a link, for operators. Never a payload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("onceward.boundary")
 
 
 class LinkStopped(OncewardError):
-    """A fact cannot be taken. All before it are here; it and those behind wait at the source."""
+    """A fact cannot be taken. All before it are here; it and those after it wait at the source."""
 
     def __init__(self, fact: StoredFact, reason: str) -> None:
         super().__init__(
@@ -26,7 +26,7 @@ class LinkStopped(OncewardError):
 
 
 class LinkReport:
-    """Tells of a change once, however often a link tries meanwhile."""
+    """Reports each change once, however often the link retries."""
 
     def __init__(self, link: str, consumer: str, metrics: BoundaryMetrics) -> None:
         self._link = link
@@ -40,9 +40,9 @@ class LinkReport:
         self._lag_high = metrics.lag_high.labels(link)
         self._missed = metrics.link_missed.labels(link)
         self.counts: Counter[str] = Counter()
-        """Facts, by what became of them."""
+        """Facts by outcome."""
         self.frontier = 0
-        """The source's offset up to which all is done."""
+        """The source's offset up to which everything is done."""
         self._highest_lag = 0.0
         self._waiting_since = time.time()
         self._stopped_at: StoredFact | None = None
@@ -54,9 +54,9 @@ class LinkReport:
         return self._stopped_at is not None
 
     def fetched(self, page: Page) -> StoredFact | None:
-        """Returns the fact that held the link, if somebody has let the link pass it meanwhile."""
+        """Return the fact that blocked the link, if an operator has skipped it since."""
         if page.gap is not None and page.gap != self._gap:
-            self._tell_gap(page.gap)
+            self._report_gap(page.gap)
         held = self._stopped_at
         if held is not None and page.facts and page.facts[0].offset <= held.offset:
             held = None
@@ -71,24 +71,24 @@ class LinkReport:
 
     def skipped(self, fact: StoredFact, decision: Skipped | None) -> None:
         _log.warning(
-            "link %s goes on: offset %d was skipped, and the fact there was not taken; %s",
+            "link %s continues: the fact at offset %d was skipped, and is not taken; %s",
             self._link,
             fact.offset,
-            "nobody has kept the reason"
+            "no reason was recorded"
             if decision is None
             else f"{decision.operator} at {decision.at}: {decision.reason}",
             extra=self._about(fact, "skipped"),
         )
 
     def confirmed(self, offset: int, outcomes: Sequence[str] = ()) -> None:
-        """What became of each fact of a page."""
+        """Report the outcome of each fact of a page."""
         self._reached(offset)
         for outcome, count in Counter(outcomes).items():
             self.counts[outcome] += count
             self._metrics.link_facts.labels(self._link, outcome).inc(count)
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
-                "link %s has all facts up to %d",
+                "link %s has taken all facts up to %d",
                 self._link,
                 offset,
                 extra={
@@ -99,35 +99,35 @@ class LinkReport:
                 },
             )
 
-    def is_well(self) -> None:
+    def mark_up(self) -> None:
         self._up.set(1)
         self._stopped.set(0)
         self._stopped_at = None
         if self._trouble is not None:
             self._trouble = None
-            _log.info("link %s gets on", self._link, extra={"link": self._link, "outcome": "up"})
+            _log.info("link %s is up", self._link, extra={"link": self._link, "outcome": "up"})
 
     def failed(self, error: Exception) -> None:
         if isinstance(error, LinkStopped):
-            self._is_stopped_by(error)
+            self._report_stop(error)
             return
         self._up.set(0)
         self._measure_lag()
-        self._tell(error)
+        self._report_failure(error)
 
     def _reached(self, offset: int) -> None:
         self.frontier = max(self.frontier, offset)
         self._frontier.set(self.frontier)
 
     def _measure_lag(self) -> None:
-        """While the source cannot be asked: as old as a fact that waits there can be."""
+        """While the source cannot be reached, the lag is the age that a fact waiting there could have."""
         lag = max(time.time() - self._waiting_since, 0.0)  # the clock of another zone may be ahead
         self._highest_lag = max(self._highest_lag, lag)
         self._lag.set(lag)
         self._lag_high.set(self._highest_lag)
 
-    def _is_stopped_by(self, stop: LinkStopped) -> None:
-        self._up.set(0)  # the source answers, but the link does not get on
+    def _report_stop(self, stop: LinkStopped) -> None:
+        self._up.set(0)  # the source answers, but the link makes no progress
         self._stopped.set(1)
         self._stopped_at = stop.fact
         _log.log(
@@ -141,12 +141,12 @@ class LinkReport:
             extra=self._about(stop.fact, "stopped"),
         )
 
-    def _tell(self, error: Exception) -> None:
-        is_news = self._is_news(type(error).__name__)  # its words may change with every try
+    def _report_failure(self, error: Exception) -> None:
+        is_news = self._is_news(type(error).__name__)  # its message may change with every try
         expected = isinstance(error, OncewardError)
         _log.log(
             logging.DEBUG if not is_news else logging.WARNING if expected else logging.ERROR,
-            "link %s does not get on, and tries again: %s",
+            "link %s is down, and will retry: %s",
             self._link,
             error if expected else f"{type(error).__name__}: {error}",
             exc_info=None if expected else error,
@@ -157,13 +157,13 @@ class LinkReport:
         before, self._trouble = self._trouble, trouble
         return before != trouble
 
-    def _tell_gap(self, gap: Gap) -> None:
+    def _report_gap(self, gap: Gap) -> None:
         self._gap = gap
         missed = gap.last_missing - gap.first_missing + 1
         self.counts["missed"] += missed
         self._missed.inc(missed)
         _log.error(
-            "link %s missed facts %d to %d: they had expired at the source, and will not come",
+            "link %s missed facts %d to %d: they expired at the source, and are lost to this zone",
             self._link,
             gap.first_missing,
             gap.last_missing,

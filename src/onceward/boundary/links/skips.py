@@ -1,7 +1,7 @@
-"""What an operator decided about a fact that held a link: kept at the source, before its cursor passes the fact.
+"""An operator's decision to skip a fact that blocks a link: recorded at the source, before its cursor passes the fact.
 
-It is an object there, and so as durable as the facts, never changed, and moved with them by `copy`. The link reads it
-when it goes on, so that the log of the receiving zone says who has left out what, and why.
+It is an object there: as durable as the facts, immutable, and moved with them by `copy`. The link reads it when it
+continues, so the log of the receiving zone says who skipped what, and why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BUCKET = "skipped-facts"
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
-    """A fact that a link has left out for good."""
+    """A fact that a link leaves out permanently."""
 
     consumer: str
     offset: int
@@ -40,7 +40,7 @@ def key_of(consumer: str, offset: int) -> str:
 async def skip(
     client: AsyncBoundaryClient, consumer: str, fact: StoredFact, *, reason: str, operator: str
 ) -> Skipped:
-    """Keep the decision, and go on behind the fact. Repeat it, with the same reason, if it broke off in between."""
+    """Record the decision, then move the cursor past the fact. Safe to repeat with the same reason if interrupted."""
     decision = Skipped(
         consumer=consumer,
         offset=fact.offset,
@@ -54,19 +54,19 @@ async def skip(
     try:
         await client.put(BUCKET, key, msgspec.json.encode(decision), "application/json")
     except ObjectConflict:
-        kept = await decided(client, consumer, fact.offset)
-        if kept is None or kept.reason != reason:
+        recorded = await find_skip(client, consumer, fact.offset)
+        if recorded is None or recorded.reason != reason:
             raise OncewardError(
-                f"object {BUCKET}/{key} says already why offset {fact.offset} is skipped, in other words: "
-                f"{'it cannot be read' if kept is None else repr(kept.reason)}; repeat it with that reason"
+                f"object {BUCKET}/{key} already records another reason to skip offset {fact.offset}: "
+                f"{'it cannot be read' if recorded is None else repr(recorded.reason)}; repeat with that reason"
             ) from None
-        decision = kept
+        decision = recorded
     await client.confirm(consumer, fact.offset)
     return decision
 
 
-async def decided(client: AsyncBoundaryClient, consumer: str, offset: int) -> Skipped | None:
-    """None if nobody has kept anything, or it cannot be had now."""
+async def find_skip(client: AsyncBoundaryClient, consumer: str, offset: int) -> Skipped | None:
+    """Return the recorded decision; None if there is none, or it cannot be read now."""
     try:
         content, _ = await client.get(BUCKET, key_of(consumer, offset))
         return msgspec.json.decode(content, type=Skipped)

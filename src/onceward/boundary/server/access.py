@@ -1,6 +1,7 @@
-"""Asks the table of peers before every call, in a server whose connections have certificates.
+"""Who may call a boundary, and what each peer may do: a table from certificate identities to zones.
 
-Whose connection a call came by is in a context variable, because the protocols between them do not hand it on.
+A server with TLS checks the table before every call. Identities are compared exactly; one that is not in the table is
+refused. The peer's certificate is in a context variable, because the protocols in between do not pass it on.
 """
 
 from __future__ import annotations
@@ -21,21 +22,22 @@ from onceward.boundary.server.codecs import refusal
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.errors import ConfigurationError
 
-# Who may call a boundary, and what each of them may say: a table from certificate identities to zones.
-#
-# Identities are compared as they are, letter by letter. One that is not in the table is nobody.
+_log = logging.getLogger("onceward.boundary")
+
+REQ = TypeVar("REQ")
+RES = TypeVar("RES")
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     identity: str
-    """The common name of its certificate's subject, or a DNS name or URI among its alternative names."""
+    """The common name in its certificate's subject, or a DNS name or URI among the alternative names."""
     zone: str
     from_zones: tuple[str, ...] | None = None
-    """Where the facts that it appends may come from. Its own zone alone, unless more is said: a relay has several."""
+    """Zones that the facts it appends may come from. Its own zone by default; a relay has several."""
     to_zones: tuple[str, ...] = ()
-    """Where the facts that it appends may go to."""
+    """Zones that the facts it appends may go to."""
     consumers: tuple[str, ...] = ()
-    """Names that nobody else may fetch and confirm as. A name that is in no peer's list is everybody's."""
+    """Consumer names reserved for the peers that list them. A name that no peer lists is open to all."""
 
     @property
     def origins(self) -> tuple[str, ...]:
@@ -43,20 +45,24 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Certificate:
-    """What a peer has shown, and its CA has vouched for."""
+    """A peer's certificate, verified by the CA."""
 
     def __init__(self, shown: Mapping[str, Any], address: str) -> None:
-        """`shown` is what `ssl.SSLSocket.getpeercert` returns."""
+        """`shown` is the result of `ssl.SSLSocket.getpeercert`."""
         self.address = address
         self.names = tuple(dict.fromkeys(_names(shown)))
         self.ends_at = float(ssl.cert_time_to_seconds(shown["notAfter"]))
 
     def __str__(self) -> str:
-        return f"the certificate of {', '.join(map(repr, self.names)) or 'nobody'}"
+        return f"the certificate of {', '.join(map(repr, self.names)) or 'no one'}"
+
+
+CERTIFICATE: ContextVar[Certificate] = ContextVar("certificate of the peer")
+"""Set for a connection before anything from it is read."""
 
 
 class Peers:
-    """The table. It is asked for every call, so that whoever is taken out of it is refused at once."""
+    """The table. It is checked on every call, so a removed peer is refused at once."""
 
     def __init__(self, peers: Iterable[Peer] = ()) -> None:
         self.replace(peers)
@@ -72,34 +78,36 @@ class Peers:
                 owners.setdefault(name, set()).add(peer.identity)
         self._table, self._owners = table, owners
 
-    def known(self, certificate: Certificate) -> Peer:
-        """Raises `Unauthenticated`."""
+    def identify(self, certificate: Certificate) -> Peer:
+        """Return the peer that owns the certificate. Raise `Unauthenticated` if there is none."""
         if certificate.ends_at < time.time():
-            raise _refused(Unauthenticated, "expired", f"{certificate} has expired meanwhile")
+            raise _refusal(Unauthenticated, "expired", f"{certificate} has expired")
         found = [self._table[name] for name in certificate.names if name in self._table]
         if not found:
-            raise _refused(
-                Unauthenticated, "unknown_identity", f"{certificate} is that of no peer of this boundary"
+            raise _refusal(
+                Unauthenticated,
+                "unknown_identity",
+                f"{certificate} does not belong to a peer of this boundary",
             )
         if len(found) > 1:
-            raise _refused(
+            raise _refusal(
                 Unauthenticated,
                 "ambiguous_identity",
-                f"{certificate} is that of several peers of this boundary; leave one of them",
+                f"{certificate} belongs to several peers of this boundary; keep one of them",
             )
         return found[0]
 
     def check_zones(self, peer: Peer, from_zone: str, to_zone: str) -> None:
-        """Raises `PermissionDenied` unless the peer may append a fact of and for these."""
+        """Raise `PermissionDenied` unless the peer may append a fact from and for these zones."""
         if from_zone not in peer.origins:
-            raise _refused(
+            raise _refusal(
                 PermissionDenied,
                 "from_zone",
                 f"{peer.identity!r} may not append facts from zone {from_zone!r}",
                 "envelope.from_zone",
             )
         if to_zone not in peer.to_zones:
-            raise _refused(
+            raise _refusal(
                 PermissionDenied,
                 "to_zone",
                 f"{peer.identity!r} may not append facts for zone {to_zone!r}",
@@ -107,58 +115,37 @@ class Peers:
             )
 
     def check_consumer(self, peer: Peer, name: str) -> None:
-        """Raises `PermissionDenied` for a name that is bound to others."""
+        """Raise `PermissionDenied` for a name that is reserved for other peers."""
         if peer.identity not in self._owners.get(name, (peer.identity,)):
-            raise _refused(
+            raise _refusal(
                 PermissionDenied,
                 "consumer",
-                f"{peer.identity!r} may not fetch or confirm as {name!r}, which is another peer's name",
+                f"{peer.identity!r} may not fetch or confirm as {name!r}, which is reserved for another peer",
                 "consumer_name",
             )
 
 
-def _names(shown: Mapping[str, Any]) -> Iterable[str]:
-    for part in shown.get("subject", ()):
-        yield from (value for kind, value in part if kind == "commonName")
-    yield from (value for kind, value in shown.get("subjectAltName", ()) if kind in ("DNS", "URI"))
-
-
-def _refused(kind: type[BoundaryError], reason: str, words: str, field: str = "") -> BoundaryError:
-    made = kind(words)
-    made.reason, made.field = reason, field
-    return made
-
-
-_log = logging.getLogger("onceward.boundary")
-
-CERTIFICATE: ContextVar[Certificate] = ContextVar("certificate of the peer")
-"""Set for a connection, before anything that comes by it is looked at."""
-
-REQ = TypeVar("REQ")
-RES = TypeVar("RES")
-
-
 class Guard:
-    """An interceptor of calls. It lets a request be read before it is refused: whoever is still sending does not
-    listen."""
+    """An interceptor that checks every call. A request is read completely before it is refused: a client that is still
+    sending does not read."""
 
     def __init__(self, peers: Peers, metrics: BoundaryMetrics) -> None:
         self._peers = peers
         self._metrics = metrics
 
     def check(self, what: str, request: Any = None) -> None:
-        """Raises `Unauthenticated`, or `PermissionDenied` if the peer may not ask this."""
+        """Raise `Unauthenticated`, or `PermissionDenied` if the peer may not make this call."""
         certificate = CERTIFICATE.get()
         try:
-            peer = self._peers.known(certificate)
+            peer = self._peers.identify(certificate)
             if isinstance(request, pb.AppendFactRequest) and request.envelope is not None:
                 self._peers.check_zones(peer, request.envelope.from_zone, request.envelope.to_zone)
             elif isinstance(request, pb.FetchFactsRequest | pb.ConfirmReceiptRequest):
                 self._peers.check_consumer(peer, request.consumer_name)
         except BoundaryError as error:
             self._metrics.auth_failures.labels(error.reason).inc()
-            told = {"outcome": error.code}
-            _log.warning("%s by %s refused: %s", what, certificate.address, error, extra=told)
+            fields = {"outcome": error.code}
+            _log.warning("%s from %s refused: %s", what, certificate.address, error, extra=fields)
             raise
 
     async def intercept_unary(
@@ -202,3 +189,15 @@ class Guard:
             self.check(ctx.method.name, request)
         except BoundaryError as error:
             raise refusal(error) from None
+
+
+def _names(shown: Mapping[str, Any]) -> Iterable[str]:
+    for part in shown.get("subject", ()):
+        yield from (value for kind, value in part if kind == "commonName")
+    yield from (value for kind, value in shown.get("subjectAltName", ()) if kind in ("DNS", "URI"))
+
+
+def _refusal(kind: type[BoundaryError], reason: str, message: str, field: str = "") -> BoundaryError:
+    error = kind(message)
+    error.reason, error.field = reason, field
+    return error

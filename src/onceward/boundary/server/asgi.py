@@ -1,9 +1,13 @@
-"""The ASGI application: the service, and beside it what operators ask for: /metrics, /stats, /livez and /readyz."""
+"""The ASGI application: the service, and pages for operators: /metrics, /stats, /livez and /readyz.
+
+The library answers a request that is not a call (an unknown path, another method than POST, an unknown content type)
+with a bare status. Here it gets the same body as every other error, which says what would work.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import msgspec
@@ -16,63 +20,17 @@ from onceward.boundary.server.rpc import LARGEST_UNARY, BoundaryRpc
 from onceward.boundary.store import Bounds, Cursor
 from onceward.boundary.v1.boundary_connect import BoundaryService, BoundaryServiceASGIApplication
 
-# What is said to a request that is no call: an unknown path, another method than POST, an unknown content type.
-#
-# The library answers these with a status alone. Here they get the body of every other error, and it says what there is.
-
-
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-
 CALLS = {f"/{BoundaryService.desc().type_name}/{each.name}": each for each in BoundaryService.desc().methods}
 CODES = {404: "unimplemented", 405: "unimplemented", 415: "invalid_argument"}
-"""Of the statuses, as a client would take them."""
+"""Statuses without a body, with the code that a client would derive from each."""
 
-
-def telling(send: Send, scope: dict[str, Any], pages: Iterable[str]) -> Send:
-    """`send`, which gives an answer that has nothing but such a status its body. `pages` are the paths for GET."""
-    body = b""
-
-    async def told(message: dict[str, Any]) -> None:
-        nonlocal body
-        if message["type"] == "http.response.start" and message["status"] in CODES:
-            headers = list(message["headers"])
-            if not any(name.lower() == b"content-type" for name, _ in headers):
-                body = _body(message["status"], scope, pages)
-                message = {**message, "headers": [*headers, (b"content-type", b"application/json")]}
-        elif body and message["type"] == "http.response.body":
-            message = {**message, "body": body}
-        await send(message)
-
-    return told
-
-
-def _body(status: int, scope: dict[str, Any], pages: Iterable[str]) -> bytes:
-    path = scope["path"]
-    if status == 404:
-        *others, last = CALLS
-        words = (
-            f"there is no {path:.200}; the calls are POST {', '.join(others)} and {last}; the pages are GET "
-            f"{', '.join(pages)}"
-        )
-    elif status == 405:
-        words = f"{path} is called with POST, not with {scope['method']:.20}"
-    else:
-        given = dict(scope["headers"]).get(b"content-type", b"").decode("latin-1")
-        words = f"{path} takes the content types {_content_types(path)}, not {given!r:.100}"
-    return msgspec.json.encode({"code": CODES[status], "message": words})
-
-
-def _content_types(path: str) -> str:
-    connect = "application/" if CALLS[path].method_kind == "unary" else "application/connect+"
-    return f"{connect}json and {connect}proto, or application/grpc from a gRPC client"
-
-
+Send = Callable[[dict[str, Any]], Awaitable[None]]
 Page = tuple[int, bytes, bytes]
 """Status, content type, body."""
 
 
 class Application:
-    """With a guard only peers that it knows are answered; /livez and /readyz are for all that have a connection."""
+    """With a guard, only known peers are answered; /livez and /readyz are open to every connection."""
 
     def __init__(self, boundary: Boundary, guard: Guard | None = None) -> None:
         self._boundary = boundary
@@ -88,7 +46,7 @@ class Application:
         path = scope.get("path", "")
         page = _PAGES.get(path)
         if page is None:
-            await self._rpc(scope, receive, telling(send, scope, _PAGES))
+            await self._rpc(scope, receive, _with_error_body(send, scope))
             return
         status, kind, body = self._refusal(path) or await page(self._boundary)
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
@@ -102,6 +60,45 @@ class Application:
         except BoundaryError as error:
             return 401, b"text/plain; charset=utf-8", f"{error}\n".encode()
         return None
+
+
+def _with_error_body(send: Send, scope: dict[str, Any]) -> Send:
+    """Wrap `send`: add a body to an answer that has only a status from `CODES`."""
+    body = b""
+
+    async def send_with_body(message: dict[str, Any]) -> None:
+        nonlocal body
+        if message["type"] == "http.response.start" and message["status"] in CODES:
+            headers = list(message["headers"])
+            if not any(name.lower() == b"content-type" for name, _ in headers):
+                body = _error_body(message["status"], scope)
+                message = {**message, "headers": [*headers, (b"content-type", b"application/json")]}
+        elif body and message["type"] == "http.response.body":
+            message = {**message, "body": body}
+        await send(message)
+
+    return send_with_body
+
+
+def _error_body(status: int, scope: dict[str, Any]) -> bytes:
+    path = scope["path"]
+    if status == 404:
+        *others, last = CALLS
+        message = (
+            f"there is no {path:.200}; the calls are POST {', '.join(others)} and {last}; the pages are GET "
+            f"{', '.join(_PAGES)}"
+        )
+    elif status == 405:
+        message = f"call {path} with POST, not {scope['method']:.20}"
+    else:
+        given = dict(scope["headers"]).get(b"content-type", b"").decode("latin-1")
+        message = f"{path} accepts the content types {_content_types(path)}, not {given!r:.100}"
+    return msgspec.json.encode({"code": CODES[status], "message": message})
+
+
+def _content_types(path: str) -> str:
+    connect = "application/" if CALLS[path].method_kind == "unary" else "application/connect+"
+    return f"{connect}json and {connect}proto, or application/grpc from a gRPC client"
 
 
 async def _metrics(boundary: Boundary) -> Page:
@@ -136,7 +133,7 @@ async def _livez(boundary: Boundary) -> Page:
 async def _readyz(boundary: Boundary) -> Page:
     try:
         await boundary.store.bounds()
-    except Exception as error:  # noqa: BLE001  whatever it is, that is the answer
+    except Exception as error:  # noqa: BLE001  any error is the answer
         return 503, b"text/plain", f"not ready: {error}\n".encode()
     return 200, b"text/plain", b"ready\n"
 
@@ -155,6 +152,6 @@ def _backlog(cursor: Cursor, bounds: Bounds) -> int:
 
 
 async def _lag(boundary: Boundary, cursor: Cursor) -> float:
-    """Seconds since the first fact that is not confirmed was appended."""
+    """Return the seconds since the first unconfirmed fact was appended."""
     oldest = await boundary.store.read(cursor.offset, 1)
     return max(time.time() - oldest[0][2] / 1000, 0.0) if oldest else 0.0

@@ -1,4 +1,4 @@
-"""How messages are read and written: protobuf, and its JSON; and errors as they cross the wire."""
+"""Encoding of messages, as protobuf and as its JSON, and of errors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from connectrpc.errors import ConnectError
 from onceward.boundary.errors import BoundaryError, InvalidArgument
 from onceward.boundary.v1 import boundary_pb as pb
 
+_PARENTS = {"Envelope": "envelope", "Fact": "fact"}
+"""Fields of a request that hold these messages; all others are requests themselves."""
+
 
 class ReadyPage:
-    """A `FetchFactsResponse` that is bytes already."""
+    """An encoded `FetchFactsResponse`."""
 
     def __init__(self, encoded: bytes) -> None:
         self.encoded = encoded
 
 
 class BinaryCodec:
-    """Protobuf; what is ready is sent as it is."""
+    """Protobuf. A `ReadyPage` is sent as it is."""
 
     def name(self) -> str:
         return "proto"
@@ -37,7 +40,7 @@ class BinaryCodec:
 
 
 class JsonCodec:
-    """Protobuf's JSON. A field that nobody knows is refused: it is a misspelt one."""
+    """Protobuf's JSON. Unknown fields are refused: they are misspelled ones."""
 
     def name(self) -> str:
         return "json"
@@ -53,11 +56,12 @@ class JsonCodec:
             return message_class.from_json(data, ignore_unknown_fields=False)
         except InvalidArgument as error:
             raise refusal(error) from None
-        except Exception as error:  # noqa: BLE001  whatever the parser says, it is the caller's message
-            raise refusal(_explained(str(error))) from None
+        except Exception as error:  # noqa: BLE001  whatever the parser raises is the caller's mistake
+            raise refusal(_invalid_argument(str(error))) from None
 
 
 def refusal(error: BoundaryError) -> ConnectError:
+    """Encode an error for the wire."""
     detail = pb.ErrorDetail(
         reason=error.reason, field=error.field, original_offset=getattr(error, "original_offset", 0)
     )
@@ -65,9 +69,9 @@ def refusal(error: BoundaryError) -> ConnectError:
 
 
 def _refuse_fractions(value: Any, path: str) -> None:
-    """No field takes one; protobuf would take 1.0 for 1."""
+    """No field is a float, but protobuf would accept 1.0 for 1."""
     if isinstance(value, float):
-        raise InvalidArgument(_snake(path) or "request", f"must be a whole number, not {value}")
+        raise InvalidArgument(_snake(path) or "request", f"must be an integer, not {value}")
     if isinstance(value, dict):
         for name, each in value.items():
             _refuse_fractions(each, f"{path}.{name}" if path else str(name))
@@ -76,24 +80,20 @@ def _refuse_fractions(value: Any, path: str) -> None:
             _refuse_fractions(each, path)
 
 
-_PARENTS = {"Envelope": "envelope", "Fact": "fact"}
-"""Where these messages stand in a request; all others are requests themselves."""
-
-
-def _explained(words: str) -> InvalidArgument:
-    """The parser's words, and the field that they speak of."""
-    if found := re.search(r" for field onceward\.boundary\.v1\.(\w+)\.(\w+)$", words):
-        return InvalidArgument(_within(found[1], found[2]), f"cannot be read: {words[: found.start()]}")
+def _invalid_argument(message: str) -> InvalidArgument:
+    """Turn the parser's message into an error with the field that it is about."""
+    if found := re.search(r" for field onceward\.boundary\.v1\.(\w+)\.(\w+)$", message):
+        return InvalidArgument(_path(found[1], found[2]), f"cannot be read: {message[: found.start()]}")
     if found := re.search(
-        r"cannot decode onceward\.boundary\.v1\.(\w+) from JSON: key: '(.*)' is unknown", words
+        r"cannot decode onceward\.boundary\.v1\.(\w+) from JSON: key: '(.*)' is unknown", message
     ):
-        return InvalidArgument(_within(found[1], found[2]), f"is unknown: {found[1]} has no such field")
-    if found := re.search(r"cannot decode (\w+) from JSON", words):
+        return InvalidArgument(_path(found[1], found[2]), f"is unknown: {found[1]} has no such field")
+    if found := re.search(r"cannot decode (\w+) from JSON", message):
         return InvalidArgument(_PARENTS.get(found[1], "request"), "must be a JSON object")
-    return InvalidArgument("request", f"is not JSON: {words}")
+    return InvalidArgument("request", f"is not JSON: {message}")
 
 
-def _within(message: str, field: str) -> str:
+def _path(message: str, field: str) -> str:
     parent = _PARENTS.get(message)
     return field if parent is None else f"{parent}.{field}"
 

@@ -1,4 +1,4 @@
-"""A server's configuration in TOML. What is wrong in it is said with the file, the table and the key."""
+"""A server's configuration in TOML. Errors name the file, the table and the key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from onceward.boundary.client.transport import checked_url
+from onceward.boundary.client.transport import check_url
 from onceward.boundary.server.access import Peer, Peers
 from onceward.boundary.server.server import parse_address
 from onceward.boundary.settings import BoundarySettings
@@ -39,7 +39,7 @@ class Files(_Table, frozen=True, kw_only=True):
 
 
 class LinkConfig(_Table, frozen=True, kw_only=True):
-    """[[links]]: where facts are pulled from. `onceward.boundary.links.link` says what it means."""
+    """[[links]]: where facts are pulled from. See `onceward.boundary.links.link`."""
 
     name: Text
     url: Text
@@ -72,7 +72,7 @@ class Config(_Table, frozen=True, kw_only=True):
     listen: Text | None = None
     store: Text | None = None
     consumers: tuple[Text, ...] = ()
-    """Names that are known from the start, whoever has fetched."""
+    """Names that are known from the start, before their first fetch."""
     strict_consumers: bool = False
     require_artifacts: bool = False
     tls: Files | None = None
@@ -81,18 +81,18 @@ class Config(_Table, frozen=True, kw_only=True):
     retention: RetentionConfig = RetentionConfig()
     buffer: Buffer = Buffer()
 
-    def files(self, beside: Path) -> Tls | None:
-        """Relative paths begin at the directory of the configuration, which is `beside` it."""
+    def files(self, directory: Path) -> Tls | None:
+        """Return the files of [tls]. Relative paths start at `directory`, that of the configuration."""
         if self.tls is None:
             return None
-        return Tls(ca=beside / self.tls.ca, cert=beside / self.tls.cert, key=beside / self.tls.key)
+        return Tls(ca=directory / self.tls.ca, cert=directory / self.tls.cert, key=directory / self.tls.key)
 
     def settings(self) -> BoundarySettings:
-        kept = msgspec.structs.asdict(self.retention)
+        times = msgspec.structs.asdict(self.retention)
         return BoundarySettings(
             strict_consumers=self.strict_consumers,
             require_artifacts=self.require_artifacts,
-            retention={name: _seconds(f"retention.{name}", text) for name, text in kept.items() if text},
+            retention={name: _seconds(f"retention.{name}", text) for name, text in times.items() if text},
             capacity_bytes=None if self.buffer.capacity is None else _bytes(self.buffer.capacity),
             backpressure_at=self.buffer.threshold,
             drop_oldest=self.buffer.when_full == DROP_OLDEST,
@@ -101,7 +101,7 @@ class Config(_Table, frozen=True, kw_only=True):
 
 
 def read_config(path: str | os.PathLike[str]) -> Config:
-    """Raises `ConfigurationError`, for everything that can be seen without starting the server."""
+    """Read and check a file. Raise `ConfigurationError` for everything detectable without starting the server."""
     try:
         with open(path, "rb") as file:
             found = tomllib.load(file)
@@ -112,7 +112,7 @@ def read_config(path: str | os.PathLike[str]) -> Config:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is not TOML: {error}") from error
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{path}: {_explained(str(error), found)}") from error
+        raise ConfigurationError(f"{path}: {_describe(str(error), found)}") from error
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
     return config
@@ -122,9 +122,9 @@ def _check(config: Config) -> None:
     if config.listen is not None:
         parse_address(config.listen, "listen")
     if config.peers and config.tls is None:
-        raise ConfigurationError("[[peers]] are known by their certificates: there must be a [tls] too")
+        raise ConfigurationError("[[peers]] are identified by their certificates: add [tls]")
     if config.links and config.zone is None:
-        raise ConfigurationError("zone is missing: with [[links]] a server must know whose it is")
+        raise ConfigurationError("zone is missing: a server with [[links]] must know its own zone")
     if config.buffer.when_full not in (REFUSE, DROP_OLDEST):
         raise ConfigurationError(
             f"[buffer] when_full: must be {REFUSE} or {DROP_OLDEST}, not {config.buffer.when_full!r}"
@@ -134,7 +134,7 @@ def _check(config: Config) -> None:
     _check_unique("links", "name", (link.name for link in config.links))
     for number, link in enumerate(config.links, 1):
         try:
-            checked_url(link.url)
+            check_url(link.url)
         except ConfigurationError as error:
             raise ConfigurationError(f"[[links]] number {number} ({link.name!r}) url: {error}") from None
     Peers(config.peers)
@@ -150,14 +150,14 @@ def _check_unique(table: str, key: str, values: Iterable[str]) -> None:
 
 
 def _seconds(key: str, text: str) -> float:
-    return _measured(key, text, SECONDS, "7d, 12h, 30m or 45s")
+    return _parse_quantity(key, text, SECONDS, "7d, 12h, 30m or 45s")
 
 
 def _bytes(text: str) -> int:
-    return int(_measured("buffer.capacity", text, BYTES, "10GB, 500MB or 2GiB"))
+    return int(_parse_quantity("buffer.capacity", text, BYTES, "10GB, 500MB or 2GiB"))
 
 
-def _measured(key: str, text: str, units: dict[str, int], such_as: str) -> float:
+def _parse_quantity(key: str, text: str, units: dict[str, int], such_as: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text)
     if found is None or found[2] not in units or not float(found[1]):
         table, _, name = key.partition(".")
@@ -167,19 +167,19 @@ def _measured(key: str, text: str, units: dict[str, int], such_as: str) -> float
     return float(found[1]) * units[found[2]]
 
 
-def _explained(words: str, found: dict[str, Any]) -> str:
-    """The library's words, with the table and the key in the place of its path, which ends them: - at `$.tls.ca`."""
-    problem, _, path = words.partition(" - at `$")
-    table, key = _place(path.rstrip("`"), found)
+def _describe(message: str, found: dict[str, Any]) -> str:
+    """Rewrite the library's message, replacing the path at its end, - at `$.tls.ca`, with the table and the key."""
+    problem, _, path = message.partition(" - at `$")
+    table, key = _locate(path.rstrip("`"), found)
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem):
-        return f"{table or 'the file'} has no key {unknown[1]!r}; see that it is spelt right"
+        return f"{table or 'the file'} has no key {unknown[1]!r}; check the spelling"
     if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
         return f"{table} must have the key {missing[1]!r}"
     return f"{table} {key}".strip() + f": {_plain(problem)}"
 
 
-def _place(path: str, found: dict[str, Any]) -> tuple[str, str]:
-    """`.peers[0].zone` is the key zone of the first peer, `.tls.ca` is ca of [tls], and `.zone` is in no table."""
+def _locate(path: str, found: dict[str, Any]) -> tuple[str, str]:
+    """Return table and key: `.peers[0].zone` is zone of the first peer, `.tls.ca` ca of [tls], `.zone` in no table."""
     name, number, key = re.fullmatch(r"(?:\.(\w+))?(?:\[(\d+)\])?(?:\.(.*))?", path).groups("")  # type: ignore[union-attr]
     if number:
         entry = found[name][int(number)]
@@ -198,10 +198,10 @@ _WORDS = {
     "Expected": "must be",
     "got": "not",
     " | null": "",
-    "`str` of length >= 1": "a text that is not empty",
-    "`str`": "a text",
-    "`str": "`a text",
-    "`int`": "a whole number",
+    "`str` of length >= 1": "a nonempty string",
+    "`str`": "a string",
+    "`str": "`a string",
+    "`int`": "an integer",
     "`float` > 0.0": "a number above 0",
     "`float` <= 1.0": "a number of at most 1",
     "`float`": "a number",

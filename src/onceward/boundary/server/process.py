@@ -1,7 +1,7 @@
-"""A server by its configuration, with all that runs beside it; what can change while it runs is read again.
+"""Runs a server from its configuration, with retention and links, and reloads the configuration while it runs.
 
-The configuration and the files of TLS are looked at every second. Peers and links change at once, certificates with the
-next handshake. What cannot be used changes nothing, and is told.
+The configuration and the TLS files are checked every second. Peers and links change at once, certificates with the
+next handshake. What cannot be used is logged, and changes nothing.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ from onceward.telemetry.logs import log_to
 
 _log = logging.getLogger("onceward.boundary")
 
-LOOK_EVERY = 1.0
-"""Seconds."""
+CHECK_EVERY = 1.0
+"""Seconds between two checks of the files."""
+LOG_FIELDS = ("message_id", "offset", "consumer", "zone", "link", "outcome")
+"""Records name these in `extra`; those that are set are added to the log line."""
 
 Stamp = tuple[int, ...] | None
-"""Another one for a file that has changed; None for one that is not there."""
+"""Changes whenever the file does; None for a missing file."""
 
 
 @asynccontextmanager
@@ -45,12 +47,12 @@ async def running(
     port: int,
     *,
     path: Path | None = None,
-    look_every: float = LOOK_EVERY,
+    check_every: float = CHECK_EVERY,
     broken: Callable[[], object] = lambda: None,
 ) -> AsyncIterator[str]:
-    """Serve while inside; yields the URL. `path` is where the configuration is from, if it is from a file.
+    """Serve while inside; yield the URL. `path` is the file of the configuration, if it came from one.
 
-    `broken` is called if something that runs beside the server has ended by itself: it should not go on without.
+    `broken` is called if retention or the configuration watch ends by itself: the server should not run without them.
     """
     async with AsyncExitStack() as stack:
         retention = Retention(boundary)
@@ -66,65 +68,80 @@ async def running(
         live.links.start()
         stack.push_async_callback(live.links.close)
         if path is not None:
-            watch = asyncio.create_task(live.watch(look_every), name="onceward-boundary-configuration")
+            watch = asyncio.create_task(live.watch(check_every), name="onceward-boundary-configuration")
             _must_run(watch, broken)
-            stack.push_async_callback(_ended, watch)
+            stack.push_async_callback(_cancel, watch)
         yield url
 
 
+def start_logging(form: str, level: str, stream: TextIO | None = None) -> None:
+    """Log to `stream`, stderr by default, as `json` or for the `console`.
+
+    `level` is for onceward's own loggers. Libraries log warnings and above: at lower levels they report every byte.
+    """
+    root = log_to(stream, form, fields)
+    root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
+    logging.getLogger("onceward").setLevel(level.upper())
+
+
+def fields(record: logging.LogRecord) -> dict[str, Any]:
+    found = {name: getattr(record, name, None) for name in LOG_FIELDS}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 class _Live:
-    """What can be changed while a server runs."""
+    """What can change while a server runs."""
 
     def __init__(self, boundary: Boundary, config: Config, path: Path | None) -> None:
         self._started = self._config = config
         self._path = path
-        self._beside = path.parent if path is not None else Path()
-        self._stamps = self._look()
+        self._directory = path.parent if path is not None else Path()
+        self._stamps = self._current_stamps()
         self._changing = self._stamps
         self._problems: tuple[str, ...] = ()
-        files = config.files(self._beside)
+        files = config.files(self._directory)
         self.tls = None if files is None else ServerTls(files, boundary.metrics)
         self.peers = Peers(config.peers)
         self.links = Links(boundary, config.zone or "", self._link_settings())
         if files is not None and not config.peers:
-            _log.warning("%s has no [[peers]]: nobody may call this server", path)
+            _log.warning("%s has no [[peers]]: this server refuses every call", path)
 
-    async def watch(self, look_every: float) -> None:
+    async def watch(self, check_every: float) -> None:
         while True:
-            await asyncio.sleep(look_every)
-            await self.look()
+            await asyncio.sleep(check_every)
+            await self.reload_if_changed()
 
-    async def look(self) -> None:
-        """Read again what has changed, when it has not changed since the last look: somebody may be writing."""
-        stamps = self._look()
+    async def reload_if_changed(self) -> None:
+        """Reload changed files, but only once two checks find them the same: one may still be being written."""
+        stamps = self._current_stamps()
         if stamps == self._stamps and not self._problems:
             return
         if stamps != self._changing:
             self._changing = stamps
             return
         self._stamps = stamps
-        problems = tuple([each async for each in self._read_again()])
+        problems = tuple([each async for each in self._reload()])
         for each in problems:
             if each not in self._problems:
-                _log.error("%s; what was read before stays in force", each, extra={"outcome": "not_read"})
+                _log.error("%s; keeping the previous configuration", each, extra={"outcome": "not_read"})
         if not problems:
-            _log.info("%s and its certificates have been read again", self._path, extra={"outcome": "read"})
+            _log.info("reloaded %s and its certificates", self._path, extra={"outcome": "read"})
         self._problems = problems
 
-    async def _read_again(self) -> AsyncIterator[str]:
-        """Yields what is wrong. Each part for itself: that a certificate is broken keeps no peer in the table."""
+    async def _reload(self) -> AsyncIterator[str]:
+        """Yield the problems. Parts are independent: a broken certificate does not keep a removed peer in the table."""
         assert self._path is not None
         try:
             config = read_config(self._path)
             if (config.tls is None) != (self.tls is None):
-                raise ConfigurationError(f"{self._path}: [tls] comes and goes only with a restart")
+                raise ConfigurationError(f"{self._path}: adding or removing [tls] requires a restart")
             self.peers.replace(config.peers)
-            self._tell_of_the_rest(config)
+            self._warn_of_other_changes(config)
             self._config = config
         except ConfigurationError as error:
             yield str(error)
         try:
-            files = self._config.files(self._beside)
+            files = self._config.files(self._directory)
             if self.tls is not None and files is not None:
                 self.tls.load(files)
         except ConfigurationError as error:
@@ -134,7 +151,7 @@ class _Live:
         except ConfigurationError as error:
             yield f"{self._path}: [[links]]: {error}"
 
-    def _tell_of_the_rest(self, config: Config) -> None:
+    def _warn_of_other_changes(self, config: Config) -> None:
         for name in (
             "zone",
             "listen",
@@ -146,10 +163,10 @@ class _Live:
             "buffer",
         ):
             if getattr(config, name) != getattr(self._config, name):
-                _log.warning("%s: %s has changed, which takes effect with the next start", self._path, name)
+                _log.warning("%s: %s has changed, which requires a restart", self._path, name)
 
     def _link_settings(self) -> list[LinkSettings]:
-        files = self._config.files(self._beside)
+        files = self._config.files(self._directory)
         return [
             LinkSettings(
                 name=link.name,
@@ -162,14 +179,16 @@ class _Live:
             for link in self._config.links
         ]
 
-    def _look(self) -> tuple[Stamp, ...]:
-        return () if self._path is None else (_stamp(self._path), *_stamps(self._config.files(self._beside)))
+    def _current_stamps(self) -> tuple[Stamp, ...]:
+        return (
+            () if self._path is None else (_stamp(self._path), *_stamps(self._config.files(self._directory)))
+        )
 
 
 @dataclass(frozen=True)
 class _SecuredClient:
-    """Makes clients that show this server's own certificate. Not equal to that of other files, or of changed ones: the
-    link is started anew then."""
+    """Makes clients that show this server's own certificate. Unequal if the files are others or have changed, which
+    restarts the link."""
 
     url: str
     files: Tls
@@ -198,37 +217,17 @@ def _stamp(path: str | os.PathLike[str]) -> Stamp:
 
 
 def _must_run(task: asyncio.Task[None], broken: Callable[[], object]) -> None:
-    """Until it is cancelled. Facts that never expire, or peers that are never shut out, would be noticed too late."""
+    """Call `broken` if the task ends without being cancelled: facts that never expire, or removed peers that still
+    have access, would be noticed too late."""
 
     def ended(task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            _log.error("%s has ended by itself", task.get_name(), exc_info=task.exception())
+            _log.error("%s ended unexpectedly", task.get_name(), exc_info=task.exception())
             broken()
 
     task.add_done_callback(ended)
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
+async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-# Log lines of a boundary. Records say what they are about in `extra`; whatever of it is there goes into the line.
-
-
-FIELDS = ("message_id", "offset", "consumer", "zone", "link", "outcome")
-
-
-def start_logging(form: str, level: str, stream: TextIO | None = None) -> None:
-    """Log to `stream`, stderr by default, as `json` or for the `console`.
-
-    `level` is for what is ours. Libraries are heard from warnings on: at a lower level they tell of every byte.
-    """
-    root = log_to(stream, form, fields)
-    root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
-    logging.getLogger("onceward").setLevel(level.upper())
-
-
-def fields(record: logging.LogRecord) -> dict[str, Any]:
-    found = {name: getattr(record, name, None) for name in FIELDS}
-    return {name: value for name, value in found.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The boundary's calls: what comes over the wire is counted, told to the log, and handed to the service."""
+"""The boundary's calls: requests from the wire are counted, logged, and passed to the boundary."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from onceward.boundary.v1 import boundary_pb as pb
 _log = logging.getLogger("onceward.boundary")
 
 LARGEST_UNARY = 32 * 1024 * 1024
-"""Bytes of one message. Larger objects go in pieces."""
+"""Bytes of one message. Larger objects are sent in pieces."""
 NOTHING: Mapping[str, object] = {}
 OPERATIONS = ("append", "fetch", "confirm", "put", "get")
-
 
 T = TypeVar("T")
 
 
 class BoundaryRpc:
-    """The calls, each as the service wants it."""
+    """Implements the service."""
 
     def __init__(self, boundary: Boundary) -> None:
         self._boundary = boundary
@@ -37,7 +36,7 @@ class BoundaryRpc:
     async def append_fact(self, request: pb.AppendFactRequest, ctx: Any) -> pb.AppendFactResponse:
         envelope = request.envelope
         about = {} if envelope is None else {"message_id": envelope.message_id, "zone": envelope.from_zone}
-        return await self._counted("append", self._append(request), about)
+        return await self._answer("append", self._append(request), about)
 
     async def _append(self, request: pb.AppendFactRequest) -> pb.AppendFactResponse:
         if not request.has_field("envelope"):
@@ -75,7 +74,7 @@ class BoundaryRpc:
         return pb.AppendFactResponse(offset=appended.offset, duplicate=appended.duplicate)
 
     async def fetch_facts(self, request: pb.FetchFactsRequest, ctx: Any) -> Any:
-        return await self._counted("fetch", self._fetch(request), {"consumer": request.consumer_name})
+        return await self._answer("fetch", self._fetch(request), {"consumer": request.consumer_name})
 
     async def _fetch(self, request: pb.FetchFactsRequest) -> ReadyPage:
         self._metrics.fetches.inc()
@@ -93,7 +92,7 @@ class BoundaryRpc:
 
     async def confirm_receipt(self, request: pb.ConfirmReceiptRequest, ctx: Any) -> pb.ConfirmReceiptResponse:
         about = {"consumer": request.consumer_name, "offset": request.offset}
-        return await self._counted("confirm", self._confirm(request), about)
+        return await self._answer("confirm", self._confirm(request), about)
 
     async def _confirm(self, request: pb.ConfirmReceiptRequest) -> pb.ConfirmReceiptResponse:
         self._metrics.confirms.inc()
@@ -109,12 +108,12 @@ class BoundaryRpc:
         async def whole() -> AsyncIterator[bytes]:
             yield request.blob
 
-        return await self._counted("put", self._put(request.bucket, request.key, whole(), request.media_type))
+        return await self._answer("put", self._put(request.bucket, request.key, whole(), request.media_type))
 
     async def put_object_stream(
         self, request: AsyncIterator[pb.PutObjectChunk], ctx: Any
     ) -> pb.PutObjectResponse:
-        return await self._counted("put", self._put_stream(request))
+        return await self._answer("put", self._put_stream(request))
 
     async def _put_stream(self, chunks: AsyncIterator[pb.PutObjectChunk]) -> pb.PutObjectResponse:
         first = await anext(aiter(chunks), None)
@@ -129,7 +128,7 @@ class BoundaryRpc:
         try:
             return await self._put(first.bucket, first.key, data(), first.media_type)
         except BoundaryError:
-            async for _ in chunks:  # who is still sending does not listen before it is done
+            async for _ in chunks:  # a client that is still sending does not read
                 pass
             raise
 
@@ -141,7 +140,7 @@ class BoundaryRpc:
         return pb.PutObjectResponse(bucket=ref.bucket, key=ref.key, digest=ref.digest, size=ref.size)
 
     async def get_object(self, request: pb.GetObjectRequest, ctx: Any) -> pb.GetObjectResponse:
-        return await self._counted("get", self._get(request))
+        return await self._answer("get", self._get(request))
 
     async def _get(self, request: pb.GetObjectRequest) -> pb.GetObjectResponse:
         ref, chunks = await self._boundary.get(request.bucket, request.key)
@@ -161,24 +160,22 @@ class BoundaryRpc:
             async for chunk in chunks:
                 yield pb.GetObjectChunk(data=chunk)
         except BoundaryError as error:
-            raise self._refused("get", error, {}) from None
+            raise self._refuse("get", error, {}) from None
 
-    def _refused(self, operation: str, error: BoundaryError, about: Mapping[str, object]) -> ConnectError:
+    def _refuse(self, operation: str, error: BoundaryError, about: Mapping[str, object]) -> ConnectError:
         self._metrics.refused.labels(operation, error.code).inc()
         _log.warning("%s refused: %s", operation, error, extra={**about, "outcome": error.code})
         return refusal(error)
 
-    async def _counted(self, operation: str, call: Awaitable[T], about: Mapping[str, object] = NOTHING) -> T:
+    async def _answer(self, operation: str, call: Awaitable[T], about: Mapping[str, object] = NOTHING) -> T:
         began = time.perf_counter()
         try:
             return await call
         except BoundaryError as error:
-            raise self._refused(operation, error, about) from None
-        except Exception as error:  # noqa: BLE001  it is told to the caller and to the log
+            raise self._refuse(operation, error, about) from None
+        except Exception as error:  # noqa: BLE001  reported to the caller and logged
             self._metrics.refused.labels(operation, BoundaryError.code).inc()
             _log.exception("%s failed", operation, extra={"outcome": BoundaryError.code})
-            raise refusal(
-                BoundaryError(f"{operation} failed: {error!r}; the server's log says more")
-            ) from None
+            raise refusal(BoundaryError(f"{operation} failed: {error!r}; see the server's log")) from None
         finally:
             self._latency[operation](time.perf_counter() - began)

@@ -1,4 +1,8 @@
-"""A boundary's server: hypercorn, because gRPC needs HTTP/2 with trailers and curl speaks HTTP/1, both on one port."""
+"""A boundary's server: hypercorn, because gRPC needs HTTP/2 with trailers and curl speaks HTTP/1, both on one port.
+
+Hypercorn's own accept loop reports neither a peer's certificate nor why a handshake failed, and never replaces its TLS
+context. So the loop is here, and the handshake is awaited before hypercorn gets the connection.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +24,23 @@ from onceward.boundary.server.asgi import Application
 from onceward.boundary.tls import ServerTls, why_refused
 from onceward.errors import ConfigurationError
 
-# Accepts connections, and hands each to hypercorn, which knows the protocols.
-#
-# Its own loop reports neither a peer's certificate nor why a handshake failed, and keeps one
-# TLS context for ever. So the loop is here, and the handshake is awaited before hypercorn sees the connection.
-
-
 _log = logging.getLogger("onceward.boundary")
 
 GRACE = 5.0
-"""Seconds for the calls that run when the server is told to stop."""
+"""Seconds that running calls get when the server stops."""
 HANDSHAKE_SECONDS = 10.0
 GOODBYE_SECONDS = 1.0
-"""How long a peer may take to say that it has heard the end of TLS."""
+"""How long a peer may take to acknowledge the end of TLS."""
 AT_ONCE = 100
-"""Connections that are accepted before somebody else has a turn."""
+"""Connections accepted before other tasks get a turn."""
 AFTER_NO_ROOM = 1.0
-"""Seconds until the next try, when no more files can be open."""
+"""Seconds until the next try, when no more files can be opened."""
+BACKLOG = 1024
 
 
 class ServerConnections:
+    """Accepts connections, and passes each to hypercorn, which speaks the protocols."""
+
     def __init__(
         self,
         listening: socket.socket,
@@ -47,7 +48,7 @@ class ServerConnections:
         tls: ServerTls | None,
         metrics: BoundaryMetrics,
     ) -> None:
-        """`listening` does not block, and is closed here."""
+        """`listening` must not block. `close` closes it."""
         self._listening = listening
         self._application = ASGIWrapper(application)
         self._tls = tls
@@ -55,10 +56,9 @@ class ServerConnections:
         self._loop = asyncio.get_running_loop()
         self._config = Config()
         self._config.accesslog = self._config.errorlog = None
-        self._config.h2_max_concurrent_streams = 250  # more are slower, and at 1000 hypercorn loses its way
-        self._config.keep_alive_max_requests = (
-            2**62
-        )  # ending an HTTP/2 connection there cuts off what runs on it
+        self._config.h2_max_concurrent_streams = 250  # more are slower, and at 1000 hypercorn fails
+        # Ending an HTTP/2 connection at a limit would cut off the calls running on it.
+        self._config.keep_alive_max_requests = 2**62
         self._config.keep_alive_timeout = 300
         self._worker = WorkerContext(None)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -67,7 +67,7 @@ class ServerConnections:
         self._loop.add_reader(self._listening, self._accept)
 
     async def close(self) -> None:
-        """Take no more connections, let running calls end, and cut off what runs too long."""
+        """Accept no more connections, let running calls end, and cancel those that take too long."""
         self._loop.remove_reader(self._listening)
         self._listening.close()
         try:
@@ -87,7 +87,7 @@ class ServerConnections:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                _log.error("no connection can be accepted: %s; the next try is in a second", error)
+                _log.error("cannot accept connections: %s; will retry in a second", error)
                 self._loop.remove_reader(self._listening)
                 self._loop.call_later(AFTER_NO_ROOM, self._accept_again)
                 return
@@ -103,7 +103,7 @@ class ServerConnections:
         reader = asyncio.StreamReader(loop=self._loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
         try:
-            transport = await self._opened(accepted, protocol, address)
+            transport = await self._open(accepted, protocol, address)
         except OSError as error:
             self._metrics.handshake_errors.inc()
             _log.warning(
@@ -113,10 +113,10 @@ class ServerConnections:
         writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
         try:
             await TCPServer(self._application, self._loop, self._config, self._worker, {}, reader, writer)
-        except Exception:  # noqa: BLE001  of one connection, and told
-            _log.exception("the connection of %s failed", address)
+        except Exception:  # noqa: BLE001  only this connection is affected
+            _log.exception("the connection from %s failed", address)
 
-    async def _opened(
+    async def _open(
         self, accepted: socket.socket, protocol: asyncio.StreamReaderProtocol, address: str
     ) -> asyncio.Transport:
         if self._tls is None:
@@ -130,19 +130,16 @@ class ServerConnections:
             ssl_shutdown_timeout=GOODBYE_SECONDS,
         )
         shown = transport.get_extra_info("peercert")
-        if not shown:  # it was cut off during the handshake, and nobody has told us
+        if not shown:  # it was cut off during the handshake, without an error
             transport.abort()
             raise ConnectionResetError
-        # Whose connection it is stands in the context of this task, and of all tasks that are started by it.
+        # The context of this task, and of all tasks that it starts, identifies the peer.
         CERTIFICATE.set(Certificate(shown, address))
         return transport
 
 
-BACKLOG = 1024
-
-
 def parse_address(listen: str, name: str = "--listen") -> tuple[str, int]:
-    """HOST:PORT; port 0 takes a free one."""
+    """Split HOST:PORT. Port 0 takes a free one."""
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
         raise ConfigurationError(f"{name} must be HOST:PORT, such as 127.0.0.1:7700, not {listen!r}")
@@ -158,11 +155,11 @@ async def serving(
     tls: ServerTls | None = None,
     peers: Peers | None = None,
 ) -> AsyncIterator[str]:
-    """Serve while inside; yields the URL. With `tls` only `peers` are served, without it whoever comes."""
+    """Serve while inside; yield the URL. With `tls` only `peers` are served, without it everyone."""
     if peers is not None and tls is None:
-        raise ConfigurationError("peers are known by their certificates: they need tls")
+        raise ConfigurationError("peers are identified by their certificates: they need tls")
     guard = None if tls is None else Guard(peers or Peers(), boundary.metrics)
-    listening = _bound(host, port)
+    listening = _bind(host, port)
     port = listening.getsockname()[1]
     connections = ServerConnections(listening, Application(boundary, guard), tls, boundary.metrics)
     connections.start()
@@ -173,22 +170,23 @@ async def serving(
         await connections.close()
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """Bound before anything is served: otherwise whoever has the port already would be taken for this server."""
+def _bind(host: str, port: int) -> socket.socket:
+    """Bind before anything is served: otherwise a process that has the port already would be taken for this server."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, kind, protocol)  # without it asyncio leaves small answers to Nagle
+        # Without `protocol`, asyncio leaves Nagle's algorithm on, which delays small answers.
+        listening = socket.socket(family, kind, protocol)
         try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(address)
-            made.listen(BACKLOG)
-            made.setblocking(False)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(BACKLOG)
+            listening.setblocking(False)
         except OSError:
-            made.close()
+            listening.close()
             raise
     except OSError as error:
         raise ConfigurationError(
-            f"{host}:{port} cannot be listened on: {error.strerror or error}; choose another address, or port 0 for "
-            "a free one"
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another address, or port 0 for a free "
+            "one"
         ) from error
-    return made
+    return listening

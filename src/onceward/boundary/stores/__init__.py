@@ -1,4 +1,4 @@
-"""Where a boundary keeps its facts, cursors and objects."""
+"""Stores for a boundary's facts, cursors and objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onceward.errors import ConfigurationError
 
 
 async def open_store(url: str) -> BoundaryStore:
-    """A directory (or sqlite:///directory), postgresql://…, or nats://…?name=onceward&replicas=3."""
+    """Open a directory (or sqlite:///directory), postgresql://…, or nats://…?name=onceward&replicas=3."""
     directory = directory_of(url)
     if directory is not None:
         from onceward.boundary.stores.sqlite import SqliteBoundaryStore
@@ -30,30 +30,30 @@ async def open_store(url: str) -> BoundaryStore:
         servers, _, query = url.partition("?")
         return await JetStreamBoundaryStore.open(servers, **_jetstream_options(query))
     raise ConfigurationError(
-        f"{url!r} is no store: give a directory, sqlite:///directory, postgresql://host/database or nats://host:port"
+        f"{url!r} is not a store: use a directory, sqlite:///directory, postgresql://host/database or nats://host:port"
     )
 
 
 def directory_of(url: str) -> Path | None:
-    """Where an embedded store is; None for one that is on a server."""
+    """Return the directory of an embedded store; None for a store on a server."""
     scheme, separator, place = url.partition("://")
     if separator and scheme != "sqlite":
         return None
     directory = place.removeprefix("/") if separator else url
     if not directory:
         raise ConfigurationError(
-            f"{url!r} names no directory; say sqlite:///some/directory, or the directory alone"
+            f"{url!r} does not name a directory; write sqlite:///some/directory, or just the directory"
         )
     return Path(directory)
 
 
-def check_is_there(url: str) -> None:
-    """Before it is read: a directory that is not there would be made, and look like an empty boundary."""
+def check_exists(url: str) -> None:
+    """Call before reading: a missing directory would be created, and look like an empty boundary."""
     directory = directory_of(url)
     if directory is not None and not (directory / "boundary.db").is_file():
         raise ConfigurationError(
-            f"there is no boundary in {str(directory)!r}, which has no boundary.db; name the directory that its server "
-            "keeps facts in"
+            f"there is no boundary in {str(directory)!r}, which has no boundary.db; use the data directory of its "
+            "server"
         )
 
 
@@ -62,11 +62,11 @@ def _jetstream_options(query: str) -> dict[str, Any]:
     unknown = options.keys() - {"name", "replicas"}
     if unknown:
         raise ConfigurationError(
-            f"a nats:// store takes name and replicas, and no {', '.join(sorted(unknown))}"
+            f"a nats:// store has the options name and replicas, not {', '.join(sorted(unknown))}"
         )
     if "replicas" in options:
         if not options["replicas"].isdecimal():
-            raise ConfigurationError(f"replicas must be a whole number, not {options['replicas']!r}")
+            raise ConfigurationError(f"replicas must be an integer, not {options['replicas']!r}")
         options["replicas"] = int(options["replicas"])
     return options
 

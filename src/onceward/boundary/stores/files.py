@@ -1,9 +1,9 @@
 """Objects as files: content under its digest, names as small files that point to it.
 
-    objects/content/ab/abcdef…          the bytes, written beside it first, fsynced, then renamed
+    objects/content/ab/abcdef…          the bytes, written to incoming/ first, fsynced, then renamed
     objects/names/<bucket>/<sha256 of the key>   JSON: key, digest, size, media type
 
-A key is never part of a path, so that no key can lead out of the directory.
+A key is never part of a path, so no key can lead outside the directory.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ CHUNK = 256 * 1024
 
 
 class FileObjects:
-    def __init__(self, directory: Path, *, to_look: bool = False) -> None:
-        """`to_look` only: somebody else puts objects there, and his uploads are not to be touched."""
+    def __init__(self, directory: Path, *, read_only: bool = False) -> None:
+        """`read_only`: another process stores objects there, and its uploads must not be touched."""
         self._content = directory / "content"
         self._names = directory / "names"
         self._incoming = directory / "incoming"
-        if to_look:
+        if read_only:
             return
         for each in (self._content, self._names, self._incoming):
             each.mkdir(parents=True, exist_ok=True)
-        for left_over in self._incoming.iterdir():  # of uploads that were cut off
+        for left_over in self._incoming.iterdir():  # of interrupted uploads
             left_over.unlink(missing_ok=True)
 
     async def put(self, bucket: str, key: str, chunks: AsyncIterator[bytes], media_type: str) -> ObjectRef:
@@ -54,7 +54,7 @@ class FileObjects:
 
     async def head(self, bucket: str, key: str) -> ObjectRef | None:
         try:
-            return msgspec.json.decode(self._name(bucket, key).read_bytes(), type=ObjectRef)
+            return msgspec.json.decode(self._name_path(bucket, key).read_bytes(), type=ObjectRef)
         except FileNotFoundError:
             return None
 
@@ -62,7 +62,7 @@ class FileObjects:
         ref = await self.head(bucket, key)
         if ref is None:
             raise NotFound(f"there is no object {bucket}/{key}")
-        return ref, self._send(self._place(ref.digest.removeprefix("sha256:")))
+        return ref, self._send(self._content_path(ref.digest.removeprefix("sha256:")))
 
     async def refs(self) -> AsyncIterator[ObjectRef]:
         for name in sorted(self._names.glob("*/*")):
@@ -73,7 +73,7 @@ class FileObjects:
         with _writable():
             file = incoming.open("wb", buffering=0)
         try:
-            async for chunk in chunks:  # what goes wrong there is not the disk's fault
+            async for chunk in chunks:  # errors of the source are not errors of the disk
                 digest.update(chunk)
                 size += len(chunk)
                 with _writable():
@@ -85,12 +85,12 @@ class FileObjects:
         return digest.hexdigest(), size
 
     def _keep(self, incoming: Path, digest: str, ref: ObjectRef) -> ObjectRef:
-        place = self._place(digest)
-        if not place.exists():
-            place.parent.mkdir(exist_ok=True)
-            incoming.rename(place)
-            sync_directory(place.parent)
-        name = self._name(ref.bucket, ref.key)
+        content = self._content_path(digest)
+        if not content.exists():
+            content.parent.mkdir(exist_ok=True)
+            incoming.rename(content)
+            sync_directory(content.parent)
+        name = self._name_path(ref.bucket, ref.key)
         name.parent.mkdir(exist_ok=True)
         written = self._incoming / secrets.token_hex(16)
         try:
@@ -98,29 +98,29 @@ class FileObjects:
                 _write(file, msgspec.json.encode(ref))
                 os.fsync(file.fileno())
             try:
-                os.link(written, name)  # fails if it is there: of two at once, one is the first
+                os.link(written, name)  # fails if it exists: of two at once, one wins
             except FileExistsError:
-                return self._same(name, ref)
+                return self._check_same(name, ref)
         finally:
             written.unlink(missing_ok=True)
         sync_directory(name.parent)
         return ref
 
-    def _same(self, name: Path, ref: ObjectRef) -> ObjectRef:
+    def _check_same(self, name: Path, ref: ObjectRef) -> ObjectRef:
         known = msgspec.json.decode(name.read_bytes(), type=ObjectRef)
         if known.digest != ref.digest:
             raise ObjectConflict(ref.bucket, ref.key)
         return known
 
-    async def _send(self, place: Path) -> AsyncIterator[bytes]:
-        with place.open("rb") as file:
+    async def _send(self, content: Path) -> AsyncIterator[bytes]:
+        with content.open("rb") as file:
             while chunk := await asyncio.to_thread(file.read, CHUNK):
                 yield chunk
 
-    def _place(self, digest: str) -> Path:
+    def _content_path(self, digest: str) -> Path:
         return self._content / digest[:2] / digest
 
-    def _name(self, bucket: str, key: str) -> Path:
+    def _name_path(self, bucket: str, key: str) -> Path:
         return self._names / bucket / hashlib.sha256(key.encode()).hexdigest()
 
 

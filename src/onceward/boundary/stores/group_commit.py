@@ -1,4 +1,4 @@
-"""Many callers, one commit: whoever comes while a commit is under way goes with the next, all together."""
+"""Group commit: calls that arrive while a commit is running all share the next one."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Thing = TypeVar("Thing")
 Outcome = TypeVar("Outcome")
 
 MOST_AT_ONCE = 1000
-"""Those behind must not wait for ever."""
+"""Later callers must not wait forever."""
 MOST_BYTES_AT_ONCE = 8 * 1024 * 1024
 
 
 class Load(NamedTuple, Generic[Thing, Outcome]):
-    """What one caller brings, and is not to be divided."""
+    """What one caller submits; never split."""
 
     things: Sequence[Thing]
     done: asyncio.Future[Sequence[Outcome]]
 
 
 class Grouped(Generic[Thing, Outcome]):
-    """Hands what is submitted to `commit`, group by group, each of which answers with one outcome for each thing."""
+    """Passes what is submitted to `commit`, group by group. `commit` returns one outcome for each thing."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class Grouped(Generic[Thing, Outcome]):
         return outcome
 
     async def submit_all(self, things: Sequence[Thing]) -> list[Outcome]:
-        """In this order, one commit after the other. If one fails, what comes behind it is not tried."""
+        """Submit in this order, one commit after another. If a commit fails, the rest is not tried."""
         outcomes: list[Outcome] = []
-        for some in self._portions(things):
+        for some in self._split(things):
             outcomes += await self._submit(some)
         return outcomes
 
     async def close(self) -> None:
-        """Whoever waits is answered first. Idempotent."""
+        """Answer pending callers, then stop. Idempotent."""
         if not self._closed:
             self._closed = True
             self._waiting.put_nowait(None)
@@ -60,10 +60,10 @@ class Grouped(Generic[Thing, Outcome]):
             raise Unavailable("this boundary is closing")
         load = Load(things, asyncio.get_running_loop().create_future())
         self._waiting.put_nowait(load)
-        # A caller who goes away does not undo what is being written.
+        # A cancelled caller does not undo what is being written.
         return await asyncio.shield(load.done)
 
-    def _portions(self, things: Sequence[Thing]) -> Iterator[list[Thing]]:
+    def _split(self, things: Sequence[Thing]) -> Iterator[list[Thing]]:
         portion: list[Thing] = []
         size = 0
         for thing in things:
@@ -79,16 +79,16 @@ class Grouped(Generic[Thing, Outcome]):
         while group := await self._next_group():
             try:
                 outcomes = iter(await self._commit([thing for load in group for thing in load.things]))
-            except Exception as error:  # noqa: BLE001  the writer must go on, and those who wait must hear of it
-                told = (
+            except Exception as error:  # noqa: BLE001  the writer must continue, and callers must get an answer
+                failure = (
                     error
                     if isinstance(error, BoundaryError)
                     else Unavailable(f"nothing was written: {error!r}")
                 )
                 for load in group:
                     if not load.done.done():
-                        load.done.set_exception(told)
-                        load.done.exception()  # whoever went away does not want to hear of it
+                        load.done.set_exception(failure)
+                        load.done.exception()  # marks it as seen, in case the caller was cancelled
             else:
                 for load in group:
                     mine = [next(outcomes) for _ in load.things]
@@ -96,13 +96,13 @@ class Grouped(Generic[Thing, Outcome]):
                         load.done.set_result(mine)
 
     async def _next_group(self) -> list[Load[Thing, Outcome]]:
-        """All who wait, or as many as should go at once; none at the end."""
+        """Return all pending loads, up to the limits; none at the end."""
         group: list[Load[Thing, Outcome]] = []
         count = size = 0
         while not group or (count < MOST_AT_ONCE and size < MOST_BYTES_AT_ONCE and not self._waiting.empty()):
             load = await self._waiting.get()
             if load is None:
-                self._waiting.put_nowait(None)  # the end comes after this group
+                self._waiting.put_nowait(None)  # end after this group
                 break
             group.append(load)
             count += len(load.things)

@@ -1,7 +1,7 @@
-"""A look into a store beside the server that has it open, for operators: it reads, and changes nothing.
+"""Reads a store while its server has it open, for operators. Changes nothing.
 
-PostgreSQL and NATS are open to many. The embedded store is one server's own, but SQLite lets others read what is
-committed.
+PostgreSQL and NATS are open to many clients. The embedded store belongs to one server, but SQLite lets others read
+what is committed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any, Protocol
 
 from onceward.boundary.errors import Unavailable
 from onceward.boundary.store import Bounds, Objects
-from onceward.boundary.stores import check_is_there, directory_of, open_store, sqlite
+from onceward.boundary.stores import check_exists, directory_of, open_store, sqlite
 from onceward.boundary.stores.files import FileObjects
 from onceward.boundary.wire import Record
 from onceward.errors import ConfigurationError
 
 ROWS = 100
-"""Read at once from SQLite: at most so many megabytes."""
+"""Read from SQLite at once: at most this many megabytes."""
 
 
-class Look(Protocol):
-    """What of a `Store` only reads."""
+class StoreReader(Protocol):
+    """The read-only part of a `BoundaryStore`."""
 
     @property
     def objects(self) -> Objects: ...
@@ -34,9 +34,9 @@ class Look(Protocol):
 
 
 @asynccontextmanager
-async def looking_into(url: str) -> AsyncIterator[Look]:
-    """A directory (or sqlite:///directory), postgresql://… or nats://…."""
-    check_is_there(url)
+async def open_reader(url: str) -> AsyncIterator[StoreReader]:
+    """Open a directory (or sqlite:///directory), postgresql://… or nats://… for reading."""
+    check_exists(url)
     directory = directory_of(url)
     if directory is None:
         store = await open_store(url)
@@ -45,11 +45,11 @@ async def looking_into(url: str) -> AsyncIterator[Look]:
         finally:
             await store.close()
         return
-    with closing(_connected(directory / "boundary.db")) as connection:
-        yield SqliteLook(connection, FileObjects(directory / "objects", to_look=True))
+    with closing(_connect(directory / "boundary.db")) as connection:
+        yield SqliteStoreReader(connection, FileObjects(directory / "objects", read_only=True))
 
 
-class SqliteLook:
+class SqliteStoreReader:
     def __init__(self, connection: sqlite3.Connection, objects: FileObjects) -> None:
         self._connection = connection
         self.objects = objects
@@ -73,7 +73,7 @@ class SqliteLook:
             raise Unavailable(f"the log cannot be read: {error}; try again") from error
 
 
-def _connected(path: Path) -> sqlite3.Connection:
+def _connect(path: Path) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=10.0)
     except sqlite3.Error as error:

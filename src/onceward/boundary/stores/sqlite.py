@@ -1,7 +1,7 @@
-"""The embedded store: one SQLite file, one writer thread, one fsync for all that wait at the same time.
+"""The embedded store: one SQLite file, one writer thread, one fsync for all concurrent writes.
 
-Appends and confirms queue up for the writer, which takes all there are into one transaction. Readers have a connection
-of their own: in WAL mode they wait for nobody, and see only what is committed.
+Appends and confirms queue up for the writer, which puts all of them into one transaction. Readers have their own
+connection: in WAL mode they never wait, and see only what is committed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from onceward.errors import ConfigurationError
 
 SCHEMA_VERSION = 1
 MOST_AT_ONCE = 1000
-"""Writes in one transaction: those behind must not wait for ever."""
+"""Writes in one transaction: later ones must not wait forever."""
 MOST_REMOVED = 2000
 """Facts in one step of expiry: appends must not wait for all of it."""
 LARGEST_PAGE_BYTES = 8 * 1024 * 1024
@@ -57,7 +57,7 @@ FIND = 'SELECT "offset", digest FROM facts WHERE message_id = ?'
 READ = 'SELECT "offset", record, appended_at FROM facts WHERE "offset" > ? ORDER BY "offset" LIMIT ?'
 BOUNDS = """
     SELECT (SELECT min("offset") FROM facts), (SELECT max("offset") FROM facts), (SELECT through FROM removed)
-"""  # as queries of their own, for each of which SQLite goes to one end of the index
+"""  # as separate queries, for each of which SQLite reads one end of the index
 EXPIRE = """
     DELETE FROM facts WHERE "offset" IN
         (SELECT "offset" FROM facts WHERE stream = ? AND appended_at < ? LIMIT ?) RETURNING "offset"
@@ -77,7 +77,7 @@ CURSORS = "SELECT name, position, confirmed_at FROM cursors ORDER BY name"
 
 
 class Write:
-    """Something for the writer, and who waits for it."""
+    """A job for the writer, and the future of its caller."""
 
     __slots__ = ("done", "fact", "operation", "outcome")
 
@@ -89,16 +89,16 @@ class Write:
 
 
 class SqliteBoundaryStore:
-    """A `Store` in one directory, for one event loop. A second one there is refused while the first is open."""
+    """A `BoundaryStore` in one directory, for one event loop. Refuses a directory that another process has open."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory = _prepared(Path(directory))
+        self.directory = _prepare(Path(directory))
         path = self.directory / "boundary.db"
         with ExitStack() as opening:
-            opening.enter_context(_locked(self.directory))
+            opening.enter_context(_lock(self.directory))
             try:
-                self._writing = opening.enter_context(closing(_connected(path)))
-                self._reading = opening.enter_context(closing(_connected(path)))
+                self._writing = opening.enter_context(closing(_connect(path)))
+                self._reading = opening.enter_context(closing(_connect(path)))
                 self._last = self._bounds(self._writing).last
                 self.objects = FileObjects(self.directory / "objects")
             except (sqlite3.Error, OSError) as error:
@@ -117,10 +117,10 @@ class SqliteBoundaryStore:
         return appended
 
     async def append_all(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
-        """In one transaction."""
+        """Append all in one transaction."""
         self._refuse_if_closed()
         writes = [Write(fact, None) for fact in facts]
-        self._hand_over()  # those who came before
+        self._hand_over()  # earlier writes first
         if writes:
             self._writes.put(writes)
         outcomes = await asyncio.gather(*(write.done for write in writes), return_exceptions=True)
@@ -159,7 +159,7 @@ class SqliteBoundaryStore:
         return await self._remove(DROP, (through,))
 
     async def _remove(self, sql: str, which: tuple[str | int, ...]) -> int:
-        """In steps, between which appends come in."""
+        """Remove in steps, between which appends get a turn."""
 
         def step(cursor: sqlite3.Cursor) -> int:
             removed = [row[0] for row in cursor.execute(sql, (*which, MOST_REMOVED))]
@@ -204,7 +204,7 @@ class SqliteBoundaryStore:
             return [Cursor(*row) for row in self._reading.execute(CURSORS)]
 
     async def close(self) -> None:
-        """Let the writer end what it has, and let go of the directory. Idempotent."""
+        """Let the writer finish, and unlock the directory. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -216,8 +216,8 @@ class SqliteBoundaryStore:
     # ── the writer ──────────────────────────────────────────────────────────────────────────────────────
 
     def _through_writer(self, write: Write) -> asyncio.Future[Any]:
-        """The writer gets together what one turn of the event loop asks for: those who were told of the last commit
-        come with their next writes in one turn, and so share the next commit."""
+        """Submit a write together with all others of this turn of the event loop: callers that the last commit woke
+        submit their next writes in the same turn, and so share the next commit."""
         self._refuse_if_closed()
         self._gathered.append(write)
         if len(self._gathered) == 1:
@@ -246,7 +246,7 @@ class SqliteBoundaryStore:
             closing = more is None
             if writes:
                 self._commit(writes)
-                _tell(writes)
+                _wake(writes)
 
     def _commit(self, writes: list[Write]) -> None:
         cursor = self._writing.cursor()
@@ -261,17 +261,17 @@ class SqliteBoundaryStore:
                 elif write.operation is not None:
                     write.outcome = write.operation(cursor)
             cursor.execute("COMMIT")
-        except Exception as error:  # noqa: BLE001  the writer must go on, and those who wait must hear of it
-            # Nothing of it is written, whatever it was: a full disk, a read-only directory, an I/O error.
+        except Exception as error:  # noqa: BLE001  the writer must continue, and callers must get an answer
+            # None of it was written, whatever the cause: a full disk, a read-only directory, an I/O error.
             self._last = last
             _roll_back(cursor)
             for write in writes:
                 write.outcome = Unavailable(f"nothing was written: {error}; try again")
 
     def _append_new(self, cursor: sqlite3.Cursor, writes: list[Write]) -> bool:
-        """All in one statement, which is its own transaction; False, and nothing is written, if an id is known.
+        """Append all in one statement, which is its own transaction. Return False, and write nothing, if an id exists.
 
-        One statement is one call into SQLite, and the interpreter is free from its beginning to the end of the fsync.
+        One statement is one call into SQLite, so the GIL is released from its start to the end of the fsync.
         """
         now = _now()
         values: list[Any] = []
@@ -318,9 +318,9 @@ def _readable() -> Iterator[None]:
         raise Unavailable(f"the log cannot be read: {error}; try again") from error
 
 
-def _tell(writes: list[Write]) -> None:
-    """Wake those who wait, with one call to their event loop."""
-    with suppress(RuntimeError):  # it is closed: nobody waits any more
+def _wake(writes: list[Write]) -> None:
+    """Wake the callers, with one call to their event loop."""
+    with suppress(RuntimeError):  # the loop is closed: no one is waiting
         writes[0].done.get_loop().call_soon_threadsafe(_resolve, writes)
 
 
@@ -330,22 +330,22 @@ def _resolve(writes: list[Write]) -> None:
             continue
         if isinstance(write.outcome, BoundaryError):
             write.done.set_exception(write.outcome)
-            write.done.exception()  # whoever went away does not want to hear of it
+            write.done.exception()  # marks it as seen, in case the caller was cancelled
         else:
             write.done.set_result(write.outcome)
 
 
-def _prepared(directory: Path) -> Path:
+def _prepare(directory: Path) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"the data directory {directory} cannot be made: {error}") from error
+        raise ConfigurationError(f"cannot create the data directory {directory}: {error}") from error
     return directory.absolute()
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Two servers on one directory would give out the same offsets twice."""
+def _lock(directory: Path) -> Iterator[None]:
+    """Keep other servers out of the directory: two of them would assign the same offsets twice."""
     try:
         lock = (directory / "lock").open("a")
     except OSError as error:
@@ -355,12 +355,12 @@ def _locked(directory: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigurationError(
-                f"another process, such as a server, uses {directory}: stop that, or use another directory"
+                f"another process, such as a server, uses {directory}: stop it, or use another directory"
             ) from None
         yield
 
 
-def _connected(path: Path) -> sqlite3.Connection:
+def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
@@ -381,7 +381,8 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute("COMMIT")
     elif version > SCHEMA_VERSION:
         raise ConfigurationError(
-            f"{path} was written by a newer onceward (schema {version}, this one knows {SCHEMA_VERSION})"
+            f"{path} was written by a newer onceward (schema {version}, this one supports {SCHEMA_VERSION}); upgrade "
+            "this one"
         )
 
 

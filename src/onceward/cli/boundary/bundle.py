@@ -93,9 +93,9 @@ async def _export(
     progress: Progress,
 ) -> tuple[Header, Contents] | None:
     from onceward.boundary.bundle import BundleError, export
-    from onceward.boundary.stores.read_only import looking_into
+    from onceward.boundary.stores.read_only import open_reader
 
-    async with looking_into(store) as look:
+    async with open_reader(store) as look:
         if consumer is not None:
             since = await look.position(consumer, create=False)
         if since is None:

@@ -63,13 +63,13 @@ async def _copy(source: str, target: str) -> Copied:
     from rich.progress import Progress, TextColumn
 
     from onceward.boundary.copy import copy as copy_store
-    from onceward.boundary.stores import check_is_there, open_store
+    from onceward.boundary.stores import check_exists, open_store
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), TextColumn("{task.completed:,}"))
     async with AsyncExitStack() as stores:
         with _name_option("--from"):
-            check_is_there(source)
+            check_exists(source)
             old = await open_store(source)
         stores.push_async_callback(old.close)
         with _name_option("--to"):

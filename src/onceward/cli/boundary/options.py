@@ -58,11 +58,10 @@ def client_for(url: str, option: str = "--url") -> AsyncBoundaryClient:
 
 
 def check_url(url: str, option: str = "--url") -> str:
-    from onceward.boundary.client.transport import checked_url
     from onceward.errors import ConfigurationError
 
     try:
-        return checked_url(url)
+        return transport.check_url(url)
     except ConfigurationError as error:
         raise ConfigurationError(f"{option}: {error}") from None
 

@@ -94,13 +94,13 @@ async def _next(client: AsyncBoundaryClient, consumer: str, as_json: bool) -> St
 def _find(store: str, message_id: str, as_json: bool) -> StoredFact | None:
     """The fact with this id on the receiving side. Scans the log, which takes seconds and happens rarely."""
     with require_extra(as_json):
-        from onceward.boundary.stores.read_only import looking_into
+        from onceward.boundary.stores.read_only import open_reader
         from onceward.boundary.wire import stored
     from onceward.errors import ConfigurationError
 
     async def find() -> StoredFact | None:
         at, wanted = 0, message_id.encode()
-        async with looking_into(store) as look:
+        async with open_reader(store) as look:
             while records := await look.read(at, 1000):
                 for record in records:
                     if wanted in record[1] and (fact := stored(record)).message_id == message_id:

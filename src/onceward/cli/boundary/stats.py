@@ -60,7 +60,7 @@ def _get_stats(url: str, as_json: bool) -> dict[str, Any]:
     from urllib.request import urlopen
 
     with handle_errors(as_json):
-        from onceward.boundary.client.errors import unreached
+        from onceward.boundary.client.errors import describe_unreachable
         from onceward.boundary.tls import client_context
 
         page, tls = f"{check_url(url)}/stats", tls_for(url)
@@ -80,9 +80,9 @@ def _get_stats(url: str, as_json: bool) -> dict[str, Any]:
             fail(f"{page} answers {error.code} {error.reason}; is it a boundary? Check --url", as_json)
         except URLError as error:
             reason = error.reason
-            fail(unreached(url, reason if isinstance(reason, Exception) else error), as_json)
+            fail(describe_unreachable(url, reason if isinstance(reason, Exception) else error), as_json)
         except (OSError, HTTPException) as error:
-            fail(unreached(url, error), as_json)
+            fail(describe_unreachable(url, error), as_json)
         except (ValueError, LookupError, TypeError):
             fail(f"{page} does not answer like a boundary; check --url", as_json)
 

@@ -11,7 +11,7 @@ __all__ = ["AsyncBoundaryConnector", "BoundaryConnector"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the connectors on first use: the scheme beside them needs no driver."""
+    """Load the connectors on first use: the scheme needs no driver."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = "connector_asyncio" if name.startswith("Async") else "connector"

@@ -1,8 +1,9 @@
-"""A boundary under the engine: facts concurrently, and a cursor that passes only what is done without a hole.
+"""A boundary as source and sink of the engine: processes facts concurrently, and moves the cursor only past a gapless
+run of facts that are done.
 
-A fact that fails comes again after a while, and meanwhile holds the cursor, as the boundary's rules have it. Under
-`WithDeadLetters` one that fails permanently is buried in the store first, and then the cursor passes it. Leases and
-delivery counts are kept in memory: after a crash the boundary delivers again what was not confirmed.
+A fact that fails is redelivered after a while, and holds the cursor meanwhile, as the boundary's rules require. Under
+`WithDeadLetters`, one that fails permanently is first buried in the store, and then the cursor passes it. Leases and
+delivery counts are in memory: after a crash the boundary redelivers what was not confirmed.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from onceward.transaction import Settlement, Transaction
 
 _log = logging.getLogger("onceward.connectors.boundary.connector")
 
-MOST_IN_HAND = LARGEST_PAGE
-"""Facts beyond the cursor: pages begin at the cursor, and no larger ones are served."""
-WORTH_ASKING = 100
-"""Room for so many facts, or no page is asked for: those that are held are sent again with each."""
+MOST_HELD = LARGEST_PAGE
+"""Facts beyond the cursor: pages begin at the cursor, and the boundary serves no larger ones."""
+WORTH_FETCHING = 100
+"""Fetch a page only with room for this many facts: each page repeats those that are held."""
 PAUSE_PER_REPEAT = 0.0002
-"""Seconds until the next page after one that brought fewer new facts than old ones, for each of these."""
+"""Seconds to wait per held fact, after a page that brought fewer new facts than old ones."""
 AT_ONCE = 32
-"""Appends that are under way together, and share what the boundary pays for durability."""
+"""Concurrent appends, which share the boundary's cost of durability."""
 
 Facts = list[tuple[Envelope, Fact]]
 Work = Callable[[], Coroutine[Any, Any, None]]
@@ -44,7 +45,7 @@ C = TypeVar("C", BoundaryClient, AsyncBoundaryClient)
 
 
 class FactConnector(Generic[C]):
-    """Written for both modes: `_call`, `_sleep` and `_together` block in one and await in the other."""
+    """The connector of both modes: `_call`, `_sleep` and `_together` block in one and await in the other."""
 
     _needs: type[C]
 
@@ -74,7 +75,7 @@ class FactConnector(Generic[C]):
         self._zones = (from_zone, to_zone) if from_zone and to_zone else None
         self._queue = WindowQueue(rules, clock)
         self._window = self._queue.window
-        self._ask_at = 0.0
+        self._fetch_at = 0.0
         self._reported_gap = self._reported_obstacle = 0
         self._closed = False
         self.rules = rules
@@ -83,8 +84,8 @@ class FactConnector(Generic[C]):
     def _check_client(self, client: C) -> None:
         if not isinstance(client, self._needs):
             raise ConfigurationError(
-                f"{type(self).__name__} needs a {self._needs.__name__}, not {type(client).__name__}; BoundaryConnector "
-                "goes with BoundaryClient, AsyncBoundaryConnector with AsyncBoundaryClient"
+                f"{type(self).__name__} needs a {self._needs.__name__}, not {type(client).__name__}; use "
+                "BoundaryConnector with BoundaryClient, AsyncBoundaryConnector with AsyncBoundaryClient"
             )
 
     async def _call(self, method: str, *arguments: Any) -> Any:
@@ -102,31 +103,31 @@ class FactConnector(Generic[C]):
         self._check_open()
         if self._consumer is None:
             raise ConfigurationError(
-                "to fetch facts, a boundary connector needs a consumer_name: a cursor goes by it"
+                "to fetch facts, a boundary connector needs a consumer_name: it identifies the cursor"
             )
-        await self._confirm()  # if that failed before
-        await self._ask(max(size, 1))
+        await self._confirm()  # in case it failed before
+        await self._fetch_page(max(size, 1))
         return self._queue.fetch_transactions(size, **extra)
 
-    async def _ask(self, size: int) -> None:
-        """Ask for a page, unless there is enough at hand. Never in a hot loop, however often a fetch is repeated."""
+    async def _fetch_page(self, size: int) -> None:
+        """Fetch a page, unless enough facts are ready. Never in a hot loop, however often it is called."""
         ready = self._queue.ready(size)
-        wait = self._ask_at - time.monotonic()
+        wait = self._fetch_at - time.monotonic()
         if ready >= size or (ready and wait > 0):
             return
         if wait > 0:
             await self._sleep(wait)
         held = len(self._window)
-        full = held > MOST_IN_HAND - WORTH_ASKING
-        # What is held is sent again. Twice as much as that, and the old never outnumber the new for long.
-        limit = 1 if full else min(2 * held + size, MOST_IN_HAND)
+        full = held > MOST_HELD - WORTH_FETCHING
+        # Each page repeats the held facts. At twice their number, the old never outnumber the new for long.
+        limit = 1 if full else min(2 * held + size, MOST_HELD)
         page: Page = await self._call("fetch", self._consumer, limit)
         fresh = [fact for fact in page.facts if fact.offset > self._window.last and not full]
         self._queue.add([(fact.offset, self._body_of(fact)) for fact in fresh])
-        if page.facts:  # what is before it somebody else has confirmed, or it has expired
+        if page.facts:  # those before it were confirmed by another connector, or expired
             self._window.forget_up_to(page.facts[0].offset - 1)
         if full or (len(fresh) < held and len(page.facts) < limit):
-            self._ask_at = time.monotonic() + held * PAUSE_PER_REPEAT
+            self._fetch_at = time.monotonic() + held * PAUSE_PER_REPEAT
         self._report(page, full)
 
     def _body_of(self, stored: StoredFact) -> bytes:
@@ -145,11 +146,11 @@ class FactConnector(Generic[C]):
         if obstacle is not None and obstacle > self._reported_obstacle:
             self._reported_obstacle = obstacle
             _log.warning(
-                "consumer %s fetches no further: the fact at offset %d fails, and there is no room for more than %d "
-                "facts behind it; fix what fails, or let WithDeadLetters bury it",
+                "consumer %s fetches no further: the fact at offset %d fails, and at most %d facts beyond the cursor "
+                "are held; fix what fails, or let WithDeadLetters bury it",
                 self._consumer,
                 obstacle,
-                MOST_IN_HAND,
+                MOST_HELD,
             )
 
     async def _settle(self, settlements: Sequence[Settlement]) -> None:
@@ -163,7 +164,7 @@ class FactConnector(Generic[C]):
         await self._confirm()
 
     async def _confirm(self) -> None:
-        """Confirm the offset up to which everything is done. If that fails, the next settlement confirms it."""
+        """Confirm the offset up to which everything is done. If that fails, the next settlement or fetch does it."""
         offset = self._window.finished()
         if offset is not None:
             self._window.forget_up_to(await self._call("confirm", self._consumer, offset))
@@ -177,13 +178,13 @@ class FactConnector(Generic[C]):
         errors: list[Exception] = []
 
         async def work() -> None:
-            for lane in todo:  # which all share
+            for lane in todo:  # shared by all workers
                 for envelope, fact in lane:
                     if errors:
                         return
                     try:
                         await self._call("append", envelope, fact)
-                    except Exception as error:  # noqa: BLE001  whatever it is, the others need not go on
+                    except Exception as error:  # noqa: BLE001  any error stops the other workers
                         errors.append(error)
 
         if len(lanes) == 1:
@@ -194,7 +195,7 @@ class FactConnector(Generic[C]):
             raise errors[0]
 
     def _lanes(self, transactions: Sequence[Transaction]) -> dict[str, Facts]:
-        """By subject: those of one subject keep their order, others go side by side."""
+        """Group by subject: facts of one subject keep their order, others are appended concurrently."""
         lanes: dict[str, Facts] = {}
         for envelope, fact in self._facts_of(transactions):
             lanes.setdefault(fact.subject, []).append((envelope, fact))
@@ -211,7 +212,7 @@ class FactConnector(Generic[C]):
     def bury_failures(self) -> None:
         """From now on facts that fail permanently become dead letters, and wait for `forget_dead`.
 
-        `WithDeadLetters` calls it: without a store for them, a fact is redelivered until it succeeds.
+        `WithDeadLetters` calls this; without it, a fact is redelivered until it succeeds.
         """
         self._queue.bury_failures()
 
@@ -225,17 +226,17 @@ class FactConnector(Generic[C]):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ConnectorClosedError("this boundary connector is closed; make a new one to go on")
+            raise ConnectorClosedError("this boundary connector is closed; create a new one")
 
 
 def _check_settings(consumer_name: str | None, from_zone: str | None, to_zone: str | None) -> None:
     if consumer_name is None and not from_zone and not to_zone:
         raise ConfigurationError(
-            "a boundary connector needs a consumer_name to consume, or from_zone and to_zone to produce, or all of them"
+            "a boundary connector needs a consumer_name to consume, from_zone and to_zone to produce, or all of them"
         )
     if bool(from_zone) is not bool(to_zone):
         raise ConfigurationError(
-            "a fact goes from a zone to a zone: give both from_zone and to_zone, or neither"
+            "a fact goes from one zone to another: pass both from_zone and to_zone, or neither"
         )
     if consumer_name is not None:
         try:
@@ -245,12 +246,12 @@ def _check_settings(consumer_name: str | None, from_zone: str | None, to_zone: s
 
 
 def run_together(work: Work, times: int) -> None:
-    """Several at once, to the end of all, in threads."""
+    """Run `work` several times at once, in threads, and wait for all."""
     with ThreadPoolExecutor(times, "onceward-boundary-append") as threads:
         for each in [threads.submit(lambda: run_blocking(work())) for _ in range(times)]:
             each.result()
 
 
 async def run_together_async(work: Work, times: int) -> None:
-    """Several at once, to the end of all, in asyncio."""
+    """Run `work` several times at once, in asyncio, and wait for all."""
     await asyncio.gather(*(work() for _ in range(times)))

@@ -19,11 +19,11 @@ class BoundaryConnector(FactConnector[BoundaryClient]):
     """A `Connector` to a boundary: `BoundaryConnector(BoundaryClient(url), "plant-a-receiver")`.
 
     To consume it needs the durable `consumer_name`, to produce `from_zone` and `to_zone`. Transactions carry facts:
-    see `boundary_facts`. `max_deliveries` and `on_failure` say when a fact has failed permanently, which matters only
-    under `WithDeadLetters`: otherwise it is redelivered forever. The client stays yours to close.
+    see `onceward.connectors.boundary.facts`. `max_deliveries` and `on_failure` say when a fact has failed permanently,
+    which matters only under `WithDeadLetters`: otherwise it is redelivered forever. You close the client.
 
-    Where it differs from a queue: two connectors of one name see the same facts; the facts of a killed process come
-    again at once; counts of deliveries die with the process; an id that is known is not appended a second time.
+    Differences from a queue: two connectors with one name see the same facts; facts of a killed process are redelivered
+    at once; delivery counts are lost with the process; an existing id is not appended a second time.
     """
 
     _needs = BoundaryClient
@@ -38,19 +38,19 @@ class BoundaryConnector(FactConnector[BoundaryClient]):
         run_together(work, times)
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
-        """At most `batch_size` facts, those that come again first, then in the order of the log."""
+        """Return at most `batch_size` facts: redeliveries first, then in the order of the log."""
         return run_blocking(self._fetch(batch_size, extra))
 
     def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
-        """Append these; in this order, if they have one subject.
+        """Append these; those of one subject in this order.
 
-        Not all or none: after an error some may be appended, and repeating all of them is safe. A transaction that is
-        not a fact is refused with `PayloadError` before anything is sent.
+        Not atomic: after an error some may be appended, and repeating all of them is safe. A transaction that is not a
+        fact is refused with `PayloadError` before anything is sent.
         """
         run_blocking(self._dispatch(transactions))
 
     def settle_transactions(self, settlements: Sequence[Settlement], /) -> None:
-        """End these deliveries, and confirm what is done without a hole."""
+        """End these deliveries, and confirm the offset up to which everything is done."""
         run_blocking(self._settle(settlements))
 
     def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
@@ -58,11 +58,11 @@ class BoundaryConnector(FactConnector[BoundaryClient]):
         self._extend(transactions)
 
     def counts(self) -> dict[str, int]:
-        """How many of the facts that were fetched are `ready`, `leased`, `delayed` and `dead` now."""
+        """Count the fetched facts that are `ready`, `leased`, `delayed` and `dead` now."""
         return self._queue.counts()
 
     def dead_letters(self, limit: int = 100) -> list[DeadMessage]:
-        """Facts that failed permanently and hold the cursor until another store has them."""
+        """Return facts that failed permanently and hold the cursor until another store has them."""
         return self._queue.dead_letters(limit)
 
     def forget_dead(self, keys: Sequence[Any]) -> None:
@@ -70,7 +70,7 @@ class BoundaryConnector(FactConnector[BoundaryClient]):
         run_blocking(self._forget_dead(keys))
 
     def close(self) -> None:
-        """Idempotent. What is not confirmed comes again, to the next fetch under this name."""
+        """Close the connector. Idempotent. What is not confirmed is redelivered to the next fetch under this name."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -83,7 +83,7 @@ class BoundaryConnector(FactConnector[BoundaryClient]):
 
 
 class OwningBoundaryConnector(BoundaryConnector):
-    """Closes its client, which was made for it."""
+    """Owns its client, and closes it."""
 
     def close(self) -> None:
         super().close()

@@ -21,11 +21,11 @@ class AsyncBoundaryConnector(FactConnector[AsyncBoundaryClient]):
     """An `AsyncConnector` to a boundary: `AsyncBoundaryConnector(AsyncBoundaryClient(url), "plant-a-receiver")`.
 
     To consume it needs the durable `consumer_name`, to produce `from_zone` and `to_zone`. Transactions carry facts:
-    see `boundary_facts`. `max_deliveries` and `on_failure` say when a fact has failed permanently, which matters only
-    under `AsyncWithDeadLetters`: otherwise it is redelivered forever. The client stays yours to close.
+    see `onceward.connectors.boundary.facts`. `max_deliveries` and `on_failure` say when a fact has failed permanently,
+    which matters only under `AsyncWithDeadLetters`: otherwise it is redelivered forever. You close the client.
 
-    Where it differs from a queue: two connectors of one name see the same facts; the facts of a killed process come
-    again at once; counts of deliveries die with the process; an id that is known is not appended a second time.
+    Differences from a queue: two connectors with one name see the same facts; facts of a killed process are redelivered
+    at once; delivery counts are lost with the process; an existing id is not appended a second time.
     """
 
     _needs = AsyncBoundaryClient
@@ -40,19 +40,19 @@ class AsyncBoundaryConnector(FactConnector[AsyncBoundaryClient]):
         await run_together_async(work, times)
 
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
-        """At most `batch_size` facts, those that come again first, then in the order of the log."""
+        """Return at most `batch_size` facts: redeliveries first, then in the order of the log."""
         return await self._fetch(batch_size, extra)
 
     async def dispatch_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
-        """Append these; in this order, if they have one subject.
+        """Append these; those of one subject in this order.
 
-        Not all or none: after an error some may be appended, and repeating all of them is safe. A transaction that is
-        not a fact is refused with `PayloadError` before anything is sent.
+        Not atomic: after an error some may be appended, and repeating all of them is safe. A transaction that is not a
+        fact is refused with `PayloadError` before anything is sent.
         """
         await self._dispatch(transactions)
 
     async def settle_transactions_async(self, settlements: Sequence[Settlement], /) -> None:
-        """End these deliveries, and confirm what is done without a hole."""
+        """End these deliveries, and confirm the offset up to which everything is done."""
         await self._settle(settlements)
 
     async def extend_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
@@ -60,11 +60,11 @@ class AsyncBoundaryConnector(FactConnector[AsyncBoundaryClient]):
         self._extend(transactions)
 
     async def counts_async(self) -> dict[str, int]:
-        """How many of the facts that were fetched are `ready`, `leased`, `delayed` and `dead` now."""
+        """Count the fetched facts that are `ready`, `leased`, `delayed` and `dead` now."""
         return self._queue.counts()
 
     async def dead_letters_async(self, limit: int = 100) -> list[DeadMessage]:
-        """Facts that failed permanently and hold the cursor until another store has them."""
+        """Return facts that failed permanently and hold the cursor until another store has them."""
         return self._queue.dead_letters(limit)
 
     async def forget_dead_async(self, keys: Sequence[Any]) -> None:
@@ -72,7 +72,7 @@ class AsyncBoundaryConnector(FactConnector[AsyncBoundaryClient]):
         await self._forget_dead(keys)
 
     async def close_async(self) -> None:
-        """Idempotent. What is not confirmed comes again, to the next fetch under this name."""
+        """Close the connector. Idempotent. What is not confirmed is redelivered to the next fetch under this name."""
         self._close()
 
     async def __aenter__(self) -> Self:
@@ -85,7 +85,7 @@ class AsyncBoundaryConnector(FactConnector[AsyncBoundaryClient]):
 
 
 class AsyncOwningBoundaryConnector(AsyncBoundaryConnector):
-    """Closes its client, which was made for it."""
+    """Owns its client, and closes it."""
 
     async def close_async(self) -> None:
         await super().close_async()

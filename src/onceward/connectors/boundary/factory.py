@@ -1,4 +1,4 @@
-"""`boundary+http://…`: connectors that close the client which was made for them."""
+"""`boundary+http://…`: connectors that own their client, and close it."""
 
 from __future__ import annotations
 

@@ -2,13 +2,13 @@
 
 transaction                          fact and envelope
 id                                   message_id
-payload                              {"subject": …, "predicate": …, "object": …}, which is a whole fact
-created_at                           produced_at_unix_ms: what is finer than a millisecond is cut off
+payload                              {"subject": …, "predicate": …, "object": …}, the complete fact
+created_at                           produced_at_unix_ms: truncated to milliseconds
 correlation_id, parent_id            correlation_id, causation_id
-metadata                             labels, which are texts; `sequence` and `schema_version` come back as numbers
-metadata object_schema, …_media_type the fields of that name
-metadata event_type, aggregate_id    predicate and subject: told on arrival, not sent
-metadata offset, from_zone, to_zone  told on arrival, not sent; so is source, which is from_zone
+metadata                             labels, which are strings; `sequence` and `schema_version` come back as integers
+metadata object_schema, …_media_type the fields with that name
+metadata event_type, aggregate_id    predicate and subject: set on arrival, not sent
+metadata offset, from_zone, to_zone  set on arrival, not sent; so is source, which is from_zone
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MS = timedelta(milliseconds=1)
 
 
 def as_transaction(stored: StoredFact) -> Transaction:
-    """A fact, as the engine and the inbox see it: the same transaction whenever it is fetched."""
+    """Convert a fact for the engine and the inbox: to the same transaction whenever it is fetched."""
     envelope, fact = stored.envelope, stored.fact
     metadata: dict[str, Any] = dict(envelope.labels)
     for name in WHOLE_NUMBERS:
@@ -71,12 +71,12 @@ def as_transaction(stored: StoredFact) -> Transaction:
 
 
 def as_body(stored: StoredFact) -> bytes:
-    """The bytes of its transaction; of the fact itself, where it cannot be one, so that it can be buried as it is."""
+    """Encode a fact as a transaction; or the fact itself if it cannot become one, so it can be buried as it is."""
     try:
         return encode_with({}, as_transaction(stored))
     except (ValueError, OverflowError, RecursionError) as error:
         _log.error(
-            "fact %s at offset %d cannot be made a transaction, and holds the cursor: %s",
+            "fact %s at offset %d cannot be converted to a transaction, and holds the cursor: %s",
             stored.message_id,
             stored.offset,
             error,
@@ -90,11 +90,11 @@ def as_body(stored: StoredFact) -> bytes:
 def as_fact(
     transaction: Transaction, zones: tuple[str, str], trace_context: Mapping[str, str]
 ) -> tuple[Envelope, Fact]:
-    """What to append for a transaction. Raises `PayloadError` for what the boundary would refuse, or not give back
-    equal."""
+    """Convert a transaction for appending. Raise `PayloadError` if the boundary would refuse it, or would not return it
+    unchanged."""
     payload = transaction.payload
     if not isinstance(payload, dict) or payload.keys() != PARTS:
-        raise _refusal(transaction, "a fact's payload has subject, predicate and object, and nothing else")
+        raise _refusal(transaction, "its payload must have subject, predicate and object, and nothing else")
     metadata = with_trace_context(transaction.metadata, trace_context)
     envelope = Envelope(
         message_id=transaction.id,
@@ -125,9 +125,9 @@ def _fact(transaction: Transaction) -> Fact:
     else:
         if same:
             return fact
-        problem = "it would not come back equal"
+        problem = "it would come back changed"
     # Outside the handler: the first error may quote the payload.
-    raise _refusal(transaction, f"its object cannot be kept as JSON: {problem}")
+    raise _refusal(transaction, f"its object cannot be stored as JSON: {problem}")
 
 
 def _labels(transaction: Transaction, metadata: dict[str, Any]) -> dict[str, str]:
@@ -138,13 +138,13 @@ def _labels(transaction: Transaction, metadata: dict[str, Any]) -> dict[str, str
                 part = OF_THE_FACT[name]
                 raise _refusal(
                     transaction,
-                    f"{name} in its metadata is not its {part}; leave it out, it is told on arrival",
+                    f"{name} in its metadata is not its {part}; leave it out, it is set on arrival",
                 )
         elif name in OF_THE_LOG:
             continue
         elif is_credential(name):
             raise _refusal(
-                transaction, f"{name!r} in its metadata names a credential; transactions never carry any"
+                transaction, f"{name!r} in its metadata names a credential; transactions must not carry any"
             )
         elif name in WHOLE_NUMBERS and type(value) is int and value >= 0:
             labels[name] = str(value)
@@ -152,7 +152,8 @@ def _labels(transaction: Transaction, metadata: dict[str, Any]) -> dict[str, str
             labels[name] = value
         else:
             raise _refusal(
-                transaction, f"{name!r} in its metadata is of type {type(value).__name__}; labels are texts"
+                transaction,
+                f"{name!r} in its metadata is of type {type(value).__name__}; labels must be strings",
             )
     return labels
 

@@ -26,8 +26,8 @@ FILES = frozenset(("ca", "cert", "key"))
 FACTS = SourceFacts(
     durability=Durability(
         Survives.MACHINE_CRASH,
-        "a boundary answers when a fact is durable in its store; facts are kept for a week, or as it is set up; a "
-        "consumer that is away for longer gets a report of what it missed",
+        "a boundary acknowledges a fact when it is durable in its store; it keeps facts for a week, or as configured; "
+        "a consumer that is away longer gets a report of what it missed",
     ),
     redelivers=True,
     keeps_dead_letters=False,
@@ -35,22 +35,22 @@ FACTS = SourceFacts(
 
 
 def server_of(address: Address) -> str:
-    """The boundary's own URL."""
+    """Return the boundary's own URL."""
     return f"{address.scheme.removeprefix('boundary+')}://{address.place.rstrip('/')}"
 
 
 def check(address: Address) -> None:
     given = address.settings.keys()
     if not address.hostname:
-        address.refuse("it names no host; write boundary+http://localhost:7700?consumer=billing")
+        address.refuse("the host is missing; write boundary+http://localhost:7700?consumer=billing")
     if not address.sink and "consumer" not in given:
         address.refuse("a source needs a durable name for its cursor: add ?consumer=NAME")
     if address.sink and not given >= {"from_zone", "to_zone"}:
-        address.refuse("a sink says from where to where facts go: add ?from_zone=HERE&to_zone=THERE")
+        address.refuse("a sink needs the zones that facts go from and to: add ?from_zone=HERE&to_zone=THERE")
     if 0 < len(given & FILES) < len(FILES):
         address.refuse("a certificate needs all of ca, cert and key")
     if given & FILES and not _has_tls(address):
-        address.refuse("there are no certificates without TLS; write boundary+https://")
+        address.refuse("ca, cert and key need TLS; write boundary+https://")
 
 
 def open_log(address: Address, *, asynchronous: bool) -> Any:
@@ -85,20 +85,20 @@ def counts(address: Address) -> SourceCounts:
         dead=0,
         dropped={"expired before it was confirmed": expired} if expired else {},
         has_copies=False,
-        untold={} if offset is not None else {"pending": f"{name} has never fetched: all facts wait for it"},
+        untold={} if offset is not None else {"pending": f"{name} has never fetched: all facts are pending"},
         missing=_no_cursor(address, name, list(offsets)) if offset is None and offsets else None,
     )
 
 
 def _no_cursor(address: Address, name: str, others: list[str]) -> str:
     return (
-        f"the boundary of {address.origin} knows no consumer {name!r}, but {', '.join(others)}; check ?consumer= of "
-        "the source, or start it once"
+        f"the boundary at {address.origin} has no consumer {name!r}, only {', '.join(others)}; check ?consumer= of the "
+        "source, or start it once"
     )
 
 
 def read_stats(address: Address) -> dict[str, Any]:
-    """What its page /stats has. Raises `ServerUnreachable`."""
+    """Return the content of the boundary's /stats page. Raise `ServerUnreachable`."""
     from http.client import HTTPException
     from urllib.request import urlopen
 
@@ -110,10 +110,10 @@ def read_stats(address: Address) -> dict[str, Any]:
             return stats
     except (OSError, HTTPException) as error:
         raise ServerUnreachable(
-            f"{page} cannot be read: {getattr(error, 'reason', error)}; {CHECK_SERVER}"
+            f"cannot read {page}: {getattr(error, 'reason', error)}; {CHECK_SERVER}"
         ) from None
     except (ValueError, LookupError, TypeError):
-        raise ServerUnreachable(f"{page} does not answer as a boundary does; check its URL") from None
+        raise ServerUnreachable(f"{page} is not the page of a boundary; check its URL") from None
 
 
 def _has_tls(address: Address) -> bool:

@@ -1,4 +1,4 @@
-"""What lies beyond a consumer's cursor, as a queue with leases in this process's memory.
+"""The facts beyond a consumer's cursor, as a queue with leases in this process's memory.
 
 confirmed │ done  done  in flight  done  dead │ not fetched yet
           └── the cursor may move to the end of the second "done", no further
@@ -19,20 +19,20 @@ from onceward.connectors.memory import MemoryLeaseStore
 
 
 class FactWindow(MemoryLeaseStore):
-    """Rows by the offsets of their facts; and which of them are done without a hole."""
+    """Facts by offset. Knows up to which offset all of them are done."""
 
     def __init__(self) -> None:
         super().__init__()
         self._beyond: deque[int] = deque()
         self.last = 0
-        """The offset of the last fact that was ever here."""
+        """The offset of the last fact ever added."""
 
     def __len__(self) -> int:
-        """How many facts are held beyond the cursor, done or not."""
+        """Count the facts held beyond the cursor, done or not."""
         return len(self._beyond)
 
     def add(self, facts: Iterable[tuple[int, bytes]], now: float) -> None:
-        """Take in those that were never here."""
+        """Add those that were never added before."""
         with self._lock:
             new = [each for each in facts if each[0] > self.last]
             self.put(new, now)
@@ -41,21 +41,21 @@ class FactWindow(MemoryLeaseStore):
                 self.last = offset
 
     def finished(self) -> int | None:
-        """The offset up to which everything is done; None where that is nothing."""
+        """Return the offset up to which everything is done; None if nothing is."""
         with self._lock:
             dead = {each.key[0] for each in self._dead}
             done = takewhile(lambda offset: offset not in self._messages and offset not in dead, self._beyond)
             return max(done, default=None)
 
     def forget_up_to(self, offset: int) -> None:
-        """The cursor has passed it: by us, or by another connector of our name."""
+        """Remove facts that the cursor has passed: moved by us, or by another connector with our name."""
         with self._lock:
             while self._beyond and self._beyond[0] <= offset:
                 self._messages.pop(self._beyond.popleft(), None)
             self._dead = [each for each in self._dead if each.key[0] > offset]
 
     def obstacle(self) -> int | None:
-        """The first fact that is not done, unless it is in flight: it failed, and is delayed or dead."""
+        """Return the first fact that is not done, unless it is in flight: it failed, and is delayed or dead."""
         with self._lock:
             dead = {each.key[0] for each in self._dead}
             for offset in self._beyond:
@@ -68,7 +68,7 @@ class FactWindow(MemoryLeaseStore):
 
 
 class WindowQueue(LeasingConnector):
-    """Delivers what is in the window. Until `bury_failures` it redelivers every failure, forever."""
+    """Delivers the facts in the window. Until `bury_failures`, it redelivers every failure, forever."""
 
     def __init__(self, rules: LeaseRules, clock: Callable[[], float]) -> None:
         self.window = FactWindow()
@@ -80,7 +80,7 @@ class WindowQueue(LeasingConnector):
         self.window.add(facts, self._clock())
 
     def ready(self, most: int) -> int:
-        """How many could be delivered now; counts no further than `most`."""
+        """Count the facts that could be delivered now, up to `most`."""
         with self.window.transaction(0.0):
             return len(self.window.available(self._clock(), most))
 

@@ -1,8 +1,8 @@
-"""A connection to NATS JetStream. Every call is answered, or raises `Unavailable` and may be made again.
+"""A connection to NATS JetStream. Every call is answered, or raises `Unavailable` and may be repeated.
 
-Three things are asked of a stream here: to take a message, or many as one, only if the last one of its subject is the
-one that the caller has seen; to give the last message of a subject; and to give a page of messages in their order. The
-first two are answered by the stream's leader; a page comes from any of its replicas, which may be a moment behind.
+It does three things with a stream: append a message, or many atomically, only if the last one of its subject is the one
+that the caller has seen; read the last message of a subject; and read a page of messages in order. The stream's leader
+answers the first two; a page comes from any replica, which may be a moment behind.
 """
 
 from __future__ import annotations
@@ -27,18 +27,32 @@ from nats.errors import Error as NatsError
 from onceward.boundary.errors import Unavailable
 from onceward.errors import ConfigurationError
 
-# What JetStream's API answers, as far as it is looked at here.
+_log = logging.getLogger("onceward.boundary")
 
+CALL_WAIT = 5.0
+"""Seconds until an unanswered call is given up."""
+NO_OTHER_WAIT: Any = None
+"""Disables the client's own timer, which would only cost time."""
+OLDEST_NATS = (2, 12)
+OPEN_WAIT = 30.0
+"""Seconds that a cluster which has just started may take to elect its leaders."""
+RECONNECT_WAIT = 0.1
+ON_ITS_WAY = 0.002
+"""Seconds until the next check for a message that the cluster is agreeing on."""
 
 NO_MESSAGE = 10037
 NOT_THERE = 10043
 NO_STREAM = 10059
 NO_JETSTREAM = (10039, 10076)
-"""For the account, and at all."""
+"""Not enabled for the account, or not at all."""
 NO_CLUSTER = 10074
-"""For more than one replica."""
+"""More than one replica needs a cluster."""
 ANOTHER_LAST = (10071, 10164)
-"""The subject has another last message; a message of that subject is on its way through the cluster."""
+"""The subject has another last message; or one is in flight in the cluster."""
+
+T = TypeVar("T", bound="Answer")
+Message = tuple[str, bytes, Mapping[str, str]]
+"""Subject, data, headers."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -47,7 +61,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Of JetStream's API."""
+    """An answer of JetStream's API; only the fields used here."""
 
     error: Problem | None = None
 
@@ -79,7 +93,7 @@ class FoundMessage(Answer, frozen=True):
 
 
 class StreamConfig(msgspec.Struct, frozen=True):
-    """What of a stream's configuration this store depends on."""
+    """The part of a stream's configuration that this store depends on."""
 
     subjects: list[str]
     storage: str
@@ -106,30 +120,12 @@ class Removed(Answer, frozen=True):
 
 
 def token(text: str) -> str:
-    """A part of a subject for any text: a subject cannot have blanks, dots and stars in it."""
+    """Hash any text to a part of a subject, which cannot have spaces, dots and stars."""
     return urlsafe_b64encode(hashlib.sha256(text.encode()).digest()[:24]).decode()
 
 
-CALL_WAIT = 5.0
-"""Seconds until a call that is not answered is given up."""
-NO_OTHER_WAIT: Any = None
-"""The client's own timer beside that would only cost time."""
-OLDEST_NATS = (2, 12)
-OPEN_WAIT = 30.0
-"""Seconds that a cluster which has just started may take to find its leaders."""
-RECONNECT_WAIT = 0.1
-ON_ITS_WAY = 0.002
-"""Seconds until a message that is being agreed upon is looked for again."""
-
-_log = logging.getLogger("onceward.boundary")
-
-T = TypeVar("T", bound="Answer")
-Message = tuple[str, bytes, Mapping[str, str]]
-"""Subject, data, headers."""
-
-
 class JetStreamConnection:
-    """One connection, which comes back by itself. What was under way when it broke has an unknown outcome."""
+    """One connection, which reconnects by itself. Calls in flight when it breaks have an unknown outcome."""
 
     def __init__(self, url: str) -> None:
         self._servers = url.split(",")
@@ -145,7 +141,7 @@ class JetStreamConnection:
 
     @classmethod
     async def connect(cls, url: str) -> JetStreamConnection:
-        """`url` names one server of a cluster, or several with commas between them; the others are found out."""
+        """`url` names one or more servers of a cluster, separated by commas; the others are discovered."""
         link = cls(url)
         try:
             await link._connect()
@@ -157,11 +153,11 @@ class JetStreamConnection:
 
     @property
     def largest_message(self) -> int:
-        """Bytes, headers and all."""
+        """Bytes, including headers."""
         return self._nats.max_payload
 
     async def stream(self, name: str, config: Mapping[str, Any]) -> int:
-        """Make the stream, or take it as it is. Returns how many replicas it has."""
+        """Create the stream, or use it as it is. Return how many replicas it has."""
         deadline = time.monotonic() + OPEN_WAIT
         while True:
             try:
@@ -169,19 +165,19 @@ class JetStreamConnection:
             except Unavailable as error:  # a cluster that has just started has no leader yet
                 if time.monotonic() > deadline:
                     raise Unavailable(
-                        f"the JetStream stream {name} cannot be opened: {error}; NATS must have JetStream on "
-                        "(nats-server --jetstream) and as many servers up as there are replicas"
+                        f"cannot open the JetStream stream {name}: {error}; NATS needs JetStream enabled "
+                        "(nats-server --jetstream) and as many servers running as there are replicas"
                     ) from error
                 await asyncio.sleep(RECONNECT_WAIT)
 
     async def publish(self, subject: str, data: bytes) -> None:
-        """Durable when this returns."""
+        """Append a message. Durable when this returns."""
         await self._publish(subject, data, None)
 
     async def put(
         self, subject: str, data: bytes, *, last: int, headers: Mapping[str, str] | None = None
     ) -> int | None:
-        """Its sequence; None if the last message of this subject is another than `last` (0 is none)."""
+        """Append a message. Return its sequence; None if the subject's last message is not `last` (0 is none)."""
         expected = {"Nats-Expected-Last-Subject-Sequence": str(last)}
         taken = await self._publish(subject, data, expected if headers is None else {**headers, **expected})
         return None if taken.problem else taken.seq
@@ -189,7 +185,7 @@ class JetStreamConnection:
     async def put_if_absent(
         self, stream: str, subject: str, data: bytes, headers: Mapping[str, str] | None = None
     ) -> int | KeptMessage:
-        """Its sequence, or the message that this subject has already."""
+        """Append a message. Return its sequence, or the message that this subject has already."""
         deadline = time.monotonic() + CALL_WAIT
         while True:
             taken = await self.put(subject, data, last=0, headers=headers)
@@ -200,10 +196,10 @@ class JetStreamConnection:
                 return known
             if time.monotonic() > deadline:
                 raise Unavailable(f"the cluster has not agreed on the first message of {subject}; try again")
-            await asyncio.sleep(ON_ITS_WAY)  # somebody else's: it will be there, or will have come to nothing
+            await asyncio.sleep(ON_ITS_WAY)  # another client's message: it will be stored, or fail
 
     async def put_all_if_absent(self, messages: Sequence[Message]) -> int | None:
-        """All or none, one right after the other. The sequence of the first; None if a subject has a message."""
+        """Append all or none, consecutively. Return the sequence of the first; None if a subject has a message."""
         batch = secrets.token_hex(8)
         first = {"Nats-Batch-Id": batch, "Nats-Expected-Last-Subject-Sequence": "0"}
         async with self._calling():
@@ -213,7 +209,7 @@ class JetStreamConnection:
             subject, data, headers = messages[-1]
             more = {**headers, **first, "Nats-Batch-Sequence": str(len(messages)), "Nats-Batch-Commit": "1"}
             message = await self._nats.request(subject, data, timeout=NO_OTHER_WAIT, headers=more)
-        taken = _checked(msgspec.json.decode(message.data, type=Taken), ANOTHER_LAST)
+        taken = _check(msgspec.json.decode(message.data, type=Taken), ANOTHER_LAST)
         return None if taken.problem else taken.seq - len(messages) + 1
 
     async def last(self, stream: str, subject: str) -> KeptMessage | None:
@@ -225,7 +221,8 @@ class JetStreamConnection:
     async def page(
         self, stream: str, after: int, limit: int, *, largest: int, subject: str | None = None
     ) -> list[Msg]:
-        """Messages above this sequence, ascending; a little more than `largest` bytes at most, but one at least."""
+        """Return messages above this sequence, ascending; at most a little more than `largest` bytes, but at least
+        one."""
         inbox = f"{self._inbox}.{next(self._numbers)}"
         page = self._pages[inbox] = JetStreamPage()
         request: dict[str, str | int] = {"seq": after + 1, "batch": limit, "max_bytes": largest}
@@ -246,7 +243,7 @@ class JetStreamConnection:
         return state
 
     async def subjects(self, stream: str, pattern: str) -> list[str]:
-        """All that have a message."""
+        """Return all subjects that have a message."""
         found: list[str] = []
         while True:
             request = {"subjects_filter": pattern, "offset": len(found)}
@@ -259,24 +256,24 @@ class JetStreamConnection:
         return (await self.ask(f"STREAM.PURGE.{stream}", which, Removed)).purged
 
     async def delete(self, stream: str, seq: int) -> int:
-        """How many: none, if it is not there any more."""
+        """Return how many were removed: 0 if it no longer exists."""
         request = {"seq": seq, "no_erase": True}
         answer = await self.ask(f"STREAM.MSG.DELETE.{stream}", request, Answer, NO_MESSAGE, NOT_THERE)
         return 0 if answer.problem else 1
 
     async def ask(self, what: str, request: Mapping[str, Any], answer: type[T], *problems: int) -> T:
-        """Of JetStream's API. These `problems` are the caller's; others are an `Unavailable`."""
+        """Call JetStream's API. The caller handles these `problems`; others raise `Unavailable`."""
         async with self._calling():
             message = await self._nats.request(
                 f"$JS.API.{what}", msgspec.json.encode(request), timeout=NO_OTHER_WAIT
             )
-        return _checked(msgspec.json.decode(message.data, type=answer), problems)
+        return _check(msgspec.json.decode(message.data, type=answer), problems)
 
     async def close(self) -> None:
         self._closed = True
         if self._renewing is not None:
             self._renewing.cancel()
-        while self._calls:  # each is answered, or given up in time
+        while self._calls:  # each is answered, or times out
             await asyncio.sleep(0.005)
         await self._nats.close()
         self._ended = True
@@ -309,41 +306,41 @@ class JetStreamConnection:
         version = self._nats.connected_server_version
         if (version.major, version.minor) < OLDEST_NATS:
             raise ConfigurationError(
-                f"NATS at {self._address} is {version.major}.{version.minor}; a boundary needs "
-                f"{'.'.join(map(str, OLDEST_NATS))} or newer, which takes many messages as one"
+                f"NATS at {self._address} is version {version.major}.{version.minor}; a boundary needs "
+                f"{'.'.join(map(str, OLDEST_NATS))} or newer, for atomic batches"
             )
 
     async def _stream(self, name: str, config: Mapping[str, Any]) -> int:
         answer = await self.ask(f"STREAM.INFO.{name}", {}, Info, NO_STREAM, *NO_JETSTREAM)
         if answer.problem in NO_JETSTREAM:
             raise ConfigurationError(
-                f"NATS at {self._address} has no JetStream; start it with --jetstream, or allow it for this account"
+                f"NATS at {self._address} has no JetStream; start it with --jetstream, or enable it for this account"
             )
         if answer.problem == NO_STREAM:
-            # If another server makes it at the same moment, this one is told the same, or sees it the next time.
+            # If another server creates it at the same moment, this one gets the same answer, or finds it next time.
             answer = await self.ask(f"STREAM.CREATE.{name}", {"name": name, **config}, Info, NO_CLUSTER)
         if answer.problem == NO_CLUSTER:
             raise ConfigurationError(
-                f"NATS at {self._address} is a single server, and {config['num_replicas']} replicas need a cluster"
+                f"NATS at {self._address} is a single server, but {config['num_replicas']} replicas need a cluster"
             )
         found = answer.config
         assert found is not None
         asked = msgspec.convert(config, StreamConfig)
         if msgspec.structs.replace(found, num_replicas=asked.num_replicas) != asked:
             raise ConfigurationError(
-                f"the JetStream stream {name} is there, but was not made by onceward; choose another name"
+                f"the JetStream stream {name} exists, but was not created by onceward; choose another name"
             )
         if found.num_replicas < asked.num_replicas:
             raise ConfigurationError(
-                f"the JetStream stream {name} has {found.num_replicas} replicas, and {asked.num_replicas} are asked "
-                f"for; change it with `nats stream edit {name} --replicas {asked.num_replicas}`, or ask for fewer"
+                f"the JetStream stream {name} has {found.num_replicas} replicas, not {asked.num_replicas}; change it "
+                f"with `nats stream edit {name} --replicas {asked.num_replicas}`, or configure fewer"
             )
         return found.num_replicas
 
     async def _publish(self, subject: str, data: bytes, headers: dict[str, str] | None) -> Taken:
         async with self._calling():
             message = await self._nats.request(subject, data, timeout=NO_OTHER_WAIT, headers=headers)
-        return _checked(msgspec.json.decode(message.data, type=Taken), ANOTHER_LAST)
+        return _check(msgspec.json.decode(message.data, type=Taken), ANOTHER_LAST)
 
     async def _get(self, stream: str, which: Mapping[str, Any]) -> KeptMessage | None:
         return (await self.ask(f"STREAM.MSG.GET.{stream}", which, FoundMessage, NO_MESSAGE)).message
@@ -363,20 +360,20 @@ class JetStreamConnection:
                     self._calls.discard(call)
         except TimeoutError as error:
             raise Unavailable(
-                f"NATS at {self._address} has not answered; whether it was done is unknown; try again"
+                f"NATS at {self._address} did not answer, so the outcome is unknown; try again"
             ) from error
         except NatsError as error:
-            raise Unavailable(f"NATS at {self._address} cannot do it now: {error}; try again") from error
+            raise Unavailable(f"NATS at {self._address} failed: {error}; try again") from error
 
     async def _on_page(self, message: Msg) -> None:
         page = self._pages.get(message.subject)
-        if page is not None:  # otherwise nobody waits for it any more
+        if page is not None:  # otherwise the call has ended
             page.take(message)
 
     async def _on_disconnect(self) -> None:
         if not self._closed:
-            _log.warning("the connection to NATS at %s is lost; it is looked for again", self._address)
-        # What they wait for was lost with the connection, and would only come to nothing later.
+            _log.warning("lost the connection to NATS at %s; reconnecting", self._address)
+        # Their answers were lost with the connection: time them out now, not later.
         now = asyncio.get_running_loop().time()
         for call in self._calls:
             call.reschedule(now)
@@ -385,7 +382,7 @@ class JetStreamConnection:
         _log.info("connected to NATS at %s again", self._address)
 
     async def _on_closed(self) -> None:
-        if not self._closed:  # some errors make the client give up for good
+        if not self._closed:  # some errors make the client give up permanently
             self._renewing = asyncio.create_task(self._renew())
 
     async def _renew(self) -> None:
@@ -398,13 +395,13 @@ class JetStreamConnection:
 
     async def _on_error(self, error: Exception) -> None:
         if self._ended or self._opening.expired():
-            # Its loop that looks for a server misses being cancelled if that comes together with a refusal.
+            # The client's reconnect loop misses a cancellation that arrives together with a refused connection.
             raise asyncio.CancelledError
         _log.debug("NATS at %s: %s", self._address, error)
 
 
 class JetStreamPage:
-    """Messages on their way. Each names the one before it, so that none can be lost unnoticed."""
+    """Messages being received. Each names the one before it, so none can be lost unnoticed."""
 
     __slots__ = ("_last", "_messages", "whole")
 
@@ -418,12 +415,12 @@ class JetStreamPage:
             return
         headers = message.headers or {}
         status = "" if message.data else headers.get("Status", "")
-        if status == "404":  # there is none
+        if status == "404":  # no messages
             self.whole.set_result([])
         elif status not in ("", "204"):
-            self.whole.set_exception(Unavailable(f"the page cannot be read now: {headers}; try again"))
+            self.whole.set_exception(Unavailable(f"cannot read the page now: {headers}; try again"))
         elif headers.get("Nats-Last-Sequence") != self._last:
-            self.whole.set_exception(Unavailable("messages of the page were lost on their way; try again"))
+            self.whole.set_exception(Unavailable("messages of the page were lost in transit; try again"))
         elif status:
             self.whole.set_result(self._messages)
         else:
@@ -431,7 +428,7 @@ class JetStreamPage:
             self._messages.append(message)
 
 
-def _checked(answer: T, problems: tuple[int, ...]) -> T:
+def _check(answer: T, problems: tuple[int, ...]) -> T:
     if answer.error is not None and answer.error.err_code not in problems:
-        raise Unavailable(f"JetStream cannot do it now: {answer.error.description}; try again")
+        raise Unavailable(f"JetStream failed: {answer.error.description}; try again")
     return answer

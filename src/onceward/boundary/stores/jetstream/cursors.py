@@ -1,4 +1,4 @@
-"""Cursors in a JetStream key-value bucket: a cursor is written only over the revision that was read."""
+"""Cursors in a JetStream key-value bucket. A write succeeds only on top of the revision that was read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onceward.boundary.stores.jetstream.connection import CALL_WAIT, ON_ITS_WAY,
 
 
 class JetStreamCursors:
-    """A name is any text, so that a key is made from it; the value says the name."""
+    """A name is any text, so its key is a hash; the value has the name."""
 
     def __init__(self, link: JetStreamConnection, bucket: str) -> None:
         self._link = link
@@ -21,7 +21,7 @@ class JetStreamCursors:
         self._subject = f"$KV.{bucket}."
 
     async def prepare(self, replicas: int) -> None:
-        """As `nats kv add` makes it, but read from the leader only: what was confirmed is seen by all at once."""
+        """Create the bucket as `nats kv add` does, but read from the leader only: a confirm is visible at once."""
         config = {
             "subjects": [f"{self._subject}>"],
             "storage": "file",
@@ -49,14 +49,14 @@ class JetStreamCursors:
         return sorted((cursor for cursor, _ in read if cursor is not None), key=lambda cursor: cursor.name)
 
     async def _read(self, key: str) -> tuple[Cursor | None, int]:
-        """The cursor and its revision. One that an operator has deleted leaves an empty value."""
+        """Return the cursor and its revision. A cursor that an operator deleted leaves an empty value."""
         kept = await self._link.last(self._stream, key)
         if kept is None:
             return None, 0
         return msgspec.json.decode(kept.data, type=Cursor) if kept.data else None, kept.seq
 
     async def _reach(self, wanted: Cursor) -> Cursor:
-        """Write it, unless the cursor stands there or further. Returns where it stands."""
+        """Write the cursor, unless it is there or further already. Return where it is."""
         key, data = self._key(wanted.name), msgspec.json.encode(wanted)
         deadline = time.monotonic() + CALL_WAIT
         while time.monotonic() < deadline:
@@ -65,8 +65,8 @@ class JetStreamCursors:
                 return cursor
             if await self._link.put(key, data, last=revision) is not None:
                 return wanted
-            await asyncio.sleep(ON_ITS_WAY)  # another was faster, and may still be on its way
-        raise Unavailable(f"too many confirm for {wanted.name!r} at the same time; try again")
+            await asyncio.sleep(ON_ITS_WAY)  # another write was faster, and may still be in flight
+        raise Unavailable(f"too many concurrent confirms for {wanted.name!r}; try again")
 
     def _key(self, name: str) -> str:
         return self._subject + token(name)

@@ -1,8 +1,8 @@
-"""Removing what is too old from a stream of facts.
+"""Removes expired facts from a stream.
 
-JetStream can remove all that lies before a sequence in one step, and single messages. It cannot tell which facts of a
-class are old. So the log is gone through in blocks, and what is remembered of each lets the next time read only those
-in which something has come of age.
+JetStream can remove everything before a sequence in one step, and single messages. It cannot find the old facts of a
+class. So the log is read in blocks, and the oldest facts of each block are remembered: the next run reads only blocks
+in which something has expired.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Expiry:
         self._link = link
         self._stream = stream
         self._oldest: dict[int, list[Age]] = {}
-        """Of each block that is full, the oldest fact of each class."""
+        """The oldest fact of each class, for each full block."""
 
     async def run(self, older_than: Mapping[str, int], bounds: Bounds) -> int:
-        """Returns how many facts were removed."""
+        """Remove expired facts. Return how many."""
         blocks = range((bounds.first - 1) // BLOCK, (bounds.last - 1) // BLOCK + 1)
         self._oldest = {block: oldest for block, oldest in self._oldest.items() if block in blocks}
         removed, any_left = 0, False
@@ -58,7 +58,7 @@ class Expiry:
         return removed
 
     async def _read(self, block: int) -> tuple[list[Age], bool]:
-        """Its facts, and whether all were seen that it can ever have."""
+        """Return the block's facts, and whether it is full: no more can be added."""
         ages: list[Age] = []
         after, end = block * BLOCK, (block + 1) * BLOCK
         while after < end:
@@ -71,7 +71,7 @@ class Expiry:
         return [age for age in ages if age.offset <= end], after >= end
 
     async def _remove(self, ages: list[Age], older_than: Mapping[str, int], *, from_start: bool) -> int:
-        """All up to the first that stays at once, if none before this block stays; the others one by one."""
+        """Remove all before the first that stays in one step, if nothing before this block stays; others one by one."""
         prefix = list(takewhile(lambda age: age.is_over(older_than), ages)) if from_start else []
         removed = await self._link.purge(self._stream, seq=prefix[-1].offset + 1) if prefix else 0
         single = [age.offset for age in ages[len(prefix) :] if age.is_over(older_than)]

@@ -1,10 +1,10 @@
 """Objects in a JetStream object store, in the layout that `nats object` and all clients know.
 
-    $O.<store>.C.<upload>         the bytes, in chunks, under a name of the upload's own
+    $O.<store>.C.<upload>         the bytes, in chunks, under the upload's own name
     $O.<store>.M.<base64 name>    the entry: size, digest, and which upload has the bytes
 
-An object is there when its entry is, and an entry is published on the condition that its subject has none. So of two
-uploads at once one wins, and one that breaks off is never seen.
+An object exists when its entry does, and an entry is published on the condition that its subject has none. So of two
+concurrent uploads one wins, and an interrupted one is never seen.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ CHUNK = 128 * 1024
 CHUNKS_AT_ONCE = 8
 ENTRIES_AT_ONCE = 1000
 LEFT_OVER_AFTER = timedelta(days=1)
-"""How long an upload without an entry may be idle until its bytes are removed."""
+"""How long an upload without an entry may be idle before its bytes are removed."""
 
 _DIGEST = "SHA-256="
 _MEDIA_TYPE = "media-type"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an object, as object stores have it. Other clients leave out what they do not know."""
+    """An object's entry, in the format of JetStream object stores. Other clients omit what they do not know."""
 
     name: str
     """<bucket>/<key>; a bucket has no slash in it."""
@@ -48,7 +48,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     mtime: str = ""
     metadata: dict[str, str] = {}
     deleted: bool = False
-    """By an operator: nothing here does that."""
+    """Set by an operator, never by this store."""
 
     @property
     def ref(self) -> ObjectRef:
@@ -81,11 +81,11 @@ class JetStreamObjects:
 
     async def put(self, bucket: str, key: str, chunks: AsyncIterator[bytes], media_type: str) -> ObjectRef:
         known = await self._entry(bucket, key)
-        if known is not None:  # its bytes have to be looked at, but not to be kept
+        if known is not None:  # its bytes must be compared, but not stored
             digest = hashlib.sha256()
             async for chunk in chunks:
                 digest.update(chunk)
-            return _same(known, digest.digest())
+            return _check_same(known, digest.digest())
         upload = secrets.token_hex(11)
         try:
             digest, size, count = await self._send(upload, chunks)
@@ -102,14 +102,14 @@ class JetStreamObjects:
             mtime=datetime.now(UTC).isoformat(),
             metadata={_MEDIA_TYPE: media_type},
         )
-        # If this breaks off, it is not known whether the entry is there: the bytes stay.
+        # If this fails, the entry may or may not exist: the bytes stay.
         there = await self._link.put_if_absent(
             self._stream, self._subject(bucket, key), msgspec.json.encode(entry)
         )
         if isinstance(there, int):
             return entry.ref
         await self._forget(upload)
-        return _same(msgspec.json.decode(there.data, type=Entry), digest.digest())
+        return _check_same(msgspec.json.decode(there.data, type=Entry), digest.digest())
 
     async def head(self, bucket: str, key: str) -> ObjectRef | None:
         entry = await self._entry(bucket, key)
@@ -127,7 +127,7 @@ class JetStreamObjects:
                 yield entry.ref
 
     async def remove_left_overs(self) -> None:
-        """Bytes without an entry, of uploads whose server has died."""
+        """Remove bytes without an entry, of uploads whose server died."""
         uploads = await self._link.subjects(self._stream, f"{self._chunks}>")
         left = {subject.removeprefix(self._chunks) for subject in uploads}
         left -= {entry.nuid async for entry in self._all_entries()}
@@ -199,18 +199,18 @@ class JetStreamObjects:
                 deadline = loop.time() + CALL_WAIT
             if not page:  # a replica that is behind
                 if loop.time() > deadline:
-                    raise Unavailable(f"not all bytes of {entry.name} are there; try again")
+                    raise Unavailable(f"some bytes of {entry.name} are missing; try again")
                 await asyncio.sleep(ON_ITS_WAY)
 
     async def _forget(self, upload: str) -> None:
-        with suppress(Unavailable):  # then it is left over
+        with suppress(Unavailable):  # `remove_left_overs` will do it
             await self._link.purge(self._stream, filter=self._chunks + upload)
 
     def _subject(self, bucket: str, key: str) -> str:
         return self._entries + urlsafe_b64encode(f"{bucket}/{key}".encode()).decode()
 
 
-def _same(known: Entry, digest: bytes) -> ObjectRef:
+def _check_same(known: Entry, digest: bytes) -> ObjectRef:
     ref = known.ref
     if known.deleted or ref.digest != f"sha256:{digest.hex()}":
         raise ObjectConflict(ref.bucket, ref.key)

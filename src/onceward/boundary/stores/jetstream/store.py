@@ -1,15 +1,15 @@
 """The store on NATS JetStream: many servers, on many machines, on one stream.
 
-A fact's subject is made from its message_id, and it is published on the condition that its subject has no message.
-That is JetStream's own put-if-absent: its leader decides it, it holds as long as the fact is there, and what it refuses
-takes no sequence. So the sequence is the offset. The duplicate window, which forgets ids after two minutes, plays no
-part: no `Nats-Msg-Id` is sent.
+A fact's subject is derived from its message_id, and the fact is published on the condition that its subject has no
+message. That is JetStream's own put-if-absent: the leader decides, it holds as long as the fact exists, and a refused
+message takes no sequence. So the sequence is the offset. The duplicate window, which forgets ids after two minutes,
+plays no part: no `Nats-Msg-Id` is sent.
 
-What durable means here. An answer means that JetStream has acknowledged: the fact is in the server's file, or, with
-replicas, in the files of most of them. A server process that dies (kill -9) loses nothing. A machine that crashes or
-loses power can lose what was acknowledged: a NATS server calls fsync every two minutes, unless its configuration says
-`jetstream { sync_interval: always }`. Say so, though it costs speed. Three replicas let work go on when one server is
-gone; without that setting they are no safeguard when machines crash (nats-server issue 7564).
+Durable means that JetStream has acknowledged: the fact is in the server's file or, with replicas, in the files of most
+of them. A server process that dies (kill -9) loses nothing. A machine that crashes or loses power can lose what was
+acknowledged: a NATS server calls fsync every two minutes, unless its configuration says
+`jetstream { sync_interval: always }`. Set this, though it costs speed. Three replicas keep working when one server is
+gone; without that setting they do not protect against crashing machines (nats-server issue 7564).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from onceward.boundary.wire import Record
 from onceward.errors import ConfigurationError
 
 HEADERS_ROOM = 1024
-"""Bytes of a message that are not the fact."""
+"""Bytes of a message reserved for headers."""
 MOST_AT_ONCE = 1000
-"""Messages in one batch: JetStream takes no more."""
+"""Messages in one batch: JetStream's limit."""
 DIGEST = "Onceward-Digest"
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class JetStreamBoundaryStore:
-    """A `Store`. `name` is what its streams and subjects begin with: two boundaries on one NATS have two names."""
+    """A `BoundaryStore`. Its streams and subjects begin with `name`: each boundary on one NATS needs its own."""
 
     def __init__(self, link: JetStreamConnection, name: str) -> None:
         self._link = link
@@ -55,11 +55,11 @@ class JetStreamBoundaryStore:
 
     @classmethod
     async def open(cls, url: str, *, name: str = "onceward", replicas: int = 1) -> JetStreamBoundaryStore:
-        """`url` is nats://host:port, or several with commas between them. What is not there is made, with so many
-        replicas; what is there stays as it is. Raises `Unavailable` if NATS does not answer."""
+        """`url` is nats://host:port, or several separated by commas. Create missing streams, with this many replicas;
+        existing ones stay as they are. Raise `Unavailable` if NATS does not answer."""
         if not _NAME.fullmatch(name):
             raise ConfigurationError(
-                f"name must be 1 to 64 of A-Z, a-z, 0-9, dash and underscore, not {name!r}"
+                f"name must be 1 to 64 characters of A-Z, a-z, 0-9, dash and underscore, not {name!r}"
             )
         if replicas not in (1, 3, 5):
             raise ConfigurationError(f"replicas must be 1, 3 or 5, not {replicas}")
@@ -78,7 +78,7 @@ class JetStreamBoundaryStore:
             "subjects": [f"{self._subject}*"],
             "storage": "file",
             "num_replicas": replicas,
-            "discard": "new",  # if an operator sets a limit: a full stream refuses, and forgets nothing
+            "discard": "new",  # if an operator sets a limit, a full stream refuses new facts instead of losing old ones
             "allow_direct": True,
             "allow_atomic": True,
         }
@@ -87,7 +87,7 @@ class JetStreamBoundaryStore:
         await self.objects.prepare(replicas)
 
     async def _tidy(self) -> None:
-        with suppress(Unavailable):  # then when it is opened the next time
+        with suppress(Unavailable):  # the next `open` will do it
             await self.objects.remove_left_overs()
 
     # ── facts ───────────────────────────────────────────────────────────────────────────────────────────
@@ -96,13 +96,13 @@ class JetStreamBoundaryStore:
         there = await self._link.put_if_absent(self._stream, *self._message(fact))
         if isinstance(there, int):
             return Appended(there)
-        known = _known(fact, there)
+        known = _duplicate(fact, there)
         if isinstance(known, ConflictingDuplicate):
             raise known
         return known
 
     async def append_all(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
-        """In batches that JetStream takes as one, or not at all."""
+        """Append in batches, each of which is atomic."""
         outcomes: list[Appended | ConflictingDuplicate] = []
         for batch in _batches(facts):
             outcomes += await self._append_batch(batch)
@@ -116,11 +116,11 @@ class JetStreamBoundaryStore:
         there = await asyncio.gather(*(self._link.last(self._stream, message[0]) for message in messages))
         new = [message for message, known in zip(messages, there, strict=True) if known is None]
         first = await self._link.put_all_if_absent(new) if new else 0
-        if first is None:  # others append the same facts at this moment
+        if first is None:  # another server is appending the same facts
             return [await self._append_or_conflict(fact) for fact in facts]
         offsets = count(first)
         return [
-            Appended(next(offsets)) if known is None else _known(fact, known)
+            Appended(next(offsets)) if known is None else _duplicate(fact, known)
             for fact, known in zip(facts, there, strict=True)
         ]
 
@@ -134,7 +134,7 @@ class JetStreamBoundaryStore:
         if len(fact.record) + HEADERS_ROOM > self._link.largest_message:
             raise InvalidArgument(
                 "fact.object_json",
-                f"makes a message of {len(fact.record)} bytes, and this NATS takes {self._link.largest_message}; "
+                f"makes a message of {len(fact.record)} bytes, but this NATS accepts {self._link.largest_message}; "
                 "raise max_payload in its configuration, or put it into an object and refer to that",
             )
         appended_at = time.time_ns() // 1_000_000 if fact.appended_at is None else fact.appended_at
@@ -151,7 +151,7 @@ class JetStreamBoundaryStore:
             headers = message.headers or {}
             records.append((int(headers["Nats-Sequence"]), message.data, int(headers[APPENDED_AT])))
         if not records and self._replicas > 1:
-            # That replica may be behind. That there is nothing more, which ends a copy, must be the leader's word.
+            # That replica may be behind. Only the leader knows that there is nothing more, which ends a copy.
             found = await self._link.next(self._stream, after)
             if found is not None:
                 records.append((found.seq, found.data, int(found.headers[APPENDED_AT])))
@@ -169,7 +169,7 @@ class JetStreamBoundaryStore:
 
     async def drop(self, through: int) -> int:
         bounds = await self.bounds()
-        through = min(through, bounds.last)  # a purge beyond it would leave offsets out
+        through = min(through, bounds.last)  # a purge beyond it would skip offsets
         if through < bounds.first:
             return 0
         return await self._link.purge(self._stream, seq=through + 1)
@@ -192,14 +192,14 @@ class JetStreamBoundaryStore:
         await self._link.close()
 
 
-def _known(fact: NewFact, there: KeptMessage) -> Appended | ConflictingDuplicate:
+def _duplicate(fact: NewFact, there: KeptMessage) -> Appended | ConflictingDuplicate:
     if there.headers[DIGEST] == fact.digest.hex():
         return Appended(there.seq, duplicate=True)
     return ConflictingDuplicate(fact.message_id, there.seq)
 
 
 def _batches(facts: Sequence[NewFact]) -> Iterator[list[NewFact]]:
-    """In order; no id twice in one, and none larger than JetStream takes."""
+    """Split in order; no batch has an id twice, or is larger than JetStream accepts."""
     batch: dict[str, NewFact] = {}
     size = 0
     for fact in facts:

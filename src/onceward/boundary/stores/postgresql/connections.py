@@ -1,4 +1,5 @@
-"""Connections to a PostgreSQL that may go and come back: whoever finds one broken is told, the next gets a new one."""
+"""Connections to a PostgreSQL that may go away and come back: a broken one raises once, and the next call gets a new
+one."""
 
 from __future__ import annotations
 
@@ -20,25 +21,25 @@ Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 DEFAULTS = {
     "application_name": "onceward-boundary",
     "connect_timeout": 5,
-    "target_session_attrs": "read-write",  # of several hosts, the one that is the primary now
-    # A machine that is gone says nothing. Without these we would wait for it for a quarter of an hour.
+    "target_session_attrs": "read-write",  # of several hosts, the current primary
+    # A machine that is gone sends nothing. Without these we would wait for it for a quarter of an hour.
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
-"""Where the URL says nothing else."""
+"""Unless the URL says otherwise."""
 
 SETTINGS = {
     "default_transaction_isolation": r"read\ committed",
-    # Every query here goes by an index. A plan that was made while a table was small, and is kept, must do so too.
+    # Every query here uses an index. A cached plan from when a table was small must do so too.
     "enable_seqscan": "off",
-    "jit": "off",  # which before version 18 would be called for by what the line above makes the one-row table cost
-    # And the server must not wait for a machine of ours that is gone: it would keep the log's lock for it.
+    "jit": "off",  # before version 18 the line above raises the cost of the one-row table enough to trigger it
+    # The server must not wait for a client machine that is gone: it would hold the log's lock for it.
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
-    "lock_timeout": "20s",  # nor we for ever for another
+    "lock_timeout": "20s",  # and we must not wait forever for another client
 }
 """Whatever the URL says."""
 
@@ -48,7 +49,7 @@ BE_DURABLE = """
 
 
 class PostgreSqlConnections:
-    """Up to `most` at once, kept for the next who needs one."""
+    """A pool of up to `most` connections."""
 
     def __init__(self, url: str, most: int) -> None:
         self._conninfo = _conninfo(url)
@@ -58,28 +59,28 @@ class PostgreSqlConnections:
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[Connection]:
-        """For as long as the caller is inside. Autocommits. Raises `Unavailable` for whatever PostgreSQL refuses."""
+        """Lend a connection while inside. Autocommits. Raise `Unavailable` for every PostgreSQL error."""
         async with self._free:
             try:
-                connection = await self._taken()
+                connection = await self._take()
                 try:
                     yield connection
                 finally:
                     await self._put_back(connection)
             except psycopg.Error as error:
                 raise Unavailable(
-                    f"PostgreSQL did not do it, or did not say so: {str(error).strip()}; try again"
+                    f"PostgreSQL failed, or did not answer: {str(error).strip()}; try again"
                 ) from error
 
-    async def _taken(self) -> Connection:
+    async def _take(self) -> Connection:
         while self._idle:
             connection = self._idle.pop()
-            if not _has_spoken(connection):
+            if not _is_closing(connection):
                 return connection
             await connection.close()
-        return await self._connected()
+        return await self._connect()
 
-    async def _connected(self) -> Connection:
+    async def _connect(self) -> Connection:
         if self._closed:
             raise Unavailable("this boundary is closing")
         connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
@@ -102,8 +103,8 @@ class PostgreSqlConnections:
             await self._idle.pop().close()
 
 
-def _has_spoken(connection: Connection) -> bool:
-    """A server has nothing to say to a connection that asks nothing, but that it goes away."""
+def _is_closing(connection: Connection) -> bool:
+    """The only thing a server sends on an idle connection is that it goes away."""
     listening = select.poll()
     listening.register(connection.fileno(), select.POLLIN)
     return bool(listening.poll(0))
@@ -114,9 +115,9 @@ def _conninfo(url: str) -> str:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
         raise ConfigurationError(
-            f"the store's URL is none of PostgreSQL, such as postgresql://user@host/database: {str(error).strip()}"
+            f"the store's URL is not a PostgreSQL URL, such as postgresql://user@host/database: {str(error).strip()}"
         ) from error
     settings = " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())
     options = f"{given.get('options') or ''} {settings}".strip()
-    told: dict[str, Any] = {**DEFAULTS, **given, "options": options}
-    return make_conninfo(**told)
+    merged: dict[str, Any] = {**DEFAULTS, **given, "options": options}
+    return make_conninfo(**merged)

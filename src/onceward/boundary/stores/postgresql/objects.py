@@ -1,7 +1,7 @@
-"""Objects as rows: the bytes in pieces, first, each committed by itself; then, in one transaction, the name.
+"""Objects as rows: first the bytes in pieces, each committed by itself; then, in one transaction, the name.
 
-Without its name an object is not there. So an upload needs no long transaction, which would keep PostgreSQL from
-cleaning up behind all others, and one that breaks off leaves nothing but pieces that are removed later.
+Without its name an object does not exist. So an upload needs no long transaction, which would keep PostgreSQL from
+vacuuming, and an interrupted one only leaves pieces that are removed later.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from onceward.boundary.stores.postgresql.connections import PostgreSqlConnection
 CHUNK = 1024 * 1024
 """Bytes in a row."""
 PAGE = 500
-"""Names that are read at once."""
+"""Names read at once."""
 LONGEST_UPLOAD = "1 day"
-"""What has been under way for longer has been cut off."""
-TOO_LONG = f"the upload took longer than {LONGEST_UPLOAD} and was given up; try again"
+"""An upload that takes longer counts as interrupted."""
+TOO_LONG = f"the upload took longer than {LONGEST_UPLOAD} and was removed; try again"
 
 FIND = """
     SELECT bucket, key, digest, size, media_type, content FROM onceward_boundary_objects WHERE bucket = %s AND key = %s
@@ -36,14 +36,14 @@ BEGIN = "INSERT INTO onceward_boundary_uploads DEFAULT VALUES RETURNING content"
 WRITE = """
     INSERT INTO onceward_boundary_chunks (content, number, data)
     SELECT content, %s, %s FROM onceward_boundary_uploads WHERE content = %s FOR KEY SHARE
-"""  # which writes nothing for an upload that was given up
+"""  # writes nothing for an upload that was removed
 END = "DELETE FROM onceward_boundary_uploads WHERE content = %s"
 NAME = """
     INSERT INTO onceward_boundary_objects (bucket, key, digest, size, media_type, content)
     VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING
 """
 FORGET = "DELETE FROM onceward_boundary_chunks WHERE content = %s"
-CUT_OFF = f"""
+INTERRUPTED = f"""
     SELECT content FROM onceward_boundary_uploads WHERE begun_at < now() - interval '{LONGEST_UPLOAD}'
 """
 
@@ -55,7 +55,7 @@ class PostgreSqlObjects:
     async def put(self, bucket: str, key: str, chunks: AsyncIterator[bytes], media_type: str) -> ObjectRef:
         known = await self.head(bucket, key)
         if known is not None:
-            return _same(known, await _digest(chunks))
+            return _check_same(known, await _digest(chunks))
         [(upload,)] = await self._query(BEGIN)
         try:
             digest, size = await self._receive(upload, chunks)
@@ -63,13 +63,13 @@ class PostgreSqlObjects:
             if await self._name(ref, upload):
                 return ref
         except BaseException:
-            with suppress(Unavailable):  # what is left then is removed another day
-                await self._give_up(upload)
+            with suppress(Unavailable):  # `remove_interrupted` will do it
+                await self._discard(upload)
             raise
-        await self._give_up(upload)
+        await self._discard(upload)
         known = await self.head(bucket, key)
-        assert known is not None, "another was first, and nobody removes objects"
-        return _same(known, digest)
+        assert known is not None, "another upload was first, and objects are never removed"
+        return _check_same(known, digest)
 
     async def head(self, bucket: str, key: str) -> ObjectRef | None:
         row = await self._query(FIND, bucket, key)
@@ -88,10 +88,10 @@ class PostgreSqlObjects:
                 yield _ref(row)
             after = rows[-1][:2]
 
-    async def remove_cut_off(self) -> None:
-        """What uploads have left behind whose server is gone."""
-        for (upload,) in await self._query(CUT_OFF):
-            await self._give_up(upload)
+    async def remove_interrupted(self) -> None:
+        """Remove the pieces of uploads whose server is gone."""
+        for (upload,) in await self._query(INTERRUPTED):
+            await self._discard(upload)
 
     async def _receive(self, upload: int, chunks: AsyncIterator[bytes]) -> tuple[str, int]:
         digest, size, number = hashlib.sha256(), 0, 0
@@ -106,7 +106,7 @@ class PostgreSqlObjects:
         return f"sha256:{digest.hexdigest()}", size
 
     async def _name(self, ref: ObjectRef, upload: int) -> bool:
-        """Now it is there, unless another was first."""
+        """Make the object exist. Return False if another upload was first."""
         async with self._connections.one() as connection, connection.transaction():
             named = await connection.execute(
                 NAME, (ref.bucket, ref.key, ref.digest, ref.size, ref.media_type, upload)
@@ -117,8 +117,8 @@ class PostgreSqlObjects:
                 raise Unavailable(TOO_LONG)
             return True
 
-    async def _give_up(self, upload: int) -> None:
-        """Unless it has a name, which is not known where a connection broke at the commit."""
+    async def _discard(self, upload: int) -> None:
+        """Remove the pieces, unless they have a name: that is unknown if the connection broke during the commit."""
         async with self._connections.one() as connection, connection.transaction():
             if (await connection.execute(END, (upload,))).rowcount == 1:
                 await connection.execute(FORGET, (upload,))
@@ -133,8 +133,8 @@ class PostgreSqlObjects:
             yield rows[0][0]
         if ref.digest != f"sha256:{digest.hexdigest()}":
             raise BoundaryError(
-                f"object {ref.bucket}/{ref.key} is damaged in the store: it is not what {ref.digest} stands for; "
-                "restore onceward_boundary_chunks from a backup"
+                f"object {ref.bucket}/{ref.key} is damaged in the store: its bytes do not match {ref.digest}; restore "
+                "onceward_boundary_chunks from a backup"
             )
 
     async def _query(self, query: str, *values: Any) -> list[Any]:
@@ -148,7 +148,7 @@ def _ref(row: tuple[Any, ...]) -> ObjectRef:
     return ObjectRef(bucket=bucket, key=key, digest=digest, size=size, media_type=media_type)
 
 
-def _same(known: ObjectRef, digest: str) -> ObjectRef:
+def _check_same(known: ObjectRef, digest: str) -> ObjectRef:
     if known.digest != digest:
         raise ObjectConflict(known.bucket, known.key)
     return known
@@ -162,7 +162,7 @@ async def _digest(chunks: AsyncIterator[bytes]) -> str:
 
 
 async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same bytes, in pieces of one size, the last of which may be smaller."""
+    """Yield the same bytes in pieces of equal size; the last may be smaller."""
     collected = bytearray()
     async for chunk in chunks:
         collected += chunk

@@ -1,4 +1,4 @@
-"""The tables of a boundary on PostgreSQL. The first server to open a database makes them."""
+"""The tables of a boundary on PostgreSQL. The first server to open a database creates them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from onceward.errors import ConfigurationError
 
 VERSION = 1
 LOCK_KEY = 0x6F6E_6365_7761_7264  # "onceward"
-"""Of the advisory lock under which tables are made: of servers that start at once, one makes them."""
+"""Advisory lock for creating the tables: of servers that start at once, one creates them."""
 
 ROW_BYTES = 200
-"""About what a fact takes beside its record: the rest of its row, and three indexes."""
+"""Approximate size of a fact in addition to its record: the rest of its row, and three indexes."""
 
 APPEND = f"""
     CREATE FUNCTION onceward_boundary_append(
@@ -41,15 +41,15 @@ APPEND = f"""
         SELECT message_id, "offset", NULL::bytea FROM added UNION ALL SELECT message_id, "offset", digest FROM known;
     END $$
 """
-"""Facts with ids of which no two are the same. Answers where each is, with its digest if it was there before.
+"""Appends facts with distinct ids. Returns the offset of each, and its digest if it existed before.
 
-A function, because the lock is then held for no longer than the server needs: not while the answer to one statement
-and the next go over the network, nor for a server of ours that is frozen between the two."""
+A function, because the lock is then held no longer than PostgreSQL needs: not while one statement's answer and the next
+statement cross the network, nor while a boundary's server is frozen between the two."""
 
 SCHEMA = (
     "CREATE TABLE onceward_boundary_schema (version integer NOT NULL)",
     f"INSERT INTO onceward_boundary_schema VALUES ({VERSION})",
-    # One row. Whoever appends holds its lock until the commit is done, so that offsets are in commit order.
+    # One row. An append holds its lock until the commit is done, so offsets are in commit order.
     "CREATE TABLE onceward_boundary_log (last bigint NOT NULL, bytes bigint NOT NULL)",
     "INSERT INTO onceward_boundary_log VALUES (0, 0)",
     """
@@ -62,7 +62,7 @@ SCHEMA = (
         appended_at bigint NOT NULL
     )
     """,
-    # Not compressed: so a fact takes as many bytes as it has, and no time.
+    # Not compressed: a fact takes exactly as many bytes as it has, and no time.
     "ALTER TABLE onceward_boundary_facts ALTER record SET STORAGE EXTERNAL",
     "CREATE INDEX onceward_boundary_facts_by_age ON onceward_boundary_facts (stream, appended_at)",
     APPEND,
@@ -98,7 +98,7 @@ SCHEMA = (
 
 
 async def prepare(connection: psycopg.AsyncConnection[Any]) -> None:
-    """Make the tables if they are not there. Refuses those of a newer onceward."""
+    """Create the tables unless they exist. Refuse those of a newer onceward."""
     await _check_encoding(connection)
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK_KEY,))
@@ -109,8 +109,8 @@ async def prepare(connection: psycopg.AsyncConnection[Any]) -> None:
         version = await _answer(connection, "SELECT version FROM onceward_boundary_schema")
     if version > VERSION:
         raise ConfigurationError(
-            f"the boundary's tables in database {connection.info.dbname!r} were made by a newer onceward (schema "
-            f"{version}, this one knows {VERSION}); update this one, or give it a database of its own"
+            f"the boundary's tables in database {connection.info.dbname!r} were created by a newer onceward (schema "
+            f"{version}, this one supports {VERSION}); upgrade this one, or give it its own database"
         )
 
 
@@ -118,8 +118,8 @@ async def _check_encoding(connection: psycopg.AsyncConnection[Any]) -> None:
     encoding = await _answer(connection, "SHOW server_encoding")
     if encoding != "UTF8":
         raise ConfigurationError(
-            f"database {connection.info.dbname!r} has the encoding {encoding}, in which not every id and name can be "
-            "written; a boundary needs one made with ENCODING 'UTF8'"
+            f"database {connection.info.dbname!r} has the encoding {encoding}, which cannot represent every id and "
+            "name; a boundary needs one created with ENCODING 'UTF8'"
         )
 
 

@@ -1,12 +1,11 @@
-"""A store on PostgreSQL, for several servers on one database.
+"""The store on PostgreSQL, for several servers on one database.
 
-Appends that wait at the same time go in one transaction. It locks the one row that holds the last offset, and keeps
-that lock until the commit is done. So offsets leave none out and become visible in their order, whichever server gives
-them out (D-18). A sequence would do neither: it does not go back with a transaction, and of two transactions the one
-with the later offset may commit first.
+Concurrent appends share one transaction. It locks the one row that holds the last offset until the commit is done. So
+offsets have no gaps and become visible in order, whichever server assigns them (D-18). A sequence would do neither: it
+does not roll back with a transaction, and of two transactions the one with the later offset may commit first.
 
-What is answered is as durable as a commit of the server is. If that must outlive the loss of its machine, it needs a
-standby in `synchronous_standby_names`.
+An append is as durable as a commit of PostgreSQL. To survive the loss of its machine, it needs a standby in
+`synchronous_standby_names`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from onceward.boundary.wire import Record
 from onceward.errors import ConfigurationError
 
 CONNECTIONS = 8
-"""For all but the two writers, which have their own."""
+"""For everything except the two writers, which have their own."""
 MOST_REMOVED = 2000
 """Facts in one step of expiry: appends must not wait for all of it."""
 LARGEST_PAGE_BYTES = 8 * 1024 * 1024
@@ -55,7 +54,7 @@ REMOVE = f"""
         UPDATE onceward_boundary_log SET bytes = bytes - (SELECT coalesce(sum(bytes), 0) FROM removed)
     )
     SELECT count(*) FROM removed
-"""  # passing over what another server is removing, so that the two do not wait for each other
+"""  # skips what another server is removing, so the two do not wait for each other
 EXPIRED = 'SELECT "offset" FROM onceward_boundary_facts WHERE stream = %s AND appended_at < %s LIMIT %s'
 UP_TO = 'SELECT "offset" FROM onceward_boundary_facts WHERE "offset" <= %s ORDER BY "offset" LIMIT %s'
 POSITION = "SELECT position FROM onceward_boundary_cursors WHERE name = %s"
@@ -69,7 +68,7 @@ ADVANCE = """
         confirmed_at = CASE WHEN excluded.position > known.position
             THEN excluded.confirmed_at ELSE known.confirmed_at END
     RETURNING name, position
-"""  # by name, so that no two servers wait for each other
+"""  # in order of names, so two servers do not deadlock
 CURSORS = "SELECT name, position, confirmed_at FROM onceward_boundary_cursors ORDER BY name"
 
 
@@ -80,7 +79,7 @@ class Confirm(NamedTuple):
 
 
 class PostgreSqlBoundaryStore:
-    """A `Store` in one database, on which as many may be open as there are servers."""
+    """A `BoundaryStore` in one database, which any number of servers may open."""
 
     def __init__(self, url: str) -> None:
         """Use `open`."""
@@ -92,17 +91,17 @@ class PostgreSqlBoundaryStore:
 
     @classmethod
     async def open(cls, url: str) -> PostgreSqlBoundaryStore:
-        """`postgresql://user@host/database`. Makes the tables if they are not there."""
+        """Open `postgresql://user@host/database`. Create the tables unless they exist."""
         store = cls(url)
         try:
             async with store._writing.one() as connection:
                 await prepare(connection)
-            await store.objects.remove_cut_off()
+            await store.objects.remove_interrupted()
         except Unavailable as error:
             await store.close()
             raise ConfigurationError(
-                f"the boundary's database cannot be opened: {str(error.__cause__).strip()}; check its URL, that it "
-                "runs, and that its user may make tables"
+                f"cannot open the boundary's database: {str(error.__cause__).strip()}; check its URL, that it is "
+                "running, and that its user may create tables"
             ) from error
         except BaseException:
             await store.close()
@@ -138,7 +137,7 @@ class PostgreSqlBoundaryStore:
         return await self._remove(UP_TO, through)
 
     async def _remove(self, which: str, *values: str | int) -> int:
-        """In steps, between which appends come in."""
+        """Remove in steps, between which appends get a turn."""
         total = 0
         while True:
             [(removed,)] = await self._query(REMOVE.format(which=which), *values, MOST_REMOVED)
@@ -152,7 +151,7 @@ class PostgreSqlBoundaryStore:
         rows = await self._query(POSITION, name)
         if not rows and create:
             await self._query(CREATE_CURSOR, name)
-            rows = await self._query(POSITION, name)  # another server may have made it, and advanced it
+            rows = await self._query(POSITION, name)  # another server may have created it, and advanced it
         return int(rows[0][0]) if rows else None
 
     async def advance(self, name: str, offset: int, at: int | None = None) -> int:
@@ -183,7 +182,7 @@ class PostgreSqlBoundaryStore:
             found = {
                 message_id: (offset, digest) for message_id, offset, digest in await appending.fetchall()
             }
-        return [_appended(fact, found) for fact in facts]
+        return [_outcome(fact, found) for fact in facts]
 
     async def _advance_all(self, confirms: Sequence[Confirm]) -> list[int]:
         highest: dict[str, Confirm] = {}
@@ -207,7 +206,7 @@ def _columns(facts: Collection[NewFact]) -> dict[str, list[Any]]:
     }
 
 
-def _appended(fact: NewFact, found: dict[str, tuple[int, bytes | None]]) -> Appended | ConflictingDuplicate:
+def _outcome(fact: NewFact, found: dict[str, tuple[int, bytes | None]]) -> Appended | ConflictingDuplicate:
     offset, digest = found[fact.message_id]
     if digest is None:
         found[fact.message_id] = offset, fact.digest  # the next with this id is not the first
