@@ -58,6 +58,7 @@ def client_for(url: str, option: str = "--url") -> AsyncBoundaryClient:
 
 
 def check_url(url: str, option: str = "--url") -> str:
+    from onceward.boundary.client import transport
     from onceward.errors import ConfigurationError
 
     try:
