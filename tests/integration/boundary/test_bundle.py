@@ -162,7 +162,7 @@ def test_facts_that_had_expired_are_told_on_both_sides(plant: Place, hq: Place, 
     assert result.stderr == "GAP: 3 facts had expired and are not in the bundle\n"
     result = run("import", bundle, "--zone", "hq", "--url", hq.url)
     assert result.exit_code == 0
-    assert "GAP: 3 facts had expired before the bundle was made" in result.stderr
+    assert "GAP: 3 facts had expired before the bundle was written" in result.stderr
     assert hq.ids == ["m3", "m5", "m6"]
 
 

@@ -213,7 +213,7 @@ def test_a_redrive_is_made_once_and_followed(desk: Desk) -> None:
     made = desk.run("dlq", "redrive", *OF_TYPE, *CAUSE, "--yes", "--operator", "ann", "--redrive-id", "click")
     assert made.exit_code == 0, made.output
     assert "Redrive click: 2 letters at 100 per minute" in made.stdout
-    assert "They come to billing while it runs: `onceward run" in made.stdout.splitlines()[-1]
+    assert "billing gets them while it runs: `onceward run" in made.stdout.splitlines()[-1]
     again = desk.json("dlq", "redrive", *OF_TYPE, *CAUSE, "--yes", "--redrive-id", "click")
     assert (again["repeated"], again["letters"]) == (True, 2)
     seen = desk.json("dlq", "redrives")
