@@ -288,7 +288,7 @@ def _telemetry() -> dict[str, Any]:
         "spans": _spans(),
         "span attributes": sorted(catalogue.SPAN_ATTRIBUTES),
         "retry event": catalogue.RETRY_EVENT,
-        "log fields": sorted({*logs.FIELDS, *process.FIELDS, *_log_extras()}),
+        "log fields": sorted({*logs.FIELDS, *process.LOG_FIELDS, *_log_extras()}),
     }
 
 

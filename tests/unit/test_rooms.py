@@ -32,12 +32,6 @@ OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
 
 PRIVATE_USES: set[str] = {
     "_redis/wire_asyncio.py: connection._reader._loop",  # of asyncio
-    "cli/database.py: inbox._ports",
-    "cli/database.py: inbox._store",
-    "cli/dlq/options.py: inbox._ports",
-    "cli/inbox.py: opened_inbox._purge",
-    "cli/verify.py: inbox._ports",
-    "cli/verify.py: inbox._store",
     "deadletters/dry_run.py: session._apply",
     "deadletters/dry_run.py: session._enter",
     "deadletters/dry_run.py: session._leave",
@@ -45,48 +39,12 @@ PRIVATE_USES: set[str] = {
     "inbox/sessions/session.py: self._session._run",
     "inbox/sessions/session_asyncio.py: self._session._run",
     "storage/ports.py: session._run",
-    "testing/inbox/driver.py: self.inbox._core",
-    "testing/inbox/driver.py: self.inbox._core._heartbeat",
-    "testing/inbox/driver.py: self.inbox._core._heartbeat._held",
-    "testing/inbox/fencing.py: inbox.inbox._core",
-    "testing/inbox/fencing.py: inbox.inbox._core._heartbeat",
-    "testing/inbox/fencing.py: inbox.inbox._core._heartbeat._held",
-    "testing/inbox/poison.py: inbox.inbox._ports",
-    "testing/inbox/poison.py: inbox.inbox._ports.gate._turns",
-    "verify/stage.py: self.inbox._core",
 }
 """Files with the private names of other rooms that they use."""
-PARTICIPLES: set[str] = {
-    "demo/attached.py",
-    "testing/connectors/carrying.py",
-    "testing/connectors/sharing.py",
-    "testing/inbox/fencing.py",
-    "testing/inbox/joining.py",
-    "testing/inbox/telling.py",
-}
+PARTICIPLES: set[str] = set()
 """Files that are still named by a participle."""
 SAME_NAMES: set[str] = {
-    "Balance",
-    "Boundary",
-    "Child",
-    "Cursor",
-    "Evidence",
-    "Line",
-    "LogFormat",
-    "Model",
-    "Order",
-    "Place",
-    "Plan",
-    "Poison",
-    "Progress",
-    "Report",
-    "Result",
-    "Stage",
-    "State",
-    "Step",
-    "Times",
-    "Watch",
-    "Worker",
+    "Report",  # of a call, and of a verification: both are public
 }
 """Class names of which there are several."""
 

@@ -20,9 +20,9 @@ from onceward.connectors.boundary import BoundaryConnector
 from onceward.deadletters import DeadLetters
 from onceward.deadletters.source import WithDeadLetters
 from onceward.demo import ledger
-from onceward.demo.attached import end_with_parent
 from onceward.demo.carrier import Carrier
 from onceward.demo.journal import JournaledConnector
+from onceward.demo.lifeline import end_with_parent
 from onceward.demo.setup import CONSUMER, MAX_DELIVERIES, Setup
 from onceward.demo.tasks import ShipOrder, consuming
 from onceward.inbox import Inbox

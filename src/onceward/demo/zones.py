@@ -24,7 +24,7 @@ from onceward.boundary import BoundaryClient
 from onceward.demo.crew import DemoProcess, ProcessDied, end_all
 from onceward.demo.setup import SHOP, WAREHOUSE, Setup
 
-SERVE = [sys.executable, "-m", "onceward.demo.attached", "boundary", "serve", "--listen", "127.0.0.1:0"]
+SERVE = [sys.executable, "-m", "onceward.demo.lifeline", "boundary", "serve", "--listen", "127.0.0.1:0"]
 LINKED = """\
 zone = "{zone}"
 store = "{zone}"

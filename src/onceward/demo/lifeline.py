@@ -1,6 +1,6 @@
 """A process that ends with its parent, however the parent ends.
 
-`python -m onceward.demo.attached boundary serve …` runs `onceward boundary serve …` this way.
+`python -m onceward.demo.lifeline boundary serve …` runs `onceward boundary serve …` this way.
 """
 
 from __future__ import annotations
