@@ -25,9 +25,9 @@ from onceward.boundary import (
     BoundaryConsumer,
     StoredFact,
 )
-from onceward.boundary import consumer as consuming
 from onceward.boundary.strategies import LatestPerKey, OncePerId
 from onceward.db import AsyncDbSession, DbSession
+from onceward.db import handlers as consuming
 
 LIMIT = 3
 FATAL = 5
@@ -142,7 +142,7 @@ def forked(mode: str, point: str, *where: str) -> int:
     if child:
         return child
     doomed = Doomed(point)
-    arm_persisting(doomed, "_async_attempts" if mode == "asyncio" else "_attempts")
+    arm_persisting(doomed, "async_attempts" if mode == "asyncio" else "attempts")
     try:
         run(mode, doomed, *where)
     finally:

@@ -74,7 +74,7 @@ def die_before_the_commit_of_a_dispatch(queue: SqliteConnector) -> None:
 
 
 def die_between_copy_and_removal_of_a_burial(queue: SqliteConnector) -> None:
-    real = SqliteLeaseStore._changed
+    real = SqliteLeaseStore._change_one
 
     def changed(self: SqliteLeaseStore, statement: str, *values: object) -> bool:
         result = real(self, statement, *values)
@@ -82,7 +82,7 @@ def die_between_copy_and_removal_of_a_burial(queue: SqliteConnector) -> None:
             die()
         return result
 
-    SqliteLeaseStore._changed = changed  # type: ignore[method-assign]
+    SqliteLeaseStore._change_one = changed  # type: ignore[method-assign]
     queue.settle_transactions([Settlement(t, Verdict.FAILED) for t in queue.fetch_transactions(1)])
 
 

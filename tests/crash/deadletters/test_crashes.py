@@ -33,17 +33,17 @@ class LetterSite(Site):
             [Transaction(id=id_, payload={}, metadata=metadata) for id_ in ids]
         )
 
-    def run(self, function: Callable[[Orders], None], point: str = "", *, mended: bool = False) -> None:
+    def run(self, function: Callable[[Orders], None], point: str = "", *, fixed: bool = False) -> None:
         """Run it to its end; with a point, see it killed there."""
-        assert self.ends(function, point, mended=mended) == (-signal.SIGKILL if point else 0)
+        assert self.ends(function, point, fixed=fixed) == (-signal.SIGKILL if point else 0)
 
-    def ends(self, function: Callable[[Orders], None], point: str, *, mended: bool) -> int | None:
+    def ends(self, function: Callable[[Orders], None], point: str, *, fixed: bool) -> int | None:
         """Its exit code."""
-        return exit_code(self.fork(function, self.orders._replace(point=point, mended=mended)))
+        return exit_code(self.fork(function, self.orders._replace(point=point, fixed=fixed)))
 
     def work_until(self, condition: Callable[[], bool]) -> None:
         """Healthy workers, one after another, as leases run out."""
-        until(lambda: condition() or self.run(worker.consume, mended=True))
+        until(lambda: condition() or self.run(worker.consume, fixed=True))
 
     def letter(self, message_id: str = "bad") -> DeadLetter:
         (found,) = (each for each in self.letters.find() if each.message_id == message_id)
@@ -126,7 +126,7 @@ def test_a_redriven_letter_that_kills_its_process_ends_as_poison(site: LetterSit
         nonlocal deaths
         if {letter.category for letter in site.letters.find()} == {Category.POISON}:
             return True
-        deaths += site.ends(worker.consume, "handling", mended=True) == -signal.SIGKILL
+        deaths += site.ends(worker.consume, "handling", fixed=True) == -signal.SIGKILL
         return False
 
     until(is_poison)

@@ -246,7 +246,7 @@ def test_explain_says_what_it_could_not_reach(shop: str, tmp_path: Path) -> None
     assert "cannot query Redis at 127.0.0.1:1/0" in found["charge"]["not_checked"][0]
     assert "hunter2" not in text + str(found)
     gone = explained(shop, ONCEWARD_CONSUMERS__MAIL__SOURCE=source)["mail"]
-    assert "/stats cannot be read" in gone["not_checked"][0]
+    assert "cannot read http://" in gone["not_checked"][0]
 
 
 # ── verify ──────────────────────────────────────────────────────────────────────────────────────────────
