@@ -82,7 +82,7 @@ def test_explain_prints_the_middleware_that_runs(
     assert "Seen" in names
     places = [shown.stdout.index(f"\n{name}  ") for name in names]
     assert places == sorted(places)
-    assert "Notes which steps ran." in shown.stdout
+    assert "Records which steps ran." in shown.stdout
 
     app = shop(tmp_path, Seen(), engine={"io_guard": guard})
     with record(), open_task(app, app.consumers["charge"], Progress(lambda: None)) as task:
