@@ -24,7 +24,7 @@ from sqlalchemy.pool import Pool, StaticPool
 from onceward.db.backends import BACKENDS, backend_of
 from onceward.db.errors import LockTimeoutError, SessionError
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("onceward.db.cleanup")
 
 P = ParamSpec("P")
 T = TypeVar("T")
