@@ -22,7 +22,7 @@ from onceward.transaction import ReadOnlyDict, Transaction
 
 __all__ = ["DecodeError", "PayloadError", "decode", "encode", "encode_all", "sanitize_metadata"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("onceward.connectors.metadata")
 _propagator = TraceContextTextMapPropagator()
 
 CREDENTIAL_KEYS = frozenset(

@@ -22,7 +22,7 @@ from onceward.connectors.lease_rules import Bury, LeaseRules
 from onceward.task.exceptions import ExceptionCategory
 from onceward.transaction import Settlement, Transaction, Verdict
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("onceward.connectors.leasing")
 
 P = ParamSpec("P")
 T = TypeVar("T")

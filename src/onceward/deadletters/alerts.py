@@ -19,7 +19,7 @@ from opentelemetry.metrics import MeterProvider
 
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters.letter import Burial
-from onceward.storage.sql import Sql
+from onceward.storage.database import Sql
 from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import METRICS, SCOPE
 

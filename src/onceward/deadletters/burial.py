@@ -26,7 +26,7 @@ from onceward.deadletters.letter import (
 )
 from onceward.inbox.errors import ContractError
 from onceward.inbox.event import Event
-from onceward.storage.sql import Sql
+from onceward.storage.database import Sql
 from onceward.task.lifecycle import text_of
 from onceward.transaction import Transaction
 

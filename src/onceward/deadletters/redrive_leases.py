@@ -20,7 +20,7 @@ from onceward.deadletters.letter import (
     storable,
     transaction_of,
 )
-from onceward.storage.sql import Sql, wait_for_lock
+from onceward.storage.database import Sql, wait_for_lock
 from onceward.transaction import Settlement, Transaction, Verdict
 
 LOST_AT_MOST = 3

@@ -28,7 +28,7 @@ from onceward.connectors.lease_rules import LEASE, MAX_DELIVERIES, REDELIVERY_DE
 from onceward.errors import ConfigurationError
 from onceward.transaction import Settlement, Transaction
 
-_log = logging.getLogger("onceward.connectors.boundary.connector")
+_log = logging.getLogger("onceward.connectors.boundary")
 
 MOST_HELD = LARGEST_PAGE
 """Facts beyond the cursor: pages begin at the cursor, and the boundary serves no larger ones."""

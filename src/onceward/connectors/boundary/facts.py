@@ -32,7 +32,7 @@ from onceward.connectors.codec import (
 )
 from onceward.transaction import Transaction
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("onceward.connectors.boundary_facts")
 
 PARTS = {"subject", "predicate", "object"}
 OF_THE_FACT = {"event_type": "predicate", "aggregate_id": "subject"}

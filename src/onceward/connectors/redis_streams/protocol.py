@@ -26,7 +26,7 @@ from onceward.connectors.redis_streams import scripts
 from onceward.errors import ConfigurationError
 from onceward.transaction import Settlement, Transaction, Verdict
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("onceward.connectors.redis_streams.core")
 
 RECOVER_INTERVAL = 1.0
 """Seconds between searches for entries of dead consumers while new ones keep coming."""

@@ -22,7 +22,7 @@ from onceward.transaction import Settlement, Transaction, Verdict
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("onceward.connectors.sqlite.aio")
 
 
 class SqliteConnector(LeasingConnector):

@@ -21,7 +21,7 @@ from onceward.deadletters.source.ports import SourcePort
 from onceward.errors import ConfigurationError
 from onceward.transaction import Settlement, Transaction, Verdict
 
-_log = logging.getLogger("onceward.deadletters.source")
+_log = logging.getLogger("onceward.connectors.dead_letters")
 
 CHECK_EVERY = 1.0
 """Seconds between checks for redriven letters while the source has work, so they do not slow it down."""
