@@ -32,13 +32,22 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from onceward.backoff import Backoff
-from onceward.task.exceptions import ExceptionCategory, IOGuardError, Postponed, TransactionException
+from onceward.task.exceptions import (
+    ExceptionCategory,
+    IOGuardError,
+    Postponed,
+    TransactionException,
+    failure_category,
+)
 from onceward.task.mixins.policies import RetryPolicy
 from onceward.task.script import ENDING, Exited, Failed, Limit, Script
 from onceward.task.work import ABANDONED, DUPLICATE, FAILED, LOOP, POSTPONED, SUCCEEDED, Life, Outcome, Work
 from onceward.telemetry.context import current_work
 
 logger = logging.getLogger("onceward.engine")
+
+
+MAIN_STEPS = ("process", "produce")
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +77,12 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
             backoff=Backoff(retry.backoff, retry.backoff_multiplier, retry.backoff_cap),
             **more,
         )
+
+    def category_of(self, error: BaseException) -> ExceptionCategory | None:
+        """The category of what an attempt raised; None if it is a postponement, which only the main step can raise."""
+        if isinstance(error, Postponed) and self.name in MAIN_STEPS:
+            return None
+        return ExceptionCategory.SYSTEM if self.always_system else failure_category(error)
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -103,17 +118,30 @@ def classify(step: Step, attempt: int, failed: Failed, transaction_id: str | Non
         }[failed.limit]
         more = ", and has not ended since; its slot is stuck" if failed.stuck else ""
         return TransactionException(what + more, ExceptionCategory.TIMEOUT, transaction_id, error)
-    if isinstance(error, TransactionException):
-        if step.always_system and error.category is not ExceptionCategory.SYSTEM:
-            return TransactionException(error.message, ExceptionCategory.SYSTEM, transaction_id, error)
-        if error.transaction_id is None:
-            error.transaction_id = transaction_id
-        elif error.transaction_id != transaction_id:
-            # The same error object was raised for several transactions: each gets a copy.
-            error = copy.copy(error)
-            error.transaction_id = transaction_id
-        return error
-    return TransactionException(text_of(error), ExceptionCategory.SYSTEM, transaction_id, error)
+    if not isinstance(error, TransactionException):
+        return TransactionException(text_of(error), ExceptionCategory.SYSTEM, transaction_id, error)
+    category = failure_category(error)
+    if step.always_system and category is not ExceptionCategory.SYSTEM:
+        return TransactionException(error.message, ExceptionCategory.SYSTEM, transaction_id, error)
+    try:
+        return complete(error, category, transaction_id)
+    except Exception:  # noqa: BLE001  a subclass that does not let its attributes be set
+        return TransactionException(error.message, category, transaction_id, error)
+
+
+def complete(
+    error: TransactionException, category: ExceptionCategory, transaction_id: str | None
+) -> TransactionException:
+    """Set what a task may have left out, or given as text."""
+    if error.transaction_id is None:
+        error.transaction_id = transaction_id
+    elif error.transaction_id != transaction_id:
+        # The same error object was raised for several transactions: each gets a copy.
+        error = copy.copy(error)
+        error.transaction_id = transaction_id
+    if error.category is not category:
+        error.category = category
+    return error
 
 
 def text_of(error: BaseException | None) -> str:

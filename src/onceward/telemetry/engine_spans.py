@@ -260,10 +260,12 @@ class EngineSpans(Middleware):
             _mark_failed(
                 span, f"took longer than {step.timeout} s" if step.timeout else "ran out of time", "TIMEOUT"
             )
-        elif error is not None and getattr(error, "category", "SYSTEM") is None:
-            span.set_attribute("outcome", "postponed")
         elif error is not None:
-            _mark_failed(span, _message(error), getattr(error, "category", "SYSTEM"))
+            category = step.category_of(error)
+            if category is None:
+                span.set_attribute("outcome", "postponed")
+            else:
+                _mark_failed(span, _message(error), category)
         elif self._fields and step.name in ("process", "produce"):
             span.set_attributes(self._fields.of_result(result))
         span.end()
