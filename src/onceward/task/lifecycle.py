@@ -13,7 +13,7 @@ Each step has its own attempts, timeout and backoff (`retry` below). Rules:
 * BUSINESS is never retried. Anything a producer's success handler raises, even BUSINESS, counts as SYSTEM.
 * A step that times out is TIMEOUT and retried; a stuck step forfeits its remaining attempts.
 * When `transaction_timeout` runs out, the lifecycle is TIMEOUT: the exception handler runs, under its own policy,
-  unless it has run before.
+  unless it has run before. After any other failure, however late, the handler has `transaction_timeout` for itself.
 * When the loop's own time runs out, or the call is hurried or cancelled, the transaction is abandoned as in a crash.
 * Postponed does not count as an attempt. If the source cannot take the transaction back, it waits here.
 * If the exception handler gives up too, its last error is the outcome's error.
@@ -224,9 +224,13 @@ def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
         return Exited(cast(BaseException, reply.error))
     error = cast(TransactionException, reply.error)
     if reply.limit not in ENDING and not plan.exception.silent:
+        life.handling = True
         if reply.limit is Limit.TRANSACTION:
             # The handler has its own policy; the transaction's time limit no longer applies.
             life.deadline, life.limit = plan.loop_deadline, LOOP
+        elif life.limit is Limit.TRANSACTION:
+            # The failure may have come just before the limit, or after it: the handler gets that time again.
+            set_limits(life, ports.now())
         reply = yield from run_step(life, plan.exception, (transaction, error), ports)
         if type(reply) is Failed:
             if reply.exits:
@@ -314,7 +318,7 @@ def out_of_time(life: Life, step: Step, last_error: TransactionException) -> Fai
 
 def set_limits(life: Life, now: float) -> None:
     plan = life.plan
-    life.deadline = plan.loop_deadline
+    life.deadline, life.limit = plan.loop_deadline, LOOP
     if plan.transaction_timeout is not None and now + plan.transaction_timeout < life.deadline:
         life.deadline, life.limit = now + plan.transaction_timeout, Limit.TRANSACTION
 
