@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from onceward.task.exceptions import FetchException, FetchTimeoutException, LoopError, SettlementException
-from onceward.task.lifecycle import Step, decide, line_of, text_of
+from onceward.task.lifecycle import Step, check_reply, decide, line_of, text_of
 from onceward.task.mixins.policies import ProducerLoopPolicy
 from onceward.task.report import StopReason
 from onceward.task.script import Failed, Limit, Script
@@ -211,7 +211,7 @@ def ask(
     while True:
         loop.step, loop.attempt = step.name, attempt
         begun = None if watch is None else watch.ask_begins(loop, step)
-        reply = yield loop.ports.invoke, (loop, call, arguments, step.timeout)
+        reply = check_reply((yield loop.ports.invoke, (loop, call, arguments, step.timeout)), step)
         if type(reply) is not Failed:
             if watch is not None:
                 watch.ask_ends(begun, step, None, None)
