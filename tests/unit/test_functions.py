@@ -137,6 +137,8 @@ def test_a_task_is_refused_and_cancelled() -> None:
     assert asyncio.run(main())
 
 
-@pytest.mark.parametrize("result", [None, 0, "text", [1], {}, iter([1]), object(), MagicMock(), plain, Promise])
+@pytest.mark.parametrize(
+    "result", [None, 0, "text", [1], {}, iter([1]), object(), MagicMock(), plain, Promise]
+)
 def test_any_other_result_is_returned(result: Any) -> None:
     assert check_result(result, plain) is result

@@ -143,6 +143,8 @@ HIDDEN = [
     ("asyncio", decorated, "returned an async generator, so its code has not run"),
     ("asyncio", returning_none, "returned NoneType instead of a coroutine; make it `async def`"),
 ]
+
+
 @pytest.mark.parametrize("telemetry", [nullcontext, record])
 @pytest.mark.parametrize("process", [retry(), retry(timeout=30), retry(2)])
 @pytest.mark.parametrize(("mode", "handler", "problem"), HIDDEN)
