@@ -26,7 +26,7 @@ from onceward.task.exceptions import (
     TransactionException,
     failure_category,
 )
-from onceward.task.lifecycle import Step, decide, line_of, text_of
+from onceward.task.lifecycle import Step, check_reply, decide, line_of, text_of
 from onceward.task.mixins.policies import ProducerLoopPolicy
 from onceward.task.report import StopReason
 from onceward.task.script import Failed, Limit, Script
@@ -237,7 +237,7 @@ def ask(
     while True:
         loop.step, loop.attempt = step.name, attempt
         begun = None if watch is None else watch.ask_begins(loop, step)
-        reply = yield loop.ports.invoke, (loop, call, arguments, step.timeout)
+        reply = check_reply((yield loop.ports.invoke, (loop, call, arguments, step.timeout)), step)
         if type(reply) is not Failed:
             if watch is not None:
                 problem = None if check is None else check(reply)
