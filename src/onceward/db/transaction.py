@@ -23,8 +23,9 @@ from sqlalchemy.pool import Pool, StaticPool
 
 from onceward.db.backends import BACKENDS, backend_of
 from onceward.db.errors import LockTimeoutError, SessionError
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger(__name__)
+_log = OwnLogger(logging.getLogger(__name__))
 
 P = ParamSpec("P")
 T = TypeVar("T")

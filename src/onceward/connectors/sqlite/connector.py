@@ -17,12 +17,13 @@ from onceward.connectors.lease_rules import LeaseRules, OnFailure
 from onceward.connectors.leases import AsyncLeasingConnector, LeasingConnector
 from onceward.connectors.sqlite.database import Database, Synchronous
 from onceward.connectors.sqlite.store import SqliteLeaseStore
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = OwnLogger(logging.getLogger(__name__))
 
 
 class SqliteConnector(LeasingConnector):
