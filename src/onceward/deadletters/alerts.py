@@ -22,8 +22,9 @@ from onceward.deadletters.letter import Burial
 from onceward.storage.database import Sql
 from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import METRICS, SCOPE
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.deadletters")
+_log = OwnLogger(logging.getLogger("onceward.deadletters"))
 
 MANY_OF_A_TYPE: Final = 10
 SURGE: Final = 10

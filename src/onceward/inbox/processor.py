@@ -46,8 +46,9 @@ from onceward.inbox.upcasting import check_type, upcast
 from onceward.storage.database import SERIALIZATION_PAUSE, SERIALIZATION_RETRIES
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.lifecycle import text_of
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.inbox")
+_log = OwnLogger(logging.getLogger("onceward.inbox"))
 
 ENDS = (Exception, CancelledError, AttemptInterrupted)
 """Exceptions that end an attempt. Any other leaves it without an end, as a crash does."""

@@ -44,8 +44,9 @@ from onceward.task.mixins.policies import RetryPolicy
 from onceward.task.script import ENDING, Exited, Failed, Limit, Script
 from onceward.task.work import ABANDONED, DUPLICATE, FAILED, LOOP, POSTPONED, SUCCEEDED, Life, Outcome, Work
 from onceward.telemetry.context import current_work
+from onceward.telemetry.logger import OwnLogger
 
-logger = logging.getLogger("onceward.engine")
+logger = OwnLogger(logging.getLogger("onceward.engine"))
 
 
 MAIN_STEPS = ("process", "produce")

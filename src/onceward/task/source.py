@@ -32,9 +32,10 @@ from onceward.task.report import StopReason
 from onceward.task.script import Failed, Limit, Script
 from onceward.task.slots import SlotPorts, Slots
 from onceward.task.work import Work
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction
 
-logger = logging.getLogger("onceward.engine")
+logger = OwnLogger(logging.getLogger("onceward.engine"))
 
 SETTLE_INTERVAL = 0.2
 """Seconds an outcome waits at most to be settled with others, while transactions are in flight."""

@@ -132,6 +132,8 @@ class Life(Work):
     blocked = False
     """An attempt at the same id is stuck, so this one cannot start."""
     spans: Any = None
+    stuck_context: Context
+    """The context of its stuck attempt, if it has one."""
 
     def __init__(
         self,

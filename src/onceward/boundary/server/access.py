@@ -21,8 +21,9 @@ from onceward.boundary.metrics import BoundaryMetrics
 from onceward.boundary.server.codecs import refusal
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.boundary")
+_log = OwnLogger(logging.getLogger("onceward.boundary"))
 
 OPEN_TO_PEERS = (pb.PutObjectRequest, pb.GetObjectRequest)
 """Requests that every known peer may make. One that neither this nor `Guard.check` names is refused."""

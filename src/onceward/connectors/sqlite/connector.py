@@ -17,12 +17,13 @@ from onceward.connectors.lease_rules import LEASE, MAX_DELIVERIES, REDELIVERY_DE
 from onceward.connectors.leases import AsyncLeasingConnector, LeasingConnector
 from onceward.connectors.sqlite.database import Database, Synchronous
 from onceward.connectors.sqlite.store import SqliteLeaseStore
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_log = logging.getLogger("onceward.connectors.sqlite.aio")
+_log = OwnLogger(logging.getLogger("onceward.connectors.sqlite.aio"))
 
 
 class SqliteConnector(LeasingConnector):
