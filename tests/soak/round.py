@@ -202,10 +202,13 @@ class Round:
 
 def check_leaks() -> list[str]:
     """Threads and tasks of the engine that outlive their call."""
+
+    def engines() -> list[str]:
+        names = [each.name for each in threading.enumerate()]
+        return [each for each in names if each.startswith("onceward") and each != "onceward-log"]
+
     end = time.monotonic() + 10
-    while (alive := [each.name for each in threading.enumerate() if each.name.startswith("onceward")]) and (
-        time.monotonic() < end
-    ):
+    while (alive := engines()) and time.monotonic() < end:
         time.sleep(0.01)
     return [f"threads are left: {alive}"] if alive else []
 
