@@ -7,7 +7,7 @@ or when its lease expires, for example because its process was killed.
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 import msgspec
 
@@ -29,6 +29,15 @@ class Redeliver(msgspec.Struct, frozen=True):
 
 class Bury(msgspec.Struct, frozen=True):
     reason: BurialReason
+
+
+class LeaseSettings(TypedDict, total=False):
+    """The fields of `LeaseRules`, as keyword arguments of a connector."""
+
+    lease: float
+    max_deliveries: int
+    redelivery_delay: float
+    on_failure: OnFailure
 
 
 class LeaseRules(msgspec.Struct, frozen=True, kw_only=True):
