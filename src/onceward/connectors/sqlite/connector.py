@@ -15,8 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.lease_rules import LeaseRules, OnFailure
 from onceward.connectors.leases import AsyncLeasingConnector, LeasingConnector
-from onceward.connectors.sqlite.database import Database, Synchronous
-from onceward.connectors.sqlite.store import SqliteLeaseStore
+from onceward.connectors.sqlite.store import SqliteLeaseStore, Synchronous
 from onceward.transaction import Settlement, Transaction, Verdict
 
 P = ParamSpec("P")
@@ -52,7 +51,7 @@ class SqliteConnector(LeasingConnector):
             redelivery_delay=redelivery_delay,
             on_failure=on_failure,
         )
-        super().__init__(SqliteLeaseStore(Database(path, synchronous)), rules, clock)
+        super().__init__(SqliteLeaseStore(path, synchronous), rules, clock)
 
 
 class AsyncSqliteConnector(AsyncLeasingConnector):
