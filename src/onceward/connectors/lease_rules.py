@@ -17,11 +17,15 @@ import msgspec
 from onceward.backoff import Backoff
 from onceward.connectors.codec import DecodeError, decode
 from onceward.errors import ConfigurationError
-from onceward.task.exceptions import ExceptionCategory, TransactionException
+from onceward.task.exceptions import ExceptionCategory, TransactionException, failure_category
 from onceward.transaction import Transaction
 
 OnFailure = Literal["auto", "dead_letter", "redeliver"]
 
+LEASE = 60.0
+MAX_DELIVERIES = 5
+REDELIVERY_DELAY = 1.0
+"""The defaults of every connector that leases; `LeaseRules` explains them."""
 LONGEST_DELAY = 60.0
 """Seconds up to which `redelivery_delay` is doubled."""
 
@@ -51,12 +55,12 @@ class Bury(msgspec.Struct, frozen=True):
 class LeaseRules(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a leasing queue, and the decisions that follow from them."""
 
-    lease: float = 60.0
+    lease: float = LEASE
     """Seconds a delivery is reserved for its consumer."""
-    max_deliveries: int = 5
+    max_deliveries: int = MAX_DELIVERIES
     """A message that was delivered this often without success becomes a dead letter. With 1, every message
     is fetched alone, so one that kills its process does not take others with it."""
-    redelivery_delay: float = 1.0
+    redelivery_delay: float = REDELIVERY_DELAY
     """Seconds before a failed message comes back; doubled with each delivery, up to a minute."""
     on_failure: OnFailure = "auto"
     """`auto`: business failures become dead letters at once, others are delivered again. `dead_letter`: every
@@ -181,8 +185,19 @@ def describe_failure(
     text = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
     if text:
         line["error"] = text
-    line["category"] = str(error.category)
-    kind = getattr(error, "kind", None)
+    category = failure_category(error)
+    line["category"] = str(category)
+    kind = breach_of(error)
     if kind is not None:
-        line["kind"] = str(kind)
-    return error.category, text, msgspec.json.encode(line).decode() + "\n"
+        line["kind"] = kind
+    return category, text, msgspec.json.encode(line).decode() + "\n"
+
+
+def breach_of(error: BaseException | str | None) -> str | None:
+    """The kind of breach, if the error is a `ContractError`."""
+    if not hasattr(error, "kind"):
+        return None
+    # Imported lazily: a source needs no inbox, and few errors get here.
+    from onceward.inbox.errors import ContractError
+
+    return str(error.kind) if isinstance(error, ContractError) else None

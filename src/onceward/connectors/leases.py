@@ -19,9 +19,10 @@ from typing import Any, ParamSpec, Protocol, Self, TypeVar
 from onceward.connectors.codec import DecodeError, decode, encode_all
 from onceward.connectors.lease_rules import BurialReason, Bury, DeadMessage, LeaseRules, describe_failure
 from onceward.task.exceptions import ExceptionCategory
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
-_log = logging.getLogger("onceward.connectors.leasing")
+_log = OwnLogger(logging.getLogger("onceward.connectors.leasing"))
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -25,8 +25,9 @@ from sqlalchemy.pool import Pool, StaticPool
 from onceward.db.backends import BACKENDS, backend_of
 from onceward.db.errors import LockTimeoutError, SessionError
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.db.cleanup")
+_log = OwnLogger(logging.getLogger("onceward.db.cleanup"))
 
 P = ParamSpec("P")
 T = TypeVar("T")

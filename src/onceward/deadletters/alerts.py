@@ -20,8 +20,9 @@ from opentelemetry.metrics import MeterProvider
 from onceward.deadletters.burial import Burial
 from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import METRICS, SCOPE
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.deadletters")
+_log = OwnLogger(logging.getLogger("onceward.deadletters"))
 
 MANY_OF_A_TYPE: Final = 10
 SURGE: Final = 10

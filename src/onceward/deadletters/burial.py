@@ -12,12 +12,12 @@ import msgspec
 from opentelemetry import trace
 
 from onceward.connectors.codec import DecodeError, encode_with
-from onceward.connectors.lease_rules import BurialReason, DeadMessage, Failure
+from onceward.connectors.lease_rules import BurialReason, DeadMessage, Failure, breach_of
 from onceward.deadletters.letter import Category
 from onceward.errors import ConfigurationError
 from onceward.inbox.errors import ContractError
 from onceward.inbox.event import Event
-from onceward.task.exceptions import ExceptionCategory
+from onceward.task.exceptions import ExceptionCategory, failure_category
 from onceward.task.lifecycle import text_of
 from onceward.transaction import Transaction
 
@@ -151,8 +151,7 @@ def burial_of_dead(dead: DeadMessage, *, consumer: str, origin: str) -> Burial:
 def _category_of_error(error: BaseException | str) -> Category:
     if isinstance(error, UNREADABLE) or hasattr(error, "entries"):  # the queue's UndecodableEntryError
         return Category.CONTRACT
-    kind = getattr(error, "kind", None)
-    return category_of(getattr(error, "category", None), None if kind is None else str(kind))
+    return category_of_error(error)
 
 
 def _diagnose(dead: DeadMessage) -> tuple[Category, tuple[Failure, ...]]:
@@ -250,6 +249,11 @@ def category_of(category: ExceptionCategory | str | None, kind: str | None) -> C
     if category == ExceptionCategory.BUSINESS:
         return Category.BUSINESS
     return Category.INFRASTRUCTURE
+
+
+def category_of_error(error: BaseException | str | None) -> Category:
+    """Derive the category from a failure."""
+    return category_of(failure_category(error), breach_of(error))
 
 
 def storable(text: str) -> str:

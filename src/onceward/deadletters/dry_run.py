@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from onceward._functions import awaiting
 from onceward._sync import Raised, as_coroutine, as_function, run_blocking
 from onceward.db import SessionError
 from onceward.db.transaction import DbTransaction
@@ -239,7 +240,7 @@ def _guarded_handler(task: Any) -> Callable[..., Any]:
     guard = IoGuard(task, raises=True)
     step = Step.of("process", "process", method, RetryPolicy())
     if task.asynchronous:
-        return guard.wrap_step(step, method)
+        return guard.wrap_step(step, awaiting(method))
     return as_function(guard.wrap_step(step, as_coroutine(method)))
 
 

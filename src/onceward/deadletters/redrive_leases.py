@@ -12,7 +12,7 @@ from onceward.connectors.lease_rules import Failure
 from onceward.connectors.leases import Held
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters import root_causes
-from onceward.deadletters.burial import category_of, storable
+from onceward.deadletters.burial import category_of_error, storable
 from onceward.deadletters.letter import (
     KEPT_SECONDS,
     Category,
@@ -115,10 +115,7 @@ def _end(transaction: DbTransaction, rows: Sql, held: Held, settlement: Settleme
         row = rows.first(transaction, _HELD + rows.for_update, **identity)
         if row is not None:
             error = settlement.error
-            kind = getattr(error, "kind", None)
-            category = category_of(
-                None if error is None else error.category, None if kind is None else str(kind)
-            )
+            category = category_of_error(error)
             text = "" if error is None else storable(str(error))
             _die(transaction, rows, row, category, "failed again", text)
     return None if row is None else str(row["message_id"])

@@ -23,11 +23,12 @@ from onceward.inbox.contract import Contract
 from onceward.inbox.errors import AT_ONCE, Breach, Busy, ContractError
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Attempts, Key
+from onceward.telemetry.logger import OwnLogger
 
 if TYPE_CHECKING:
     from onceward.inbox.ports import InboxPorts
 
-_log = logging.getLogger("onceward.inbox")
+_log = OwnLogger(logging.getLogger("onceward.inbox"))
 
 LONGEST_WAIT = 5.0
 """Seconds until a copy checks again whether the event is still in flight, at most."""

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from onceward._functions import check_function, name_of
 from onceward._sync import Raised
 from onceward.inbox.contract import Contract
 from onceward.inbox.event import Event
@@ -94,6 +95,7 @@ class AsyncInbox(InboxParts):
         inbox then records no starts; the source's delivery count, if the event has one, decides whether it is poison.
         """
         try:
+            check_function(handler, f"the handler {name_of(handler)}", asynchronous=self.asynchronous)
             view = Event.of(event)
             call = partial(self._ports.call, handler)
             if session is None:

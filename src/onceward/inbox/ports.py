@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sqlalchemy import Engine
 
+from onceward._functions import awaiting, check_result
 from onceward._sync import Raised
 from onceward.inbox.attempts import AsyncGate, BlockingGate
 from onceward.inbox.event import Event
@@ -52,14 +52,10 @@ class BlockingInboxPorts(BlockingStoragePorts):
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """User code. What it raises comes as `Raised`."""
         try:
-            result = function(*args)
+            # If it has not run, committing would lose the event.
+            return check_result(function(*args), function)
         except Exception as error:
             raise Raised(error) from error
-        if inspect.iscoroutine(result):
-            # It has not run. Committing would lose the event.
-            result.close()
-            raise Raised(TypeError("the function is async, and this inbox runs in threads; use AsyncInbox"))
-        return result
 
 
 class AsyncInboxPorts(AsyncStoragePorts):
@@ -85,7 +81,7 @@ class AsyncInboxPorts(AsyncStoragePorts):
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """User code. What it raises comes as `Raised`."""
         try:
-            return await function(*args)
+            return await awaiting(function)(*args)
         except Exception as error:
             raise Raised(error) from error
 

@@ -14,8 +14,9 @@ from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 from onceward.storage import migrations
 from onceward.storage.database import check_tables
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.inbox")
+_log = OwnLogger(logging.getLogger("onceward.inbox"))
 
 
 class Registry:

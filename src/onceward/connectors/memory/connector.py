@@ -16,6 +16,9 @@ from typing import ParamSpec, TypeVar
 
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.lease_rules import (
+    LEASE,
+    MAX_DELIVERIES,
+    REDELIVERY_DELAY,
     BurialReason,
     DeadMessage,
     LeaseRules,
@@ -41,9 +44,9 @@ class MemoryConnector(LeasingConnector):
     def __init__(
         self,
         *,
-        lease: float = 60.0,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 1.0,
+        lease: float = LEASE,
+        max_deliveries: int = MAX_DELIVERIES,
+        redelivery_delay: float = REDELIVERY_DELAY,
         on_failure: OnFailure = "auto",
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -62,9 +65,9 @@ class AsyncMemoryConnector(AsyncLeasingConnector):
     def __init__(
         self,
         *,
-        lease: float = 60.0,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 1.0,
+        lease: float = LEASE,
+        max_deliveries: int = MAX_DELIVERIES,
+        redelivery_delay: float = REDELIVERY_DELAY,
         on_failure: OnFailure = "auto",
         clock: Callable[[], float] = time.time,
     ) -> None:

@@ -1,4 +1,8 @@
-"""The inbox's tables as plain SQL, for each database: `NNNN_name.up.sql`, and `NNNN_name.down.sql` to revert it."""
+"""The tables of inbox, dead letters and evidence as plain SQL, in a folder for each database.
+
+`NNNN_name.up.sql` makes a change and `NNNN_name.down.sql` reverts it. A change is a new number in every folder; never
+edit a file that a release has applied.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from onceward.task import plan
+from onceward.task import checks, plan
 from onceward.task.base import AsyncTask, Task
 from onceward.task.call import does_nothing, required, run_in_tasks, run_in_threads
 from onceward.task.exceptions import TransactionException
@@ -59,7 +59,7 @@ class ConsumerMixin(Task):
 
     def _check(self) -> None:
         super()._check()
-        plan.check_consumer(self)
+        checks.check_consumer(self)
 
 
 class AsyncConsumerMixin(AsyncTask):
@@ -94,7 +94,7 @@ class AsyncConsumerMixin(AsyncTask):
 
     def _check(self) -> None:
         super()._check()
-        plan.check_consumer(self)
+        checks.check_consumer(self)
 
 
 class ConsumerTask(ConsumerMixin):

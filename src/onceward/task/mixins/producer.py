@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
-from onceward.task import plan
+from onceward.task import checks, plan
 from onceward.task.base import AsyncTask, Task
 from onceward.task.call import does_nothing, required, run_in_tasks, run_in_threads
 from onceward.task.exceptions import TransactionException
@@ -54,7 +54,7 @@ class ProducerMixin(Task):
 
     def _check(self) -> None:
         super()._check()
-        plan.check_handlers(self, plan.PRODUCER_HANDLERS)
+        checks.check_handlers(self, checks.PRODUCER_HANDLERS)
 
 
 class AsyncProducerMixin(AsyncTask):
@@ -91,7 +91,7 @@ class AsyncProducerMixin(AsyncTask):
 
     def _check(self) -> None:
         super()._check()
-        plan.check_handlers(self, plan.PRODUCER_HANDLERS)
+        checks.check_handlers(self, checks.PRODUCER_HANDLERS)
 
 
 class ProducerTask(ProducerMixin):
