@@ -10,9 +10,9 @@ from sqlalchemy import Engine
 
 from onceward._functions import awaiting, check_result
 from onceward._sync import Raised
+from onceward.inbox.attempts import AsyncGate, BlockingGate
 from onceward.inbox.event import Event
 from onceward.inbox.sessions import EffectfulSession, InboxSession, Joined
-from onceward.inbox.suspects import AsyncGate, BlockingGate
 from onceward.storage.database import AsyncStoragePorts, BlockingStoragePorts
 
 if TYPE_CHECKING:
