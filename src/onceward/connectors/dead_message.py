@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from onceward.connectors.codec import DecodeError, decode
-from onceward.task.exceptions import ExceptionCategory, TransactionException
+from onceward.task.exceptions import ExceptionCategory, TransactionException, failure_category
 from onceward.transaction import Transaction
 
 
@@ -108,8 +108,19 @@ def describe_failure(
     text = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
     if text:
         line["error"] = text
-    line["category"] = str(error.category)
-    kind = getattr(error, "kind", None)
+    category = failure_category(error)
+    line["category"] = str(category)
+    kind = breach_of(error)
     if kind is not None:
-        line["kind"] = str(kind)
-    return error.category, text, msgspec.json.encode(line).decode() + "\n"
+        line["kind"] = kind
+    return category, text, msgspec.json.encode(line).decode() + "\n"
+
+
+def breach_of(error: BaseException | str | None) -> str | None:
+    """The kind of breach, if the error is a `ContractError`."""
+    if not hasattr(error, "kind"):
+        return None
+    # Imported lazily: a source needs no inbox, and few errors get here.
+    from onceward.inbox.errors import ContractError
+
+    return str(error.kind) if isinstance(error, ContractError) else None

@@ -18,6 +18,10 @@ from onceward.task.exceptions import ExceptionCategory
 
 OnFailure = Literal["auto", "dead_letter", "redeliver"]
 
+LEASE = 60.0
+MAX_DELIVERIES = 5
+REDELIVERY_DELAY = 1.0
+"""The defaults of every connector that leases; `LeaseRules` explains them."""
 LONGEST_DELAY = 60.0
 """Seconds up to which `redelivery_delay` is doubled."""
 
@@ -34,12 +38,12 @@ class Bury(msgspec.Struct, frozen=True):
 class LeaseRules(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a leasing queue, and the decisions that follow from them."""
 
-    lease: float = 60.0
+    lease: float = LEASE
     """Seconds a delivery is reserved for its consumer."""
-    max_deliveries: int = 5
+    max_deliveries: int = MAX_DELIVERIES
     """A message that was delivered this often without success becomes a dead letter. With 1, every message
     is fetched alone, so one that kills its process does not take others with it."""
-    redelivery_delay: float = 1.0
+    redelivery_delay: float = REDELIVERY_DELAY
     """Seconds before a failed message comes back; doubled with each delivery, up to a minute."""
     on_failure: OnFailure = "auto"
     """`auto`: business failures become dead letters at once, others are delivered again. `dead_letter`: every

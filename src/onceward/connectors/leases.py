@@ -20,9 +20,10 @@ from onceward.connectors.dead_message import BurialReason, DeadMessage, describe
 from onceward.connectors.deliveries import Held, LeasedDeliveries, LeasedDelivery
 from onceward.connectors.lease_rules import Bury, LeaseRules
 from onceward.task.exceptions import ExceptionCategory
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
-_log = logging.getLogger(__name__)
+_log = OwnLogger(logging.getLogger("onceward.connectors.leasing"))
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -19,11 +19,12 @@ from opentelemetry.metrics import MeterProvider
 
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters.letter import Burial
-from onceward.storage.sql import Sql
+from onceward.storage.database import Sql
 from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import METRICS, SCOPE
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.deadletters")
+_log = OwnLogger(logging.getLogger("onceward.deadletters"))
 
 MANY_OF_A_TYPE: Final = 10
 SURGE: Final = 10

@@ -20,13 +20,14 @@ from onceward.deadletters.letter import (
     Category,
     Failure,
     category_of,
+    category_of_error,
     decode_history,
     encode_history,
     moment,
 )
 from onceward.inbox.errors import ContractError
 from onceward.inbox.event import Event
-from onceward.storage.sql import Sql
+from onceward.storage.database import Sql
 from onceward.task.lifecycle import text_of
 from onceward.transaction import Transaction
 
@@ -166,8 +167,7 @@ def _bury_again(
 def _category_of_error(error: BaseException | str) -> Category:
     if isinstance(error, UNREADABLE) or hasattr(error, "entries"):  # the queue's UndecodableEntryError
         return Category.CONTRACT
-    kind = getattr(error, "kind", None)
-    return category_of(getattr(error, "category", None), None if kind is None else str(kind))
+    return category_of_error(error)
 
 
 def _diagnose(dead: DeadMessage) -> tuple[Category, tuple[Failure, ...]]:

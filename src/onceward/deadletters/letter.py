@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from onceward.connectors.codec import DecodeError, decode, sanitize_metadata
-from onceward.connectors.dead_message import Failure
+from onceward.connectors.dead_message import Failure, breach_of
 from onceward.errors import ConfigurationError
-from onceward.task.exceptions import ExceptionCategory
+from onceward.task.exceptions import ExceptionCategory, failure_category
 from onceward.transaction import Transaction
 
 __all__ = ["Burial", "Category", "DeadLetter", "Failure", "Status"]
@@ -155,6 +155,11 @@ def category_of(category: ExceptionCategory | str | None, kind: str | None) -> C
     if category == ExceptionCategory.BUSINESS:
         return Category.BUSINESS
     return Category.INFRASTRUCTURE
+
+
+def category_of_error(error: BaseException | str | None) -> Category:
+    """Derive the category from a failure."""
+    return category_of(failure_category(error), breach_of(error))
 
 
 def storable(text: str) -> str:

@@ -17,8 +17,7 @@ from onceward.deadletters.root_causes import Rca
 from onceward.errors import ConfigurationError
 from onceward.inbox.stores import store_of
 from onceward.storage import migrations
-from onceward.storage.ports import StoragePorts
-from onceward.storage.sql import Sql
+from onceward.storage.database import Sql, StoragePorts, check_tables
 from onceward.transaction import Settlement, Verdict
 
 PURGE_STEP = 1000
@@ -38,7 +37,7 @@ class DeadLetterOperations:
 
     async def _transact(self, operation: Callable[..., T], *args: Any) -> T:
         if not self._checked:  # its error says how to create missing tables
-            await self.ports.transact(migrations.check, self._schema)
+            await self.ports.transact(check_tables, self._schema)
             self._checked = True
         return await self.ports.transact(operation, *args)
 

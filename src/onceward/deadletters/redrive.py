@@ -18,7 +18,7 @@ from onceward.deadletters.letter import Category, Status, storable
 from onceward.deadletters.queries import Filter
 from onceward.deadletters.redrive_leases import pace_lock
 from onceward.deadletters.root_causes import Rca, RedriveRefusedError
-from onceward.storage.sql import Sql, wait_for_lock
+from onceward.storage.database import Sql, wait_for_lock
 
 RATE = 100
 """Default letters per minute."""

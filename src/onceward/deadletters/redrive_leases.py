@@ -13,14 +13,14 @@ from onceward.deadletters.burial import KEPT_SECONDS
 from onceward.deadletters.letter import (
     Category,
     Failure,
-    category_of,
+    category_of_error,
     decode_history,
     encode_history,
     moment,
     storable,
     transaction_of,
 )
-from onceward.storage.sql import Sql, wait_for_lock
+from onceward.storage.database import Sql, wait_for_lock
 from onceward.transaction import Settlement, Transaction, Verdict
 
 LOST_AT_MOST = 3
@@ -115,10 +115,7 @@ def _end(transaction: DbTransaction, rows: Sql, held: Held, settlement: Settleme
         row = rows.first(transaction, _HELD + rows.for_update, **identity)
         if row is not None:
             error = settlement.error
-            kind = getattr(error, "kind", None)
-            category = category_of(
-                None if error is None else error.category, None if kind is None else str(kind)
-            )
+            category = category_of_error(error)
             text = "" if error is None else storable(str(error))
             _die(transaction, rows, row, category, "failed again", text)
     return None if row is None else str(row["message_id"])

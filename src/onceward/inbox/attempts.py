@@ -21,8 +21,9 @@ from onceward.inbox.errors import AT_ONCE, Breach, Busy, ContractError
 from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Attempts, Key
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.inbox")
+_log = OwnLogger(logging.getLogger("onceward.inbox"))
 
 T = TypeVar("T")
 

@@ -20,11 +20,12 @@ from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Effect, Key
 from onceward.task.lifecycle import text_of
+from onceward.telemetry.logger import OwnLogger
 
 if TYPE_CHECKING:
     from onceward.db.transaction import DbTransaction
 
-_log = logging.getLogger("onceward.inbox")
+_log = OwnLogger(logging.getLogger("onceward.inbox"))
 
 BEATS_PER_LEASE = 4
 """More than three, so one beat may fail and the next still comes in time."""

@@ -100,7 +100,7 @@ class Inbox(InboxParts):
                 run_blocking(self.processor.reachable(self._registry.check, contract, handler))
                 return run_blocking(self.processor.process(contract, view, call, instruments()))
             within = self._ports.join(session, view)
-            run_blocking(self._registry.check(contract, handler, within._apply))
+            run_blocking(self._registry.check(contract, handler, within.apply))
             return run_blocking(self.processor.join(contract, view, call, within))
         except Raised as carried:
             raised = carried.unwrap()

@@ -102,7 +102,7 @@ class AsyncInbox(InboxParts):
                 await self.processor.reachable(self._registry.check, contract, handler)
                 return await self.processor.process(contract, view, call, instruments())
             within = self._ports.join(session, view)
-            await self._registry.check(contract, handler, within._apply)
+            await self._registry.check(contract, handler, within.apply)
             return await self.processor.join(contract, view, call, within)
         except Raised as carried:
             raised = carried.unwrap()

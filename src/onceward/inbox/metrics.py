@@ -32,9 +32,10 @@ from onceward.task.lifecycle import text_of
 from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import METRICS, SCOPE
 from onceward.telemetry.context import current_work
+from onceward.telemetry.logger import OwnLogger
 from onceward.telemetry.metrics import SECONDS
 
-_log = logging.getLogger("onceward.inbox")
+_log = OwnLogger(logging.getLogger("onceward.inbox"))
 
 RETRIES: Final = (0, 1, 2, 3, 5, 10, 20, 50)
 """Bucket boundaries for counts of attempts."""

@@ -18,13 +18,14 @@ from onceward.inbox.metrics import instruments
 from onceward.inbox.stores.types import Key
 from onceward.middleware import Middleware, SourceCalls, StepCall, StepInfo
 from onceward.task.work import DUPLICATE
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
 if TYPE_CHECKING:
     from onceward.inbox.processor import EventProcessor
     from onceward.inbox.registry import Registry
 
-_log = logging.getLogger("onceward.inbox")
+_log = OwnLogger(logging.getLogger("onceward.inbox"))
 
 
 class Expected(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sqlalchemy import Engine
@@ -12,7 +13,7 @@ from onceward._sync import Raised
 from onceward.inbox.event import Event
 from onceward.inbox.sessions import EffectfulSession, InboxSession, Joined
 from onceward.inbox.suspects import AsyncGate, BlockingGate
-from onceward.storage.ports import AsyncStoragePorts, BlockingStoragePorts
+from onceward.storage.database import AsyncStoragePorts, BlockingStoragePorts
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -29,9 +30,9 @@ class Session(Protocol):
 
     event: Event
 
-    async def _enter(self) -> None: ...
-    async def _leave(self, error: BaseException | None) -> None: ...
-    async def _apply(self, operation: Callable[..., T], *args: Any) -> T:
+    async def enter(self) -> None: ...
+    async def leave(self, error: BaseException | None) -> None: ...
+    async def apply(self, operation: Callable[..., T], *args: Any) -> T:
         """Run one operation of the store in the session's transaction."""
         ...
 
@@ -40,9 +41,7 @@ class BlockingInboxPorts(BlockingStoragePorts):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self.gate = BlockingGate()
-
-    def session(self, event: Event) -> InboxSession:
-        return InboxSession(self.engine, event)
+        self.session = partial(InboxSession, engine)
 
     def effectful(self, event: Event, claim: Claim, ledger: Ledger) -> InboxSession:
         return EffectfulSession(self.engine, event, claim, ledger)
@@ -64,10 +63,10 @@ class AsyncInboxPorts(AsyncStoragePorts):
         super().__init__(engine)
         self.gate = AsyncGate()
 
-    def session(self, event: Event) -> Session:
+    def session(self) -> Session:
         from onceward.inbox.sessions.session_asyncio import AsyncInboxSession
 
-        return AsyncInboxSession(self.engine, event)
+        return AsyncInboxSession(self.engine)
 
     def effectful(self, event: Event, claim: Claim, ledger: Ledger) -> Session:
         from onceward.inbox.sessions.session_asyncio import AsyncEffectfulSession

@@ -43,11 +43,12 @@ from onceward.inbox.sequencing import OutOfTurn
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Key, MissingDay, as_date
 from onceward.inbox.upcasting import check_type, upcast
-from onceward.storage.ports import SERIALIZATION_PAUSE, SERIALIZATION_RETRIES
+from onceward.storage.database import SERIALIZATION_PAUSE, SERIALIZATION_RETRIES
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.lifecycle import text_of
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.inbox")
+_log = OwnLogger(logging.getLogger("onceward.inbox"))
 
 ENDS = (Exception, CancelledError, AttemptInterrupted)
 """Exceptions that end an attempt. Any other leaves it without an end, as a crash does."""
@@ -201,8 +202,9 @@ class EventProcessor:
     async def _transactional(
         self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, start: Start
     ) -> Result:
-        session = self.ports.session(event)
-        await self.reachable(session._enter)
+        session = self.ports.session()
+        session.event = event
+        await self.reachable(session.enter)
         error: BaseException | None = None
         try:
             return await self._in_transaction(contract, key, digest, event, handler, session)
@@ -210,16 +212,16 @@ class EventProcessor:
             error = raised
             raise
         finally:
-            await session._leave(error)
+            await session.leave(error)
 
     async def _in_transaction(
         self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, session: Session
     ) -> Result:
-        if not await self.reachable(session._apply, self.store.admit, key, digest):
-            await session._apply(self._refuse, key, digest)
+        if not await self.reachable(session.apply, self.store.admit, key, digest):
+            await session.apply(self._refuse, key, digest)
             return Result(DUPLICATE)
         if contract.sequencing != "none":
-            turn = await session._apply(sequencing.take_turn, self.store, contract, key, event)
+            turn = await session.apply(sequencing.take_turn, self.store, contract, key, event)
             if turn is sequencing.Turn.SUPERSEDED:
                 return Result(SUPERSEDED)
         return Result(DONE, await handler(event, session))
@@ -252,16 +254,16 @@ class EventProcessor:
         self.heartbeat.keep(claim, contract.lease)
         error: BaseException | None = None
         try:
-            await session._enter()
+            await session.enter()
             value = await handler(event, session)
-            await self.reachable(session._apply, self._complete, claim, digest)
+            await self.reachable(session.apply, self._complete, claim, digest)
             return Result(DONE, value)
         except BaseException as raised:
             error = raised
             raise
         finally:
             self.heartbeat.let_go(claim, contract.lease)
-            await session._leave(error)
+            await session.leave(error)
 
     async def _prepare(self, key: Key) -> None:
         if self.store.has_days and key.day not in self._days:

@@ -16,7 +16,7 @@ from typing import Any
 
 from onceward._functions import check_awaitable
 from onceward.backoff import LONGEST_SLEEP
-from onceward.task.deadlines import Clock, Deadlines, Try, first_limit
+from onceward.task.deadlines import Clock, Deadlines, Try, first_limit, is_too_late
 from onceward.task.lifecycle import early_outcome, first_attempt, live
 from onceward.task.script import (
     DISOWNED,
@@ -97,7 +97,7 @@ class AsyncPorts:
     ) -> Any:
         now = self.now()
         due, limit = first_limit(work, timeout, now)
-        if due <= now:
+        if is_too_late(work, due, limit, now):
             return Failed(None, limit)
         reply: Any = None
         error: BaseException | None = None

@@ -173,7 +173,7 @@ class Probe:
 
     @contextmanager
     def _observing(self, session: Any) -> Iterator[None]:
-        run, effect = session._run, session.effect
+        run, effect = session.run, session.effect
 
         def observed(operation: Any, *args: Any, **more: Any) -> Any:
             number = self._before(operation, args)
@@ -200,7 +200,7 @@ class Probe:
 
     @contextmanager
     def _observing_async(self, session: Any) -> Iterator[None]:
-        run, effect = session._run, session.effect
+        run, effect = session.run, session.effect
 
         async def observed(operation: Any, *args: Any, **more: Any) -> Any:
             number = self._before(operation, args)
@@ -249,12 +249,12 @@ def _writes(operation: Any, args: tuple[Any, ...]) -> bool:
 
 @contextmanager
 def _replace(session: Any, run: Any, effect: Any) -> Iterator[None]:
-    before = {name: vars(session)[name] for name in ("_run", "effect") if name in vars(session)}
-    session._run, session.effect = run, effect
+    before = {name: vars(session)[name] for name in ("run", "effect") if name in vars(session)}
+    session.run, session.effect = run, effect
     try:
         yield
     finally:
-        for name in ("_run", "effect"):
+        for name in ("run", "effect"):
             if name in before:
                 setattr(session, name, before[name])
             else:

@@ -16,7 +16,7 @@ from onceward.deadletters.operations import DeadLetterOperations
 from onceward.deadletters.source import WithDeadLetters
 from onceward.deadletters.source import base as wrapper
 from onceward.inbox import Contract, Inbox
-from onceward.storage.sql import Sql
+from onceward.storage.database import Sql
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 
 LEASE = 0.3

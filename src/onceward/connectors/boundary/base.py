@@ -24,11 +24,12 @@ from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.boundary.facts import as_body, as_fact
 from onceward.connectors.boundary.window import WindowQueue
 from onceward.connectors.codec import current_trace_context
-from onceward.connectors.lease_rules import LeaseRules, OnFailure
+from onceward.connectors.lease_rules import LEASE, MAX_DELIVERIES, REDELIVERY_DELAY, LeaseRules, OnFailure
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction
 
-_log = logging.getLogger("onceward.connectors.boundary.connector")
+_log = OwnLogger(logging.getLogger("onceward.connectors.boundary"))
 
 MOST_HELD = LARGEST_PAGE
 """Facts beyond the cursor: pages begin at the cursor, and the boundary serves no larger ones."""
@@ -56,9 +57,9 @@ class FactConnector(Generic[C]):
         *,
         from_zone: str | None = None,
         to_zone: str | None = None,
-        lease: float = 60.0,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 1.0,
+        lease: float = LEASE,
+        max_deliveries: int = MAX_DELIVERIES,
+        redelivery_delay: float = REDELIVERY_DELAY,
         on_failure: OnFailure = "auto",
         clock: Callable[[], float] = time.time,
     ) -> None:

@@ -17,7 +17,7 @@ from typing import ParamSpec, TypeVar
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.dead_message import BurialReason, DeadMessage, read_dead_message
 from onceward.connectors.deliveries import Held
-from onceward.connectors.lease_rules import LeaseRules, OnFailure
+from onceward.connectors.lease_rules import LEASE, MAX_DELIVERIES, REDELIVERY_DELAY, LeaseRules, OnFailure
 from onceward.connectors.leases import AsyncLeasingConnector, AvailableRow, LeasingConnector
 from onceward.task.exceptions import ExceptionCategory
 
@@ -37,9 +37,9 @@ class MemoryConnector(LeasingConnector):
     def __init__(
         self,
         *,
-        lease: float = 60.0,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 1.0,
+        lease: float = LEASE,
+        max_deliveries: int = MAX_DELIVERIES,
+        redelivery_delay: float = REDELIVERY_DELAY,
         on_failure: OnFailure = "auto",
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -58,9 +58,9 @@ class AsyncMemoryConnector(AsyncLeasingConnector):
     def __init__(
         self,
         *,
-        lease: float = 60.0,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 1.0,
+        lease: float = LEASE,
+        max_deliveries: int = MAX_DELIVERIES,
+        redelivery_delay: float = REDELIVERY_DELAY,
         on_failure: OnFailure = "auto",
         clock: Callable[[], float] = time.time,
     ) -> None:

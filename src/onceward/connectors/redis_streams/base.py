@@ -12,14 +12,15 @@ from onceward._redis.wire import BlockingRedisWire
 from onceward._redis.wire_asyncio import AsyncRedisWire
 from onceward._sync import run_blocking
 from onceward.connectors.base import ConnectorClosedError
-from onceward.connectors.lease_rules import LeaseRules, OnFailure
+from onceward.connectors.lease_rules import LEASE, MAX_DELIVERIES, REDELIVERY_DELAY, LeaseRules, OnFailure
 from onceward.connectors.redis_streams.protocol import Exchange, StreamQueue
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
 Batch = Sequence[Transaction]
 
-_log = logging.getLogger("onceward.connectors.redis_streams.connector")
+_log = OwnLogger(logging.getLogger("onceward.connectors.redis_streams.connector"))
 
 
 class StreamConnector:
@@ -36,9 +37,9 @@ class StreamConnector:
         stream: str,
         group: str = "onceward",
         *,
-        lease: float = 60.0,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 1.0,
+        lease: float = LEASE,
+        max_deliveries: int = MAX_DELIVERIES,
+        redelivery_delay: float = REDELIVERY_DELAY,
         on_failure: OnFailure = "auto",
         maxlen: int | None = None,
         clock: Callable[[], float] = time.monotonic,

@@ -24,9 +24,10 @@ from onceward.connectors.deliveries import LeasedDeliveries, LeasedDelivery
 from onceward.connectors.lease_rules import Bury, LeaseRules
 from onceward.connectors.redis_streams import scripts
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
-_log = logging.getLogger(__name__)
+_log = OwnLogger(logging.getLogger("onceward.connectors.redis_streams.core"))
 
 RECOVER_INTERVAL = 1.0
 """Seconds between searches for entries of dead consumers while new ones keep coming."""

@@ -13,16 +13,17 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from onceward.connectors.base import ConnectorClosedError
-from onceward.connectors.lease_rules import LeaseRules, OnFailure
+from onceward.connectors.lease_rules import LEASE, MAX_DELIVERIES, REDELIVERY_DELAY, LeaseRules, OnFailure
 from onceward.connectors.leases import AsyncLeasingConnector, LeasingConnector
 from onceward.connectors.sqlite.database import Database, Synchronous
 from onceward.connectors.sqlite.store import SqliteLeaseStore
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = OwnLogger(logging.getLogger("onceward.connectors.sqlite.aio"))
 
 
 class SqliteConnector(LeasingConnector):
@@ -39,9 +40,9 @@ class SqliteConnector(LeasingConnector):
         self,
         path: str | os.PathLike[str],
         *,
-        lease: float = 60.0,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 1.0,
+        lease: float = LEASE,
+        max_deliveries: int = MAX_DELIVERIES,
+        redelivery_delay: float = REDELIVERY_DELAY,
         on_failure: OnFailure = "auto",
         synchronous: Synchronous = "FULL",
         clock: Callable[[], float] = time.time,
@@ -66,9 +67,9 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
         self,
         path: str | os.PathLike[str],
         *,
-        lease: float = 60.0,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 1.0,
+        lease: float = LEASE,
+        max_deliveries: int = MAX_DELIVERIES,
+        redelivery_delay: float = REDELIVERY_DELAY,
         on_failure: OnFailure = "auto",
         synchronous: Synchronous = "FULL",
         clock: Callable[[], float] = time.time,

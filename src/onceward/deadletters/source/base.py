@@ -19,9 +19,10 @@ from onceward.deadletters.burial import burial_of_dead
 from onceward.deadletters.operations import DeadLetterOperations
 from onceward.deadletters.source.ports import SourcePort
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
-_log = logging.getLogger("onceward.deadletters.source")
+_log = OwnLogger(logging.getLogger("onceward.connectors.dead_letters"))
 
 CHECK_EVERY = 1.0
 """Seconds between checks for redriven letters while the source has work, so they do not slow it down."""

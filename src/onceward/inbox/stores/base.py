@@ -1,7 +1,7 @@
 """The rows of an inbox, and the SQL that all databases share.
 
 Every method takes the caller's transaction, or connection, as its first argument, so the same code serves threads and
-asyncio. See `onceward.storage.sql` for `{now}` in a statement.
+asyncio. See `onceward.storage.database` for `{now}` in a statement.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.stores.types import Attempts, Effect, Found, Key, Overtaken, PurgeStep, Records
-from onceward.storage.sql import Sql
+from onceward.storage.database import Sql
 
 
 class RetentionStore(Sql, ABC):
