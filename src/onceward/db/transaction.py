@@ -195,6 +195,12 @@ class BlockingSessionPort(DbTransaction):
             )
         super().__init__(engine, session)
 
+    async def enter(self) -> None:
+        self.__enter__()
+
+    async def leave(self, error: BaseException | None) -> None:
+        self.__exit__(None, error, None)
+
 
 def roll_back(connection: Connection, cause: BaseException, *, after_commit: bool = False) -> None:
     """Roll back because of `cause`, which stays the error the caller sees.

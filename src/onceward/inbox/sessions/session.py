@@ -85,9 +85,6 @@ class EffectfulSession(InboxSession):
         self._inner = None
         inner.__exit__(None, None, None)
 
-    async def enter(self) -> None:
-        """Do nothing: the transaction begins with the first statement."""
-
     async def leave(self, error: BaseException | None) -> None:
         self._ledger = None
         if self._inner is not None:
@@ -109,7 +106,5 @@ class Joined:
     def effect(self, *_: Any, **__: Any) -> Any:
         raise EffectError(NOT_EFFECTFUL)
 
-    async def enter(self) -> None: ...
-    async def leave(self, error: BaseException | None) -> None: ...
     async def apply(self, operation: Callable[..., T], *args: Any) -> T:
         return self._session.run(operation, *args)

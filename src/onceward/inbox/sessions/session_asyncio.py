@@ -2,7 +2,7 @@
 
 # make faces writes session.py, with
 #   run_blocking: self._ledger
-#   port: enter, leave, apply
+#   port: leave, apply
 
 from __future__ import annotations
 
@@ -92,9 +92,6 @@ class AsyncEffectfulSession(AsyncInboxSession):
         self._inner = None
         await inner.__aexit__(None, None, None)
 
-    async def enter(self) -> None:
-        """Do nothing: the transaction begins with the first statement."""
-
     async def leave(self, error: BaseException | None) -> None:
         self._ledger = None
         if self._inner is not None:
@@ -116,7 +113,5 @@ class AsyncJoined:
     async def effect(self, *_: Any, **__: Any) -> Any:
         raise EffectError(NOT_EFFECTFUL)
 
-    async def enter(self) -> None: ...
-    async def leave(self, error: BaseException | None) -> None: ...
     async def apply(self, operation: Callable[..., T], *args: Any) -> T:
         return await self._session.run(operation, *args)
