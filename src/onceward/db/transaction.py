@@ -65,6 +65,8 @@ class DbTransaction:
         self.committed = False
         self.had_conflict = False
         """Set by an optimistic update that found another version; see `occ_update`."""
+        self.discards = False
+        """Whether to close the connection at the end: a statement was canceled, and the server may not know yet."""
         self._engine = engine
         self._name = name
         self._state = SessionState.NEW
@@ -145,6 +147,8 @@ class DbTransaction:
         finally:
             self._failure = None  # its traceback leads back here
             try:
+                if self.discards:
+                    _discard(connection)
                 give_back(connection)
             finally:
                 if self._shared is not None:

@@ -21,6 +21,7 @@ from onceward.inbox.errors import AT_ONCE, Breach, Busy, ContractError
 from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Attempts, Key
+from onceward.task.cancellation import regardless
 from onceward.telemetry.logger import OwnLogger
 
 _log = OwnLogger(logging.getLogger("onceward.inbox"))
@@ -108,7 +109,8 @@ class AttemptLedger:
         for end in ends:
             self.release(end.key)
         try:
-            await self._with_leftovers(lambda _: None)
+            with regardless():
+                await self._with_leftovers(lambda _: None)
         except Exception as error:  # noqa: BLE001  must not hide the failure that is being recorded
             _log.warning(
                 "could not record the ends of %d attempts yet, will retry: %s",

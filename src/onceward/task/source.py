@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
@@ -24,7 +25,7 @@ from onceward.task.script import Failed, Limit, Script
 from onceward.task.slots import SlotPorts, Slots
 from onceward.task.work import Work
 from onceward.telemetry.logger import OwnLogger
-from onceward.transaction import Settlement, Transaction
+from onceward.transaction import Settlement, Transaction, Verdict
 
 logger = OwnLogger(logging.getLogger("onceward.engine"))
 
@@ -208,6 +209,7 @@ def ask(
     A loop that is ending makes no further attempts unless it insists: outcomes must be settled.
     """
     watch = loop.watch
+    assert loop.source is not None
     attempt = 0
     while True:
         loop.step, loop.attempt = step.name, attempt
@@ -217,6 +219,8 @@ def ask(
             if watch is not None:
                 watch.ask_ends(begun, step, None, None)
             return reply
+        if reply.late and step is loop.source.fetch:
+            return_late(loop, reply.late)
         decision = decide(step, attempt, reply, None)
         if watch is not None:
             watch.ask_ends(begun, step, decision.error, decision.delay)
@@ -236,6 +240,12 @@ def ask(
         if loop.out_of_time() or (loop.ending() is not None and not insist):
             return reply
         attempt += 1
+
+
+def return_late(loop: Loop, batch: Any) -> None:
+    """Give back what a fetch delivered after its time was up; it would wait for its lease."""
+    if loop.slots.settled is not None and batch_problem(batch, sys.maxsize) is None:
+        loop.slots.settled.extend(Settlement(each, Verdict.RETURNED) for each in batch)
 
 
 def rest(loop: Loop, seconds: float, *, insist: bool = False) -> Script[None]:
