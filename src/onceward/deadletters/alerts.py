@@ -23,6 +23,7 @@ from onceward.storage.database import Sql
 from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import METRICS, SCOPE
 from onceward.telemetry.logger import OwnLogger
+from onceward.telemetry.safety import SafeMeter
 
 _log = OwnLogger(logging.getLogger("onceward.deadletters"))
 
@@ -190,7 +191,7 @@ def _metrics() -> dict[str, Any] | None:
         return None
     known = _counters.get(id(provider))
     if known is None or known[0] is not provider:
-        meter = provider.get_meter(SCOPE)
+        meter = SafeMeter(provider, SCOPE)
         names = ("buried", "alerts", "redriven")
         counters: dict[str, Any] = {}
         for name in names:

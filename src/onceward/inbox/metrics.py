@@ -20,7 +20,7 @@ import weakref
 from typing import Any, Final
 
 from opentelemetry import trace
-from opentelemetry.metrics import Meter, MeterProvider
+from opentelemetry.metrics import MeterProvider
 from sqlalchemy.exc import StatementError
 
 from onceward.inbox.attempts import Start
@@ -34,6 +34,7 @@ from onceward.telemetry.catalogue import METRICS, SCOPE
 from onceward.telemetry.context import current_work
 from onceward.telemetry.logger import OwnLogger
 from onceward.telemetry.metrics import SECONDS
+from onceward.telemetry.safety import SafeMeter, quietly
 
 _log = OwnLogger(logging.getLogger("onceward.inbox"))
 
@@ -47,7 +48,7 @@ _lock = threading.Lock()
 class InboxInstruments:
     """One set per meter provider."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: SafeMeter) -> None:
         self.events = self._make(meter.create_counter, "onceward.inbox.events")
         self.duplicates = self._make(meter.create_counter, "onceward.inbox.duplicates")
         self.duration = self._make(
@@ -71,13 +72,16 @@ class EventWatch:
         self._event = event
         self._instruments = instruments
         self._began = time.perf_counter()
+        quietly(self._name_event)
+
+    def _name_event(self) -> None:
         span = trace.get_current_span()
         if span.is_recording():
             span.set_attributes(
                 {
-                    "consumer": contract.consumer_id,
-                    "tracking_id": event.tracking_id,
-                    "event_type": event.event_type,
+                    "consumer": self._contract.consumer_id,
+                    "tracking_id": self._event.tracking_id,
+                    "event_type": self._event.event_type,
                 }
             )
 
@@ -147,10 +151,13 @@ def hide_parameters(error: BaseException | None) -> None:
 def instruments() -> InboxInstruments | None:
     """Return the instruments, or None without a meter provider. This is slow: call it once per engine call."""
     provider = metrics.meter_provider()
-    if provider is None:
-        return None
+    found: InboxInstruments | None = None if provider is None else quietly(_instruments_of, provider)
+    return found
+
+
+def _instruments_of(provider: MeterProvider) -> InboxInstruments:
     with _lock:
         found = _instruments.get(provider)
         if found is None:
-            found = _instruments[provider] = InboxInstruments(provider.get_meter(SCOPE))
+            found = _instruments[provider] = InboxInstruments(SafeMeter(provider, SCOPE))
         return found

@@ -20,6 +20,7 @@ from onceward.task.deadlines import Clock, Deadlines, Try, first_limit, is_too_l
 from onceward.task.lifecycle import early_outcome, first_attempt, live
 from onceward.task.script import (
     DISOWNED,
+    ENDING,
     Exited,
     Failed,
     Limit,
@@ -141,6 +142,12 @@ class AsyncPorts:
             self._timer.cancel()
         self._deadlines.watch_at = due
         self._timer = self._loop.call_later(min(max(due - now, 0.0), LONGEST_SLEEP), self._check_deadlines)
+
+    def forgive(self, seconds: float) -> None:
+        """Telemetry held up the event loop: give this time back to every attempt that is running."""
+        for this in self._tries.values():
+            if this.limit not in ENDING:
+                this.due += seconds
 
     def hurry(self) -> None:
         self._call_soon(self._hurry_now)
