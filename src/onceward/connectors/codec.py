@@ -19,6 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from onceward.errors import OncewardError
 from onceward.telemetry.logger import OwnLogger
+from onceward.telemetry.safety import quietly
 from onceward.transaction import ReadOnlyDict, Transaction
 
 __all__ = ["DecodeError", "PayloadError", "decode", "encode", "encode_all", "sanitize_metadata"]
@@ -172,7 +173,12 @@ def is_credential(key: str) -> bool:
 
 
 def current_trace_context() -> dict[str, str]:
-    """Return the W3C headers of the current span; empty if there is none."""
+    """Return the W3C headers of the current span; empty if there is none, or it cannot be read."""
+    found: dict[str, str] = quietly(_read_trace_context, default={})
+    return found
+
+
+def _read_trace_context() -> dict[str, str]:
     carrier: dict[str, str] = {}
     span = trace.get_current_span()
     if span is not trace.INVALID_SPAN and span.get_span_context().is_valid:

@@ -50,6 +50,7 @@ from onceward.task.exceptions import AttemptInterrupted, Postponed
 from onceward.task.lifecycle import text_of
 from onceward.telemetry.context import current_work
 from onceward.telemetry.logger import OwnLogger
+from onceward.telemetry.safety import quietly
 
 _log = OwnLogger(logging.getLogger("onceward.inbox"))
 
@@ -302,12 +303,13 @@ def with_token(event: Event, start: Start) -> Event:
 def describe_span(contract: Contract, event: Event) -> None:
     span = trace.get_current_span()
     if span.is_recording():
-        span.set_attributes(
+        quietly(
+            span.set_attributes,
             {
                 "consumer": contract.consumer_id,
                 "tracking_id": event.tracking_id,
                 "event_type": event.event_type,
-            }
+            },
         )
 
 

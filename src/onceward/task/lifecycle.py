@@ -187,11 +187,13 @@ def first_attempt(life: Life, ports: LifePorts) -> Any:
     step = plan.main
     life.step = step.name
     if not plan.plain:
-        if plan.limited:
-            set_limits(life, ports.now())
         if plan.watch is not None:
             plan.watch.life_begins(life)
             plan.watch.step_begins(life, step)
+            if not life.blocked:
+                plan.watch.attempt_begins(life, step)
+        if plan.limited:  # last, because telemetry may take its time
+            set_limits(life, ports.now())
     if life.blocked:
         return fail_blocked(life)
     return ports.invoke(life, step.call, (life.transaction,), step.timeout)
@@ -218,7 +220,7 @@ def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
     plan = life.plan
     transaction = life.transaction
     step = plan.main
-    reply = check_reply(reply, step)
+    reply = end_attempt(life, step, reply)
     if type(reply) is Failed and not life.blocked:
         reply = yield from retry(life, step, (transaction,), ports, reply)
     leave_step(life, step, reply)
@@ -261,10 +263,27 @@ def run_step(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePort
     life.attempt = 0
     if life.plan.watch is not None:
         life.plan.watch.step_begins(life, step)
-    reply = check_reply((yield ports.invoke, (life, step.call, arguments, step.timeout)), step)
+    reply = yield from attempt(life, step, arguments, ports)
     if type(reply) is Failed:
         reply = yield from retry(life, step, arguments, ports, reply)
     leave_step(life, step, reply)
+    return reply
+
+
+def attempt(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts) -> Script[Any]:
+    """Make one attempt. Telemetry is outside of it, so a slow span processor costs it no time."""
+    if life.plan.watch is not None:
+        life.plan.watch.attempt_begins(life, step)
+    reply = yield ports.invoke, (life, step.call, arguments, step.timeout)
+    return end_attempt(life, step, reply)
+
+
+def end_attempt(life: Life, step: Step, reply: Any) -> Any:
+    """The reply of an attempt, once it is checked and recorded."""
+    reply = check_reply(reply, step)
+    if life.plan.watch is not None:
+        failed = type(reply) is Failed
+        life.plan.watch.attempt_ends(life, step, reply if failed else None, None if failed else reply)
     return reply
 
 
@@ -296,7 +315,7 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
             if life.deadline != inf and ports.now() >= life.deadline:
                 return out_of_time(life, step, decision.error)
         life.attempt += not postponed
-        reply = check_reply((yield ports.invoke, (life, step.call, arguments, step.timeout)), step)
+        reply = yield from attempt(life, step, arguments, ports)
         if type(reply) is not Failed:
             return reply
 

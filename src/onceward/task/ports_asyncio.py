@@ -21,6 +21,7 @@ from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.lifecycle import early_outcome, first_attempt, live
 from onceward.task.script import (
     DISOWNED,
+    ENDING,
     Exited,
     Failed,
     Limit,
@@ -144,6 +145,12 @@ class AsyncPorts:
             self._timer.cancel()
         self._deadlines.watch_at = due
         self._timer = self._loop.call_later(min(max(due - now, 0.0), LONGEST_SLEEP), self._check_deadlines)
+
+    def forgive(self, seconds: float) -> None:
+        """Telemetry held up the event loop: give this time back to every attempt that is running."""
+        for this in self._tries.values():
+            if this.limit not in ENDING:
+                this.due += seconds
 
     def hurry(self) -> None:
         self._call_soon(self._hurry_now)

@@ -269,6 +269,9 @@ class BlockingPorts:
                     return
         self._pokes.put(True)
 
+    def forgive(self, seconds: float) -> None:
+        """Telemetry ran outside of attempts, and held up no thread but its own."""
+
     def hurry(self) -> None:
         self._deadlines.hurry()
         self._poke()

@@ -175,8 +175,8 @@ def fetch(loop: Loop, size: int) -> Script[Sequence[Transaction] | None]:
     batch: Sequence[Transaction] = () if reply is None else reply
     loop.slots.tally.fetches += 1
     loop.slots.tally.empty_fetches += not batch
-    if not batch and loop.watch is not None:
-        loop.watch.record_empty_fetch()
+    if loop.watch is not None:
+        loop.watch.record_fetch(empty=not batch)
     problem = check(batch)
     if problem:
         fail(loop, StopReason.FETCH_ERROR, FetchException(problem))
