@@ -26,7 +26,7 @@ from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 from onceward.task.ports_asyncio import AsyncPorts
 from onceward.task.ports_threads import BlockingPorts
 from onceward.task.report import Report, StopReason
-from onceward.task.script import Exited, Failed, Limit, Script, drive_async
+from onceward.task.script import Exited, Failed, Limit, Script
 from onceward.task.slots import Slots
 from onceward.task.source import Loop, LoopPorts, Source
 from onceward.task.work import CallPlan, Outcome, Work
@@ -341,13 +341,14 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
         tasks = ports.cancel()
         call.slots.dismiss()
         # Whatever happens now, the caller gets its cancellation.
-        with suppress(asyncio.CancelledError, TimeoutError):
+        with suppress(asyncio.CancelledError):
             if tasks:
                 await asyncio.wait(tasks, timeout=task.settings.stuck_grace)
-            await asyncio.wait_for(drive_async(give_back(call.loop)), task.settings.stuck_grace)
+            await ports.finish(give_back(call.loop), task.settings.stuck_grace)
     call.slots.dismiss()
     ports.close()
     try:
+        await ports.join()
         await end_all(wiring.chain)
     finally:  # even if another cancellation arrives now
         report = call.conclude(result)

@@ -171,7 +171,7 @@ class LifePorts(Protocol):
         ...
 
     def pause(self, work: Work, seconds: float) -> Any:
-        """Sleep, but not past `work.deadline`."""
+        """Sleep, but not past `work.deadline`. Without a delay, let other tasks of the event loop have their turn."""
         ...
 
 
@@ -279,10 +279,9 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
             if life.plan.watch is not None:
                 life.plan.watch.record_retry(life, step, decision.delay)
             life.retries += 1
-        if decision.delay:
-            yield ports.pause, (life, decision.delay)
-            if life.deadline != inf and ports.now() >= life.deadline:
-                return out_of_time(life, step, decision.error)
+        yield ports.pause, (life, decision.delay)
+        if decision.delay and life.deadline != inf and ports.now() >= life.deadline:
+            return out_of_time(life, step, decision.error)
         life.attempt += not postponed
         reply = yield ports.invoke, (life, step.call, arguments, step.timeout)
         if type(reply) is not Failed:

@@ -155,6 +155,8 @@ class BlockingPorts:
         return failure_reply(error, this.limit)
 
     def pause(self, work: Work, seconds: float) -> None:
+        if seconds <= 0:
+            return
         real = self.sleeping(max(min(seconds, work.deadline - self.now()), 0.0))
         if real > 0:
             time.sleep(min(real, LONGEST_SLEEP))
@@ -202,6 +204,11 @@ class BlockingPorts:
 
     def spawn(self, script: Script[None]) -> None:
         self.start(self._carry, script)
+
+    enlist = spawn
+
+    def dismiss(self, count: int) -> None:
+        self.put(*[None] * count)
 
     def _carry(self, script: Script[None]) -> None:
         try:
