@@ -26,7 +26,7 @@ from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 from onceward.task.ports_asyncio import AsyncPorts
 from onceward.task.ports_threads import BlockingPorts
 from onceward.task.report import Report, StopReason
-from onceward.task.script import Exited, Failed, Limit, Script
+from onceward.task.script import Exited, Failed, Limit, Script, drive_async
 from onceward.task.slots import Slots
 from onceward.task.source import Loop, LoopPorts, Source
 from onceward.task.work import CallPlan, Outcome, Work
@@ -139,7 +139,7 @@ class Call:
         self.loop.stop()
 
     def hurry(self) -> None:
-        self.ports.hurry()
+        self.loop.hurry()
 
     @property
     def stuck(self) -> int:
@@ -344,7 +344,12 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
         with suppress(asyncio.CancelledError):
             if tasks:
                 await asyncio.wait(tasks, timeout=task.settings.stuck_grace)
-            await ports.finish(give_back(call.loop), task.settings.stuck_grace)
+            # In a task of its own, which the cancellation has not reached.
+            giving = asyncio.create_task(drive_async(give_back(call.loop), None, ports.failure_reply))
+            try:
+                await asyncio.wait((giving,), timeout=task.settings.stuck_grace)
+            finally:
+                giving.cancel()
     call.slots.dismiss()
     ports.close()
     try:

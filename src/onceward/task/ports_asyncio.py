@@ -25,6 +25,7 @@ from onceward.task.lifecycle import early_outcome, first_attempt, live
 from onceward.task.script import (
     DISOWNED,
     Closed,
+    EngineTask,
     Exited,
     Failed,
     Limit,
@@ -45,18 +46,6 @@ PARTING = 2.0
 
 _outliving: set[asyncio.Task[Any]] = set()
 """The engine's tasks; the event loop holds only weak references to them."""
-
-
-class EngineTask(asyncio.Task[Any]):
-    """A task of the engine: `soiled` names it once anything has cancelled it."""
-
-    def __init__(self, work: Coroutine[Any, Any, Any], soiled: set[asyncio.Task[Any]]) -> None:
-        self._soiled = soiled
-        super().__init__(work, name="onceward")
-
-    def cancel(self, msg: Any | None = None) -> bool:
-        self._soiled.add(self)
-        return super().cancel(msg)
 
 
 class TaskTry(Try):
@@ -105,6 +94,9 @@ class AsyncPorts:
         self._in_a_row = False
         """A worker polls right after a life that did not wait."""
         self._waiting_for_turn = 0
+        self.ending = False
+        self._pausing: dict[asyncio.Future[None], bool] = {}
+        """What waits between attempts, and whether because it is postponed."""
         self._cancelled = False
         self._caller = asyncio.current_task()
         self._caller_count = 0 if self._caller is None else self._caller.cancelling()
@@ -131,6 +123,8 @@ class AsyncPorts:
         assert task is not None
         if task in self._soiled:
             await self._clean(task)
+        if self._deadlines.hurried and type(work) is Life:
+            return self._deadlines.refuse(work)
         now = self.now()
         due, limit = first_limit(work, timeout, now)
         if is_too_late(work, due, limit, now):
@@ -169,13 +163,10 @@ class AsyncPorts:
     def failure_reply(self, error: BaseException) -> Failed:
         """Make a reply of an error of user code, but raise the cancellation of the call."""
         if isinstance(error, asyncio.CancelledError):
-            self._raise_if_cancelled(error)
+            task = asyncio.current_task()
+            if task is not None and self.is_cancelled(task):
+                raise error
         return failure_reply(error)
-
-    def _raise_if_cancelled(self, error: asyncio.CancelledError) -> None:
-        task = asyncio.current_task()
-        if task is not None and self.is_cancelled(task):
-            raise error
 
     async def _clean(self, task: asyncio.Task[Any]) -> None:
         """Forget what earlier user code has done to this task."""
@@ -185,7 +176,7 @@ class AsyncPorts:
         try:
             await asyncio.sleep(0)  # a cancellation that is still pending arrives now
         except asyncio.CancelledError as error:
-            self._raise_if_cancelled(error)
+            self.failure_reply(error)
 
     def _check_deadlines(self) -> None:
         """The watchdog: runs on a timer set for the earliest deadline."""
@@ -210,20 +201,35 @@ class AsyncPorts:
 
     def _hurry_now(self) -> None:
         self._deadlines.hurry()
+        self.interruptible = True  # attempts are refused where they would be limited
+        self.end_postponements()
         self._check_deadlines()
 
+    def end_postponements(self) -> None:
+        self.ending = True
+        for waiter, postponed in self._pausing.items():
+            if postponed or self._deadlines.hurried:
+                _release(waiter)
+
     @coroutine
-    def pause(self, work: Work, seconds: float) -> Generator[Any, Any, None]:
+    def pause(self, work: Work, seconds: float, postponed: bool) -> Generator[Any, Any, None]:
         if seconds <= 0:
             yield  # other tasks of the event loop need their turn
             return
         real = self.sleeping(max(min(seconds, work.deadline - self.now()), 0.0))
         until = self._loop.time() + min(real, LONGEST_SLEEP)
-        while (left := until - self._loop.time()) > 0:
+        while until > self._loop.time() and not (self.ending if postponed else self._deadlines.hurried):
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            timer = self._loop.call_at(until, _release, waiter)
+            self._pausing[waiter] = postponed
             try:
-                yield from asyncio.sleep(left).__await__()
+                yield from waiter
+                return
             except asyncio.CancelledError as error:
-                self._raise_if_cancelled(error)
+                self.failure_reply(error)
+            finally:
+                timer.cancel()
+                del self._pausing[waiter]
 
     def enter(self, life: Life) -> Any:
         """Return the outcome of a life that need not wait; otherwise a generator to await."""
@@ -322,7 +328,7 @@ class AsyncPorts:
             finally:
                 self._rousing = False
         except asyncio.CancelledError as error:
-            self._raise_if_cancelled(error)
+            self.failure_reply(error)
 
     def put(self, *items: Item) -> None:
         if threading.get_ident() != self._thread:
@@ -419,7 +425,7 @@ class AsyncPorts:
             try:
                 yield from parked
             except asyncio.CancelledError as error:
-                self._raise_if_cancelled(error)
+                self.failure_reply(error)
             finally:
                 self._parked = None
                 if timer is not None:
@@ -437,20 +443,17 @@ class AsyncPorts:
         if ending:
             await asyncio.wait(ending, timeout=PARTING)
 
-    async def finish(self, script: Script[None], seconds: float) -> None:
-        """Run a script in a task of its own, which the cancellation of the call has not reached."""
-        task = self._loop.create_task(drive_async(script, None, self.failure_reply))
-        try:
-            await asyncio.wait((task,), timeout=seconds)
-        finally:
-            task.cancel()
-
     def cancel(self) -> list[asyncio.Task[Any]]:
         """Cancel every task of this call, and return them."""
         self._cancelled = True
         for task in self._tasks:
             task.cancel()
         return list(self._tasks)
+
+
+def _release(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 async def _await(awaitable: Awaitable[Any]) -> Any:

@@ -101,6 +101,8 @@ class BlockingPorts:
         self._pokes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._watchdog: threading.Thread | None = None
         self._start_lock = threading.Lock()
+        self._ending = threading.Event()
+        self._hurried = threading.Event()
         self._threads: list[threading.Thread] = []
         self.poll = self.take = self._items.get
         self.on_crash: Callable[[BaseException], None]
@@ -120,6 +122,8 @@ class BlockingPorts:
     def _invoke_limited(
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
     ) -> Any:
+        if self._deadlines.hurried and type(work) is Life:
+            return self._deadlines.refuse(work)
         now = self.now()
         due, limit = first_limit(work, timeout, now)
         if is_too_late(work, due, limit, now):
@@ -131,7 +135,7 @@ class BlockingPorts:
         current_attempt.set(this)
         try:
             self._tries[ident] = this
-            if due < self._deadlines.watch_at:
+            if due < self._deadlines.watch_at or self._deadlines.hurried:
                 self._poke()
             try:
                 reply = call(*arguments)
@@ -154,12 +158,19 @@ class BlockingPorts:
             return Failed(None, this.limit)
         return failure_reply(error, this.limit)
 
-    def pause(self, work: Work, seconds: float) -> None:
+    def pause(self, work: Work, seconds: float, postponed: bool) -> None:
         if seconds <= 0:
             return
         real = self.sleeping(max(min(seconds, work.deadline - self.now()), 0.0))
         if real > 0:
-            time.sleep(min(real, LONGEST_SLEEP))
+            (self._ending if postponed else self._hurried).wait(min(real, LONGEST_SLEEP))
+
+    @property
+    def ending(self) -> bool:
+        return self._ending.is_set()
+
+    def end_postponements(self) -> None:
+        self._ending.set()
 
     def enter(self, life: Life) -> Any:
         try:
@@ -259,6 +270,9 @@ class BlockingPorts:
 
     def hurry(self) -> None:
         self._deadlines.hurry()
+        self.interruptible = True  # attempts are refused where they would be limited
+        self._hurried.set()
+        self._ending.set()
         self._poke()
 
     def _watch(self) -> None:

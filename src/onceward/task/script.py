@@ -147,3 +147,15 @@ def await_in_context(
                 awaited = run(driven.send, value)
     except StopIteration as end:
         return end.value
+
+
+class EngineTask(asyncio.Task[Any]):
+    """A task of the engine: `soiled` names it once anything has cancelled it."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], soiled: set[asyncio.Task[Any]]) -> None:
+        self._soiled = soiled
+        super().__init__(work, name="onceward")
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        self._soiled.add(self)
+        return super().cancel(msg)

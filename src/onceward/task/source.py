@@ -47,8 +47,16 @@ class LoopPorts(SlotPorts, Protocol):
         """Wait until woken, at most this long."""
         ...
 
+    def hurry(self) -> None:
+        """Cut off attempts at transactions, make no more of them, and end what waits for one. From any thread."""
+        ...
+
     def alarm(self) -> None:
         """`wake`, safe in signal handlers and from other threads."""
+        ...
+
+    def end_postponements(self) -> None:
+        """Wake what waits because it is postponed, and let nothing wait for that any more."""
         ...
 
     def sleeping(self, seconds: float) -> float:
@@ -92,6 +100,7 @@ class Loop(Work):
         self.stop_requested = stop_requested
         self.hand_over = hand_over
         self.watch = slots.plan.watch
+        self.hurried = False
         self.started = 0
         self.error: LoopError | None = None
         self.reason: StopReason | None = None
@@ -111,6 +120,12 @@ class Loop(Work):
             self.slots.closed = True
         self.ports.alarm()
 
+    def hurry(self) -> None:
+        """Start nothing more at all, and stop waiting."""
+        self.hurried = self.slots.closed = True
+        self.ports.hurry()
+        self.ports.alarm()
+
     @property
     def returnable(self) -> bool:
         """Whether unstarted work can go back to the source, or never left the caller.
@@ -127,7 +142,7 @@ class Loop(Work):
             return StopReason.INTERRUPTED
         if self.out_of_time():
             return StopReason.TIMEOUT
-        if self.stop_requested():
+        if self.hurried or self.stop_requested():
             return StopReason.STOPPED
         return None
 
