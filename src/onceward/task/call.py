@@ -28,7 +28,7 @@ from onceward.task.ports_threads import BlockingPorts
 from onceward.task.report import Report, StopReason
 from onceward.task.script import Exited, Failed, Limit, Script, drive_async
 from onceward.task.slots import Slots
-from onceward.task.source import Loop, LoopPorts, Source
+from onceward.task.source import LeaseGuard, Loop, LoopPorts, Source
 from onceward.task.work import CallPlan, Outcome, Work
 from onceward.telemetry import logs
 from onceward.telemetry.context import current_attempt, working_on
@@ -328,6 +328,8 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
         ports.start(carry(reply))
 
     call.assemble(ports, hand_over)
+    guard = LeaseGuard(call.loop)
+    guard.start()
     ports.start(carry(None))
     result: StopReason | Exited
     try:
@@ -350,6 +352,7 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
                 await asyncio.wait((giving,), timeout=task.settings.stuck_grace)
             finally:
                 giving.cancel()
+    guard.end()
     call.slots.dismiss()
     ports.close()
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from onceward.backoff import LONGEST_SLEEP
 from onceward.task.exceptions import (
     ExceptionCategory,
     FetchException,
@@ -72,6 +74,8 @@ class Source(msgspec.Struct, kw_only=True):
     settle: Step | None = None
     extend: Step | None = None
     lease: float = inf
+    extend_from_thread: Callable[[Sequence[Transaction]], None] | None = None
+    """Extends leases while the event loop is blocked; None in threads, or if the connector cannot."""
 
 
 class Loop(Work):
@@ -353,3 +357,35 @@ def extend(loop: Loop) -> Script[None]:
         logger.error(
             "leases of %d transactions could not be extended: %s", len(loop.open), text_of(reply.error)
         )
+
+
+class LeaseGuard:
+    """Extends leases from a thread while a handler blocks the event loop, so its loop cannot."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._over = threading.Event()
+
+    def start(self) -> None:
+        source = self._loop.source
+        if source is not None and source.extend_from_thread is not None and source.lease < inf:
+            threading.Thread(
+                target=self._watch,
+                args=(source.lease / 6, source.extend_from_thread),
+                name="onceward-leases",
+                daemon=True,
+            ).start()
+
+    def end(self) -> None:
+        self._over.set()
+
+    def _watch(self, interval: float, extend: Callable[[Sequence[Transaction]], None]) -> None:
+        loop = self._loop
+        while not self._over.wait(min(interval, LONGEST_SLEEP)):
+            if loop.ports.now() < loop.extend_due + interval or not loop.open:
+                continue
+            try:
+                extend(list(loop.open.values()))
+            except Exception as error:  # noqa: BLE001  the next round may still be in time
+                if not self._over.is_set():
+                    logger.error("leases could not be extended while the event loop is blocked: %s", error)
