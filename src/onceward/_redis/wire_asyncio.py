@@ -15,6 +15,7 @@ from redis.asyncio.connection import AbstractConnection
 
 from onceward._redis.connections import FAILURES, Connections, RedisCommand, drain, is_worth_waiting, pack
 from onceward._redis.stop import AsyncStop
+from onceward._redis.wire import BlockingRedisWire
 
 _NONE_YET: Final = object()
 """Stands for a reply that has not arrived, because nothing waited for it or a stop ended the wait."""
@@ -29,6 +30,10 @@ class AsyncRedisWire:
         self._stop = AsyncStop() if stop is None else stop
         self._free: deque[Any] = deque()
         weakref.finalize(self, _abandon_all, self._free)
+
+    def blocking(self) -> BlockingRedisWire:
+        """A wire to the same server that needs no event loop."""
+        return BlockingRedisWire(self._connections.blocking_client())
 
     async def exchange(
         self,

@@ -34,7 +34,7 @@ from onceward.task.ports_threads import BlockingPorts
 from onceward.task.report import Report, StopReason
 from onceward.task.script import Exited, Failed, Limit, Script, drive_async
 from onceward.task.slots import Slots
-from onceward.task.source import Loop, LoopPorts, Source
+from onceward.task.source import LeaseGuard, Loop, LoopPorts, Source
 from onceward.task.work import CallPlan, Life, Outcome, Work
 from onceward.telemetry.context import current_attempt
 from onceward.telemetry.engine_spans import EngineSpans, Names
@@ -151,7 +151,7 @@ class Call:
         self.loop.stop()
 
     def hurry(self) -> None:
-        self.ports.hurry()
+        self.loop.hurry()
 
     def follow_attempt(self) -> Callable[[], None]:
         """Have this call cut off with the attempt that makes it, if there is one, until the result is called."""
@@ -375,6 +375,8 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
 
     call.assemble(ports, hand_over)
     end_following = call.follow_attempt()
+    guard = LeaseGuard(call.loop)
+    guard.start()
     ports.start(carry(None))
     result: StopReason | Exited
     try:
@@ -388,14 +390,21 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
         tasks = ports.cancel()
         call.slots.dismiss()
         # Whatever happens now, the caller gets its cancellation.
-        with suppress(asyncio.CancelledError, TimeoutError):
+        with suppress(asyncio.CancelledError):
             if tasks:
                 await asyncio.wait(tasks, timeout=task.settings.stuck_grace)
-            await asyncio.wait_for(drive_async(give_back(call.loop)), task.settings.stuck_grace)
+            # In a task of its own, which the cancellation has not reached.
+            giving = asyncio.create_task(drive_async(give_back(call.loop), None, ports.failure_reply))
+            try:
+                await asyncio.wait((giving,), timeout=task.settings.stuck_grace)
+            finally:
+                giving.cancel()
+    guard.end()
     call.slots.dismiss()
     ports.close()
     end_following()
     try:
+        await ports.join()
         await end_all(wiring.chain)
     finally:  # even if another cancellation arrives now
         report = call.conclude(result)

@@ -15,7 +15,8 @@ Each step has its own attempts, timeout and backoff (`retry` below). Rules:
 * When `transaction_timeout` runs out, the lifecycle is TIMEOUT: the exception handler runs, under its own policy,
   unless it has run before. After any other failure, however late, the handler has `transaction_timeout` for itself.
 * When the loop's own time runs out, or the call is hurried or cancelled, the transaction is abandoned as in a crash.
-* Postponed does not count as an attempt. If the source cannot take the transaction back, it waits here.
+* Postponed does not count as an attempt. If the source cannot take the transaction back, it waits here, until the
+  call is ending.
 * If the exception handler gives up too, its last error is the outcome's error.
 
 `decide`, a plain function, decides what follows an attempt.
@@ -50,6 +51,8 @@ logger = OwnLogger(logging.getLogger("onceward.engine"))
 
 
 MAIN_STEPS = ("process", "produce")
+LEAST_POSTPONEMENT = 0.1
+"""Seconds. A transaction that is always postponed without a delay would keep a CPU busy."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,6 +168,11 @@ def line_of(error: BaseException) -> str:
 class LifePorts(Protocol):
     """The I/O a life needs."""
 
+    @property
+    def ending(self) -> bool:
+        """Whether the call is ending, so nothing waits for a postponement any more."""
+        ...
+
     def now(self) -> float: ...
     def invoke(
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
@@ -172,8 +180,11 @@ class LifePorts(Protocol):
         """Make one attempt. Replies what it returned, `Failed` or `DISOWNED`. Also obeys `work.deadline`."""
         ...
 
-    def pause(self, work: Work, seconds: float) -> Any:
-        """Sleep, but not past `work.deadline`."""
+    def pause(self, work: Work, seconds: float, postponed: bool) -> Any:
+        """Sleep, but not past `work.deadline`, nor when the call is hurried or, if `postponed`, is ending.
+
+        Without a delay, let other tasks of the event loop have their turn.
+        """
         ...
 
 
@@ -298,9 +309,9 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
         postponed = step is life.plan.main and reply.limit is None and isinstance(reply.error, Postponed)
         if postponed:
             logger.info("%s is postponed for %.3g s: %s", step.name, reply.error.delay, reply.error)
-            if life.plan.postpones:
-                return Failed(base_postponed(reply.error))
-            decision = Decision(postponement_error(reply.error, life), reply.error.delay)
+            if life.plan.postpones or ports.ending:
+                return leave_postponed(life, reply.error)
+            decision = Decision(postponement_error(reply.error, life), delay_of(reply.error))
         else:
             life.timeouts += reply.limit is not None
             decision = decide(step, life.attempt, reply, life.transaction_id)
@@ -310,19 +321,29 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
             if life.plan.watch is not None:
                 life.plan.watch.record_retry(life, step, decision.delay)
             life.retries += 1
-        if decision.delay:
-            yield ports.pause, (life, decision.delay)
-            if life.deadline != inf and ports.now() >= life.deadline:
-                return out_of_time(life, step, decision.error)
+        yield ports.pause, (life, decision.delay, postponed)
+        if postponed and ports.ending:
+            return leave_postponed(life, reply.error)
+        if decision.delay and life.deadline != inf and ports.now() >= life.deadline:
+            return out_of_time(life, step, decision.error)
         life.attempt += not postponed
         reply = yield from attempt(life, step, arguments, ports)
         if type(reply) is not Failed:
             return reply
 
 
-def base_postponed(error: Postponed) -> Postponed:
-    """The error as a plain `Postponed`, also if a subclass was raised."""
-    return error if type(error) is Postponed else Postponed(str(error), error.delay)
+def leave_postponed(life: Life, error: Postponed) -> Failed:
+    """The reply of a step that ends postponed, with a plain `Postponed` also if a subclass was raised."""
+    if not life.plan.postpones:
+        logger.warning(
+            "%s was waiting because it is postponed, and the run is ending; transaction %s is not done",
+            life.step, life.transaction_id,
+        )  # fmt: skip
+    return Failed(Postponed(str(error), delay_of(error)))
+
+
+def delay_of(error: Postponed) -> float:
+    return max(error.delay, LEAST_POSTPONEMENT)
 
 
 def postponement_error(postponed: Postponed, life: Life) -> TransactionException:

@@ -112,6 +112,10 @@ def finish(loop: Loop, reason: StopReason) -> Script[StopReason]:
     ):
         slots.close()
     while slots.pending > 0 and not loop.out_of_time():
+        if loop.ending() is not None:
+            loop.ports.end_postponements()
+        if loop.hurried:
+            slots.close()
         # Right away: work in flight may take long or never end, and another consumer could start on these.
         return_unstarted(slots)
         yield from chores(loop)

@@ -113,6 +113,8 @@ class BlockingPorts:
         self._pokes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._watchdog: threading.Thread | None = None
         self._start_lock = threading.Lock()
+        self._ending = threading.Event()
+        self._hurried = threading.Event()
         self._threads: list[threading.Thread] = []
         self._sweep_at = 64
         """Forget ended threads when there are this many: every stuck attempt adds one."""
@@ -134,6 +136,8 @@ class BlockingPorts:
     def _invoke_limited(
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
     ) -> Any:
+        if self._deadlines.hurried and type(work) is Life:
+            return self._deadlines.refuse(work)
         now = self.now()
         due, limit = first_limit(work, timeout, now)
         if is_too_late(work, due, limit, now):
@@ -146,7 +150,7 @@ class BlockingPorts:
         current_attempt.set(this)
         try:
             self._tries[ident] = this
-            if due < self._deadlines.watch_at:
+            if due < self._deadlines.watch_at or self._deadlines.hurried:
                 self._poke()
             try:
                 reply = call(*arguments)
@@ -170,10 +174,19 @@ class BlockingPorts:
             return Failed(None, this.limit, late=reply)
         return failure_reply(error, this.limit)
 
-    def pause(self, work: Work, seconds: float) -> None:
+    def pause(self, work: Work, seconds: float, postponed: bool) -> None:
+        if seconds <= 0:
+            return
         real = self.sleeping(max(min(seconds, work.deadline - self.now()), 0.0))
         if real > 0:
-            time.sleep(min(real, LONGEST_SLEEP))
+            (self._ending if postponed else self._hurried).wait(min(real, LONGEST_SLEEP))
+
+    @property
+    def ending(self) -> bool:
+        return self._ending.is_set()
+
+    def end_postponements(self) -> None:
+        self._ending.set()
 
     def enter(self, life: Life) -> Any:
         try:
@@ -218,6 +231,11 @@ class BlockingPorts:
 
     def spawn(self, script: Script[None]) -> None:
         self.start(self._carry, script)
+
+    enlist = spawn
+
+    def dismiss(self, count: int) -> None:
+        self.put(*[None] * count)
 
     def _carry(self, script: Script[None]) -> None:
         try:
@@ -274,6 +292,9 @@ class BlockingPorts:
 
     def hurry(self) -> None:
         self._deadlines.hurry()
+        self.interruptible = True  # attempts are refused where they would be limited
+        self._hurried.set()
+        self._ending.set()
         self._poke()
 
     def _watch(self) -> None:

@@ -76,6 +76,10 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
             await self._give_back(fetch.result())
         raise cancelled
 
+    def extend_from_thread(self, transactions: Sequence[Transaction], /) -> None:
+        """See `AsyncConnector.extend_from_thread`."""
+        self._submit(super().extend_from_thread, transactions).result()
+
     async def close_async(self) -> None:
         """As `SqliteConnector.close`. Running calls complete first."""
         if not self._closed:
