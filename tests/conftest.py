@@ -26,9 +26,9 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 @pytest.fixture(scope="session")
-def redis_url() -> Iterator[str]:
-    """A real Redis for the whole run. Tests use their own keys."""
-    with servers.redis_server() as server:
+def redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A real Valkey for the whole run, or the Redis that `every_redis` asks for. Tests use their own keys."""
+    with servers.redis_server(oldest=getattr(request, "param", False)) as server:
         yield server.url
 
 
