@@ -5,8 +5,10 @@ Also records which requirements passed, and fails the suite if one that should p
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -14,6 +16,15 @@ import pytest
 from onceward.testing import servers
 from spec import conformance
 from tests.support.world import World
+
+TERMINAL = (
+    "COLUMNS", "LINES", "TERM", "NO_COLOR", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TERMINAL_WIDTH",
+    "TTY_COMPATIBLE", "TTY_INTERACTIVE",
+)  # fmt: skip
+for each in TERMINAL:
+    os.environ.pop(each, None)
+# It keeps what it finds in the environment when it is imported: in the middle of a test, that would be the test's own.
+import_module("typer.rich_utils")
 
 CLAIMED = pytest.StashKey[set[str]]()
 REQUIREMENT = "requirement"

@@ -145,7 +145,7 @@ def postgres_server() -> Iterator[Server]:
     if existing:
         yield Server(existing, None)
         return
-    directory = Path(tempfile.mkdtemp(prefix="onceward-pg-"))
+    directory = make_socket_directory("onceward-pg-")
     with warnings.catch_warnings():
         # It warns if the user has no runtime directory, as on a bare machine, but works without one.
         warnings.simplefilter("ignore")
@@ -157,6 +157,12 @@ def postgres_server() -> Iterator[Server]:
     finally:
         server.cleanup()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def make_socket_directory(prefix: str) -> Path:
+    """A new temporary directory for Unix sockets, whose path may have 103 bytes: in `/tmp` if `TMPDIR` is long."""
+    usual = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=usual if len(os.fsencode(usual)) <= 60 else "/tmp"))
 
 
 @contextmanager
