@@ -20,7 +20,6 @@ from onceward._sync import as_coroutine, as_function, run_blocking
 from onceward.middleware import Middleware
 from onceward.task.base import BaseTask
 from onceward.task.exceptions import ConsumerLoopTimeoutException, LoopError, ProducerLoopTimeoutException
-from onceward.task.failure_log import Tracebacks
 from onceward.task.lifecycle import Step
 from onceward.task.loops import LANDING, give_back
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
@@ -34,7 +33,7 @@ from onceward.task.work import CallPlan, Outcome, Work
 from onceward.telemetry.context import current_attempt
 from onceward.telemetry.engine_spans import EngineSpans, Names
 from onceward.telemetry.log_thread import log_thread
-from onceward.telemetry.logger import OwnLogger, do_soon
+from onceward.telemetry.logger import OwnLogger, Tracebacks, do_soon
 
 logger = OwnLogger(logging.getLogger("onceward.engine"))
 

@@ -15,6 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -96,6 +97,7 @@ class BlockingPorts:
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         # Used in signal handlers: a SimpleQueue is reentrant, an Event's lock is not.
         self._mail: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.wake = self.alarm = partial(self._mail.put, None)
         self._deadlines = Deadlines(stuck_grace, on_expiry)
         self._tries = self._deadlines.tries
         self._pokes: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -214,11 +216,6 @@ class BlockingPorts:
         thread = threading.Thread(target=target, args=arguments, name="onceward", daemon=True)
         self._threads.append(thread)
         thread.start()
-
-    def wake(self) -> None:
-        self._mail.put(None)
-
-    alarm = wake
 
     def park(self, seconds: float | None) -> None:
         try:

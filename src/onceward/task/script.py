@@ -16,6 +16,8 @@ from enum import StrEnum
 from types import CoroutineType, GeneratorType
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
+import msgspec
+
 T = TypeVar("T")
 Request = tuple[Callable[..., Any], tuple[Any, ...]]
 Script = Generator[Request, Any, T]
@@ -35,27 +37,17 @@ ENDING = (Limit.LOOP, Limit.HURRY)
 """The call itself is ending: an attempt cut off by these is abandoned, and nothing follows it."""
 
 
-class Failed:
+class Failed(msgspec.Struct, eq=False):
     """The reply of an attempt that did not return: it raised `error`, or `limit` ended it.
 
     `exits` marks a request to exit, not a failure: KeyboardInterrupt, SystemExit and the like. It is never an outcome;
     the engine raises it in the caller.
     """
 
-    __slots__ = ("error", "exits", "limit", "stuck")
-
-    def __init__(
-        self,
-        error: BaseException | None = None,
-        limit: Limit | None = None,
-        *,
-        stuck: bool = False,
-        exits: bool = False,
-    ) -> None:
-        self.error = error
-        self.limit = limit
-        self.stuck = stuck
-        self.exits = exits
+    error: BaseException | None = None
+    limit: Limit | None = None
+    stuck: bool = False
+    exits: bool = False
 
 
 class Exited(NamedTuple):

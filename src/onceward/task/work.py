@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from onceward.task.exceptions import TransactionException
-from onceward.task.failure_log import Tracebacks
 from onceward.task.script import Failed, Limit, Script
+from onceward.telemetry.logger import Tracebacks
 from onceward.transaction import Transaction
 
 if TYPE_CHECKING:
