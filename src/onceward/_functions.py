@@ -64,8 +64,8 @@ def check_function(function: Callable[..., Any], what: str, *, asynchronous: boo
 
     A decorator decides what a call does, so the function it wraps does not count.
     """
-    code = _code_of(function)
-    if inspect.isasyncgenfunction(code) or (inspect.isgeneratorfunction(code) and not _is_awaitable(code)):
+    code = code_of(function)
+    if yields(function):
         raise ConfigurationError(
             f"{what} has a `yield`, so calling it would run none of its code; remove the `yield`"
         )
@@ -75,9 +75,15 @@ def check_function(function: Callable[..., Any], what: str, *, asynchronous: boo
         )
 
 
+def yields(function: Callable[..., Any]) -> bool:
+    """Whether a call returns a generator or an async generator."""
+    code = code_of(function)
+    return inspect.isasyncgenfunction(code) or (inspect.isgeneratorfunction(code) and not _is_awaitable(code))
+
+
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether a call returns a coroutine: also for partials, and for objects whose `__call__` is `async def`."""
-    return inspect.iscoroutinefunction(_code_of(function))
+    return inspect.iscoroutinefunction(code_of(function))
 
 
 def awaiting(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
@@ -95,7 +101,7 @@ def name_of(function: Any) -> str:
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
 
 
-def _code_of(function: Any) -> Any:
+def code_of(function: Any) -> Any:
     """The function or method that a call runs first."""
     while isinstance(function, functools.partial):
         function = function.func

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import msgspec
 
@@ -22,10 +22,6 @@ from onceward.transaction import Transaction
 
 OnFailure = Literal["auto", "dead_letter", "redeliver"]
 
-LEASE = 60.0
-MAX_DELIVERIES = 5
-REDELIVERY_DELAY = 1.0
-"""The defaults of every connector that leases; `LeaseRules` explains them."""
 LONGEST_DELAY = 60.0
 """Seconds up to which `redelivery_delay` is doubled."""
 
@@ -52,15 +48,24 @@ class Bury(msgspec.Struct, frozen=True):
     reason: BurialReason
 
 
+class LeaseSettings(TypedDict, total=False):
+    """The fields of `LeaseRules`, as keyword arguments of a connector."""
+
+    lease: float
+    max_deliveries: int
+    redelivery_delay: float
+    on_failure: OnFailure
+
+
 class LeaseRules(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a leasing queue, and the decisions that follow from them."""
 
-    lease: float = LEASE
+    lease: float = 60.0
     """Seconds a delivery is reserved for its consumer."""
-    max_deliveries: int = MAX_DELIVERIES
+    max_deliveries: int = 5
     """A message that was delivered this often without success becomes a dead letter. With 1, every message
     is fetched alone, so one that kills its process does not take others with it."""
-    redelivery_delay: float = REDELIVERY_DELAY
+    redelivery_delay: float = 1.0
     """Seconds before a failed message comes back; doubled with each delivery, up to a minute."""
     on_failure: OnFailure = "auto"
     """`auto`: business failures become dead letters at once, others are delivered again. `dead_letter`: every

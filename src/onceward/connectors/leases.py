@@ -13,9 +13,9 @@ import secrets
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Any, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
+from onceward.connectors.base import AsyncClosing, Closing
 from onceward.connectors.codec import DecodeError, decode, encode_all
 from onceward.connectors.lease_rules import BurialReason, Bury, DeadMessage, LeaseRules, describe_failure
 from onceward.task.exceptions import ExceptionCategory
@@ -157,7 +157,7 @@ class LeaseStore(Protocol):
     def close(self) -> None: ...
 
 
-class LeasingConnector:
+class LeasingConnector(Closing):
     """The `Connector` contract, over a `LeaseStore`."""
 
     def __init__(self, store: LeaseStore, rules: LeaseRules, clock: Callable[[], float]) -> None:
@@ -250,14 +250,6 @@ class LeasingConnector:
         """Close the store. Idempotent."""
         self._store.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _choose(
         self, batch_size: int, now: float
     ) -> tuple[list[AvailableRow], list[Transaction], list[tuple[Any, ...]]]:
@@ -305,7 +297,7 @@ class LeasingConnector:
         return self._store.delay(key, token, now + decision.delay, *failure)
 
 
-class AsyncLeasingConnector:
+class AsyncLeasingConnector(AsyncClosing):
     """The `AsyncConnector` contract over a `LeasingConnector`. Subclasses define how it is called: `_call`."""
 
     def __init__(self, wire: LeasingConnector) -> None:
@@ -351,11 +343,3 @@ class AsyncLeasingConnector:
     async def close_async(self) -> None:
         """As `LeasingConnector.close`."""
         await self._call(self._wire.close)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close_async()

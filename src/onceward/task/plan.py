@@ -29,6 +29,7 @@ SERVICE = "inbox"
 
 
 def consumer(task: Any, policy: ConsumerPolicy | None, *, fetches: bool = True) -> Wiring:
+    task._ensure_checked()
     policy = _policy(task, policy, ConsumerPolicy, "consume_transactions")
     steps = policy.steps
     chain = _chain(task)
@@ -53,6 +54,7 @@ def consumer(task: Any, policy: ConsumerPolicy | None, *, fetches: bool = True) 
 def producer(
     task: Any, policy: ProducerPolicy | None, transactions: Iterable[Transaction] | AsyncIterable[Transaction]
 ) -> Wiring:
+    task._ensure_checked()
     policy = _policy(task, policy, ProducerPolicy, "produce_transactions")
     steps = policy.steps
     return Wiring(

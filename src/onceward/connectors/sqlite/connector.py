@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 from onceward.connectors.base import ConnectorClosedError
-from onceward.connectors.lease_rules import LEASE, MAX_DELIVERIES, REDELIVERY_DELAY, LeaseRules, OnFailure
+from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
 from onceward.connectors.leases import AsyncLeasingConnector, LeasingConnector
 from onceward.connectors.sqlite.store import SqliteLeaseStore, Synchronous
 from onceward.telemetry.logger import OwnLogger
@@ -39,20 +39,11 @@ class SqliteConnector(LeasingConnector):
         self,
         path: str | os.PathLike[str],
         *,
-        lease: float = LEASE,
-        max_deliveries: int = MAX_DELIVERIES,
-        redelivery_delay: float = REDELIVERY_DELAY,
-        on_failure: OnFailure = "auto",
         synchronous: Synchronous = "FULL",
         clock: Callable[[], float] = time.time,
+        **settings: Unpack[LeaseSettings],
     ) -> None:
-        rules = LeaseRules(
-            lease=lease,
-            max_deliveries=max_deliveries,
-            redelivery_delay=redelivery_delay,
-            on_failure=on_failure,
-        )
-        super().__init__(SqliteLeaseStore(path, synchronous), rules, clock)
+        super().__init__(SqliteLeaseStore(path, synchronous), LeaseRules(**settings), clock)
 
 
 class AsyncSqliteConnector(AsyncLeasingConnector):
@@ -66,24 +57,11 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
         self,
         path: str | os.PathLike[str],
         *,
-        lease: float = LEASE,
-        max_deliveries: int = MAX_DELIVERIES,
-        redelivery_delay: float = REDELIVERY_DELAY,
-        on_failure: OnFailure = "auto",
         synchronous: Synchronous = "FULL",
         clock: Callable[[], float] = time.time,
+        **settings: Unpack[LeaseSettings],
     ) -> None:
-        super().__init__(
-            SqliteConnector(
-                path,
-                lease=lease,
-                max_deliveries=max_deliveries,
-                redelivery_delay=redelivery_delay,
-                on_failure=on_failure,
-                synchronous=synchronous,
-                clock=clock,
-            )
-        )
+        super().__init__(SqliteConnector(path, synchronous=synchronous, clock=clock, **settings))
         self._closed = False
         self._pid = os.getpid()
         self._thread = _new_thread()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from onceward.task import checks, plan
+from onceward.task import plan
 from onceward.task.base import AsyncTask, Task
 from onceward.task.call import does_nothing, required, run_in_tasks, run_in_threads
 from onceward.task.exceptions import TransactionException
+from onceward.task.mixins import checks
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.report import Report
 from onceward.task.work import Outcome

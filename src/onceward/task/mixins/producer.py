@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
-from onceward.task import checks, plan
+from onceward.task import plan
 from onceward.task.base import AsyncTask, Task
 from onceward.task.call import does_nothing, required, run_in_tasks, run_in_threads
 from onceward.task.exceptions import TransactionException
+from onceward.task.mixins import checks
 from onceward.task.mixins.consumer import AsyncConsumerMixin, ConsumerMixin
 from onceward.task.mixins.policies import ProducerPolicy
 from onceward.task.report import Report
