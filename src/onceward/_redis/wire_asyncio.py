@@ -51,6 +51,7 @@ class AsyncRedisWire:
             async with asyncio.timeout(patience):
                 if not connection.is_connected:
                     await connection.connect()
+                    connection.loop = asyncio.get_running_loop()
                 await connection.send_packed_command(pack(commands), check_health=False)
                 for number in range(len(commands)):
                     if number != blocking:
@@ -107,7 +108,7 @@ def _is_usable(connection: Any) -> bool:
     """Whether Redis has left it open since its last use, and it belongs to the running event loop."""
     return (
         connection.is_connected
-        and connection._reader._loop is asyncio.get_running_loop()
+        and connection.loop is asyncio.get_running_loop()
         and not connection._reader.at_eof()
         and not connection._writer.transport.is_closing()
     )

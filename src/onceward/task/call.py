@@ -38,9 +38,8 @@ from onceward.task.source import LeaseGuard, Loop, LoopPorts, Source
 from onceward.task.work import CallPlan, Life, Outcome, Work
 from onceward.telemetry.context import current_attempt
 from onceward.telemetry.engine_spans import EngineSpans, Names
-from onceward.telemetry.failure_log import Tracebacks
 from onceward.telemetry.log_thread import log_thread
-from onceward.telemetry.logger import OwnLogger, do_soon
+from onceward.telemetry.logger import OwnLogger, Tracebacks, do_soon
 
 logger = OwnLogger(logging.getLogger("onceward.engine"))
 

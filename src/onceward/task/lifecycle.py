@@ -221,7 +221,7 @@ def early_outcome(life: Life, reply: Any) -> Outcome | None:
 
 def check_reply(reply: Any, step: Step) -> Any:
     """The reply of an attempt; a failure if it returned before its code has run."""
-    if reply is None or type(reply) is Failed or has_run(reply):
+    if reply is None or type(reply) in (Failed, list) or has_run(reply):
         return reply
     return Failed(TypeError(f"{name_of(step.call)} {explain_unrun(reply)}"))
 
@@ -234,7 +234,8 @@ def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
     reply = end_attempt(life, step, reply)
     if type(reply) is Failed and not life.blocked:
         reply = yield from retry(life, step, (transaction,), ports, reply)
-    leave_step(life, step, reply)
+    if plan.watch is not None:
+        leave_step(life, step, reply)
     if reply is DUPLICATE:
         return Outcome(transaction, SUCCEEDED, None, None, life.step, life.attempt, duplicate=True)
     if type(reply) is Failed and type(reply.error) is Postponed:
@@ -277,7 +278,8 @@ def run_step(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePort
     reply = yield from attempt(life, step, arguments, ports)
     if type(reply) is Failed:
         reply = yield from retry(life, step, arguments, ports, reply)
-    leave_step(life, step, reply)
+    if life.plan.watch is not None:
+        leave_step(life, step, reply)
     return reply
 
 
@@ -314,7 +316,7 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
             decision = Decision(postponement_error(reply.error, life), delay_of(reply.error))
         else:
             life.timeouts += reply.limit is not None
-            decision = decide(step, life.attempt, reply, life.transaction_id)
+            decision = decide(step, life.attempt, reply, life.transaction.id)
             log_failure(life, step, decision, ports.now())
             if decision.delay is None:
                 return Failed(decision.error, reply.limit)
@@ -352,10 +354,9 @@ def postponement_error(postponed: Postponed, life: Life) -> TransactionException
 
 
 def leave_step(life: Life, step: Step, reply: Any) -> None:
-    if life.plan.watch is not None:
-        # Anything else is not a failure of the step: it was postponed, interrupted or cut off.
-        failed = type(reply) is Failed and isinstance(reply.error, TransactionException)
-        life.plan.watch.step_ends(life, step, reply.error if failed else None)
+    # Anything else is not a failure of the step: it was postponed, interrupted or cut off.
+    failed = type(reply) is Failed and isinstance(reply.error, TransactionException)
+    life.plan.watch.step_ends(life, step, reply.error if failed else None)
 
 
 def out_of_time(life: Life, step: Step, last_error: TransactionException) -> Failed:
@@ -393,7 +394,7 @@ def log_failure(life: Life, step: Step, decision: Decision, now: float) -> None:
     elif decision.error.category is ExceptionCategory.BUSINESS:
         logger.warning("%s refused: %s", step.name, error)
     else:
-        shown = life.plan.tracebacks.to_show(decision.error.cause, now)
+        shown = life.plan.tracebacks.to_show(decision.error.__cause__, now)
         logger.error(
             "%s gave up (attempt %d of %d): %s", step.name, attempt, step.max_attempts, error, exc_info=shown
         )

@@ -17,6 +17,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -108,6 +109,7 @@ class BlockingPorts:
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         # Used in signal handlers: a SimpleQueue is reentrant, an Event's lock is not.
         self._mail: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.wake = self.alarm = partial(self._mail.put, None)
         self._deadlines = Deadlines(stuck_grace, on_expiry)
         self._tries = self._deadlines.tries
         self._pokes: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -251,11 +253,6 @@ class BlockingPorts:
         if len(self._threads) >= self._sweep_at:
             self._threads = [each for each in self._threads if each.is_alive()]
             self._sweep_at = 2 * len(self._threads) + 64
-
-    def wake(self) -> None:
-        self._mail.put(None)
-
-    alarm = wake
 
     def park(self, seconds: float | None) -> None:
         try:

@@ -16,6 +16,8 @@ from enum import StrEnum
 from types import CoroutineType, GeneratorType
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
+import msgspec
+
 from onceward.task.exceptions import AttemptInterrupted
 
 T = TypeVar("T")
@@ -37,30 +39,19 @@ ENDING = (Limit.LOOP, Limit.HURRY)
 """The call itself is ending: an attempt cut off by these is abandoned, and nothing follows it."""
 
 
-class Failed:
+class Failed(msgspec.Struct, eq=False):
     """The reply of an attempt that did not return: it raised `error`, or `limit` ended it.
 
     `exits` marks a request to exit, not a failure: KeyboardInterrupt, SystemExit and the like. It is never an outcome;
     the engine raises it in the caller.
     """
 
-    __slots__ = ("error", "exits", "late", "limit", "stuck")
-
-    def __init__(
-        self,
-        error: BaseException | None = None,
-        limit: Limit | None = None,
-        *,
-        stuck: bool = False,
-        exits: bool = False,
-        late: Any = None,
-    ) -> None:
-        self.error = error
-        self.limit = limit
-        self.stuck = stuck
-        self.exits = exits
-        self.late = late
-        """What the attempt returned after `limit` had ended it."""
+    error: BaseException | None = None
+    limit: Limit | None = None
+    stuck: bool = False
+    exits: bool = False
+    late: Any = None
+    """What the attempt returned after `limit` had ended it."""
 
 
 class Exited(NamedTuple):

@@ -340,7 +340,9 @@ def settle(loop: Loop) -> Script[None]:
         return
     assert loop.source is not None
     assert loop.source.settle is not None
-    batch: list[Settlement] = [settled.popleft() for _ in range(len(settled))]
+    batch: list[Settlement] = []
+    while settled:
+        batch.append(settled.popleft())
     reply = yield from ask(loop, loop.source.settle, loop.source.settle.call, (batch,), insist=True)
     if type(reply) is Failed and loop.out_of_time() and not reply.exits:
         # The loop is out of time; the source has not failed. `give_back` settles again, without a time limit.
