@@ -1,7 +1,7 @@
 """The contract between engines and wires: two protocols of five methods, specified by their docstrings.
 
 Anything with `fetch_transactions` (or `fetch_transactions_async`) is a source; the engine uses the other
-methods if they exist. `onceward.testing.ConnectorConformance` checks an implementation.
+methods if they exist. `onceward.testing.connectors.ConnectorConformance` checks an implementation.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class Probe:
 
     @contextmanager
     def _observing(self, session: Any, inner: Adapt, outer: Adapt) -> Iterator[None]:
-        run, effect = inner(session._run), inner(session.effect)
+        run, effect = inner(session.run), inner(session.effect)
 
         async def observed(operation: Any, *args: Any, **more: Any) -> Any:
             number = self._before(operation, args)
@@ -201,12 +201,12 @@ def _writes(operation: Any, args: tuple[Any, ...]) -> bool:
 
 @contextmanager
 def _replace(session: Any, run: Any, effect: Any) -> Iterator[None]:
-    before = {name: vars(session)[name] for name in ("_run", "effect") if name in vars(session)}
-    session._run, session.effect = run, effect
+    before = {name: vars(session)[name] for name in ("run", "effect") if name in vars(session)}
+    session.run, session.effect = run, effect
     try:
         yield
     finally:
-        for name in ("_run", "effect"):
+        for name in ("run", "effect"):
             if name in before:
                 setattr(session, name, before[name])
             else:

@@ -11,8 +11,9 @@ from onceward.boundary.links.skips import Skipped
 from onceward.boundary.metrics import BoundaryMetrics
 from onceward.boundary.model import Gap, Page, StoredFact
 from onceward.errors import OncewardError
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.boundary")
+_log = OwnLogger(logging.getLogger("onceward.boundary"))
 
 
 class LinkStopped(OncewardError):

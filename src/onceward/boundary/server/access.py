@@ -21,8 +21,12 @@ from onceward.boundary.metrics import BoundaryMetrics
 from onceward.boundary.server.codecs import refusal
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.boundary")
+_log = OwnLogger(logging.getLogger("onceward.boundary"))
+
+OPEN_TO_PEERS = (pb.PutObjectRequest, pb.GetObjectRequest)
+"""Requests that every known peer may make. One that neither this nor `Guard.check` names is refused."""
 
 REQ = TypeVar("REQ")
 RES = TypeVar("RES")
@@ -126,10 +130,13 @@ class Guard:
         certificate = CERTIFICATE.get()
         try:
             peer = self._peers.identify(certificate)
-            if isinstance(request, pb.AppendFactRequest) and request.envelope is not None:
-                self._peers.check_zones(peer, request.envelope.from_zone, request.envelope.to_zone)
+            if isinstance(request, pb.AppendFactRequest):
+                if request.envelope is not None:  # without one, the call itself is refused as invalid
+                    self._peers.check_zones(peer, request.envelope.from_zone, request.envelope.to_zone)
             elif isinstance(request, pb.FetchFactsRequest | pb.ConfirmReceiptRequest):
                 self._peers.check_consumer(peer, request.consumer_name)
+            elif request is not None and not isinstance(request, OPEN_TO_PEERS):
+                raise PermissionDenied("no_rule", f"no rule allows {what} to a peer")
         except BoundaryError as error:
             self._metrics.auth_failures.labels(error.reason).inc()
             fields = {"outcome": error.code}

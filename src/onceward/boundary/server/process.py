@@ -28,9 +28,10 @@ from onceward.boundary.server.config import Config, read_config
 from onceward.boundary.server.server import serving
 from onceward.boundary.tls import ServerTls, Tls
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 from onceward.telemetry.logs import log_to
 
-_log = logging.getLogger("onceward.boundary")
+_log = OwnLogger(logging.getLogger("onceward.boundary"))
 
 CHECK_EVERY = 1.0
 """Seconds between two checks of the files."""

@@ -26,9 +26,10 @@ from onceward.connectors.boundary.window import WindowQueue
 from onceward.connectors.codec import current_trace_context
 from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction
 
-_log = logging.getLogger("onceward.connectors.boundary.connector")
+_log = OwnLogger(logging.getLogger("onceward.connectors.boundary"))
 
 MOST_HELD = LARGEST_PAGE
 """Facts beyond the cursor: pages begin at the cursor, and the boundary serves no larger ones."""

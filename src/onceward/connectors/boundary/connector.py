@@ -11,7 +11,7 @@ from onceward._sync import run_blocking
 from onceward.boundary.client.client import BoundaryClient
 from onceward.connectors.base import Closing
 from onceward.connectors.boundary.base import FactConnector, Work, run_together
-from onceward.connectors.dead_message import DeadMessage
+from onceward.connectors.lease_rules import DeadMessage
 from onceward.transaction import Settlement, Transaction
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
 from onceward.connectors.base import AsyncClosing
 from onceward.connectors.boundary.base import FactConnector, Work, run_together_async
-from onceward.connectors.dead_message import DeadMessage
+from onceward.connectors.lease_rules import DeadMessage
 from onceward.transaction import Settlement, Transaction
 
 

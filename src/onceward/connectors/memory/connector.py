@@ -15,10 +15,14 @@ from threading import RLock
 from typing import ParamSpec, TypeVar, Unpack
 
 from onceward.connectors.base import ConnectorClosedError
-from onceward.connectors.dead_message import BurialReason, DeadMessage, read_dead_message
-from onceward.connectors.deliveries import Held
-from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
-from onceward.connectors.leases import AsyncLeasingConnector, AvailableRow, LeasingConnector
+from onceward.connectors.lease_rules import (
+    BurialReason,
+    DeadMessage,
+    LeaseRules,
+    LeaseSettings,
+    read_dead_message,
+)
+from onceward.connectors.leases import AsyncLeasingConnector, AvailableRow, Held, LeasingConnector
 from onceward.task.exceptions import ExceptionCategory
 
 P = ParamSpec("P")

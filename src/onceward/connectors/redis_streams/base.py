@@ -15,11 +15,12 @@ from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
 from onceward.connectors.redis_streams.protocol import Exchange, StreamQueue
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
 Batch = Sequence[Transaction]
 
-_log = logging.getLogger("onceward.connectors.redis_streams.connector")
+_log = OwnLogger(logging.getLogger("onceward.connectors.redis_streams.connector"))
 
 
 class StreamConnector:

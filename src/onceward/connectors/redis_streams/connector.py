@@ -11,7 +11,7 @@ from redis import Redis
 from onceward._redis.wire import BlockingRedisWire
 from onceward._sync import run_blocking
 from onceward.connectors.base import Closing
-from onceward.connectors.dead_message import DeadMessage
+from onceward.connectors.lease_rules import DeadMessage
 from onceward.connectors.redis_streams.base import StreamConnector, client_of, take
 from onceward.connectors.redis_streams.batches import BlockingCoalescer
 from onceward.transaction import Settlement, Transaction

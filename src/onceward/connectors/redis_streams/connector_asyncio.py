@@ -14,7 +14,7 @@ from redis.asyncio import Redis as AsyncRedis
 
 from onceward._redis.wire_asyncio import AsyncRedisWire
 from onceward.connectors.base import AsyncClosing
-from onceward.connectors.dead_message import DeadMessage
+from onceward.connectors.lease_rules import DeadMessage
 from onceward.connectors.redis_streams.base import StreamConnector, client_of, take_async
 from onceward.connectors.redis_streams.batches import AsyncCoalescer
 from onceward.transaction import Settlement, Transaction

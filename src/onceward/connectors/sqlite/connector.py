@@ -15,14 +15,14 @@ from typing import Any, ParamSpec, TypeVar, Unpack
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
 from onceward.connectors.leases import AsyncLeasingConnector, LeasingConnector
-from onceward.connectors.sqlite.database import Database, Synchronous
-from onceward.connectors.sqlite.store import SqliteLeaseStore
+from onceward.connectors.sqlite.store import SqliteLeaseStore, Synchronous
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = OwnLogger(logging.getLogger("onceward.connectors.sqlite.aio"))
 
 
 class SqliteConnector(LeasingConnector):
@@ -43,7 +43,7 @@ class SqliteConnector(LeasingConnector):
         clock: Callable[[], float] = time.time,
         **settings: Unpack[LeaseSettings],
     ) -> None:
-        super().__init__(SqliteLeaseStore(Database(path, synchronous)), LeaseRules(**settings), clock)
+        super().__init__(SqliteLeaseStore(path, synchronous), LeaseRules(**settings), clock)
 
 
 class AsyncSqliteConnector(AsyncLeasingConnector):
