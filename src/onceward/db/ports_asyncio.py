@@ -11,6 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
+from onceward.task.cancellation import CancelToken, current_token
+from onceward.task.exceptions import AttemptInterrupted
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,8 +30,10 @@ class AsyncSessionPort:
         self._engine = engine
         self.transaction = DbTransaction(engine.sync_engine, session)
         self._turn = asyncio.Lock()
+        self._token: CancelToken | None = None
 
     async def begin(self) -> None:
+        self._token = current_token()
         with self.transaction.opening():
             self._connection: AsyncConnection = await self._engine.connect()
             await self._connection.run_sync(self.transaction.begin)
@@ -40,7 +44,12 @@ class AsyncSessionPort:
         return await self._in_turn(lambda: self.transaction.run(operation, *args, **kwargs))
 
     async def end(self, error: BaseException | None) -> None:
+        late = error is None and self._token is not None and self._token.expired
+        if late:  # its cancellation was swallowed
+            error = AttemptInterrupted("this attempt ran out of time; its transaction was rolled back")
         await _finish(self._in_turn(partial(self.transaction.end, error)))
+        if late and error is not None:
+            raise error
 
     async def _in_turn(self, call: Callable[[], T]) -> T:
         async with self._turn:

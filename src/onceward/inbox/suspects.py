@@ -10,6 +10,8 @@ import threading
 from collections import deque
 from time import monotonic
 
+from onceward.task.cancellation import cancel_requested, on_cancel, raise_if_cancelled
+
 PATIENCE = 30.0
 """Seconds a suspect waits for the others. One of them may be stuck; the suspect is then retried later."""
 
@@ -52,15 +54,27 @@ class BlockingGate:
             if turns.may_enter(alone):
                 turns.enter(alone)
                 return True
+        with on_cancel(self._wake):
+            return self._wait(alone)
+
+    def _wait(self, alone: bool) -> bool:
+        turns = self.turns
+        with self._lock:
             turns.waiting += alone
             try:
-                if not self._changed.wait_for(lambda: turns.may_enter(alone), PATIENCE):
+                self._changed.wait_for(lambda: turns.may_enter(alone) or cancel_requested(), PATIENCE)
+                raise_if_cancelled()
+                if not turns.may_enter(alone):
                     return False
                 turns.enter(alone)
                 return True
             finally:
                 turns.waiting -= alone
                 self._changed.notify_all()
+
+    def _wake(self) -> None:
+        with self._lock:
+            self._changed.notify_all()
 
     def leave(self) -> None:
         with self._lock:

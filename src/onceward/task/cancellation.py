@@ -102,7 +102,7 @@ def on_cancel(cancel: Callable[[], object]) -> Iterator[None]:
     """Call `cancel()` if the attempt is asked to stop while the block runs: `with on_cancel(connection.close): …`.
 
     It is called once, in another thread, and shall end what the block waits for, and nothing else: close a socket that
-    only this block uses, set an event. The block must be safe to leave at that point; leaving it waits for `cancel`.
+    only this block uses, set an event. Leaving the block waits for `cancel`, so hold no lock then that `cancel` needs.
     If the attempt was asked to stop before, this raises `AttemptInterrupted`. Outside an engine it does nothing.
     """
     token = current_token()

@@ -29,7 +29,8 @@ class Try(CancelToken):
     __slots__ = ("due", "limit", "work")
 
     def __init__(self, work: Work, due: float, limit: Limit) -> None:
-        super().__init__()
+        self.expired = False  # not by super().__init__(): every attempt pays for it
+        self._cancellers = []
         self.work = work
         self.due = due
         """When the watchdog has to act next."""
