@@ -7,6 +7,7 @@ All logic is coroutines over these ports. The blocking ports block and return, s
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -22,6 +23,7 @@ from onceward.backoff import Backoff
 from onceward.db import DbSession
 from onceward.db.backends import backend_of
 from onceward.errors import ConfigurationError
+from onceward.telemetry.context import current_attempt
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -125,6 +127,8 @@ class AsyncStoragePorts(StoragePorts):
         await asyncio.sleep(seconds)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
+        context = contextvars.copy_context()
+        context.run(current_attempt.set, None)  # it outlives the attempt that happens to need it first
+        task = asyncio.get_running_loop().create_task(coroutine, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -51,10 +51,12 @@ class Canceller:
 class CancelToken:
     """Whether an attempt was asked to stop, and what ends the calls it waits for."""
 
-    __slots__ = ("_cancellers", "expired")
+    __slots__ = ("_cancellers", "expired", "over")
 
     def __init__(self) -> None:
         self.expired = False
+        self.over = False
+        """Whether the attempt has ended. What it leaves running, such as a pool's own task, is no part of it."""
         self._cancellers: list[Canceller] = []
 
     @property
@@ -83,7 +85,8 @@ class CancelToken:
 
 def current_token() -> CancelToken | None:
     """The token of the attempt running here; None outside an engine, or if the attempt has no time limit."""
-    return cast(CancelToken | None, current_attempt.get())
+    token = cast(CancelToken | None, current_attempt.get())
+    return None if token is None or token.over else token
 
 
 def cancel_requested() -> bool:
@@ -93,7 +96,8 @@ def cancel_requested() -> bool:
 
 def raise_if_cancelled() -> None:
     """Raise AttemptInterrupted if the attempt running here was asked to stop."""
-    if attempt_expired():
+    token = current_token()
+    if token is not None and token.expired:
         raise AttemptInterrupted("this attempt ran out of time; what it does now is discarded")
 
 

@@ -30,6 +30,7 @@ class Try(CancelToken):
 
     def __init__(self, work: Work, due: float, limit: Limit) -> None:
         self.expired = False  # not by super().__init__(): every attempt pays for it
+        self.over = False
         self._cancellers = []
         self.work = work
         self.due = due
