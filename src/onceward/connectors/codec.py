@@ -23,7 +23,7 @@ from onceward.transaction import ReadOnlyDict, Transaction
 
 __all__ = ["DecodeError", "PayloadError", "decode", "encode", "encode_all", "sanitize_metadata"]
 
-_log = OwnLogger(logging.getLogger(__name__))
+_log = OwnLogger(logging.getLogger("onceward.connectors.metadata"))
 _propagator = TraceContextTextMapPropagator()
 
 CREDENTIAL_KEYS = frozenset(

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from onceward._functions import awaiting
 from onceward._sync import as_coroutine, as_function, run_blocking
 from onceward.middleware import Middleware
 from onceward.task.base import BaseTask
@@ -173,7 +174,8 @@ class Call:
     def _wrap(self, step: Step) -> Step:
         """Wrap the step in its middleware. Unwrapped, a default handler is `silent`: it is never called."""
         chain = self.wiring.chain if self.watch is None else (self.watch, *self.wiring.chain)
-        bare = call = step.call if self.task.asynchronous or not chain else as_coroutine(step.call)
+        checking = awaiting if self.task.asynchronous else as_coroutine
+        bare = call = checking(step.call) if chain else step.call
         for each in reversed(chain):
             call = each.wrap_step(step, call)
         if call is bare:

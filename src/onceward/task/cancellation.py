@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import cast
 
 from onceward.task.exceptions import AttemptInterrupted
+from onceward.task.script import Limit
 from onceward.telemetry.context import attempt_expired, current_attempt
 from onceward.telemetry.logger import OwnLogger
 
@@ -51,9 +52,10 @@ class Canceller:
 class CancelToken:
     """Whether an attempt was asked to stop, and what ends the calls it waits for."""
 
-    __slots__ = ("_cancellers", "expired", "over")
+    __slots__ = ("_cancellers", "expired", "limit", "over")
 
     def __init__(self) -> None:
+        self.limit = Limit.STEP
         self.expired = False
         self.over = False
         """Whether the attempt has ended. What it leaves running, such as a pool's own task, is no part of it."""

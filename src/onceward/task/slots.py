@@ -16,6 +16,7 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
+from onceward.task.exceptions import failure_category
 from onceward.task.lifecycle import LifePorts, live
 from onceward.task.report import Report
 from onceward.task.script import Exited, Failed, Script
@@ -221,8 +222,7 @@ class Slots:
                     tally.duplicates += 1
             elif status is FAILED:
                 tally.failed += 1
-                assert outcome.error is not None
-                tally.failed_by_category[outcome.error.category] += 1
+                tally.failed_by_category[failure_category(outcome.error)] += 1
             elif status is POSTPONED:
                 tally.postponed += 1
             else:

@@ -101,6 +101,8 @@ class Work:
     attempt = 0
     deadline = inf
     limit = LOOP
+    handling = False
+    """It is in its exception handler."""
     stuck = False
     """A driver has not returned; another one has taken over `script`."""
     _drivers = 1

@@ -32,7 +32,7 @@ LIMIT = 32 * 1024 * 1024
 REQUESTED = ("payload.", "metadata.", "result.")
 """Prefixes of attributes that `EngineSettings.telemetry_fields` asked for."""
 
-_log = OwnLogger(logging.getLogger(__name__))
+_log = OwnLogger(logging.getLogger("onceward.telemetry.spanfile"))
 _encode = msgspec.json.Encoder().encode
 
 

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from onceward.inbox.attempts import in_flight
 from onceward.inbox.stores.types import Attempts
-from onceward.storage.ports import AsyncStoragePorts
+from onceward.storage.database import AsyncStoragePorts
 from onceward.task.cancellation import CancelToken, current_token
 from onceward.telemetry.context import current_attempt
 
