@@ -145,6 +145,7 @@ class AsyncPorts:
         except BaseException as raised:  # noqa: BLE001
             error = raised
         del self._tries[task]
+        this.over = True
         current_attempt.set(None)
         if this.stuck:
             return DISOWNED

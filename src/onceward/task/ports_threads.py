@@ -166,6 +166,7 @@ class BlockingPorts:
                 absorb(ident)
         except AttemptInterrupted:
             pass
+        this.over = True
         current_attempt.set(None)
         del self._tries[ident]
         if in_time:
