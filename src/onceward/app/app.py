@@ -95,6 +95,8 @@ class Onceward:
         self.name = name
         self.middleware = check_middleware(middleware, name)
         """Wraps every consumer and producer of this app, outermost first."""
+        self.owner: str | None = None
+        """The name of this process for its leases. `onceward run` sets it, and ends them if the process dies."""
         self._resolved = resolve(settings)
         self.consumers = Consumers()
         self.producers: dict[str, Producer] = {}

@@ -9,7 +9,6 @@ ready ──fetch──► leased ──DONE──► gone
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -19,6 +18,7 @@ from onceward.connectors.codec import DecodeError, decode, encode_all
 from onceward.connectors.dead_message import BurialReason, DeadMessage, describe_failure
 from onceward.connectors.deliveries import Held, LeasedDeliveries, LeasedDelivery
 from onceward.connectors.lease_rules import Bury, LeaseRules
+from onceward.connectors.owners import new_token
 from onceward.task.exceptions import ExceptionCategory
 from onceward.transaction import Settlement, Transaction, Verdict
 
@@ -115,6 +115,7 @@ class LeasingConnector:
     def __init__(self, store: LeaseStore, rules: LeaseRules, clock: Callable[[], float]) -> None:
         self.rules = rules
         self.lease = rules.lease
+        self.owner: str | None = None
         self._store = store
         self._clock = clock
         self._deliveries = LeasedDeliveries()
@@ -129,7 +130,7 @@ class LeasingConnector:
         with self._store.transaction(FETCH_WAIT):
             now = self._clock()
             rows, transactions, buried = self._choose(batch_size, now)
-            token = secrets.randbits(63)
+            token = new_token(self.owner)
             self._store.lease(rows, token, now + self.lease)
         for level, message, *args in buried:
             _log.log(level, message, *args)

@@ -36,6 +36,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     env: str | None
     concurrency: int | None
     """These two, if given, win over the app's settings."""
+    owner: str | None = None
+    """The name of the process for its leases: the supervisor ends them if the process dies."""
 
 
 class WorkerState(StrEnum):

@@ -12,6 +12,7 @@ from onceward.app.app import Onceward
 from onceward.errors import ConfigurationError
 from onceward.run.health import Pages, parse_address, serve_health
 from onceward.run.protocol import Assignment
+from onceward.run.release import Releases
 from onceward.run.reload import PythonFiles
 from onceward.run.supervisor import RunStage, Supervisor
 
@@ -47,7 +48,7 @@ def run_app(app: Onceward, assignment: Assignment, *, reload: bool = False) -> i
 async def _run(app: Onceward, assignment: Assignment, reload: bool) -> int:
     settings = app.settings
     changes = PythonFiles(Path.cwd()) if reload else None
-    supervisor = Supervisor(assignment, settings.processes, changes)
+    supervisor = Supervisor(assignment, settings.processes, changes, Releases(app))
     pages = Pages(supervisor, settings.stalled_after)
     loop = asyncio.get_running_loop()
     for each in (signal.SIGINT, signal.SIGTERM):

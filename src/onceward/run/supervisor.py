@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import secrets
 import signal
+import socket
 import time
 from collections import Counter
 from enum import IntEnum
@@ -59,6 +62,12 @@ class Changes(Protocol):
     async def next(self) -> str: ...
 
 
+class Release(Protocol):
+    """Gives back what a dead process held; see `onceward.run.release`."""
+
+    async def __call__(self, worker: str, owner: str) -> None: ...
+
+
 class WorkerSlot:
     """The place of one worker process and its successors."""
 
@@ -78,11 +87,18 @@ class WorkerSlot:
 class Supervisor:
     """`await run()` in an event loop; call `on_signal` for each signal."""
 
-    def __init__(self, assignment: Assignment, processes: int, changes: Changes | None = None) -> None:
+    def __init__(
+        self,
+        assignment: Assignment,
+        processes: int,
+        changes: Changes | None = None,
+        release: Release | None = None,
+    ) -> None:
         self.places = [WorkerSlot(number) for number in range(1, processes + 1)]
         self.stage = RunStage.RUNNING
         self._assignment = assignment
         self._changes = changes
+        self._release = release
         self._signal: int | None = None
         self._code = ENDED
         self._cut_off = False
@@ -155,8 +171,9 @@ class Supervisor:
 
     async def _keep(self, place: WorkerSlot) -> None:
         while self.stage is RunStage.RUNNING:
+            owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(6)}"
             process = await WorkerProcess.start(
-                msgspec.structs.replace(self._assignment, number=place.number)
+                msgspec.structs.replace(self._assignment, number=place.number, owner=owner)
             )
             place.process = process
             self._notify(process)  # in case a signal arrived meanwhile
@@ -164,6 +181,8 @@ class Supervisor:
             code = await process.wait()
             place.process = None
             self._totals.add(process.status)
+            if code != ENDED and self._release is not None:
+                await self._release(f"worker {place.number}", owner)
             if not await self._should_restart(place, process, code):
                 return
             place.restarts += 1

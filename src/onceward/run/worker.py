@@ -107,6 +107,7 @@ class Worker:
     def _app(self) -> Onceward:
         self._telemetry = _start_telemetry()
         app = load_app(self._assignment.target)
+        app.owner = self._assignment.owner
         app.override("command line", env=self._assignment.env, concurrency=self._assignment.concurrency)
         return app
 

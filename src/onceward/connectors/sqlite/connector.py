@@ -14,7 +14,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.lease_rules import LeaseRules, OnFailure
-from onceward.connectors.leases import AsyncLeasingConnector, LeasingConnector
+from onceward.connectors.leases import WRITE_WAIT, AsyncLeasingConnector, LeasingConnector
+from onceward.connectors.owners import tokens_of
 from onceward.connectors.sqlite.database import Database, Synchronous
 from onceward.connectors.sqlite.store import SqliteLeaseStore
 from onceward.transaction import Settlement, Transaction, Verdict
@@ -52,7 +53,13 @@ class SqliteConnector(LeasingConnector):
             redelivery_delay=redelivery_delay,
             on_failure=on_failure,
         )
-        super().__init__(SqliteLeaseStore(Database(path, synchronous)), rules, clock)
+        self._rows = SqliteLeaseStore(Database(path, synchronous))
+        super().__init__(self._rows, rules, clock)
+
+    def release_owner(self, owner: str) -> int:
+        """End the leases of a dead owner now; they count as lost. Return how many there were."""
+        with self._rows.transaction(WRITE_WAIT):
+            return self._rows.release(*tokens_of(owner), self._clock())
 
 
 class AsyncSqliteConnector(AsyncLeasingConnector):
@@ -73,17 +80,16 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
         synchronous: Synchronous = "FULL",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(
-            SqliteConnector(
-                path,
-                lease=lease,
-                max_deliveries=max_deliveries,
-                redelivery_delay=redelivery_delay,
-                on_failure=on_failure,
-                synchronous=synchronous,
-                clock=clock,
-            )
+        self._queue = SqliteConnector(
+            path,
+            lease=lease,
+            max_deliveries=max_deliveries,
+            redelivery_delay=redelivery_delay,
+            on_failure=on_failure,
+            synchronous=synchronous,
+            clock=clock,
         )
+        super().__init__(self._queue)
         self._closed = False
         self._pid = os.getpid()
         self._thread = _new_thread()
@@ -97,6 +103,18 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
         if not fetch.cancelled() and fetch.exception() is None:
             await self._give_back(fetch.result())
         raise cancelled
+
+    @property
+    def owner(self) -> str | None:
+        return self._queue.owner
+
+    @owner.setter
+    def owner(self, name: str | None) -> None:
+        self._queue.owner = name
+
+    async def release_owner_async(self, owner: str) -> int:
+        """As `SqliteConnector.release_owner`."""
+        return await self._call(self._queue.release_owner, owner)
 
     async def close_async(self) -> None:
         """As `SqliteConnector.close`. Running calls complete first."""
