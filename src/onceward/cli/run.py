@@ -23,6 +23,8 @@ Examples:
 
 - `onceward run shop:app --processes 4 --health 0.0.0.0:8080` in production, with probes and metrics
 
+- `onceward run shop:app --only charge,refund` to run two of its consumers, here or on another machine
+
 - `onceward run shop:app --drain` to process what is there and exit
 
 - `onceward run shop:app --reload` during development
@@ -41,6 +43,12 @@ def run(
             metavar="N",
             show_default="from each policy",
             help="Messages in flight per consumer and process.",
+        ),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,NAME]", show_default="all", help="Run only these consumers, separated by commas."
         ),
     ] = None,
     drain: Annotated[bool, typer.Option("--drain", help="Exit when the sources are empty.")] = False,
@@ -91,7 +99,8 @@ def run(
             app = _load(target)
             app.override("command line", concurrency=concurrency, **options)
             form = LogFormat(app.settings.log_format)
-            check(app)
+            names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
+            check(app, names)
             start_logging(form, app.settings.log_level)
             assignment = Assignment(
                 target=target,
@@ -102,6 +111,7 @@ def run(
                 log_level=app.settings.log_level,
                 env=env,
                 concurrency=concurrency,
+                only=names,
             )
         code = run_app(app, assignment, reload=reload)
     except ConfigurationError as error:

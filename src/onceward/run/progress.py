@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, MutableSequence, Sequence
 from typing import Any
 
 from onceward.middleware import Middleware, SourceCalls
 from onceward.transaction import Settlement, Transaction, Verdict
+
+ORDER = (Verdict.DONE, Verdict.FAILED, Verdict.RETURNED)
+"""The order of the counts in a row of a `Scoreboard`. The number in flight comes last."""
 
 
 class Progress(Middleware):
@@ -19,8 +23,9 @@ class Progress(Middleware):
 
     name = "progress"
 
-    def __init__(self, on_answer: Callable[[], None]) -> None:
-        self.settled = dict.fromkeys(Verdict, 0)
+    def __init__(self, on_answer: Callable[[], None], row: MutableSequence[int] | None = None) -> None:
+        """`row` is where the counts are kept, if they shall be seen from outside."""
+        self.row: MutableSequence[int] = array("q", (0, 0, 0, 0)) if row is None else row
         self.progress_at = time.monotonic()
         self.asking_since: float | None = None
         self._fetched_at: dict[int, float] = {}
@@ -48,6 +53,7 @@ class Progress(Middleware):
         if batch:
             with self._lock:
                 self._fetched_at.update((id(transaction), now) for transaction in batch)
+                self.row[3] = len(self._fetched_at)
             self.progress_at = now
         self._on_answer()
 
@@ -55,7 +61,8 @@ class Progress(Middleware):
         with self._lock:
             for settlement in settlements:
                 self._fetched_at.pop(id(settlement.transaction), None)
-                self.settled[settlement.verdict] += 1
+                self.row[ORDER.index(settlement.verdict)] += 1
+            self.row[3] = len(self._fetched_at)
         self.progress_at = time.monotonic()
 
     def call_ended(self) -> int:
@@ -64,6 +71,7 @@ class Progress(Middleware):
         with self._lock:
             left = len(self._fetched_at)
             self._fetched_at.clear()
+            self.row[3] = 0
         return left
 
     def in_flight(self) -> tuple[int, float | None]:

@@ -36,6 +36,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     env: str | None
     concurrency: int | None
     """These two, if given, win over the app's settings."""
+    only: tuple[str, ...] = ()
+    """The consumers to run; empty for all."""
     owner: str | None = None
     """The name of the process for its leases: the supervisor ends them if the process dies."""
 
@@ -70,6 +72,8 @@ class ConsumerStatus(msgspec.Struct, kw_only=True):
     stuck: int
     problem: str | None
     """Why it waits."""
+    broken: bool = False
+    """It failed and cannot go on."""
 
     def standing_still_since(self) -> float | None:
         """Since when nothing has moved although it has work or waits for a fetch. None if it is idle."""

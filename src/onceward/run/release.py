@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from onceward._sync import run_blocking
@@ -38,13 +38,14 @@ Holder = Callable[[str], int]
 class Releases:
     """The rounds run in threads of their own: a source that does not answer must not hold up the supervisor."""
 
-    def __init__(self, app: Onceward) -> None:
+    def __init__(self, app: Onceward, only: Sequence[str] = ()) -> None:
         # The inbox first: a message that came back before its claim ended would have to wait again.
         self._holders: list[tuple[str, Holder]] = []
         if app.settings.database is not None:
             self._holders.append(("the database", lambda owner: _release_in_database(app, owner)))
         for consumer in app.consumers.values():
-            self._holders.append((consumer.name, _holder_of(consumer)))
+            if not only or consumer.name in only:
+                self._holders.append((consumer.name, _holder_of(consumer)))
 
     async def __call__(self, worker: str, owner: str) -> None:
         """Return after the first round, or without it after `FIRST_ROUND` seconds."""

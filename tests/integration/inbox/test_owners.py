@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from onceward.deadletters import Status, redrive_leases
-from onceward.inbox.stores.owners import release_owner
 from onceward.inbox.stores import store_of
+from onceward.inbox.stores.owners import release_owner
 from onceward.inbox.stores.types import Attempts, Key
 from tests.support.deadletters.world import Letters, burial
 
