@@ -106,8 +106,8 @@ async def _build_task(
     at_the_end(connector.close_async if asynchronous else connector.close)
     chain = [*middleware]
     if app.settings.database is not None:
-        engine = app.create_async_engine() if asynchronous else app.create_engine()
-        at_the_end(engine.dispose)
+        engine = app.engines.take(asynchronous=asynchronous)
+        at_the_end(app.engines.give_back_async if asynchronous else app.engines.give_back)
         chain.append(await _dead_letters(engine, app, consumer, asynchronous))
         if consumer.contract is not None:
             inbox = await _inbox(engine, app, consumer.contract, asynchronous)

@@ -60,6 +60,10 @@ class AppSettings(Policy):
     env: Annotated[str, AfterValidator(_check_env)] = Field(
         default="development", description="`production` requires evidence; see onceward verify."
     )
+    pool_size: OptionalCount = Field(
+        default=None,
+        description="Connections to the database per process, at most; as many as the concurrency needs if not set.",
+    )
     processes: PositiveInt = Field(default=1, description="Worker processes.")
     concurrency: OptionalCount = Field(
         default=None, description="Transactions in flight per consumer and process."

@@ -109,7 +109,7 @@ class Worker:
     def _app(self) -> Onceward:
         self._telemetry = _start_telemetry()
         app = load_app(self._assignment.target)
-        app.owner = self._assignment.owner
+        app.owner, app.only = self._assignment.owner, self._assignment.only
         app.override("command line", env=self._assignment.env, concurrency=self._assignment.concurrency)
         return app
 
