@@ -6,7 +6,7 @@ SITE    = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench conformance reference proto faces docs format clean
+.PHONY: help demo test lint bench soak conformance reference proto faces docs format clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || grep '##' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ lint: $(VENV)/.test ## Check style, types, import directions, generated files an
 
 bench: $(VENV)/.test ## Measure against bare loops in the same run, and print ratios
 	@$(BIN)/python -m bench
+
+soak: $(VENV)/.test ## Abuse the engine at random for 20 minutes, checked against a model (MINUTES=20)
+	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),20)
 
 conformance: $(VENV)/.test ## Regenerate docs/reference/conformance.md
 	@$(BIN)/python spec/conformance.py

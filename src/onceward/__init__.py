@@ -3,8 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from onceward.telemetry import logs
-
 if TYPE_CHECKING:
     from onceward.app import Onceward
     from onceward.inbox import AsyncInbox, Contract, Inbox
@@ -15,8 +13,6 @@ if TYPE_CHECKING:
     from onceward.task.mixins.producer import AsyncHybridTask, AsyncProducerTask, HybridTask, ProducerTask
     from onceward.task.report import Report
     from onceward.transaction import Transaction
-
-logs.install()  # formatters can use the log fields from the first line of a program
 
 __all__ = [
     "AsyncConsumerTask",

@@ -1,8 +1,8 @@
 """The life of a session's transaction, for both kinds of session: begin once, end once, give the connection back.
 
-    NEW ──opening──► OPEN ──end──► ENDED        a session that could not be opened has also ended
-                      │              ▲
-                      └─► LOST ──────┘          only a rollback is possible
+    NEW ──opening──► OPEN ──exit──► ENDED       a session that could not be opened has also ended
+                      │               ▲
+                      └─► LOST ───────┘         only a rollback is possible
 
 Everything here works on a plain SQLAlchemy connection. Under asyncio, SQLAlchemy runs it in a greenlet.
 """
@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from threading import Lock
-from typing import Concatenate, NoReturn, ParamSpec, TypeVar
+from types import TracebackType
+from typing import Concatenate, NoReturn, ParamSpec, Self, TypeVar
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine
@@ -23,8 +24,10 @@ from sqlalchemy.pool import Pool, StaticPool
 
 from onceward.db.backends import BACKENDS, backend_of
 from onceward.db.errors import LockTimeoutError, SessionError
+from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger(__name__)
+_log = OwnLogger(logging.getLogger("onceward.db.cleanup"))
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,7 +60,7 @@ CANNOT_END = {state: CANNOT_USE[state] for state in (SessionState.NEW, SessionSt
 
 
 class DbTransaction:
-    """One transaction. `name` is the session's class, which the messages use."""
+    """One transaction, as a block in threads. `name` is the session's class, which the messages use."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self.backend = BACKENDS.get(engine.dialect.name) or backend_of(engine.dialect)
@@ -76,6 +79,11 @@ class DbTransaction:
             self._refuse(CANNOT_USE)
         assert self._connection is not None
         return self._connection
+
+    def __enter__(self) -> Self:
+        with self.opening():
+            self.begin(self._engine.connect())
+        return self
 
     @contextmanager
     def opening(self) -> Iterator[None]:
@@ -129,7 +137,9 @@ class DbTransaction:
         self._state = SessionState.LOST
         self._failure = error
 
-    def end(self, error: BaseException | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Commit, or roll back because of the error. Either way, the connection goes back to its pool."""
         if self._state in CANNOT_END:
             self._refuse(CANNOT_END)
@@ -172,6 +182,18 @@ class DbTransaction:
 
     def _has_ended(self, connection: Connection) -> bool:
         return connection.invalidated or self.backend.has_ended(connection)
+
+
+class BlockingSessionPort(DbTransaction):
+    """How a session for threads reaches its connection."""
+
+    def __init__(self, engine: Engine, session: str) -> None:
+        if not isinstance(engine, Engine) or engine.dialect.is_async:
+            raise ConfigurationError(
+                f"DbSession needs an Engine from create_engine with a synchronous driver, not {engine!r}; "
+                "for an AsyncEngine, use AsyncDbSession"
+            )
+        super().__init__(engine, session)
 
 
 def roll_back(connection: Connection, cause: BaseException, *, after_commit: bool = False) -> None:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from onceward.connectors.codec import DecodeError
-from onceward.connectors.deliveries import Held
+from onceward.connectors.lease_rules import Failure
+from onceward.connectors.leases import Held
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters import root_causes
-from onceward.deadletters.burial import KEPT_SECONDS
+from onceward.deadletters.burial import category_of_error, storable
 from onceward.deadletters.letter import (
+    KEPT_SECONDS,
     Category,
-    Failure,
-    category_of,
     decode_history,
-    encode_history,
     moment,
-    storable,
     transaction_of,
 )
-from onceward.storage.sql import Sql, wait_for_lock
+from onceward.storage.database import Sql, wait_for_lock
 from onceward.transaction import Settlement, Transaction, Verdict
 
 LOST_AT_MOST = 3
@@ -115,10 +115,7 @@ def _end(transaction: DbTransaction, rows: Sql, held: Held, settlement: Settleme
         row = rows.first(transaction, _HELD + rows.for_update, **identity)
         if row is not None:
             error = settlement.error
-            kind = getattr(error, "kind", None)
-            category = category_of(
-                None if error is None else error.category, None if kind is None else str(kind)
-            )
+            category = category_of_error(error)
             text = "" if error is None else storable(str(error))
             _die(transaction, rows, row, category, "failed again", text)
     return None if row is None else str(row["message_id"])
@@ -170,7 +167,7 @@ def _extend_history(
 ) -> str:
     at = moment(rows.now(transaction)).isoformat()
     failure = Failure(at, error, row["attempts"] + 1, category)
-    return encode_history((*decode_history(row["history"]), failure))
+    return msgspec.json.encode((*decode_history(row["history"]), failure)).decode()
 
 
 _WAITS = """

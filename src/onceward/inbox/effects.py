@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from onceward._functions import check_function, name_of
 from onceward.inbox.errors import EffectError, EffectInDoubtError, LeaseLostError
 from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Effect, Key
 from onceward.task.lifecycle import text_of
+from onceward.telemetry.logger import OwnLogger
 
 if TYPE_CHECKING:
     from onceward.db.transaction import DbTransaction
 
-_log = logging.getLogger("onceward.inbox")
+_log = OwnLogger(logging.getLogger("onceward.inbox"))
 
 BEATS_PER_LEASE = 4
 """More than three, so one beat may fail and the next still comes in time."""
@@ -133,6 +135,11 @@ class Ledger:
         if not isinstance(name, str) or not name or len(name) > 200:
             raise EffectError(
                 f"an effect needs a name of 1 to 200 characters, not {name!r:.80}; it identifies the effect"
+            )
+        for function in (call, *([] if reconcile is None else [reconcile])):
+            # Before anything is recorded: an effect that cannot run is not in doubt.
+            check_function(
+                function, f"{name_of(function)} of effect {name!r}", asynchronous=self._ports.asynchronous
             )
         written = await self._intend(name)
         if written.state == "done":

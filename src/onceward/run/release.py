@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from onceward._sync import run_blocking
 from onceward.app.app import Consumer, Onceward
 from onceward.connectors.owners import can_release
+from onceward.telemetry.logger import OwnLogger
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-_log = logging.getLogger("onceward.run")
+_log = OwnLogger(logging.getLogger("onceward.run"))
 
 AGAIN = (1.0, 3.0)
 """Pauses between rounds, in seconds: commands that a process sent before it died may arrive after the first round."""
@@ -130,12 +131,11 @@ async def _release_rows(engine: Engine, owner: str) -> int:
     from onceward.deadletters import redrive_leases
     from onceward.errors import ConfigurationError
     from onceward.inbox.stores import owners, store_of
-    from onceward.storage import migrations
-    from onceward.storage.ports import BlockingStoragePorts
+    from onceward.storage.database import BlockingStoragePorts, check_tables
 
     ports, store = BlockingStoragePorts(engine), store_of(engine.dialect, time.time)
     try:
-        await ports.transact(migrations.check, store)
+        await ports.transact(check_tables, store)
     except ConfigurationError:
         return 0  # the worker died before it created the tables
     claims = await ports.transact(owners.release_owner, store, owner)

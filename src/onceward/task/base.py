@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from onceward.errors import ConfigurationError
 from onceward.middleware import Middleware, check_middleware
@@ -83,7 +83,22 @@ class BaseTask:
         self.connectors = dict(connectors)
         self.services = dict(services or {})
         check_middleware(self.middleware, name)
-        self._check()
+        self._ensure_checked()
+
+    def _ensure_checked(self) -> None:
+        """Check the task, once; when it is called at the latest, if its `__init__` forgets super()."""
+        if "_checked" not in self.__dict__:
+            self._check()
+            self.__dict__["_checked"] = True
+
+    if not TYPE_CHECKING:  # type checkers must not take it for any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("connectors", "services"):
+                raise ConfigurationError(
+                    f"{self.name} has no {name}: its __init__ must call super().__init__(connectors, services)"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _check(self) -> None:
         """Mixins override this to check that what they need is present."""

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from onceward._functions import awaiting
 from onceward._sync import as_coroutine, as_function, run_blocking
 from onceward.middleware import Middleware
 from onceward.task.base import BaseTask
@@ -30,11 +31,12 @@ from onceward.task.script import Exited, Failed, Limit, Script, drive_async
 from onceward.task.slots import Slots
 from onceward.task.source import Loop, LoopPorts, Source
 from onceward.task.work import CallPlan, Outcome, Work
-from onceward.telemetry import logs
-from onceward.telemetry.context import current_attempt, working_on
+from onceward.telemetry.context import current_attempt
 from onceward.telemetry.engine_spans import EngineSpans, Names
+from onceward.telemetry.log_thread import log_thread
+from onceward.telemetry.logger import OwnLogger, do_soon
 
-logger = logging.getLogger("onceward.engine")
+logger = OwnLogger(logging.getLogger("onceward.engine"))
 
 SIGNAL_CHECK = 0.25
 """Seconds after which the main thread checks for signals."""
@@ -72,7 +74,7 @@ class Call:
     """One consume or produce call, from assembly to report."""
 
     def __init__(self, task: BaseTask, wiring: Wiring) -> None:
-        logs.install()
+
         self.task = task
         self.wiring = wiring
         self.now = task.clock.now
@@ -148,7 +150,8 @@ class Call:
     def _wrap(self, step: Step) -> Step:
         """Wrap the step in its middleware. Unwrapped, a default handler is `silent`: it is never called."""
         chain = self.wiring.chain if self.watch is None else (self.watch, *self.wiring.chain)
-        bare = call = step.call if self.task.asynchronous or not chain else as_coroutine(step.call)
+        checking = awaiting if self.task.asynchronous else as_coroutine
+        bare = call = checking(step.call) if chain else step.call
         for each in reversed(chain):
             call = each.wrap_step(step, call)
         if call is bare:
@@ -165,21 +168,19 @@ class Call:
 
     def report_expiry(self, work: Work, limit: Limit) -> None:
         """Log that an attempt is asked to stop. Does not wait for it to end, which may never happen."""
-        with working_on(work):
-            if limit is Limit.HURRY:
-                logger.warning(
-                    "%s was cut off because the run is ending; transaction %s is abandoned",
-                    work.step, work.transaction_id,
-                )  # fmt: skip
-                return
-            logger.warning("%s attempt %d ran out of time (%s limit)", work.step, work.attempt + 1, limit)
+        if limit is Limit.HURRY:
+            text = "%s was cut off because the run is ending; transaction %s is abandoned"
+            logger.post(logging.WARNING, text, work.step, work.transaction_id, context=work.context)
+            return
+        text = "%s attempt %d ran out of time (%s limit)"
+        logger.post(logging.WARNING, text, work.step, work.attempt + 1, limit, context=work.context)
         if self.watch is not None:
-            self.watch.record_timeout(work, limit)
+            do_soon(partial(self.watch.record_timeout, work.step, limit))
 
     def handle_crash(self, error: BaseException) -> None:
         """The engine itself failed: end the call with this error instead of hanging."""
-        logger.critical("the engine failed", exc_info=error)
         self.slots.break_off(error)
+        logger.critical("the engine failed", exc_info=error)
 
     def conclude(self, ended: StopReason | Exited) -> Report:
         """Return the report of the call, or raise the error that carries it."""
@@ -306,6 +307,7 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
             ports.alarm()
     try:
         run_blocking(end_all(wiring.chain))
+        log_thread.flush()
     finally:  # even if another Ctrl-C arrives now
         result = Exited(interrupted) if interrupted is not None else ended[0] if ended else StopReason.TIMEOUT
         report = call.conclude(result)

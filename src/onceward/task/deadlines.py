@@ -22,6 +22,11 @@ def first_limit(work: Work, timeout: float | None, now: float) -> tuple[float, L
     return work.deadline, work.limit
 
 
+def is_too_late(work: Work, due: float, limit: Limit, now: float) -> bool:
+    """Whether an attempt is not made, because its time is over. The exception handler is entered once even then."""
+    return due <= now and not (work.handling and work.attempt == 0 and limit is Limit.TRANSACTION)
+
+
 class Try:
     """One attempt under a time limit: running, then perhaps expired, then perhaps stuck."""
 

@@ -13,7 +13,7 @@ Each step has its own attempts, timeout and backoff (`retry` below). Rules:
 * BUSINESS is never retried. Anything a producer's success handler raises, even BUSINESS, counts as SYSTEM.
 * A step that times out is TIMEOUT and retried; a stuck step forfeits its remaining attempts.
 * When `transaction_timeout` runs out, the lifecycle is TIMEOUT: the exception handler runs, under its own policy,
-  unless it has run before.
+  unless it has run before. After any other failure, however late, the handler has `transaction_timeout` for itself.
 * When the loop's own time runs out, or the call is hurried or cancelled, the transaction is abandoned as in a crash.
 * Postponed does not count as an attempt. If the source cannot take the transaction back, it waits here.
 * If the exception handler gives up too, its last error is the outcome's error.
@@ -31,14 +31,25 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
+from onceward._functions import explain_unrun, has_run, name_of
 from onceward.backoff import Backoff
-from onceward.task.exceptions import ExceptionCategory, IOGuardError, Postponed, TransactionException
+from onceward.task.exceptions import (
+    ExceptionCategory,
+    IOGuardError,
+    Postponed,
+    TransactionException,
+    failure_category,
+)
 from onceward.task.mixins.policies import RetryPolicy
 from onceward.task.script import ENDING, Exited, Failed, Limit, Script
 from onceward.task.work import ABANDONED, DUPLICATE, FAILED, LOOP, POSTPONED, SUCCEEDED, Life, Outcome, Work
 from onceward.telemetry.context import current_work
+from onceward.telemetry.logger import OwnLogger
 
-logger = logging.getLogger("onceward.engine")
+logger = OwnLogger(logging.getLogger("onceward.engine"))
+
+
+MAIN_STEPS = ("process", "produce")
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +79,12 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
             backoff=Backoff(retry.backoff, retry.backoff_multiplier, retry.backoff_cap),
             **more,
         )
+
+    def category_of(self, error: BaseException) -> ExceptionCategory | None:
+        """The category of what an attempt raised; None if it is a postponement, which only the main step can raise."""
+        if isinstance(error, Postponed) and self.name in MAIN_STEPS:
+            return None
+        return ExceptionCategory.SYSTEM if self.always_system else failure_category(error)
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -103,17 +120,30 @@ def classify(step: Step, attempt: int, failed: Failed, transaction_id: str | Non
         }[failed.limit]
         more = ", and has not ended since; its slot is stuck" if failed.stuck else ""
         return TransactionException(what + more, ExceptionCategory.TIMEOUT, transaction_id, error)
-    if isinstance(error, TransactionException):
-        if step.always_system and error.category is not ExceptionCategory.SYSTEM:
-            return TransactionException(error.message, ExceptionCategory.SYSTEM, transaction_id, error)
-        if error.transaction_id is None:
-            error.transaction_id = transaction_id
-        elif error.transaction_id != transaction_id:
-            # The same error object was raised for several transactions: each gets a copy.
-            error = copy.copy(error)
-            error.transaction_id = transaction_id
-        return error
-    return TransactionException(text_of(error), ExceptionCategory.SYSTEM, transaction_id, error)
+    if not isinstance(error, TransactionException):
+        return TransactionException(text_of(error), ExceptionCategory.SYSTEM, transaction_id, error)
+    category = failure_category(error)
+    if step.always_system and category is not ExceptionCategory.SYSTEM:
+        return TransactionException(error.message, ExceptionCategory.SYSTEM, transaction_id, error)
+    try:
+        return complete(error, category, transaction_id)
+    except Exception:  # noqa: BLE001  a subclass that does not let its attributes be set
+        return TransactionException(error.message, category, transaction_id, error)
+
+
+def complete(
+    error: TransactionException, category: ExceptionCategory, transaction_id: str | None
+) -> TransactionException:
+    """Set what a task may have left out, or given as text."""
+    if error.transaction_id is None:
+        error.transaction_id = transaction_id
+    elif error.transaction_id != transaction_id:
+        # The same error object was raised for several transactions: each gets a copy.
+        error = copy.copy(error)
+        error.transaction_id = transaction_id
+    if error.category is not category:
+        error.category = category
+    return error
 
 
 def text_of(error: BaseException | None) -> str:
@@ -169,9 +199,18 @@ def first_attempt(life: Life, ports: LifePorts) -> Any:
 
 def early_outcome(life: Life, reply: Any) -> Outcome | None:
     """The outcome, if nothing is left to do after the first attempt."""
-    if life.plan.success.silent and type(reply) is not Failed and reply is not DUPLICATE:
+    if life.plan.success.silent and (
+        reply is None or (type(reply) is not Failed and reply is not DUPLICATE and has_run(reply))
+    ):
         return Outcome(life.transaction, SUCCEEDED, reply, None, life.step)
     return None
+
+
+def check_reply(reply: Any, step: Step) -> Any:
+    """The reply of an attempt; a failure if it returned before its code has run."""
+    if reply is None or type(reply) is Failed or has_run(reply):
+        return reply
+    return Failed(TypeError(f"{name_of(step.call)} {explain_unrun(reply)}"))
 
 
 def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
@@ -179,6 +218,7 @@ def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
     plan = life.plan
     transaction = life.transaction
     step = plan.main
+    reply = check_reply(reply, step)
     if type(reply) is Failed and not life.blocked:
         reply = yield from retry(life, step, (transaction,), ports, reply)
     leave_step(life, step, reply)
@@ -196,9 +236,13 @@ def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
         return Exited(cast(BaseException, reply.error))
     error = cast(TransactionException, reply.error)
     if reply.limit not in ENDING and not plan.exception.silent:
+        life.handling = True
         if reply.limit is Limit.TRANSACTION:
             # The handler has its own policy; the transaction's time limit no longer applies.
             life.deadline, life.limit = plan.loop_deadline, LOOP
+        elif life.limit is Limit.TRANSACTION:
+            # The failure may have come just before the limit, or after it: the handler gets that time again.
+            set_limits(life, ports.now())
         reply = yield from run_step(life, plan.exception, (transaction, error), ports)
         if type(reply) is Failed:
             if reply.exits:
@@ -217,7 +261,7 @@ def run_step(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePort
     life.attempt = 0
     if life.plan.watch is not None:
         life.plan.watch.step_begins(life, step)
-    reply = yield ports.invoke, (life, step.call, arguments, step.timeout)
+    reply = check_reply((yield ports.invoke, (life, step.call, arguments, step.timeout)), step)
     if type(reply) is Failed:
         reply = yield from retry(life, step, arguments, ports, reply)
     leave_step(life, step, reply)
@@ -252,7 +296,7 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
             if life.deadline != inf and ports.now() >= life.deadline:
                 return out_of_time(life, step, decision.error)
         life.attempt += not postponed
-        reply = yield ports.invoke, (life, step.call, arguments, step.timeout)
+        reply = check_reply((yield ports.invoke, (life, step.call, arguments, step.timeout)), step)
         if type(reply) is not Failed:
             return reply
 
@@ -286,7 +330,7 @@ def out_of_time(life: Life, step: Step, last_error: TransactionException) -> Fai
 
 def set_limits(life: Life, now: float) -> None:
     plan = life.plan
-    life.deadline = plan.loop_deadline
+    life.deadline, life.limit = plan.loop_deadline, LOOP
     if plan.transaction_timeout is not None and now + plan.transaction_timeout < life.deadline:
         life.deadline, life.limit = now + plan.transaction_timeout, Limit.TRANSACTION
 

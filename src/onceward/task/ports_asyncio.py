@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from math import inf
 from types import CoroutineType, coroutine
 from typing import Any
 
+from onceward._functions import check_awaitable
 from onceward.backoff import LONGEST_SLEEP
-from onceward.task.deadlines import Clock, Deadlines, Try, first_limit
+from onceward.task.deadlines import Clock, Deadlines, Try, first_limit, is_too_late
 from onceward.task.lifecycle import early_outcome, first_attempt, live
 from onceward.task.script import (
     DISOWNED,
@@ -88,7 +89,7 @@ class AsyncPorts:
             except BaseException as error:  # noqa: BLE001  an error of user code is a reply
                 return failure_reply(error)
             # The driver awaits it and turns its error into a reply: one coroutine less.
-            return reply if type(reply) is CoroutineType else _await(reply)
+            return reply if type(reply) is CoroutineType else _await(reply, call)
         return self._invoke_limited(work, call, arguments, timeout)
 
     async def _invoke_limited(
@@ -96,7 +97,7 @@ class AsyncPorts:
     ) -> Any:
         now = self.now()
         due, limit = first_limit(work, timeout, now)
-        if due <= now:
+        if is_too_late(work, due, limit, now):
             return Failed(None, limit)
         reply: Any = None
         error: BaseException | None = None
@@ -107,7 +108,7 @@ class AsyncPorts:
         if due < self._deadlines.watch_at:
             self._watch_from(due, now)
         try:
-            reply = await call(*arguments)
+            reply = await check_awaitable(call(*arguments), call)
         except BaseException as raised:  # noqa: BLE001
             error = raised
         del self._tries[task]
@@ -322,8 +323,8 @@ class AsyncPorts:
         return list(self._tasks)
 
 
-async def _await(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable
+async def _await(given: Any, function: Callable[..., Any]) -> Any:
+    return await check_awaitable(given, function)
 
 
 _NOT_STARTED: Any = object()

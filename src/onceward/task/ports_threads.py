@@ -19,7 +19,7 @@ from math import inf
 from typing import Any
 
 from onceward.backoff import LONGEST_SLEEP
-from onceward.task.deadlines import Clock, Deadlines, Try, first_limit
+from onceward.task.deadlines import Clock, Deadlines, Try, first_limit, is_too_late
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.lifecycle import early_outcome, first_attempt, live
 from onceward.task.script import DISOWNED, Exited, Failed, Limit, Script, drive, failure_reply
@@ -122,7 +122,7 @@ class BlockingPorts:
     ) -> Any:
         now = self.now()
         due, limit = first_limit(work, timeout, now)
-        if due <= now:
+        if is_too_late(work, due, limit, now):
             return Failed(None, limit)
         ident = threading.get_ident()
         reply: Any = None

@@ -12,17 +12,20 @@ from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
+from onceward.task.exceptions import failure_category
 from onceward.task.lifecycle import LifePorts, live
 from onceward.task.report import Report
 from onceward.task.script import Exited, Failed, Script
 from onceward.task.work import ABANDONED, FAILED, POSTPONED, SUCCEEDED, CallPlan, Life, Outcome, Work
 from onceward.telemetry.context import current_attempt, working_on
+from onceward.telemetry.logger import OwnLogger, do_soon
 from onceward.transaction import Settlement, Transaction, Verdict
 
-logger = logging.getLogger("onceward.engine")
+logger = OwnLogger(logging.getLogger("onceward.engine"))
 
 DONE, NOT_DONE, RETURNED = Verdict.DONE, Verdict.FAILED, Verdict.RETURNED
 
@@ -218,8 +221,7 @@ class Slots:
                     tally.duplicates += 1
             elif status is FAILED:
                 tally.failed += 1
-                assert outcome.error is not None
-                tally.failed_by_category[outcome.error.category] += 1
+                tally.failed_by_category[failure_category(outcome.error)] += 1
             elif status is POSTPONED:
                 tally.postponed += 1
             else:
@@ -264,7 +266,8 @@ class Slots:
             self.tally.stuck += 1
             self.stuck_now += 1
         if self._watch is not None:
-            self._watch.change_stuck(+1)
+            do_soon(partial(self._watch.change_stuck, +1))
+        life.stuck_context = life.context
         life.context = life.context.copy()
         life.context.run(current_attempt.set, None)
         waiting_for: Failed | None = reply
@@ -276,13 +279,13 @@ class Slots:
 
     def _unstick(self, life: Life) -> None:
         """A stuck attempt has ended after all. Its result is discarded."""
-        logger.warning(
-            "a stuck attempt at transaction %s has ended; its result is discarded", life.transaction_id
-        )
+        text = "a stuck attempt at transaction %s has ended; its result is discarded"
+        logger.post(logging.WARNING, text, life.transaction_id, context=life.stuck_context)
+        life.stuck_context = NO_CONTEXT
         with self._lock:
             self.stuck_now -= 1
         if self._watch is not None:
-            self._watch.change_stuck(-1)
+            do_soon(partial(self._watch.change_stuck, -1))
         self._leave(life)
 
     def _leave(self, life: Life) -> None:

@@ -11,21 +11,31 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
+from functools import partial
 from math import inf
 from typing import Any, Protocol
 
 import msgspec
 
-from onceward.task.exceptions import FetchException, FetchTimeoutException, LoopError, SettlementException
-from onceward.task.lifecycle import Step, decide, line_of, text_of
+from onceward.task.exceptions import (
+    ExceptionCategory,
+    FetchException,
+    FetchTimeoutException,
+    LoopError,
+    SettlementException,
+    TransactionException,
+    failure_category,
+)
+from onceward.task.lifecycle import Step, check_reply, decide, line_of, text_of
 from onceward.task.mixins.policies import ProducerLoopPolicy
 from onceward.task.report import StopReason
 from onceward.task.script import Failed, Limit, Script
 from onceward.task.slots import SlotPorts, Slots
 from onceward.task.work import Work
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction
 
-logger = logging.getLogger("onceward.engine")
+logger = OwnLogger(logging.getLogger("onceward.engine"))
 
 SETTLE_INTERVAL = 0.2
 """Seconds an outcome waits at most to be settled with others, while transactions are in flight."""
@@ -149,7 +159,10 @@ def fetch(loop: Loop, size: int) -> Script[Sequence[Transaction] | None]:
         # A connector may change its arguments; the policy must stay the same.
         return source.fetch.call(*arguments, **copy.deepcopy(source.extra))
 
-    reply = yield from ask(loop, source.fetch, call if source.extra else source.fetch.call, (size,))
+    check = partial(batch_problem, size=size)
+    reply = yield from ask(
+        loop, source.fetch, call if source.extra else source.fetch.call, (size,), check=check
+    )
     if type(reply) is Failed:
         if reply.exits:
             return None
@@ -163,7 +176,7 @@ def fetch(loop: Loop, size: int) -> Script[Sequence[Transaction] | None]:
     loop.slots.tally.empty_fetches += not batch
     if not batch and loop.watch is not None:
         loop.watch.record_empty_fetch()
-    problem = batch_problem(batch, size)
+    problem = check(batch)
     if problem:
         fail(loop, StopReason.FETCH_ERROR, FetchException(problem))
         return None
@@ -172,6 +185,8 @@ def fetch(loop: Loop, size: int) -> Script[Sequence[Transaction] | None]:
 
 def batch_problem(batch: Any, size: int) -> str | None:
     """What is wrong with a fetched batch, if anything."""
+    if batch is None:
+        return None
     if not isinstance(batch, Sequence):
         return f"the connector returned {type(batch).__name__}; fetch must return a list of Transaction"
     if len(batch) > size:
@@ -186,7 +201,12 @@ def fetch_error(reply: Failed) -> FetchException:
     """The error that the caller of the loop gets for a failed fetch."""
     if isinstance(reply.error, FetchException):
         return reply.error
-    cls = FetchTimeoutException if reply.limit is not None else FetchException
+    timed_out = (
+        reply.limit is not None
+        or isinstance(reply.error, TimeoutError)
+        or failure_category(reply.error) is ExceptionCategory.TIMEOUT
+    )
+    cls = FetchTimeoutException if timed_out else FetchException
     error = cls(f"fetching gave up: {text_of(reply.error)}")
     error.__cause__ = reply.error
     return error
@@ -200,21 +220,29 @@ def fail(loop: Loop, reason: StopReason, error: LoopError) -> None:
 
 
 def ask(
-    loop: Loop, step: Step, call: Callable[..., Any], arguments: tuple[Any, ...], *, insist: bool = False
+    loop: Loop,
+    step: Step,
+    call: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    *,
+    insist: bool = False,
+    check: Callable[[Any], str | None] | None = None,
 ) -> Script[Any]:
     """Call the source, within a step's attempts. Returns its answer, or `Failed` with its last error.
 
-    A loop that is ending makes no further attempts unless it insists: outcomes must be settled.
+    A loop that is ending makes no further attempts unless it insists: outcomes must be settled. The span shows what
+    `check` finds wrong with the answer.
     """
     watch = loop.watch
     attempt = 0
     while True:
         loop.step, loop.attempt = step.name, attempt
         begun = None if watch is None else watch.ask_begins(loop, step)
-        reply = yield loop.ports.invoke, (loop, call, arguments, step.timeout)
+        reply = check_reply((yield loop.ports.invoke, (loop, call, arguments, step.timeout)), step)
         if type(reply) is not Failed:
             if watch is not None:
-                watch.ask_ends(begun, step, None, None)
+                problem = None if check is None else check(reply)
+                watch.ask_ends(begun, step, problem and TransactionException(problem), None)
             return reply
         decision = decide(step, attempt, reply, None)
         if watch is not None:

@@ -101,6 +101,8 @@ class Work:
     attempt = 0
     deadline = inf
     limit = LOOP
+    handling = False
+    """It is in its exception handler."""
     stuck = False
     """A driver has not returned; another one has taken over `script`."""
     _drivers = 1
@@ -130,6 +132,8 @@ class Life(Work):
     blocked = False
     """An attempt at the same id is stuck, so this one cannot start."""
     spans: Any = None
+    stuck_context: Context
+    """The context of its stuck attempt, if it has one."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from onceward.middleware import Middleware, StepCall
 from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import RETRY_EVENT, SCOPE
-from onceward.telemetry.context import attempt_expired, attempt_hurried, current_work
+from onceward.telemetry.context import attempt_expired, attempt_hurried, current_attempt, current_work
 from onceward.telemetry.metrics import EngineInstruments, instruments
 
 LONGEST = 256
@@ -211,9 +211,9 @@ class EngineSpans(Middleware):
             self._metrics.retries.add(1, {**self._task, "step": step.name})
             self.record_backoff(step.name, delay)
 
-    def record_timeout(self, work: Any, limit: str) -> None:
+    def record_timeout(self, step: str, limit: str) -> None:
         if self._metrics is not None:
-            self._metrics.timeouts.add(1, {**self._task, "step": work.step, "limit": str(limit)})
+            self._metrics.timeouts.add(1, {**self._task, "step": step, "limit": str(limit)})
 
     def change_stuck(self, change: int) -> None:
         if self._metrics is not None:
@@ -257,13 +257,13 @@ class EngineSpans(Middleware):
         if attempt_hurried():
             _mark_failed(span, "cut off because the run is ending", None)
         elif attempt_expired():
-            _mark_failed(
-                span, f"took longer than {step.timeout} s" if step.timeout else "ran out of time", "TIMEOUT"
-            )
-        elif error is not None and getattr(error, "category", "SYSTEM") is None:
-            span.set_attribute("outcome", "postponed")
+            _mark_failed(span, _describe_limit(step), "TIMEOUT")
         elif error is not None:
-            _mark_failed(span, _message(error), getattr(error, "category", "SYSTEM"))
+            category = step.category_of(error)
+            if category is None:
+                span.set_attribute("outcome", "postponed")
+            else:
+                _mark_failed(span, _message(error), category)
         elif self._fields and step.name in ("process", "produce"):
             span.set_attributes(self._fields.of_result(result))
         span.end()
@@ -330,6 +330,14 @@ def _mark_failed(span: Span, message: str, category: Any) -> None:
 
 def _message(error: BaseException) -> str:
     return getattr(error, "message", None) or str(error) or type(error).__name__
+
+
+def _describe_limit(step: Any) -> str:
+    """Which limit ended the running attempt."""
+    attempt = current_attempt.get()
+    if attempt is None or attempt.limit == "step":
+        return f"took longer than {step.timeout} s"
+    return f"the {'loop' if attempt.limit == 'loop' else 'lifecycle'} ran out of time"
 
 
 def _carrier(metadata: Any) -> dict[str, str]:

@@ -48,7 +48,7 @@ def no_rollback(patch: pytest.MonkeyPatch) -> None:
     async def commit(self: InboxSession, error: BaseException | None) -> None:
         self.__exit__(None, None, None)
 
-    patch.setattr(InboxSession, "_leave", commit)
+    patch.setattr(InboxSession, "leave", commit)
 
 
 def no_horizon(patch: pytest.MonkeyPatch) -> None:

@@ -262,8 +262,8 @@ def arm(worker: Worker) -> None:
     after(Ledger, "_intend", lambda self, *_: reached("intended", self._claim.key.tracking_id))
     after(Ledger, "_settle", lambda self, *_: reached("settled", self._claim.key.tracking_id))
     for session in (InboxSession, EffectfulSession, AsyncInboxSession, AsyncEffectfulSession):
-        before(session, "_leave", left("before-commit"))
-        after(session, "_leave", left("committed"))
+        before(session, "leave", left("before-commit"))
+        after(session, "leave", left("committed"))
     for store in (PostgreSqlStore, SqliteStore):
         after_plain(store, "admit", admitted)
 

@@ -10,20 +10,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 from onceward.connectors.base import ConnectorClosedError
-from onceward.connectors.lease_rules import LeaseRules, OnFailure
+from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
 from onceward.connectors.leases import WRITE_WAIT, AsyncLeasingConnector, LeasingConnector
 from onceward.connectors.owners import tokens_of
-from onceward.connectors.sqlite.database import Database, Synchronous
-from onceward.connectors.sqlite.store import SqliteLeaseStore
+from onceward.connectors.sqlite.store import SqliteLeaseStore, Synchronous
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = OwnLogger(logging.getLogger("onceward.connectors.sqlite.aio"))
 
 
 class SqliteConnector(LeasingConnector):
@@ -40,21 +40,12 @@ class SqliteConnector(LeasingConnector):
         self,
         path: str | os.PathLike[str],
         *,
-        lease: float = 60.0,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 1.0,
-        on_failure: OnFailure = "auto",
         synchronous: Synchronous = "FULL",
         clock: Callable[[], float] = time.time,
+        **settings: Unpack[LeaseSettings],
     ) -> None:
-        rules = LeaseRules(
-            lease=lease,
-            max_deliveries=max_deliveries,
-            redelivery_delay=redelivery_delay,
-            on_failure=on_failure,
-        )
-        self._rows = SqliteLeaseStore(Database(path, synchronous))
-        super().__init__(self._rows, rules, clock)
+        self._rows = SqliteLeaseStore(path, synchronous)
+        super().__init__(self._rows, LeaseRules(**settings), clock)
 
     def release_owner(self, owner: str) -> int:
         """End the leases of a dead owner now; they count as lost. Return how many there were."""
@@ -73,22 +64,11 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
         self,
         path: str | os.PathLike[str],
         *,
-        lease: float = 60.0,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 1.0,
-        on_failure: OnFailure = "auto",
         synchronous: Synchronous = "FULL",
         clock: Callable[[], float] = time.time,
+        **settings: Unpack[LeaseSettings],
     ) -> None:
-        self._queue = SqliteConnector(
-            path,
-            lease=lease,
-            max_deliveries=max_deliveries,
-            redelivery_delay=redelivery_delay,
-            on_failure=on_failure,
-            synchronous=synchronous,
-            clock=clock,
-        )
+        self._queue = SqliteConnector(path, synchronous=synchronous, clock=clock, **settings)
         super().__init__(self._queue)
         self._closed = False
         self._pid = os.getpid()

@@ -2,7 +2,7 @@
 
 # make faces writes session.py, with
 #   run_blocking: self._ledger
-#   port: _enter, _leave, _apply
+#   port: enter, leave, apply
 
 from __future__ import annotations
 
@@ -28,10 +28,8 @@ T = TypeVar("T")
 class AsyncInboxSession(AsyncDbSession):
     """An `AsyncDbSession` whose commit includes the inbox's row for `event`."""
 
-    def __init__(self, engine: AsyncEngine, event: Event) -> None:
-        super().__init__(engine)
-        self.event = event
-        """The event in flight, as it was delivered."""
+    event: Event
+    """The event in flight, as it was delivered."""
 
     async def effect(
         self, name: str, call: Callable[[str], Awaitable[Any]], *, reconcile: Reconcile | None = None
@@ -45,25 +43,17 @@ class AsyncInboxSession(AsyncDbSession):
         """
         raise EffectError(NOT_EFFECTFUL)
 
-    async def _enter(self) -> None:
-        await self.__aenter__()
-
-    async def _leave(self, error: BaseException | None) -> None:
-        await self.__aexit__(None, error, None)
-
-    async def _apply(self, operation: Callable[..., T], *args: Any) -> T:
-        return await self._run(operation, *args)
-
 
 class AsyncEffectfulSession(AsyncInboxSession):
     """Opens its transaction only when the handler uses the database, and holds none during an effect."""
 
     def __init__(self, engine: AsyncEngine, event: Event, claim: Claim, ledger: Ledger) -> None:
-        super().__init__(engine, event)
+        super().__init__(engine)
+        self.event = event
         self._claim = claim
         self._ledger: Ledger | None = ledger
         self._inner: AsyncDbSession | None = None
-        self._run = self._run_lazily
+        self.run = self._run_lazily
 
     @property
     def committed(self) -> bool:
@@ -90,22 +80,22 @@ class AsyncEffectfulSession(AsyncInboxSession):
             inner = AsyncDbSession(self._engine)
             await inner.__aenter__()
             self._inner = inner
-        return await self._inner._run(operation, *args, **kwargs)
+        return await self._inner.run(operation, *args, **kwargs)
 
     async def _let_go(self) -> None:
         """End the transaction, in which nothing was written yet, so nothing is locked during the call."""
         inner = self._inner
         if inner is None:
             return
-        if await inner._run(has_written):
+        if await inner.run(has_written):
             raise SessionError(WRITTEN)
         self._inner = None
         await inner.__aexit__(None, None, None)
 
-    async def _enter(self) -> None:
+    async def enter(self) -> None:
         """Do nothing: the transaction begins with the first statement."""
 
-    async def _leave(self, error: BaseException | None) -> None:
+    async def leave(self, error: BaseException | None) -> None:
         self._ledger = None
         if self._inner is not None:
             await self._inner.__aexit__(None, error, None)
@@ -126,7 +116,7 @@ class AsyncJoined:
     async def effect(self, *_: Any, **__: Any) -> Any:
         raise EffectError(NOT_EFFECTFUL)
 
-    async def _enter(self) -> None: ...
-    async def _leave(self, error: BaseException | None) -> None: ...
-    async def _apply(self, operation: Callable[..., T], *args: Any) -> T:
-        return await self._session._run(operation, *args)
+    async def enter(self) -> None: ...
+    async def leave(self, error: BaseException | None) -> None: ...
+    async def apply(self, operation: Callable[..., T], *args: Any) -> T:
+        return await self._session.run(operation, *args)

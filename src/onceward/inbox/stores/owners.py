@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onceward.db.transaction import DbTransaction
-from onceward.storage.sql import Sql
+from onceward.storage.database import Sql
 
 
 def release_owner(transaction: DbTransaction, rows: Sql, owner: str) -> int:
