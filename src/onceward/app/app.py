@@ -92,7 +92,7 @@ class Producer:
 class Onceward:
     """`app = Onceward("shop", database="sqlite:///shop.db")`; then decorate functions and `onceward run module:app`.
 
-    Keywords are settings; the others come from ONCEWARD_… variables, `onceward.toml` or `[tool.onceward]`.
+    Keywords are settings. ONCEWARD_… variables, `onceward.toml` and `[tool.onceward]` win over them.
     """
 
     def __init__(self, name: str = "app", *, middleware: Sequence[Middleware] = (), **settings: Any) -> None:

@@ -218,6 +218,10 @@ class LeasingConnector(Closing):
                 settlement.transaction.id,
                 settlement.verdict,
             )
+        for held, (settlement, delivery) in ending.items():
+            if settlement.verdict == Verdict.FAILED and held not in lost:
+                what = self.rules.describe_next(settlement.error, delivery.deliveries)
+                _log.info("transaction %s: %s", settlement.transaction.id, what)
 
     def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Keep these deliveries for another `lease` from now, except those already settled."""

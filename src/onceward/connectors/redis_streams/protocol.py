@@ -266,6 +266,10 @@ class StreamQueue:
                 settlement.transaction.id,
                 settlement.verdict,
             )
+        for entry, (settlement, delivery) in ending.items():
+            if settlement.verdict is Verdict.FAILED and entry not in lost:
+                what = self.rules.describe_next(settlement.error, delivery.deliveries)
+                _log.info("transaction %s: %s", settlement.transaction.id, what)
 
     def _verdict(self, settlement: Settlement, delivery: LeasedDelivery) -> Sequence[Any]:
         held = as_str(delivery.held[0]), delivery.deliveries

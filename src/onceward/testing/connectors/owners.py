@@ -15,7 +15,7 @@ from onceward.testing.connectors.driver import ConnectorDriver
 from onceward.testing.connectors.samples import numbered, payloads_of
 from onceward.testing.connectors.suite import ConnectorSuite, needs
 
-SETTINGS = {"lease": 60.0, "max_deliveries": 3}
+SETTINGS: dict[str, Any] = {"lease": 60.0, "max_deliveries": 3}
 
 
 class Owners(ConnectorSuite):
@@ -45,7 +45,7 @@ class Owners(ConnectorSuite):
     def test_what_a_dead_owner_held_counts_as_lost_so_poison_is_buried(self) -> None:
         with self.queue(**SETTINGS) as (queue, clock):
             queue.dispatch(*numbered(0, 1))
-            for number in range(SETTINGS["max_deliveries"]):  # type: ignore[call-overload]
+            for number in range(SETTINGS["max_deliveries"]):
                 with self._another(queue, clock, f"worker-{number}") as worker:
                     assert payloads_of(worker.fetch()) == [0]
                 assert queue.call("release_owner", f"worker-{number}") == 1
