@@ -53,8 +53,8 @@ class Progress(Middleware):
         if batch:
             with self._lock:
                 self._fetched_at.update((id(transaction), now) for transaction in batch)
-                self.row[3] = len(self._fetched_at)
             self.progress_at = now
+        self.row[3] = len(self._fetched_at)
         self._on_answer()
 
     def _note_settled(self, settlements: Sequence[Settlement]) -> None:
@@ -66,12 +66,11 @@ class Progress(Middleware):
         self.progress_at = time.monotonic()
 
     def call_ended(self) -> int:
-        """Forget what is not settled and return how many: they are redelivered when their leases expire."""
+        """Forget what is not settled and return how many; the row has it until the next fetch."""
         self.asking_since = None
         with self._lock:
             left = len(self._fetched_at)
             self._fetched_at.clear()
-            self.row[3] = 0
         return left
 
     def in_flight(self) -> tuple[int, float | None]:

@@ -14,7 +14,7 @@ MISUSED = 2
 RECYCLED = 75
 """A thread was stuck: the rest of the work is done, and another process takes over."""
 CUT_OFF = 76
-"""Some work was left to its lease."""
+"""Some work was cut off and left in flight."""
 UNREACHABLE = 77
 """A run with `--drain` has waited long enough for a source or a database."""
 

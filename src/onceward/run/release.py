@@ -87,8 +87,8 @@ class Releases:
                 left = 1
                 if deadline is not None and time.monotonic() + RETRY >= deadline:
                     _log.warning(
-                        "%s: cannot give back what %s held in %s; it comes back when its lease expires: %s",
-                        worker, worker, name, error,
+                        "cannot give back what %s held in %s; it comes back when its lease expires: %s",
+                        worker, name, error,
                     )  # fmt: skip
             if left:
                 waiting.append((name, release))

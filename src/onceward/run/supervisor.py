@@ -1,7 +1,7 @@
 """The supervisor: starts the workers, restarts those that exit, and shuts them down in order.
 
 first SIGTERM or Ctrl-C      drain   no new fetch; work in flight finishes and is settled
-second, or after `grace`     hurry   work in flight is cut off and left to its lease
+second, or after `grace`     hurry   work in flight is cut off, and given back when the worker has ended
 third, or if that hangs      kill
 """
 
@@ -151,7 +151,7 @@ class Supervisor:
         self.stage = stage
         messages = {
             RunStage.DRAINING: "stopping: no new work is fetched; a second signal cuts off work in flight",
-            RunStage.HURRYING: "hurrying: work in flight is cut off; it is redelivered when its lease expires",
+            RunStage.HURRYING: "hurrying: work in flight is cut off and will be redelivered",
             RunStage.KILLING: "killing the remaining workers",
         }
         _log.log(logging.INFO if stage is RunStage.DRAINING else logging.WARNING, messages[stage])
@@ -239,7 +239,7 @@ class Supervisor:
         if code == UNREACHABLE or code == MISUSED == self._code:
             return  # it, or the first of them, has logged why
         self._cut_off = True
-        how = "left work to its lease" if code == CUT_OFF else ending(code)
+        how = "left work in flight, which will be redelivered" if code == CUT_OFF else ending(code)
         _log.warning("worker %d %s", place.number, how)
 
     async def _after_a_crash(self, place: WorkerSlot, process: WorkerProcess) -> bool:

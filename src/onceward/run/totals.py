@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from onceward.run.scoreboard import Score
 
-UNKNOWN = "unknown (in flight when a worker died)"
+UNKNOWN = "unknown (in flight when a worker ended)"
 
 
 class Totals:
