@@ -49,6 +49,11 @@ class AsyncSessionPort:
     ) -> None:
         await _finish(self._in_turn(partial(self.transaction.__exit__, kind, error, trace)))
 
+    async def leave(self, error: BaseException | None) -> None:
+        await self.__aexit__(None, error, None)
+
+    enter = __aenter__
+
     async def _in_turn(self, call: Callable[[], T]) -> T:
         async with self._turn:
             self.transaction.check_entered()

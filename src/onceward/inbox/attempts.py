@@ -23,6 +23,7 @@ from onceward.inbox.contract import Contract
 from onceward.inbox.errors import AT_ONCE, Breach, Busy, ContractError
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Attempts, Key
+from onceward.task.cancellation import regardless
 from onceward.telemetry.logger import OwnLogger
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ class AttemptLedger:
         for end in ends:
             self._open.discard((end.key.consumer_id, end.key.tracking_id))
         try:
-            await self._with_leftovers(None)
+            with regardless():
+                await self._with_leftovers(None)
         except Exception as error:  # noqa: BLE001  must not hide the failure that is being recorded
             _log.warning(
                 "could not record the ends of %d attempts yet, will retry: %s",

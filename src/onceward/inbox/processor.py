@@ -189,7 +189,7 @@ class EventProcessor:
     ) -> Result:
         session = self.ports.session()
         session.event = event
-        await self.reachable(session.enter)
+        await self.reachable(session.port.enter)
         error: BaseException | None = None
         try:
             return await self._in_transaction(contract, key, digest, event, handler, session)
@@ -197,7 +197,7 @@ class EventProcessor:
             error = raised
             raise
         finally:
-            await session.leave(error)
+            await session.port.leave(error)
 
     async def _in_transaction(
         self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, session: Session
@@ -239,7 +239,6 @@ class EventProcessor:
         self.heartbeat.keep(claim, contract.lease)
         error: BaseException | None = None
         try:
-            await session.enter()
             value = await handler(event, session)
             await self.reachable(session.apply, self._complete, claim, digest)
             return Result(DONE, value)

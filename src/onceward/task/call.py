@@ -19,8 +19,13 @@ from onceward._functions import awaiting
 from onceward._sync import as_coroutine, as_function, run_blocking
 from onceward.middleware import Middleware
 from onceward.task.base import BaseTask
-from onceward.task.exceptions import ConsumerLoopTimeoutException, LoopError, ProducerLoopTimeoutException
-from onceward.task.failure_log import Tracebacks
+from onceward.task.cancellation import current_token, raise_if_cancelled
+from onceward.task.exceptions import (
+    AttemptInterrupted,
+    ConsumerLoopTimeoutException,
+    LoopError,
+    ProducerLoopTimeoutException,
+)
 from onceward.task.lifecycle import Step
 from onceward.task.loops import LANDING, give_back
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
@@ -33,6 +38,7 @@ from onceward.task.source import Loop, LoopPorts, Source
 from onceward.task.work import CallPlan, Outcome, Work
 from onceward.telemetry.context import current_attempt
 from onceward.telemetry.engine_spans import EngineSpans, Names
+from onceward.telemetry.failure_log import Tracebacks
 from onceward.telemetry.log_thread import log_thread
 from onceward.telemetry.logger import OwnLogger, do_soon
 
@@ -90,6 +96,8 @@ class Call:
             )
         )
         self.context = contextvars.copy_context()
+        self.nested = current_attempt.get() is not None
+        self.context.run(current_attempt.set, None)
         self.stops_before = task._engine.stops_obeyed
         self.stuck_asking = False
         self.ports: BlockingPorts | AsyncPorts
@@ -100,7 +108,7 @@ class Call:
         """Create everything that depends on whether the call runs in threads or asyncio."""
         task, wiring = self.task, self.wiring
         ports.on_crash = self.handle_crash
-        ports.interruptible = task.interruptible
+        ports.interruptible = task.interruptible or self.nested
         ids = task._engine.ids
         if self.watch is not None:
             self.context.run(self.watch.loop_begins, lambda: len(ids.holders))
@@ -142,6 +150,22 @@ class Call:
 
     def hurry(self) -> None:
         self.ports.hurry()
+
+    def follow_attempt(self) -> Callable[[], None]:
+        """Have this call cut off with the attempt that makes it, if there is one, until the result is called."""
+        token = current_token()
+        if token is None:
+            return lambda: None
+        return partial(token.remove, token.add(self.cut_off))
+
+    def cut_off(self) -> None:
+        """The attempt that makes this call was asked to stop: stop those of this call, and start nothing more."""
+        self.slots.exited = self.slots.exited or AttemptInterrupted(
+            "the attempt that made this call ran out of time"
+        )
+        self.slots.closed = True
+        self.ports.hurry()
+        self.ports.alarm()
 
     @property
     def stuck(self) -> int:
@@ -263,9 +287,13 @@ def required(method: F) -> F:
 
 def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
     """Run the call in threads; the caller's thread only waits."""
+    raise_if_cancelled()
     run_blocking(begin_all(wiring.chain))
     call = Call(task, wiring)
-    ports = BlockingPorts(task.clock, task.settings.stuck_grace, call.report_expiry)
+    settings = task.settings
+    ports = BlockingPorts(
+        task.clock, settings.stuck_grace, call.report_expiry, raises=settings.interrupt == "raise"
+    )
     ended: list[StopReason | Exited] = []
     bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -285,6 +313,7 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
             carry(None)
 
     call.assemble(ports, lambda reply: ports.start(carry, reply))
+    end_following = call.follow_attempt()
     interrupted: KeyboardInterrupt | None = None
     over = False
     while not over:
@@ -305,7 +334,10 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
             call.slots.exited = call.slots.exited or error
             call.slots.closed = True
             ports.alarm()
+        except AttemptInterrupted:  # of an attempt with interrupt="raise"
+            call.cut_off()
     try:
+        end_following()
         run_blocking(end_all(wiring.chain))
         log_thread.flush()
     finally:  # even if another Ctrl-C arrives now
@@ -316,6 +348,7 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
 
 async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
     """Run the call in asyncio tasks; the caller's task only waits."""
+    raise_if_cancelled()
     await begin_all(wiring.chain)
     call = Call(task, wiring)
     ports = AsyncPorts(task.clock, task.settings.stuck_grace, call.report_expiry)
@@ -330,6 +363,7 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
         ports.start(carry(reply))
 
     call.assemble(ports, hand_over)
+    end_following = call.follow_attempt()
     ports.start(carry(None))
     result: StopReason | Exited
     try:
@@ -349,6 +383,7 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
             await asyncio.wait_for(drive_async(give_back(call.loop)), task.settings.stuck_grace)
     call.slots.dismiss()
     ports.close()
+    end_following()
     try:
         await end_all(wiring.chain)
     finally:  # even if another cancellation arrives now

@@ -17,6 +17,7 @@ from typing import Any
 from onceward._functions import check_awaitable
 from onceward.backoff import LONGEST_SLEEP
 from onceward.task.deadlines import Clock, Deadlines, Try, first_limit, is_too_late
+from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.lifecycle import early_outcome, first_attempt, live
 from onceward.task.script import (
     DISOWNED,
@@ -48,9 +49,11 @@ class TaskTry(Try):
         self.stuck = False
 
     def expire(self) -> bool:
-        self.expired = True
-        self.task.cancel()
         return True
+
+    def interrupt(self) -> None:
+        self.cancel()
+        self.task.cancel()
 
     def give_up(self) -> bool:
         self.stuck = True
@@ -119,8 +122,8 @@ class AsyncPorts:
             # The task was also cancelled from outside.
             raise asyncio.CancelledError
         if this.expired:
-            if error is None or isinstance(error, asyncio.CancelledError):
-                return Failed(None, this.limit)
+            if error is None or isinstance(error, (asyncio.CancelledError, AttemptInterrupted)):
+                return Failed(None, this.limit, late=reply)
             return failure_reply(error, this.limit)
         return reply if error is None else failure_reply_in_task(error)
 

@@ -23,6 +23,7 @@ from onceward.task.script import Exited, Failed, Script
 from onceward.task.work import ABANDONED, FAILED, POSTPONED, SUCCEEDED, CallPlan, Life, Outcome, Work
 from onceward.telemetry.context import current_attempt, working_on
 from onceward.telemetry.logger import OwnLogger, do_soon
+from onceward.telemetry.logs import current_fields
 from onceward.transaction import Settlement, Transaction, Verdict
 
 logger = OwnLogger(logging.getLogger("onceward.engine"))
@@ -267,8 +268,8 @@ class Slots:
             self.stuck_now += 1
         if self._watch is not None:
             do_soon(partial(self._watch.change_stuck, +1))
-        life.stuck_context = life.context
         life.context = life.context.copy()
+        life.stuck_fields = life.context.run(current_fields)
         life.context.run(current_attempt.set, None)
         waiting_for: Failed | None = reply
         if life.script is None:
@@ -280,8 +281,7 @@ class Slots:
     def _unstick(self, life: Life) -> None:
         """A stuck attempt has ended after all. Its result is discarded."""
         text = "a stuck attempt at transaction %s has ended; its result is discarded"
-        logger.post(logging.WARNING, text, life.transaction_id, context=life.stuck_context)
-        life.stuck_context = NO_CONTEXT
+        logger.post(logging.WARNING, text, life.transaction_id, context=self._base, fields=life.stuck_fields)
         with self._lock:
             self.stuck_now -= 1
         if self._watch is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
@@ -33,7 +34,7 @@ from onceward.task.script import Failed, Limit, Script
 from onceward.task.slots import SlotPorts, Slots
 from onceward.task.work import Work
 from onceward.telemetry.logger import OwnLogger
-from onceward.transaction import Settlement, Transaction
+from onceward.transaction import Settlement, Transaction, Verdict
 
 logger = OwnLogger(logging.getLogger("onceward.engine"))
 
@@ -234,6 +235,7 @@ def ask(
     `check` finds wrong with the answer.
     """
     watch = loop.watch
+    assert loop.source is not None
     attempt = 0
     while True:
         loop.step, loop.attempt = step.name, attempt
@@ -244,6 +246,8 @@ def ask(
                 problem = None if check is None else check(reply)
                 watch.ask_ends(begun, step, problem and TransactionException(problem), None)
             return reply
+        if reply.late and step is loop.source.fetch:
+            return_late(loop, reply.late)
         decision = decide(step, attempt, reply, None)
         if watch is not None:
             watch.ask_ends(begun, step, decision.error, decision.delay)
@@ -263,6 +267,12 @@ def ask(
         if loop.out_of_time() or (loop.ending() is not None and not insist):
             return reply
         attempt += 1
+
+
+def return_late(loop: Loop, batch: Any) -> None:
+    """Give back what a fetch delivered after its time was up; it would wait for its lease."""
+    if loop.slots.settled is not None and batch_problem(batch, sys.maxsize) is None:
+        loop.slots.settled.extend(Settlement(each, Verdict.RETURNED) for each in batch)
 
 
 def rest(loop: Loop, seconds: float, *, insist: bool = False) -> Script[None]:

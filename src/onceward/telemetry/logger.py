@@ -52,12 +52,19 @@ class OwnLogger:
     def log(self, level: int, message: str, *args: Any, **more: Any) -> None:
         self._log(level, message, args, **more)
 
-    def post(self, level: int, message: str, *args: Any, context: contextvars.Context) -> None:
+    def post(
+        self,
+        level: int,
+        message: str,
+        *args: Any,
+        context: contextvars.Context,
+        fields: dict[str, Any] | None = None,
+    ) -> None:
         """Log soon, in this context. In threads this takes no lock that user code can hold, and waits for nothing."""
         if self.isEnabledFor(level):
             context = context.copy()  # the original may be in use
             line = Line(self._logger, level, message, args, None, None, sys._getframe(1))
-            line.fields = context.run(current_fields)
+            line.fields = context.run(current_fields) if fields is None else fields
             do_soon(lambda: context.run(line.emit))
 
     def _log(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -130,11 +131,10 @@ def _check(config: Config) -> None:
         )
     if config.buffer.safety and config.buffer.when_full == DROP_OLDEST:
         raise ConfigurationError("[buffer] when_full: drop_oldest loses facts, which safety = true forbids")
-    names: set[str] = set()
+    for name, count in Counter(link.name for link in config.links).items():
+        if count > 1:
+            raise ConfigurationError(f"two [[links]] have the name {name!r}")
     for number, link in enumerate(config.links, 1):
-        if link.name in names:
-            raise ConfigurationError(f"two [[links]] have the name {link.name!r}")
-        names.add(link.name)
         try:
             check_url(link.url)
         except ConfigurationError as error:
