@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceward._sync import run_blocking
 from onceward.app.app import Consumer, Onceward, consumers_of
+from onceward.connectors.owners import set_owner
 from onceward.errors import ConfigurationError
 from onceward.middleware import Middleware
 from onceward.task.mixins.consumer import AsyncConsumerTask, ConsumerTask
@@ -85,14 +86,15 @@ async def _build_task(
     """Written for both modes: see `onceward._sync`."""
     app.check()
     connector = consumer.source.open(asynchronous=asynchronous)
+    set_owner(connector, app.owner)
     at_the_end(connector.close_async if asynchronous else connector.close)
     chain = [*middleware]
     if app.settings.database is not None:
-        engine = app.create_async_engine() if asynchronous else app.create_engine()
-        at_the_end(engine.dispose)
-        chain.append(await _dead_letters(engine, consumer, asynchronous))
+        engine = app.engines.take(asynchronous=asynchronous)
+        at_the_end(app.engines.give_back_async if asynchronous else app.engines.give_back)
+        chain.append(await _dead_letters(engine, app, consumer, asynchronous))
         if consumer.contract is not None:
-            inbox = await _inbox(engine, app.settings.env, consumer.contract, asynchronous)
+            inbox = await _inbox(engine, app, consumer.contract, asynchronous)
             chain.insert(0, inbox.middleware())
     task = task_class(consumer)({"source": connector}, settings=app.settings.engine)
     task.middleware = (*app.middleware, *chain)
@@ -109,19 +111,21 @@ def middleware_of(app: Onceward, consumer: Consumer, *more: Layer) -> list[Layer
     return [*app.middleware, *inbox, *more, *letters]
 
 
-async def _dead_letters(engine: Any, consumer: Consumer, asynchronous: bool) -> Middleware:
+async def _dead_letters(engine: Any, app: Onceward, consumer: Consumer, asynchronous: bool) -> Middleware:
     from onceward.deadletters import AsyncDeadLetters, DeadLetters
     from onceward.deadletters.source.middleware import DeadLetterMiddleware
 
     letters = AsyncDeadLetters(engine) if asynchronous else DeadLetters(engine)
+    letters.operations.owner = app.owner
     await _await_if_needed(letters.migrate())
     return DeadLetterMiddleware(letters, consumer=consumer_id(consumer), origin=consumer.source.origin)
 
 
-async def _inbox(engine: Any, env: str, contract: Contract, asynchronous: bool) -> Any:
+async def _inbox(engine: Any, app: Onceward, contract: Contract, asynchronous: bool) -> Any:
     from onceward.inbox import AsyncInbox, Inbox
 
-    inbox = AsyncInbox(engine, env=env) if asynchronous else Inbox(engine, env=env)
+    inbox = (AsyncInbox if asynchronous else Inbox)(engine, env=app.settings.env)
+    inbox.processor.store.owner = app.owner
     await _await_if_needed(inbox.migrate())
     await _await_if_needed(inbox.register(contract))
     return inbox

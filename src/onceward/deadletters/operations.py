@@ -40,6 +40,8 @@ class DeadLetterOperations:
         self._rows = Sql(ports.dialect.name, clock)
         self._alerts = alerts.Alerts()
         self._checked = False
+        self.owner: str | None = None
+        """The process that the leases of redriven letters belong to."""
 
     async def _transact(self, operation: Callable[..., T], *args: Any) -> T:
         if not self._checked:  # its error says how to create missing tables
@@ -154,7 +156,9 @@ class DeadLetterOperations:
 
     async def deliver(self, consumer: str, size: int, lease: float) -> list[Redelivery]:
         """Lease the redriven letters that are due."""
-        delivered, deaths = await self._transact(redrive_leases.deliver, self._rows, consumer, size, lease)
+        delivered, deaths = await self._transact(
+            redrive_leases.deliver, self._rows, consumer, size, lease, self.owner
+        )
         for message_id, outcome, error in deaths:
             alerts.report_redriven(consumer, message_id, outcome, error)
         return delivered

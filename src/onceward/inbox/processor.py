@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 from opentelemetry import trace
 from sqlalchemy.exc import DBAPIError, StatementError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from onceward._sync import Raised
 from onceward.db import LockTimeoutError, SessionError
@@ -277,6 +278,8 @@ class EventProcessor:
             return await ask(*args)
         except LockTimeoutError as error:
             raise Busy("the database is locked", delay=AT_ONCE.delay()) from error
+        except PoolTimeout as error:
+            raise Busy("all connections of the pool are in use", delay=LATER.delay()) from error
         except DBAPIError as error:
             if self._backend.is_lock_timeout(error):
                 raise Busy("its row is locked by another transaction", delay=LATER.delay()) from error

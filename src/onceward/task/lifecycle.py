@@ -383,6 +383,10 @@ def fail_blocked(life: Life) -> Failed:
     return Failed(error)
 
 
+NEXT = {"process": "; the source redelivers or dead-letters it"}
+"""What happens after the last attempt at a step, for the log."""
+
+
 def log_failure(life: Life, step: Step, decision: Decision, now: float) -> None:
     error = line_of(decision.error)
     attempt = life.attempt + 1  # people count from 1
@@ -396,5 +400,7 @@ def log_failure(life: Life, step: Step, decision: Decision, now: float) -> None:
     else:
         shown = life.plan.tracebacks.to_show(decision.error.__cause__, now)
         logger.error(
-            "%s gave up (attempt %d of %d): %s", step.name, attempt, step.max_attempts, error, exc_info=shown
-        )
+            "%s gave up (attempt %d of %d)%s: %s",
+            step.name, attempt, step.max_attempts, NEXT.get(step.name, ""), error,
+            exc_info=shown,
+        )  # fmt: skip

@@ -47,6 +47,14 @@ class StreamConnector:
         self._queue = StreamQueue(wire.server, stream, group, rules, maxlen, clock)
         self._closed = False
 
+    @property
+    def owner(self) -> str | None:
+        return self._queue.owner
+
+    @owner.setter
+    def owner(self, name: str) -> None:
+        self._queue.owner = name
+
     def _check_open(self) -> None:
         if self._closed:
             raise ConnectorClosedError(

@@ -180,6 +180,11 @@ class SqliteLeaseStore(Database):
         missed = self._execute_all(sql.EXTEND, [(until, *held) for held in deliveries])
         return [(key, token) for _, key, token in missed]
 
+    def release(self, first: int, last: int, now: float) -> int:
+        """End the leases of all deliveries whose token is in this range. Return how many."""
+        values = {"now": now, "first": first, "last": last}
+        return self.cursor.execute(sql.RELEASE, values).rowcount
+
     def remove(self, deliveries: Sequence[Held]) -> Sequence[Held]:
         missed = self._execute_all(sql.REMOVE, deliveries)
         if len(missed) < len(deliveries):
