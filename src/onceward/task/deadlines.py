@@ -115,8 +115,10 @@ class Deadlines:
             # If the call is ending, no attempt follows that would have to wait, so no grace.
             this.due = inf if this.limit in ENDING else now + self._stuck_grace
             if this.expire():
-                self._on_expiry(this.work, this.limit)
-                this.interrupt()
+                try:
+                    self._on_expiry(this.work, this.limit)
+                finally:
+                    this.interrupt()
             else:
                 this.due = inf
 
