@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from onceward.testing import servers
 from spec import conformance
@@ -17,6 +18,10 @@ from tests.support.world import World
 
 CLAIMED = pytest.StashKey[set[str]]()
 REQUIREMENT = "requirement"
+
+# A busy machine is slow, which is not a failure.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 
 @pytest.fixture(params=["threads", "asyncio"])

@@ -45,6 +45,7 @@ def task_class(consumer: Consumer) -> type[Any]:
 
 def _body(consumer: Consumer, process: Callable[..., Any]) -> dict[str, Any]:
     process.__wrapped__ = consumer.function  # type: ignore[attr-defined]
+    process.__qualname__ = consumer.function.__qualname__
     return {
         "process_transaction": process,
         "contract": consumer.contract,

@@ -18,11 +18,12 @@ from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from onceward.errors import OncewardError
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import ReadOnlyDict, Transaction
 
 __all__ = ["DecodeError", "PayloadError", "decode", "encode", "encode_all", "sanitize_metadata"]
 
-_log = logging.getLogger(__name__)
+_log = OwnLogger(logging.getLogger("onceward.connectors.metadata"))
 _propagator = TraceContextTextMapPropagator()
 
 CREDENTIAL_KEYS = frozenset(

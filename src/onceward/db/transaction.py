@@ -1,8 +1,8 @@
 """The life of a session's transaction, for both kinds of session: begin once, end once, give the connection back.
 
-    NEW ──opening──► OPEN ──end──► ENDED        a session that could not be opened has also ended
-                      │              ▲
-                      └─► LOST ──────┘          only a rollback is possible
+    NEW ──opening──► OPEN ──exit──► ENDED       a session that could not be opened has also ended
+                      │               ▲
+                      └─► LOST ───────┘         only a rollback is possible
 
 Everything here works on a plain SQLAlchemy connection. Under asyncio, SQLAlchemy runs it in a greenlet.
 """
@@ -13,8 +13,10 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
+from functools import partial
 from threading import Lock
-from typing import Concatenate, NoReturn, ParamSpec, TypeVar
+from types import TracebackType
+from typing import Concatenate, NoReturn, ParamSpec, Self, TypeVar
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine
@@ -23,8 +25,12 @@ from sqlalchemy.pool import Pool, StaticPool
 
 from onceward.db.backends import BACKENDS, backend_of
 from onceward.db.errors import LockTimeoutError, SessionError
+from onceward.errors import ConfigurationError
+from onceward.task.cancellation import Canceller, CancelToken, current_token, raise_if_cancelled
+from onceward.task.exceptions import AttemptInterrupted
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger(__name__)
+_log = OwnLogger(logging.getLogger("onceward.db.cleanup"))
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,18 +63,26 @@ CANNOT_END = {state: CANNOT_USE[state] for state in (SessionState.NEW, SessionSt
 
 
 class DbTransaction:
-    """One transaction. `name` is the session's class, which the messages use."""
+    """One transaction, as a block in threads. `name` is the session's class, which the messages use.
+
+    If the attempt that opens it runs out of time, nothing is committed. In threads the running statement is canceled,
+    and there is no other; in asyncio its task is.
+    """
 
     def __init__(self, engine: Engine, name: str) -> None:
         self.backend = BACKENDS.get(engine.dialect.name) or backend_of(engine.dialect)
         self.committed = False
         self.had_conflict = False
         """Set by an optimistic update that found another version; see `occ_update`."""
+        self.discards = False
+        """Whether to close the connection at the end: a statement was canceled, and the server may not know yet."""
         self._engine = engine
         self._name = name
         self._state = SessionState.NEW
         self._connection: Connection | None = None
         self._failure: BaseException | None = None
+        self._token: CancelToken | None = None
+        self._canceller: Canceller | None = None
 
     @property
     def connection(self) -> Connection:
@@ -76,6 +90,12 @@ class DbTransaction:
             self._refuse(CANNOT_USE)
         assert self._connection is not None
         return self._connection
+
+    def __enter__(self) -> Self:
+        raise_if_cancelled()
+        with self.opening():
+            self.begin(self._engine.connect())
+        return self
 
     @contextmanager
     def opening(self) -> Iterator[None]:
@@ -95,9 +115,14 @@ class DbTransaction:
 
     def begin(self, connection: Connection) -> None:
         self._connection = connection
+        self._token = current_token()
+        if self._token is not None and not connection.dialect.is_async:
+            driver = connection.connection.driver_connection
+            self._canceller = self._token.add(partial(self.backend.cancel, driver))
         try:
             self.backend.begin(connection)
         except BaseException as error:
+            self._stop_cancelling()
             roll_back(connection, error)
             give_back(connection)
             if isinstance(error, DBAPIError) and self.backend.is_lock_timeout(error):
@@ -112,6 +137,8 @@ class DbTransaction:
     ) -> T:
         """Run one operation of the session, and remember its failure: the commit must not ignore it."""
         connection = self.connection
+        if self._canceller is not None and self._token is not None and self._token.expired:
+            raise AttemptInterrupted("this attempt ran out of time; its session can only be rolled back")
         try:
             return operation(self, *args, **kwargs)
         except DBAPIError as error:
@@ -129,13 +156,19 @@ class DbTransaction:
         self._state = SessionState.LOST
         self._failure = error
 
-    def end(self, error: BaseException | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Commit, or roll back because of the error. Either way, the connection goes back to its pool."""
         if self._state in CANNOT_END:
             self._refuse(CANNOT_END)
         connection = self._connection
         assert connection is not None
         lost, self._state = self._state is SessionState.LOST, SessionState.ENDED
+        late: AttemptInterrupted | None = None
+        self._stop_cancelling()
+        if error is None and self._token is not None and self._token.expired:
+            error = late = AttemptInterrupted("this attempt ran out of time; its transaction was rolled back")
         try:
             if error is not None:
                 roll_back(connection, error)
@@ -144,10 +177,22 @@ class DbTransaction:
         finally:
             self._failure = None  # its traceback leads back here
             try:
+                if self.discards:
+                    _discard(connection)
                 give_back(connection)
             finally:
                 if self._shared is not None:
                     free(self._shared)
+        if late is not None:
+            raise late
+
+    def _stop_cancelling(self) -> None:
+        """From here on, no statement is canceled."""
+        if self._token is None or self._canceller is None:
+            return
+        self._token.remove(self._canceller)
+        self.discards = self._canceller.called and self.backend.cancels_late
+        self._canceller = None
 
     def check_entered(self) -> None:
         if self._state in CANNOT_END:
@@ -172,6 +217,24 @@ class DbTransaction:
 
     def _has_ended(self, connection: Connection) -> bool:
         return connection.invalidated or self.backend.has_ended(connection)
+
+
+class BlockingSessionPort(DbTransaction):
+    """How a session for threads reaches its connection."""
+
+    def __init__(self, engine: Engine, session: str) -> None:
+        if not isinstance(engine, Engine) or engine.dialect.is_async:
+            raise ConfigurationError(
+                f"DbSession needs an Engine from create_engine with a synchronous driver, not {engine!r}; "
+                "for an AsyncEngine, use AsyncDbSession"
+            )
+        super().__init__(engine, session)
+
+    async def enter(self) -> None:
+        self.__enter__()
+
+    async def leave(self, error: BaseException | None) -> None:
+        self.__exit__(None, error, None)
 
 
 def roll_back(connection: Connection, cause: BaseException, *, after_commit: bool = False) -> None:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from onceward.connectors.codec import DecodeError
-from onceward.connectors.deliveries import Held
+from onceward.connectors.lease_rules import Failure
+from onceward.connectors.leases import Held
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters import root_causes
-from onceward.deadletters.burial import KEPT_SECONDS
+from onceward.deadletters.burial import category_of_error, storable
 from onceward.deadletters.letter import (
+    KEPT_SECONDS,
     Category,
-    Failure,
-    category_of_error,
     decode_history,
-    encode_history,
     moment,
-    storable,
     transaction_of,
 )
-from onceward.storage.sql import Sql, wait_for_lock
+from onceward.storage.database import Sql, wait_for_lock
 from onceward.transaction import Settlement, Transaction, Verdict
 
 LOST_AT_MOST = 3
@@ -158,7 +158,7 @@ def _extend_history(
 ) -> str:
     at = moment(rows.now(transaction)).isoformat()
     failure = Failure(at, error, row["attempts"] + 1, category)
-    return encode_history((*decode_history(row["history"]), failure))
+    return msgspec.json.encode((*decode_history(row["history"]), failure)).decode()
 
 
 _WAITS = """

@@ -24,9 +24,10 @@ from onceward.task.exceptions import LoopError
 from onceward.task.lifecycle import text_of
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.report import Report
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Verdict
 
-_log = logging.getLogger("onceward.run")
+_log = OwnLogger(logging.getLogger("onceward.run"))
 
 OUTAGE = Backoff(0.25, cap=10.0)
 """Delay between two attempts during an outage."""

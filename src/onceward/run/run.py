@@ -14,8 +14,9 @@ from onceward.run.health import Pages, parse_address, serve_health
 from onceward.run.protocol import Assignment
 from onceward.run.reload import PythonFiles
 from onceward.run.supervisor import RunStage, Supervisor
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.run")
+_log = OwnLogger(logging.getLogger("onceward.run"))
 
 STALL_CHECK_EVERY = 5.0
 """Seconds between two checks for stalled workers."""

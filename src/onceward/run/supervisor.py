@@ -30,8 +30,9 @@ from onceward.run.protocol import (
     WorkerStatus,
 )
 from onceward.run.worker_process import WorkerProcess, ending
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.run")
+_log = OwnLogger(logging.getLogger("onceward.run"))
 
 FAILED = 1
 RESTART = Backoff(0.5, cap=30.0)

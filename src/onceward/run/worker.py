@@ -39,9 +39,10 @@ from onceward.run.protocol import (
     Assignment,
     WorkerStatus,
 )
+from onceward.telemetry.logger import OwnLogger
 from onceward.telemetry.logs import start_logging
 
-_log = logging.getLogger("onceward.run")
+_log = OwnLogger(logging.getLogger("onceward.run"))
 
 FAILED = 1
 REPORT_EVERY = 1.0

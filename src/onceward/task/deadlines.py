@@ -11,6 +11,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
+from onceward.task.cancellation import CancelToken
 from onceward.task.script import ENDING, Failed, Limit
 from onceward.task.work import Life, Work
 
@@ -27,24 +28,27 @@ def is_too_late(work: Work, due: float, limit: Limit, now: float) -> bool:
     return due <= now and not (work.handling and work.attempt == 0 and limit is Limit.TRANSACTION)
 
 
-class Try:
+class Try(CancelToken):
     """One attempt under a time limit: running, then perhaps expired, then perhaps stuck."""
 
-    __slots__ = ("due", "expired", "limit", "work")
+    __slots__ = ("due", "work")
 
     def __init__(self, work: Work, due: float, limit: Limit) -> None:
+        super().__init__(limit)
         self.work = work
         self.due = due
         """When the watchdog has to act next."""
-        self.limit = limit
-        self.expired = False
 
     @property
     def hurried(self) -> bool:
         return self.limit is Limit.HURRY
 
     def expire(self) -> bool:
-        """Ask the attempt to stop. False if it has just ended."""
+        """Claim the attempt as out of time; `interrupt` follows. False if it has just ended."""
+        raise NotImplementedError
+
+    def interrupt(self) -> None:
+        """Ask it to stop."""
         raise NotImplementedError
 
     def give_up(self) -> bool:
@@ -109,6 +113,7 @@ class Deadlines:
             this.due = inf if this.limit in ENDING else now + self._stuck_grace
             if this.expire():
                 self._on_expiry(this.work, this.limit)
+                this.interrupt()
             else:
                 this.due = inf
 

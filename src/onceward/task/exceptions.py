@@ -176,8 +176,8 @@ class ProducerLoopTimeoutException(LoopError, TimeoutError):
 
 
 class AttemptInterrupted(BaseException):
-    """Raised by the engine inside a thread whose attempt ran out of time.
+    """Raised by onceward's own calls (sessions, effects, nested calls) in a thread whose attempt has run out of time.
 
     Not an `Exception`, so `except Exception` in a task does not swallow it. A task may catch it to clean up, and
-    should re-raise it.
+    should re-raise it. Only with `EngineSettings(interrupt="raise")` can it arrive anywhere else.
     """

@@ -32,6 +32,7 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
+from onceward._functions import explain_unrun, has_run, name_of
 from onceward.backoff import Backoff
 from onceward.task.exceptions import (
     ExceptionCategory,
@@ -44,8 +45,9 @@ from onceward.task.mixins.policies import RetryPolicy
 from onceward.task.script import ENDING, Exited, Failed, Limit, Script
 from onceward.task.work import ABANDONED, DUPLICATE, FAILED, LOOP, POSTPONED, SUCCEEDED, Life, Outcome, Work
 from onceward.telemetry.context import current_work
+from onceward.telemetry.logger import OwnLogger
 
-logger = logging.getLogger("onceward.engine")
+logger = OwnLogger(logging.getLogger("onceward.engine"))
 
 
 MAIN_STEPS = ("process", "produce")
@@ -208,9 +210,18 @@ def first_attempt(life: Life, ports: LifePorts) -> Any:
 
 def early_outcome(life: Life, reply: Any) -> Outcome | None:
     """The outcome, if nothing is left to do after the first attempt."""
-    if life.plan.success.silent and type(reply) is not Failed and reply is not DUPLICATE:
+    if life.plan.success.silent and (
+        reply is None or (type(reply) is not Failed and reply is not DUPLICATE and has_run(reply))
+    ):
         return Outcome(life.transaction, SUCCEEDED, reply, None, life.step)
     return None
+
+
+def check_reply(reply: Any, step: Step) -> Any:
+    """The reply of an attempt; a failure if it returned before its code has run."""
+    if reply is None or type(reply) is Failed or has_run(reply):
+        return reply
+    return Failed(TypeError(f"{name_of(step.call)} {explain_unrun(reply)}"))
 
 
 def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
@@ -218,6 +229,7 @@ def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
     plan = life.plan
     transaction = life.transaction
     step = plan.main
+    reply = check_reply(reply, step)
     if type(reply) is Failed and not life.blocked:
         reply = yield from retry(life, step, (transaction,), ports, reply)
     leave_step(life, step, reply)
@@ -260,7 +272,7 @@ def run_step(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePort
     life.attempt = 0
     if life.plan.watch is not None:
         life.plan.watch.step_begins(life, step)
-    reply = yield ports.invoke, (life, step.call, arguments, step.timeout)
+    reply = check_reply((yield ports.invoke, (life, step.call, arguments, step.timeout)), step)
     if type(reply) is Failed:
         reply = yield from retry(life, step, arguments, ports, reply)
     leave_step(life, step, reply)
@@ -296,7 +308,7 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
         if decision.delay and life.deadline != inf and ports.now() >= life.deadline:
             return out_of_time(life, step, decision.error)
         life.attempt += not postponed
-        reply = yield ports.invoke, (life, step.call, arguments, step.timeout)
+        reply = check_reply((yield ports.invoke, (life, step.call, arguments, step.timeout)), step)
         if type(reply) is not Failed:
             return reply
 

@@ -3,9 +3,8 @@
 Workers are tasks. A life runs inside its worker's task, but in its own context, so a transaction does not cost a
 task. All time limits share one timer.
 
-User code may cancel the task it runs in, and leave the cancellation pending or the count of `Task.cancelling` above
-zero: an `asyncio.TaskGroup` of 3.11 does, and old versions of async_timeout. So the count does not tell whether a call
-was cancelled. `AsyncPorts.is_cancelled` does; and each attempt starts with a clean task.
+User code may cancel its task and leave a count of `Task.cancelling` behind, as `asyncio.TaskGroup` of 3.11 does. So not
+the count but `AsyncPorts.is_cancelled` tells whether a call was cancelled, and each attempt starts with a clean task.
 """
 
 from __future__ import annotations
@@ -13,14 +12,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from math import inf
 from time import monotonic
 from types import CoroutineType, coroutine
 from typing import Any
 
+from onceward._functions import check_awaitable
 from onceward.backoff import LONGEST_SLEEP
 from onceward.task.deadlines import Clock, Deadlines, Try, first_limit, is_too_late
+from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.lifecycle import early_outcome, first_attempt, live
 from onceward.task.script import (
     DISOWNED,
@@ -59,9 +60,11 @@ class TaskTry(Try):
         self.stuck = False
 
     def expire(self) -> bool:
-        self.expired = True
-        self.task.cancel()
         return True
+
+    def interrupt(self) -> None:
+        self.cancel()
+        self.task.cancel()
 
     def give_up(self) -> bool:
         self.stuck = True
@@ -113,7 +116,7 @@ class AsyncPorts:
             except BaseException as error:  # noqa: BLE001  an error of user code is a reply
                 return failure_reply(error)
             # The driver awaits it and turns its error into a reply: one coroutine less.
-            return reply if type(reply) is CoroutineType else _await(reply)
+            return reply if type(reply) is CoroutineType else _await(reply, call)
         return self._invoke_limited(work, call, arguments, timeout)
 
     async def _invoke_limited(
@@ -136,7 +139,7 @@ class AsyncPorts:
         if due < self._deadlines.watch_at:
             self._watch_from(due, now)
         try:
-            reply = await call(*arguments)
+            reply = await check_awaitable(call(*arguments), call)
         except BaseException as raised:  # noqa: BLE001
             error = raised
         del self._tries[task]
@@ -147,17 +150,16 @@ class AsyncPorts:
             task.uncancel()
             if self.is_cancelled(task):
                 raise asyncio.CancelledError
-            if error is None or isinstance(error, asyncio.CancelledError):
-                return Failed(None, this.limit)
+            if error is None or isinstance(error, (asyncio.CancelledError, AttemptInterrupted)):
+                return Failed(None, this.limit, late=reply)
             return failure_reply(error, this.limit)
         return reply if error is None else self.failure_reply(error)
 
     def is_cancelled(self, task: asyncio.Task[Any]) -> bool:
         """Whether the task has to end because the call was cancelled, or everything there is."""
         if task in self._tasks:
-            return self._cancelled or (
-                self._caller is not None and self._caller.cancelling() > self._caller_count
-            )
+            caller = self._caller
+            return self._cancelled or (caller is not None and caller.cancelling() > self._caller_count)
         return task.cancelling() > 0
 
     def failure_reply(self, error: BaseException) -> Failed:
@@ -212,10 +214,9 @@ class AsyncPorts:
                 _release(waiter)
 
     @coroutine
-    def pause(self, work: Work, seconds: float, postponed: bool) -> Generator[Any, Any, None]:
+    def pause(self, work: Work, seconds: float, postponed: bool) -> Generator[Any, Any, Any]:
         if seconds <= 0:
-            yield  # other tasks of the event loop need their turn
-            return
+            return (yield)  # other tasks of the event loop need their turn
         real = self.sleeping(max(min(seconds, work.deadline - self.now()), 0.0))
         until = self._loop.time() + min(real, LONGEST_SLEEP)
         while until > self._loop.time() and not (self.ending if postponed else self._deadlines.hurried):
@@ -311,16 +312,15 @@ class AsyncPorts:
         return item
 
     @coroutine
-    def take(self) -> Generator[Any, Any, None]:
+    def take(self) -> Generator[Any, Any, Any]:
         try:
             if self._items:
                 self._waiting_for_turn += 1
                 try:
-                    yield
+                    return (yield)
                 finally:
                     self._waiting_for_turn -= 1
                     self._turn_ends = monotonic() + TURN
-                return
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._idle.append(waiter)
             try:
@@ -456,5 +456,5 @@ def _release(waiter: asyncio.Future[None]) -> None:
         waiter.set_result(None)
 
 
-async def _await(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable
+async def _await(given: Any, function: Callable[..., Any]) -> Any:
+    return await check_awaitable(given, function)

@@ -16,6 +16,8 @@ from enum import StrEnum
 from types import CoroutineType, GeneratorType
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
+from onceward.task.exceptions import AttemptInterrupted
+
 T = TypeVar("T")
 Request = tuple[Callable[..., Any], tuple[Any, ...]]
 Script = Generator[Request, Any, T]
@@ -42,7 +44,7 @@ class Failed:
     the engine raises it in the caller.
     """
 
-    __slots__ = ("error", "exits", "limit", "stuck")
+    __slots__ = ("error", "exits", "late", "limit", "stuck")
 
     def __init__(
         self,
@@ -51,11 +53,14 @@ class Failed:
         *,
         stuck: bool = False,
         exits: bool = False,
+        late: Any = None,
     ) -> None:
         self.error = error
         self.limit = limit
         self.stuck = stuck
         self.exits = exits
+        self.late = late
+        """What the attempt returned after `limit` had ended it."""
 
 
 class Exited(NamedTuple):
@@ -68,9 +73,9 @@ def failure_reply(error: BaseException, limit: Limit | None = None) -> Failed:
     """Make a reply of an error of user code; `limit` if its time had run out before.
 
     A `CancelledError` here comes from user code; the engine was not cancelled. It is a failure like any other, or one
-    poison message could take down every worker in turn.
+    poison message could take down every worker in turn. So is an `AttemptInterrupted` of another attempt.
     """
-    if isinstance(error, (Exception, asyncio.CancelledError)):
+    if isinstance(error, (Exception, asyncio.CancelledError, AttemptInterrupted)):
         return Failed(error, limit)
     return Failed(error, exits=True)
 

@@ -12,6 +12,7 @@ from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
@@ -21,9 +22,11 @@ from onceward.task.report import Report
 from onceward.task.script import Exited, Failed, Script
 from onceward.task.work import ABANDONED, FAILED, POSTPONED, SUCCEEDED, CallPlan, Life, Outcome, Work
 from onceward.telemetry.context import current_attempt, working_on
+from onceward.telemetry.logger import OwnLogger, do_soon
+from onceward.telemetry.logs import current_fields
 from onceward.transaction import Settlement, Transaction, Verdict
 
-logger = logging.getLogger("onceward.engine")
+logger = OwnLogger(logging.getLogger("onceward.engine"))
 
 DONE, NOT_DONE, RETURNED = Verdict.DONE, Verdict.FAILED, Verdict.RETURNED
 
@@ -275,8 +278,9 @@ class Slots:
             self.tally.stuck += 1
             self.stuck_now += 1
         if self._watch is not None:
-            self._watch.change_stuck(+1)
+            do_soon(partial(self._watch.change_stuck, +1))
         life.context = life.context.copy()
+        life.stuck_fields = life.context.run(current_fields)
         life.context.run(current_attempt.set, None)
         waiting_for: Failed | None = reply
         if life.script is None:
@@ -287,13 +291,12 @@ class Slots:
 
     def _unstick(self, life: Life) -> None:
         """A stuck attempt has ended after all. Its result is discarded."""
-        logger.warning(
-            "a stuck attempt at transaction %s has ended; its result is discarded", life.transaction_id
-        )
+        text = "a stuck attempt at transaction %s has ended; its result is discarded"
+        logger.post(logging.WARNING, text, life.transaction_id, context=self._base, fields=life.stuck_fields)
         with self._lock:
             self.stuck_now -= 1
         if self._watch is not None:
-            self._watch.change_stuck(-1)
+            do_soon(partial(self._watch.change_stuck, -1))
         self._leave(life)
 
     def _leave(self, life: Life) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,15 +29,16 @@ from onceward.task.exceptions import (
     TransactionException,
     failure_category,
 )
-from onceward.task.lifecycle import Step, decide, line_of, text_of
+from onceward.task.lifecycle import Step, check_reply, decide, line_of, text_of
 from onceward.task.mixins.policies import ProducerLoopPolicy
 from onceward.task.report import StopReason
 from onceward.task.script import Failed, Limit, Script
 from onceward.task.slots import SlotPorts, Slots
 from onceward.task.work import Work
-from onceward.transaction import Settlement, Transaction
+from onceward.telemetry.logger import OwnLogger
+from onceward.transaction import Settlement, Transaction, Verdict
 
-logger = logging.getLogger("onceward.engine")
+logger = OwnLogger(logging.getLogger("onceward.engine"))
 
 SETTLE_INTERVAL = 0.2
 """Seconds an outcome waits at most to be settled with others, while transactions are in flight."""
@@ -252,16 +254,19 @@ def ask(
     `check` finds wrong with the answer.
     """
     watch = loop.watch
+    assert loop.source is not None
     attempt = 0
     while True:
         loop.step, loop.attempt = step.name, attempt
         begun = None if watch is None else watch.ask_begins(loop, step)
-        reply = yield loop.ports.invoke, (loop, call, arguments, step.timeout)
+        reply = check_reply((yield loop.ports.invoke, (loop, call, arguments, step.timeout)), step)
         if type(reply) is not Failed:
             if watch is not None:
                 problem = None if check is None else check(reply)
                 watch.ask_ends(begun, step, problem and TransactionException(problem), None)
             return reply
+        if reply.late and step is loop.source.fetch:
+            return_late(loop, reply.late)
         decision = decide(step, attempt, reply, None)
         if watch is not None:
             watch.ask_ends(begun, step, decision.error, decision.delay)
@@ -281,6 +286,12 @@ def ask(
         if loop.out_of_time() or (loop.ending() is not None and not insist):
             return reply
         attempt += 1
+
+
+def return_late(loop: Loop, batch: Any) -> None:
+    """Give back what a fetch delivered after its time was up; it would wait for its lease."""
+    if loop.slots.settled is not None and batch_problem(batch, sys.maxsize) is None:
+        loop.slots.settled.extend(Settlement(each, Verdict.RETURNED) for each in batch)
 
 
 def rest(loop: Loop, seconds: float, *, insist: bool = False) -> Script[None]:

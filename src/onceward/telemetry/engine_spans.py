@@ -211,9 +211,9 @@ class EngineSpans(Middleware):
             self._metrics.retries.add(1, {**self._task, "step": step.name})
             self.record_backoff(step.name, delay)
 
-    def record_timeout(self, work: Any, limit: str) -> None:
+    def record_timeout(self, step: str, limit: str) -> None:
         if self._metrics is not None:
-            self._metrics.timeouts.add(1, {**self._task, "step": work.step, "limit": str(limit)})
+            self._metrics.timeouts.add(1, {**self._task, "step": step, "limit": str(limit)})
 
     def change_stuck(self, change: int) -> None:
         if self._metrics is not None:

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from onceward.boundary.errors import BoundaryError
 from onceward.boundary.model import Page, StoredFact
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.boundary")
+_log = OwnLogger(logging.getLogger("onceward.boundary"))
 
 EMPTY_WAIT = 0.1
 """Seconds to wait when there is nothing new."""

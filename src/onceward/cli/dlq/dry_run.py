@@ -10,6 +10,7 @@ import typer
 from onceward.cli.dlq.options import shorten
 from onceward.cli.exit import FAILED
 from onceward.cli.output import print_json, print_table
+from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -85,7 +86,6 @@ def _build_task(path: str, engine: Engine) -> Any:
     from onceward._imports import import_name
     from onceward.app.build import as_task
     from onceward.connectors import AsyncMemoryConnector, MemoryConnector
-    from onceward.errors import ConfigurationError
     from onceward.inbox import Inbox
     from onceward.task.base import AsyncTask, BaseTask
 
@@ -105,8 +105,6 @@ def _build_task(path: str, engine: Engine) -> Any:
 
 def _check_consumer(task: Any, path: str, wanted: Filter) -> None:
     """Refuse the task of another consumer: what it would do with the letters means nothing."""
-    from onceward.errors import ConfigurationError
-
     contract = getattr(task, "contract", None)
     if contract is not None and contract.consumer_id != wanted.consumer:
         raise ConfigurationError(

@@ -6,20 +6,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from onceward._redis.wire import BlockingRedisWire
 from onceward._redis.wire_asyncio import AsyncRedisWire
 from onceward._sync import run_blocking
 from onceward.connectors.base import ConnectorClosedError
-from onceward.connectors.lease_rules import LeaseRules, OnFailure
+from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
 from onceward.connectors.redis_streams.protocol import Exchange, StreamQueue
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
 Batch = Sequence[Transaction]
 
-_log = logging.getLogger("onceward.connectors.redis_streams.connector")
+_log = OwnLogger(logging.getLogger("onceward.connectors.redis_streams.connector"))
 
 
 class StreamConnector:
@@ -36,20 +37,12 @@ class StreamConnector:
         stream: str,
         group: str = "onceward",
         *,
-        lease: float = 60.0,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 1.0,
-        on_failure: OnFailure = "auto",
         maxlen: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        **settings: Unpack[LeaseSettings],
     ) -> None:
-        rules = LeaseRules(
-            lease=lease,
-            max_deliveries=max_deliveries,
-            redelivery_delay=redelivery_delay,
-            on_failure=on_failure,
-        )
-        self.lease = lease
+        rules = LeaseRules(**settings)
+        self.lease = rules.lease
         self._wire = wire
         self._queue = StreamQueue(wire.server, stream, group, rules, maxlen, clock)
         self._closed = False

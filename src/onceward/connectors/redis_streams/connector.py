@@ -4,20 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from redis import Redis
 
 from onceward._redis.wire import BlockingRedisWire
 from onceward._sync import run_blocking
-from onceward.connectors.dead_message import DeadMessage
+from onceward.connectors.base import Closing
+from onceward.connectors.lease_rules import DeadMessage
 from onceward.connectors.redis_streams.base import StreamConnector, client_of, take
 from onceward.connectors.redis_streams.batches import BlockingCoalescer
 from onceward.transaction import Settlement, Transaction
 
 
-class RedisStreamsConnector(StreamConnector):
+class RedisStreamsConnector(StreamConnector, Closing):
     """`RedisStreamsConnector("redis://localhost", "orders")`: the `Connector` contract on a stream."""
 
     def __init__(self, redis: Any, stream: str, group: str = "onceward", **settings: Any) -> None:
@@ -60,11 +60,3 @@ class RedisStreamsConnector(StreamConnector):
         """Close our own connections, not those of the given client. Idempotent."""
         self._closed = True
         run_blocking(self._wire.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -19,14 +19,21 @@ import msgspec
 
 from onceward._redis.connections import RedisCommand
 from onceward.connectors.codec import DecodeError, current_trace_context, decode, encode_with
-from onceward.connectors.dead_message import BurialReason, DeadMessage, describe_failure, read_dead_message
-from onceward.connectors.deliveries import LeasedDeliveries, LeasedDelivery
-from onceward.connectors.lease_rules import Bury, LeaseRules
+from onceward.connectors.lease_rules import (
+    BurialReason,
+    Bury,
+    DeadMessage,
+    LeaseRules,
+    describe_failure,
+    read_dead_message,
+)
+from onceward.connectors.leases import LeasedDeliveries, LeasedDelivery
 from onceward.connectors.redis_streams import scripts
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
-_log = logging.getLogger(__name__)
+_log = OwnLogger(logging.getLogger("onceward.connectors.redis_streams.core"))
 
 RECOVER_INTERVAL = 1.0
 """Seconds between searches for entries of dead consumers while new ones keep coming."""
@@ -256,7 +263,7 @@ class StreamQueue:
 
     def fetched_here(self, transactions: Sequence[Transaction]) -> list[Transaction]:
         """Those of these that this connector has delivered."""
-        return [each for each in transactions if self._deliveries.find(each) is not None]
+        return [each for each in transactions if id(each) in self._deliveries]
 
     def extend(self, transactions: Sequence[Transaction]) -> Exchange:
         found = [(self._deliveries.of(transaction), transaction) for transaction in transactions]

@@ -10,19 +10,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 from onceward.connectors.base import ConnectorClosedError
-from onceward.connectors.lease_rules import LeaseRules, OnFailure
+from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
 from onceward.connectors.leases import AsyncLeasingConnector, LeasingConnector
-from onceward.connectors.sqlite.database import Database, Synchronous
-from onceward.connectors.sqlite.store import SqliteLeaseStore
+from onceward.connectors.sqlite.store import SqliteLeaseStore, Synchronous
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = OwnLogger(logging.getLogger("onceward.connectors.sqlite.aio"))
 
 
 class SqliteConnector(LeasingConnector):
@@ -39,20 +39,11 @@ class SqliteConnector(LeasingConnector):
         self,
         path: str | os.PathLike[str],
         *,
-        lease: float = 60.0,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 1.0,
-        on_failure: OnFailure = "auto",
         synchronous: Synchronous = "FULL",
         clock: Callable[[], float] = time.time,
+        **settings: Unpack[LeaseSettings],
     ) -> None:
-        rules = LeaseRules(
-            lease=lease,
-            max_deliveries=max_deliveries,
-            redelivery_delay=redelivery_delay,
-            on_failure=on_failure,
-        )
-        super().__init__(SqliteLeaseStore(Database(path, synchronous)), rules, clock)
+        super().__init__(SqliteLeaseStore(path, synchronous), LeaseRules(**settings), clock)
 
 
 class AsyncSqliteConnector(AsyncLeasingConnector):
@@ -66,24 +57,11 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
         self,
         path: str | os.PathLike[str],
         *,
-        lease: float = 60.0,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 1.0,
-        on_failure: OnFailure = "auto",
         synchronous: Synchronous = "FULL",
         clock: Callable[[], float] = time.time,
+        **settings: Unpack[LeaseSettings],
     ) -> None:
-        super().__init__(
-            SqliteConnector(
-                path,
-                lease=lease,
-                max_deliveries=max_deliveries,
-                redelivery_delay=redelivery_delay,
-                on_failure=on_failure,
-                synchronous=synchronous,
-                clock=clock,
-            )
-        )
+        super().__init__(SqliteConnector(path, synchronous=synchronous, clock=clock, **settings))
         self._closed = False
         self._pid = os.getpid()
         self._thread = _new_thread()

@@ -18,8 +18,6 @@ from onceward.inbox.stores.partitions import MAINTENANCE
 from onceward.inbox.stores.types import Found, Key, MissingDay, as_date
 
 CHECK_VIOLATION: Final = "23514"
-ROW_WAIT_MS: Final = "5000"
-"""How long a start waits for the row of its event, which is locked only briefly unless the other process is frozen."""
 DAYS_AHEAD: Final = 2
 """How many days in the future an event's own day may be: clocks differ, but each day needs a partition."""
 
@@ -30,6 +28,7 @@ class PostgreSqlStore(Store):
     records = """(SELECT consumer_id, event_day FROM onceward_dedup
         UNION ALL SELECT consumer_id, event_day FROM onceward_kept)"""
     ledgers = ("onceward_kept", "onceward_attempts", "onceward_effects")
+    limit_waiting = "SELECT set_config('lock_timeout', '5s', true)"
 
     def admit(self, transaction: DbTransaction, key: Key, digest: bytes) -> bool:
         lock = key_of(f"{key.consumer_id}:{key.tracking_id}")
@@ -79,11 +78,6 @@ class PostgreSqlStore(Store):
         self, transaction: DbTransaction, consumer_id: str, tracking_ids: Sequence[str], lease: float
     ) -> None:
         self.run(transaction, _EXTEND, consumer=consumer_id, ids=list(tracking_ids), lease=lease)
-
-    def limit_waiting(self, transaction: DbTransaction) -> None:
-        self.run(
-            transaction, "SELECT set_config('lock_timeout', :milliseconds, true)", milliseconds=ROW_WAIT_MS
-        )
 
     def freeze_holds(self, connection: Connection) -> None:
         connection.exec_driver_sql("LOCK TABLE onceward_holds, onceward_consumers IN SHARE MODE")

@@ -101,9 +101,6 @@ class SqliteStore(Store):
         connection.exec_driver_sql(f"PRAGMA incremental_vacuum({pages})").close()
         return int(connection.exec_driver_sql("PRAGMA freelist_count").scalar_one())
 
-    def limit_waiting(self, transaction: DbTransaction) -> None:
-        """Do nothing: the transaction locks the whole database."""
-
     def lock_migrations(self, transaction: DbTransaction) -> None:
         """Do nothing: the transaction locks the whole database."""
 
