@@ -373,9 +373,9 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
         ports.start(carry(reply))
 
     call.assemble(ports, hand_over)
-    end_following = call.follow_attempt()
     guard = LeaseGuard(call.loop)
     guard.start()
+    end_following = call.follow_attempt()
     ports.start(carry(None))
     result: StopReason | Exited
     try:

@@ -3,9 +3,8 @@
 Workers are tasks. A life runs inside its worker's task, but in its own context, so a transaction does not cost a
 task. All time limits share one timer.
 
-User code may cancel the task it runs in, and leave the cancellation pending or the count of `Task.cancelling` above
-zero: an `asyncio.TaskGroup` of 3.11 does, and old versions of async_timeout. So the count does not tell whether a call
-was cancelled. `AsyncPorts.is_cancelled` does; and each attempt starts with a clean task.
+User code may cancel its task and leave a count of `Task.cancelling` behind, as `asyncio.TaskGroup` of 3.11 does. So not
+the count but `AsyncPorts.is_cancelled` tells whether a call was cancelled, and each attempt starts with a clean task.
 """
 
 from __future__ import annotations
@@ -161,9 +160,8 @@ class AsyncPorts:
     def is_cancelled(self, task: asyncio.Task[Any]) -> bool:
         """Whether the task has to end because the call was cancelled, or everything there is."""
         if task in self._tasks:
-            return self._cancelled or (
-                self._caller is not None and self._caller.cancelling() > self._caller_count
-            )
+            caller = self._caller
+            return self._cancelled or (caller is not None and caller.cancelling() > self._caller_count)
         return task.cancelling() > 0
 
     def failure_reply(self, error: BaseException) -> Failed:
@@ -224,10 +222,9 @@ class AsyncPorts:
                 _release(waiter)
 
     @coroutine
-    def pause(self, work: Work, seconds: float, postponed: bool) -> Generator[Any, Any, None]:
+    def pause(self, work: Work, seconds: float, postponed: bool) -> Generator[Any, Any, Any]:
         if seconds <= 0:
-            yield  # other tasks of the event loop need their turn
-            return
+            return (yield)  # other tasks of the event loop need their turn
         real = self.sleeping(max(min(seconds, work.deadline - self.now()), 0.0))
         until = self._loop.time() + min(real, LONGEST_SLEEP)
         while until > self._loop.time() and not (self.ending if postponed else self._deadlines.hurried):
@@ -323,16 +320,15 @@ class AsyncPorts:
         return item
 
     @coroutine
-    def take(self) -> Generator[Any, Any, None]:
+    def take(self) -> Generator[Any, Any, Any]:
         try:
             if self._items:
                 self._waiting_for_turn += 1
                 try:
-                    yield
+                    return (yield)
                 finally:
                     self._waiting_for_turn -= 1
                     self._turn_ends = monotonic() + TURN
-                return
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._idle.append(waiter)
             try:

@@ -114,7 +114,8 @@ class BlockingPorts:
         self._tries = self._deadlines.tries
         self._pokes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._watchdog: threading.Thread | None = None
-        self._start_lock = threading.Lock()
+        self._start_lock = threading.RLock()
+        self._closed = False
         self._ending = threading.Event()
         self._hurried = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -265,6 +266,8 @@ class BlockingPorts:
 
     def close(self, *, wait: bool) -> None:
         """End the watchdog, and wait for the dismissed workers if `wait`."""
+        with self._start_lock:  # another thread may hurry the call just now
+            self._closed = True
         if self._watchdog is not None:
             self._pokes.put(False)
             self._threads.append(self._watchdog)
@@ -277,11 +280,10 @@ class BlockingPorts:
     def _poke(self) -> None:
         if self._watchdog is None:
             with self._start_lock:
-                if self._watchdog is None:
-                    self._watchdog = threading.Thread(
-                        target=self._watch, name="onceward-watchdog", daemon=True
-                    )
-                    self._watchdog.start()
+                if self._watchdog is None and not self._closed:
+                    watchdog = threading.Thread(target=self._watch, name="onceward-watchdog", daemon=True)
+                    watchdog.start()
+                    self._watchdog = watchdog  # now: `close` joins it
                     return
         self._pokes.put(True)
 
