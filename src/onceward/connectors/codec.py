@@ -103,8 +103,15 @@ def decode(body: bytes) -> Transaction:
         wire = _decoder.decode(body)
         metadata = _NO_METADATA
         if wire.metadata:
-            known = all_welcome(wire.metadata)
-            metadata = ReadOnlyDict(wire.metadata if known else sanitize_metadata(wire.metadata))
+            metadata = ReadOnlyDict(wire.metadata)
+            for key in metadata:
+                if (
+                    not isinstance(key, str)
+                    or key.lower() in CREDENTIAL_KEYS
+                    or (key == "traceparent" and not _is_traceparent(metadata[key]))
+                ):  # not `_is_welcome`: it would take half of the time
+                    metadata = ReadOnlyDict(sanitize_metadata(metadata))
+                    break
         return Transaction(
             wire.id,
             wire.payload,
@@ -158,14 +165,6 @@ def sanitize_metadata(metadata: Mapping[Any, Any]) -> dict[str, Any]:
     if refused:
         _log.warning("dropped metadata on arrival: %s", ", ".join(f"{key!r:.100}" for key in refused))
     return {key: value for key, value in metadata.items() if _is_welcome(key, value)}
-
-
-def all_welcome(metadata: Mapping[Any, Any]) -> bool:
-    """Whether `sanitize_metadata` would drop nothing: a fast check for the usual case."""
-    for key in metadata:
-        if not isinstance(key, str) or key.lower() in CREDENTIAL_KEYS:
-            return False
-    return "traceparent" not in metadata or _is_traceparent(metadata["traceparent"])
 
 
 def is_credential(key: str) -> bool:

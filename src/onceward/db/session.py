@@ -27,23 +27,24 @@ class DbSession:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._port = BlockingSessionPort(engine, type(self).__name__)
-        self.run = self._port.run
+        self.port = BlockingSessionPort(engine, type(self).__name__)
+        """For code that serves both modes: its `enter` and `leave` are coroutines in both, as is `apply` here."""
+        self.run = self.port.run
         """`session.run(operation, …)` calls `operation(transaction, …)`: what other methods are made of."""
 
     @property
     def committed(self) -> bool:
         """Whether the commit is known to have happened. Always False inside the block."""
-        return self._port.committed
+        return self.port.committed
 
     def __enter__(self) -> Self:
-        self._port.__enter__()
+        self.port.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._port.__exit__(kind, error, trace)
+        self.port.__exit__(kind, error, trace)
 
     def execute(self, sql: Sql, params: Params | Sequence[Params] | None = None) -> int:
         """Run a statement, once for each dict of a sequence. Returns the rows affected, or -1 if unknown."""
@@ -103,13 +104,6 @@ class DbSession:
         """
         self.run(operations.advisory_lock, name, timeout)
 
-    # Coroutines in both modes, for code that serves both: see `onceward._sync`.
-
-    async def enter(self) -> None:
-        self._port.__enter__()
-
-    async def leave(self, error: BaseException | None) -> None:
-        self._port.__exit__(None, error, None)
-
     async def apply(self, operation: Callable[..., T], *args: Any) -> T:
+        """`run`, as a coroutine in both modes."""
         return self.run(operation, *args)

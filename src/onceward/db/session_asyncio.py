@@ -1,7 +1,7 @@
 """The session for asyncio."""
 
 # make faces writes session.py, with
-#   port: enter, leave, apply
+#   port: apply
 #   text: "A cancellation … after another." → "It belongs to one thread."
 
 from __future__ import annotations
@@ -31,23 +31,24 @@ class AsyncDbSession:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
-        self._port = AsyncSessionPort(engine, type(self).__name__)
-        self.run = self._port.run
+        self.port = AsyncSessionPort(engine, type(self).__name__)
+        """For code that serves both modes: its `enter` and `leave` are coroutines in both, as is `apply` here."""
+        self.run = self.port.run
         """`await session.run(operation, …)` calls `operation(transaction, …)`: what other methods are made of."""
 
     @property
     def committed(self) -> bool:
         """Whether the commit is known to have happened. Always False inside the block."""
-        return self._port.committed
+        return self.port.committed
 
     async def __aenter__(self) -> Self:
-        await self._port.__aenter__()
+        await self.port.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._port.__aexit__(kind, error, trace)
+        await self.port.__aexit__(kind, error, trace)
 
     async def execute(self, sql: Sql, params: Params | Sequence[Params] | None = None) -> int:
         """Run a statement, once for each dict of a sequence. Returns the rows affected, or -1 if unknown."""
@@ -107,13 +108,6 @@ class AsyncDbSession:
         """
         await self.run(operations.advisory_lock, name, timeout)
 
-    # Coroutines in both modes, for code that serves both: see `onceward._sync`.
-
-    async def enter(self) -> None:
-        await self._port.__aenter__()
-
-    async def leave(self, error: BaseException | None) -> None:
-        await self._port.__aexit__(None, error, None)
-
     async def apply(self, operation: Callable[..., T], *args: Any) -> T:
+        """`run`, as a coroutine in both modes."""
         return await self.run(operation, *args)

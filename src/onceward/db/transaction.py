@@ -4,7 +4,9 @@
                       │               ▲
                       └─► LOST ───────┘         only a rollback is possible
 
-Everything here works on a plain SQLAlchemy connection. Under asyncio, SQLAlchemy runs it in a greenlet.
+If the attempt that opens a session runs out of time, the statement that runs in a thread is canceled, and there is no
+other, and no commit. Everything here works on a plain SQLAlchemy connection; under asyncio, SQLAlchemy runs it in a
+greenlet.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
+from functools import partial
 from threading import Lock
 from types import TracebackType
 from typing import Concatenate, NoReturn, ParamSpec, Self, TypeVar
@@ -25,6 +28,8 @@ from sqlalchemy.pool import Pool, StaticPool
 from onceward.db.backends import BACKENDS, backend_of
 from onceward.db.errors import LockTimeoutError, SessionError
 from onceward.errors import ConfigurationError
+from onceward.task.cancellation import Canceller, CancelToken, current_token, raise_if_cancelled
+from onceward.task.exceptions import AttemptInterrupted
 from onceward.telemetry.logger import OwnLogger
 
 _log = OwnLogger(logging.getLogger("onceward.db.cleanup"))
@@ -67,6 +72,9 @@ class DbTransaction:
         self.committed = False
         self.had_conflict = False
         """Set by an optimistic update that found another version; see `occ_update`."""
+        self.token: CancelToken | None = None
+        """Of the attempt that opens it, if that has a time limit. Once it is set, only a rollback is possible."""
+        self._canceller: Canceller | None = None
         self._engine = engine
         self._name = name
         self._state = SessionState.NEW
@@ -81,8 +89,18 @@ class DbTransaction:
         return self._connection
 
     def __enter__(self) -> Self:
+        raise_if_cancelled()
         with self.opening():
-            self.begin(self._engine.connect())
+            connection = self._engine.connect()
+            self.token = current_token()
+            if self.token is not None:
+                driver = connection.connection.driver_connection
+                self._canceller = self.token.add(partial(self.backend.cancel, driver))
+            try:
+                self.begin(connection)
+            except BaseException:
+                self._forget_canceller()
+                raise
         return self
 
     @contextmanager
@@ -120,6 +138,8 @@ class DbTransaction:
     ) -> T:
         """Run one operation of the session, and remember its failure: the commit must not ignore it."""
         connection = self.connection
+        if self.token is not None and self.token.expired:
+            raise AttemptInterrupted("this attempt ran out of time; its session can only be rolled back")
         try:
             return operation(self, *args, **kwargs)
         except DBAPIError as error:
@@ -146,6 +166,10 @@ class DbTransaction:
         connection = self._connection
         assert connection is not None
         lost, self._state = self._state is SessionState.LOST, SessionState.ENDED
+        was_canceled = self._forget_canceller()
+        late = error is None and self.token is not None and self.token.expired
+        if late:
+            error = AttemptInterrupted("this attempt ran out of time; its transaction was rolled back")
         try:
             if error is not None:
                 roll_back(connection, error)
@@ -154,10 +178,23 @@ class DbTransaction:
         finally:
             self._failure = None  # its traceback leads back here
             try:
+                if was_canceled and self.backend.cancels_late:
+                    _discard(connection)
                 give_back(connection)
             finally:
                 if self._shared is not None:
                     free(self._shared)
+
+        if late and error is not None:
+            raise error
+
+    def _forget_canceller(self) -> bool:
+        """Whether a statement was canceled. None is from here on."""
+        canceller, self._canceller = self._canceller, None
+        if canceller is None or self.token is None:
+            return False
+        self.token.remove(canceller)
+        return canceller.called
 
     def check_entered(self) -> None:
         if self._state in CANNOT_END:
@@ -194,6 +231,12 @@ class BlockingSessionPort(DbTransaction):
                 "for an AsyncEngine, use AsyncDbSession"
             )
         super().__init__(engine, session)
+
+    async def enter(self) -> None:
+        self.__enter__()
+
+    async def leave(self, error: BaseException | None) -> None:
+        self.__exit__(None, error, None)
 
 
 def roll_back(connection: Connection, cause: BaseException, *, after_commit: bool = False) -> None:

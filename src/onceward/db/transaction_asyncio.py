@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
+from onceward.task.cancellation import current_token
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,6 +36,7 @@ class AsyncSessionPort:
         return self.transaction.committed
 
     async def __aenter__(self) -> None:
+        self.transaction.token = current_token()
         with self.transaction.opening():
             self._connection: AsyncConnection = await self._engine.connect()
             await self._connection.run_sync(self.transaction.begin)
@@ -48,6 +50,11 @@ class AsyncSessionPort:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await _finish(self._in_turn(partial(self.transaction.__exit__, kind, error, trace)))
+
+    async def leave(self, error: BaseException | None) -> None:
+        await self.__aexit__(None, error, None)
+
+    enter = __aenter__
 
     async def _in_turn(self, call: Callable[[], T]) -> T:
         async with self._turn:

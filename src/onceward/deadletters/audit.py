@@ -11,7 +11,7 @@ import json
 from typing import Any, NamedTuple
 
 from onceward.db.transaction import DbTransaction
-from onceward.deadletters.letter import storable
+from onceward.deadletters.burial import storable
 from onceward.errors import ConfigurationError
 from onceward.storage.database import Sql, wait_for_lock
 

@@ -157,7 +157,7 @@ class _DryRun:
         key = Key(self._contract.consumer_id, event.tracking_id, event.day)
         current = upcast(self._contract, event)
         session: Any = self._ports.session()
-        await session.enter()
+        await session.port.enter()
         try:
             before = await session.apply(self._check_inbox, key, digest, current)
             if isinstance(before, PredictedOutcome):
@@ -170,7 +170,7 @@ class _DryRun:
             await session.apply(watch.end)
             return PredictedOutcome.SUCCEED, ""
         finally:
-            await session.leave(RolledBack())
+            await session.port.leave(RolledBack())
 
     def _check_inbox(
         self, transaction: DbTransaction, key: Key, digest: bytes, event: Event

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from onceward.db.transaction import DbTransaction
-from onceward.deadletters.letter import Category, storable
+from onceward.deadletters.burial import storable
+from onceward.deadletters.letter import Category
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.storage.database import Sql, wait_for_lock
 

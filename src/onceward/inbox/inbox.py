@@ -16,8 +16,8 @@ from onceward.inbox.evidence.evidence import Evidence, read_evidence, record_evi
 from onceward.inbox.inbox_parts import InboxParts
 from onceward.inbox.metrics import instruments
 from onceward.inbox.ports import BlockingInboxPorts
-from onceward.inbox.processor import Result
 from onceward.inbox.purge.purge import PurgeReport
+from onceward.inbox.result import Result
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -10,9 +10,9 @@ from sqlalchemy import Engine
 
 from onceward._functions import awaiting, check_result
 from onceward._sync import Raised
+from onceward.inbox.attempts import AsyncGate, BlockingGate
 from onceward.inbox.event import Event
 from onceward.inbox.sessions import EffectfulSession, InboxSession, Joined
-from onceward.inbox.suspects import AsyncGate, BlockingGate
 from onceward.storage.database import AsyncStoragePorts, BlockingStoragePorts
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from onceward.db.session import DbSession
     from onceward.db.session_asyncio import AsyncDbSession
     from onceward.inbox.effects import Claim, Ledger
+    from onceward.inbox.sessions.session_asyncio import AsyncEffectfulSession, AsyncInboxSession
 
 T = TypeVar("T")
 
@@ -30,8 +31,6 @@ class Session(Protocol):
 
     event: Event
 
-    async def enter(self) -> None: ...
-    async def leave(self, error: BaseException | None) -> None: ...
     async def apply(self, operation: Callable[..., T], *args: Any) -> T:
         """Run one operation of the store in the session's transaction."""
         ...
@@ -43,7 +42,7 @@ class BlockingInboxPorts(BlockingStoragePorts):
         self.gate = BlockingGate()
         self.session = partial(InboxSession, engine)
 
-    def effectful(self, event: Event, claim: Claim, ledger: Ledger) -> InboxSession:
+    def effectful(self, event: Event, claim: Claim, ledger: Ledger) -> EffectfulSession:
         return EffectfulSession(self.engine, event, claim, ledger)
 
     def join(self, session: DbSession, event: Event) -> Session:
@@ -63,12 +62,12 @@ class AsyncInboxPorts(AsyncStoragePorts):
         super().__init__(engine)
         self.gate = AsyncGate()
 
-    def session(self) -> Session:
+    def session(self) -> AsyncInboxSession:
         from onceward.inbox.sessions.session_asyncio import AsyncInboxSession
 
         return AsyncInboxSession(self.engine)
 
-    def effectful(self, event: Event, claim: Claim, ledger: Ledger) -> Session:
+    def effectful(self, event: Event, claim: Claim, ledger: Ledger) -> AsyncEffectfulSession:
         from onceward.inbox.sessions.session_asyncio import AsyncEffectfulSession
 
         return AsyncEffectfulSession(self.engine, event, claim, ledger)

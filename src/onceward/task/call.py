@@ -19,8 +19,13 @@ from onceward._functions import awaiting
 from onceward._sync import as_coroutine, as_function, run_blocking
 from onceward.middleware import Middleware
 from onceward.task.base import BaseTask
-from onceward.task.exceptions import ConsumerLoopTimeoutException, LoopError, ProducerLoopTimeoutException
-from onceward.task.failure_log import Tracebacks
+from onceward.task.cancellation import current_token, raise_if_cancelled
+from onceward.task.exceptions import (
+    AttemptInterrupted,
+    ConsumerLoopTimeoutException,
+    LoopError,
+    ProducerLoopTimeoutException,
+)
 from onceward.task.lifecycle import Step
 from onceward.task.loops import LANDING, give_back
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
@@ -29,12 +34,12 @@ from onceward.task.ports_threads import BlockingPorts
 from onceward.task.report import Report, StopReason
 from onceward.task.script import Exited, Failed, Limit, Script, drive_async
 from onceward.task.slots import Slots
-from onceward.task.source import Loop, LoopPorts, Source
+from onceward.task.source import LeaseGuard, Loop, LoopPorts, Source
 from onceward.task.work import CallPlan, Life, Outcome, Work
 from onceward.telemetry.context import current_attempt
 from onceward.telemetry.engine_spans import EngineSpans, Names
 from onceward.telemetry.log_thread import log_thread
-from onceward.telemetry.logger import OwnLogger, do_soon
+from onceward.telemetry.logger import OwnLogger, Tracebacks, do_soon
 
 logger = OwnLogger(logging.getLogger("onceward.engine"))
 
@@ -92,6 +97,8 @@ class Call:
             self.forgive,
         )
         self.context = contextvars.copy_context()
+        self.nested = current_attempt.get() is not None
+        self.context.run(current_attempt.set, None)
         self.stops_before = task._engine.stops_obeyed
         self.stuck_asking = False
         self.ports: BlockingPorts | AsyncPorts
@@ -103,7 +110,7 @@ class Call:
         task, wiring = self.task, self.wiring
         self.ports = ports
         ports.on_crash = self.handle_crash
-        ports.interruptible = task.interruptible
+        ports.interruptible = task.interruptible or self.nested
         ids = task._engine.ids
         if self.watch is not None:
             self.context.run(self.watch.loop_begins, lambda: len(ids.holders))
@@ -143,7 +150,23 @@ class Call:
         self.loop.stop()
 
     def hurry(self) -> None:
+        self.loop.hurry()
+
+    def follow_attempt(self) -> Callable[[], None]:
+        """Have this call cut off with the attempt that makes it, if there is one, until the result is called."""
+        token = current_token()
+        if token is None:
+            return lambda: None
+        return partial(token.remove, token.add(self.cut_off))
+
+    def cut_off(self) -> None:
+        """The attempt that makes this call was asked to stop: stop those of this call, and start nothing more."""
+        self.slots.exited = self.slots.exited or AttemptInterrupted(
+            "the attempt that made this call ran out of time"
+        )
+        self.slots.closed = True
         self.ports.hurry()
+        self.ports.alarm()
 
     @property
     def stuck(self) -> int:
@@ -274,9 +297,13 @@ def required(method: F) -> F:
 
 def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
     """Run the call in threads; the caller's thread only waits."""
+    raise_if_cancelled()
     run_blocking(begin_all(wiring.chain))
     call = Call(task, wiring)
-    ports = BlockingPorts(task.clock, task.settings.stuck_grace, call.report_expiry)
+    settings = task.settings
+    ports = BlockingPorts(
+        task.clock, settings.stuck_grace, call.report_expiry, raises=settings.interrupt == "raise"
+    )
     ended: list[StopReason | Exited] = []
     bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -296,6 +323,7 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
             carry(None)
 
     call.assemble(ports, lambda reply: ports.start(carry, reply))
+    end_following = call.follow_attempt()
     interrupted: KeyboardInterrupt | None = None
     over = False
     while not over:
@@ -316,7 +344,10 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
             call.slots.exited = call.slots.exited or error
             call.slots.closed = True
             ports.alarm()
+        except AttemptInterrupted:  # of an attempt with interrupt="raise"
+            call.cut_off()
     try:
+        end_following()
         run_blocking(end_all(wiring.chain))
         log_thread.flush()
     finally:  # even if another Ctrl-C arrives now
@@ -327,6 +358,7 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
 
 async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
     """Run the call in asyncio tasks; the caller's task only waits."""
+    raise_if_cancelled()
     await begin_all(wiring.chain)
     call = Call(task, wiring)
     ports = AsyncPorts(task.clock, task.settings.stuck_grace, call.report_expiry)
@@ -341,6 +373,9 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
         ports.start(carry(reply))
 
     call.assemble(ports, hand_over)
+    end_following = call.follow_attempt()
+    guard = LeaseGuard(call.loop)
+    guard.start()
     ports.start(carry(None))
     result: StopReason | Exited
     try:
@@ -354,13 +389,21 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
         tasks = ports.cancel()
         call.slots.dismiss()
         # Whatever happens now, the caller gets its cancellation.
-        with suppress(asyncio.CancelledError, TimeoutError):
+        with suppress(asyncio.CancelledError):
             if tasks:
                 await asyncio.wait(tasks, timeout=task.settings.stuck_grace)
-            await asyncio.wait_for(drive_async(give_back(call.loop)), task.settings.stuck_grace)
+            # In a task of its own, which the cancellation has not reached.
+            giving = asyncio.create_task(drive_async(give_back(call.loop), None, ports.failure_reply))
+            try:
+                await asyncio.wait((giving,), timeout=task.settings.stuck_grace)
+            finally:
+                giving.cancel()
+    guard.end()
     call.slots.dismiss()
     ports.close()
+    end_following()
     try:
+        await ports.join()
         await end_all(wiring.chain)
     finally:  # even if another cancellation arrives now
         report = call.conclude(result)

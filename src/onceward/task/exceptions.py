@@ -112,7 +112,8 @@ class Postponed(OncewardError):
     """Not now. Raise it from `process_transaction` to have the transaction redelivered after `delay` seconds.
 
     This is not a failure: it counts neither as an attempt nor as a delivery, and the exception handler is not called.
-    If the source cannot take the transaction back, it waits in its slot.
+    If the source cannot take the transaction back, it waits in its slot until the call is stopped. The shortest delay
+    is a tenth of a second.
     """
 
     category: None = None
@@ -175,8 +176,8 @@ class ProducerLoopTimeoutException(LoopError, TimeoutError):
 
 
 class AttemptInterrupted(BaseException):
-    """Raised by the engine inside a thread whose attempt ran out of time.
+    """Raised by onceward's own calls (sessions, effects, nested calls) in a thread whose attempt has run out of time.
 
     Not an `Exception`, so `except Exception` in a task does not swallow it. A task may catch it to clean up, and
-    should re-raise it.
+    should re-raise it. Only with `EngineSettings(interrupt="raise")` can it arrive anywhere else.
     """

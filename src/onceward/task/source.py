@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
@@ -17,6 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from onceward.backoff import LONGEST_SLEEP
 from onceward.task.exceptions import (
     ExceptionCategory,
     FetchException,
@@ -33,7 +36,7 @@ from onceward.task.script import Failed, Limit, Script
 from onceward.task.slots import SlotPorts, Slots
 from onceward.task.work import Work
 from onceward.telemetry.logger import OwnLogger
-from onceward.transaction import Settlement, Transaction
+from onceward.transaction import Settlement, Transaction, Verdict
 
 logger = OwnLogger(logging.getLogger("onceward.engine"))
 
@@ -48,8 +51,16 @@ class LoopPorts(SlotPorts, Protocol):
         """Wait until woken, at most this long."""
         ...
 
+    def hurry(self) -> None:
+        """Cut off attempts at transactions, make no more of them, and end what waits for one. From any thread."""
+        ...
+
     def alarm(self) -> None:
         """`wake`, safe in signal handlers and from other threads."""
+        ...
+
+    def end_postponements(self) -> None:
+        """Wake what waits because it is postponed, and let nothing wait for that any more."""
         ...
 
     def sleeping(self, seconds: float) -> float:
@@ -65,6 +76,8 @@ class Source(msgspec.Struct, kw_only=True):
     settle: Step | None = None
     extend: Step | None = None
     lease: float = inf
+    extend_from_thread: Callable[[Sequence[Transaction]], None] | None = None
+    """Extends leases while the event loop is blocked; None in threads, or if the connector cannot."""
 
 
 class Loop(Work):
@@ -93,6 +106,7 @@ class Loop(Work):
         self.stop_requested = stop_requested
         self.hand_over = hand_over
         self.watch = slots.plan.watch
+        self.hurried = False
         self.started = 0
         self.error: LoopError | None = None
         self.reason: StopReason | None = None
@@ -112,6 +126,12 @@ class Loop(Work):
             self.slots.closed = True
         self.ports.alarm()
 
+    def hurry(self) -> None:
+        """Start nothing more at all, and stop waiting."""
+        self.hurried = self.slots.closed = True
+        self.ports.hurry()
+        self.ports.alarm()
+
     @property
     def returnable(self) -> bool:
         """Whether unstarted work can go back to the source, or never left the caller.
@@ -128,7 +148,7 @@ class Loop(Work):
             return StopReason.INTERRUPTED
         if self.out_of_time():
             return StopReason.TIMEOUT
-        if self.stop_requested():
+        if self.hurried or self.stop_requested():
             return StopReason.STOPPED
         return None
 
@@ -234,6 +254,7 @@ def ask(
     `check` finds wrong with the answer.
     """
     watch = loop.watch
+    assert loop.source is not None
     attempt = 0
     while True:
         loop.step, loop.attempt = step.name, attempt
@@ -244,6 +265,8 @@ def ask(
                 problem = None if check is None else check(reply)
                 watch.ask_ends(begun, step, problem and TransactionException(problem), None)
             return reply
+        if reply.late and step is loop.source.fetch:
+            return_late(loop, reply.late)
         decision = decide(step, attempt, reply, None)
         if watch is not None:
             watch.ask_ends(begun, step, decision.error, decision.delay)
@@ -263,6 +286,12 @@ def ask(
         if loop.out_of_time() or (loop.ending() is not None and not insist):
             return reply
         attempt += 1
+
+
+def return_late(loop: Loop, batch: Any) -> None:
+    """Give back what a fetch delivered after its time was up; it would wait for its lease."""
+    if loop.slots.settled is not None and batch_problem(batch, sys.maxsize) is None:
+        loop.slots.settled.extend(Settlement(each, Verdict.RETURNED) for each in batch)
 
 
 def rest(loop: Loop, seconds: float, *, insist: bool = False) -> Script[None]:
@@ -311,7 +340,9 @@ def settle(loop: Loop) -> Script[None]:
         return
     assert loop.source is not None
     assert loop.source.settle is not None
-    batch: list[Settlement] = [settled.popleft() for _ in range(len(settled))]
+    batch: list[Settlement] = []
+    while settled:
+        batch.append(settled.popleft())
     reply = yield from ask(loop, loop.source.settle, loop.source.settle.call, (batch,), insist=True)
     if type(reply) is Failed and loop.out_of_time() and not reply.exits:
         # The loop is out of time; the source has not failed. `give_back` settles again, without a time limit.
@@ -339,3 +370,35 @@ def extend(loop: Loop) -> Script[None]:
         logger.error(
             "leases of %d transactions could not be extended: %s", len(loop.open), text_of(reply.error)
         )
+
+
+class LeaseGuard:
+    """Extends leases from a thread while a handler blocks the event loop, so its loop cannot."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._over = threading.Event()
+
+    def start(self) -> None:
+        source = self._loop.source
+        if source is not None and source.extend_from_thread is not None and source.lease < inf:
+            threading.Thread(
+                target=self._watch,
+                args=(source.lease / 6, source.extend_from_thread),
+                name="onceward-leases",
+                daemon=True,
+            ).start()
+
+    def end(self) -> None:
+        self._over.set()
+
+    def _watch(self, interval: float, extend: Callable[[Sequence[Transaction]], None]) -> None:
+        loop = self._loop
+        while not self._over.wait(min(interval, LONGEST_SLEEP)):
+            if loop.ports.now() < loop.extend_due + interval or not loop.open:
+                continue
+            try:
+                extend(list(loop.open.values()))
+            except Exception as error:  # noqa: BLE001  the next round may still be in time
+                if not self._over.is_set():
+                    logger.error("leases could not be extended while the event loop is blocked: %s", error)

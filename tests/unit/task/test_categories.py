@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from onceward.connectors.dead_message import describe_failure
+from onceward.connectors.lease_rules import describe_failure
 from onceward.deadletters import Category
 from onceward.deadletters.burial import burial_of
 from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException

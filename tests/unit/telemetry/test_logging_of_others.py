@@ -64,7 +64,7 @@ def handling(handler: logging.Handler, *names: str) -> Iterator[None]:
             each.removeHandler(handler)
 
 
-@pytest.mark.req("CE-30")
+@pytest.mark.req("CE-46")
 def test_importing_leaves_the_record_factory_and_the_logger_class_alone() -> None:
     done = run("""
         import logging
@@ -81,7 +81,7 @@ def test_importing_leaves_the_record_factory_and_the_logger_class_alone() -> Non
     assert "Error" not in done.stderr
 
 
-@pytest.mark.req("CE-30")
+@pytest.mark.req("CE-46")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_record_factory_of_the_user_works_with_every_line(when: str) -> None:
     """The logging cookbook's: it wraps the one it finds, and sets fields whose names we use as well."""
@@ -111,7 +111,7 @@ def test_a_record_factory_of_the_user_works_with_every_line(when: str) -> None:
     assert "cookbook onceward.engine process gave up" in done.stderr
 
 
-@pytest.mark.req("CE-30")
+@pytest.mark.req("CE-46")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_opentelemetrys_own_way_to_factories_works_too(when: str) -> None:
     """What `LoggingInstrumentor().instrument(set_logging_format=True)` does."""
@@ -134,7 +134,7 @@ def test_opentelemetrys_own_way_to_factories_works_too(when: str) -> None:
     assert "WARNING [trace_id=0] - mine" in done.stderr
 
 
-@pytest.mark.req("CE-30")
+@pytest.mark.req("CE-46")
 def test_a_handler_may_log_with_any_extra(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.handler.addFilter(fields := LogFields())
     theirs = {name: f"user's {name}" for name in FIELDS}
@@ -149,7 +149,7 @@ def test_a_handler_may_log_with_any_extra(world: World, caplog: pytest.LogCaptur
     assert {name: vars(line)[name] for name in FIELDS} == theirs
 
 
-@pytest.mark.req("CE-30")
+@pytest.mark.req("CE-46")
 def test_logging_refuses_what_it_always_refused() -> None:
     with pytest.raises(KeyError, match="Attempt to overwrite"):
         user_log.warning("here", extra={"message": "mine"})
@@ -171,7 +171,7 @@ class Broken:
     __repr__ = __str__
 
 
-@pytest.mark.req("CE-30")
+@pytest.mark.req("CE-46")
 def test_json_lines_carry_the_fields_and_what_the_user_adds(world: World) -> None:
     stream, handler = json_lines(LogFields())
     circular: list[Any] = []
@@ -201,7 +201,7 @@ def test_json_lines_carry_the_fields_and_what_the_user_adds(world: World) -> Non
     }
 
 
-@pytest.mark.req("CE-30")
+@pytest.mark.req("CE-46")
 def test_the_json_lines_of_a_run_carry_extras_and_alerts_and_the_worker(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,7 +244,7 @@ class BlockingHandler(logging.Handler):
         self.seen.append(record.getMessage())
 
 
-@pytest.mark.req("CE-36")
+@pytest.mark.req("CE-47")
 @pytest.mark.parametrize(
     "error", [RuntimeError(), SystemExit(1), GeneratorExit(), StopIteration(), RecursionError()], ids=repr
 )
@@ -268,12 +268,13 @@ def test_a_filter_that_raises_changes_no_outcome(world: World, error: BaseExcept
 
 
 def catch_up() -> None:
-    caught_up = threading.Event()
-    log_thread.post(caught_up.set)
-    assert caught_up.wait(30)
+    for _ in range(4):  # what is waiting may log as well
+        caught_up = threading.Event()
+        log_thread.post(caught_up.set)
+        assert caught_up.wait(30)
 
 
-@pytest.mark.req("CE-36")
+@pytest.mark.req("CE-47")
 def test_a_log_handler_that_never_returns_holds_up_no_call() -> None:
     """In threads. In asyncio it stops the event loop, whatever logs."""
     world = World("threads")
@@ -292,7 +293,7 @@ def test_a_log_handler_that_never_returns_holds_up_no_call() -> None:
     assert len(handler.seen) >= 40
 
 
-@pytest.mark.req("CE-36")
+@pytest.mark.req("CE-47")
 def test_a_log_handler_may_itself_run_an_engine() -> None:
     world = World("threads")
     inner = world.producer(results(OSError("inner")))

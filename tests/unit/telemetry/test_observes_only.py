@@ -163,7 +163,7 @@ def broken(request: pytest.FixtureRequest) -> Iterator[None]:
 SCRIPT = (1, business(), system(), 2, Broken(), Broken(), 3)
 
 
-@pytest.mark.req("CE-44")
+@pytest.mark.req("CE-49")
 def test_a_consumer_has_the_same_outcomes(world: World, broken: None) -> None:
     source = SettlingSource(
         [*transactions(4), Transaction(id="t4", payload=4, metadata={"traceparent": TRACEPARENT})]
@@ -174,7 +174,7 @@ def test_a_consumer_has_the_same_outcomes(world: World, broken: None) -> None:
     assert source.verdicts() == {"t0": "done", "t1": "failed", "t2": "done", "t3": "failed", "t4": "done"}
 
 
-@pytest.mark.req("CE-44")
+@pytest.mark.req("CE-49")
 def test_a_producer_has_the_same_outcomes(world: World, broken: None) -> None:
     report = world.produce(
         world.producer(results(*SCRIPT)), transactions(5), producing(produce=retry(2), transaction_timeout=30)
@@ -192,7 +192,7 @@ def test_a_processor_that_raises_does_not_take_the_spans_of_others(world: World)
 # ── time ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.req("CE-44")
+@pytest.mark.req("CE-49")
 @pytest.mark.parametrize("when", ["start", "end"])
 def test_the_time_of_a_span_processor_does_not_count_towards_an_attempts_limit(
     world: World, when: str

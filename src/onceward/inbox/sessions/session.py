@@ -28,13 +28,23 @@ class InboxSession(DbSession):
     event: Event
     """The event in flight, as it was delivered."""
 
-    def effect(self, name: str, call: Callable[[str], Any], *, reconcile: Reconcile | None = None) -> Any:
+    def effect(
+        self,
+        name: str,
+        call: Callable[[str], Any],
+        *,
+        reconcile: Reconcile | None = None,
+        cancel: Callable[[], object] | None = None,
+    ) -> Any:
         """Run `call(key)`, an effect outside the database, and never again once its outcome is known.
 
         The key is the same over every retry and every new claim of the event; pass it to the provider as the
         idempotency key. The result of `call` is stored, and a retry gets it without calling again. After a crash in
         between it is unknown whether the effect happened: then `reconcile(key)` returns `Done(result)` or
         `NOT_DONE`; without it, `call` is repeated with the same key. Needs a contract with `mode="effectful"`.
+
+        `cancel()` is called in another thread if the attempt runs out of time during the call, and shall end it: close
+        the socket of a client that only this call uses.
         """
         raise EffectError(NOT_EFFECTFUL)
 
@@ -54,12 +64,19 @@ class EffectfulSession(InboxSession):
     def committed(self) -> bool:
         return self._inner is not None and self._inner.committed
 
-    def effect(self, name: str, call: Callable[[str], Any], *, reconcile: Reconcile | None = None) -> Any:
+    def effect(
+        self,
+        name: str,
+        call: Callable[[str], Any],
+        *,
+        reconcile: Reconcile | None = None,
+        cancel: Callable[[], object] | None = None,
+    ) -> Any:
         if self._ledger is None:
             raise EffectError(NOT_DECIDED)
         self._let_go()
         try:
-            return run_blocking(self._ledger.effect(name, call, reconcile))
+            return run_blocking(self._ledger.effect(name, call, reconcile, cancel))
         except Raised as carried:
             raised = carried.unwrap()
         raise raised
@@ -85,9 +102,6 @@ class EffectfulSession(InboxSession):
         self._inner = None
         inner.__exit__(None, None, None)
 
-    async def enter(self) -> None:
-        """Do nothing: the transaction begins with the first statement."""
-
     async def leave(self, error: BaseException | None) -> None:
         self._ledger = None
         if self._inner is not None:
@@ -109,7 +123,5 @@ class Joined:
     def effect(self, *_: Any, **__: Any) -> Any:
         raise EffectError(NOT_EFFECTFUL)
 
-    async def enter(self) -> None: ...
-    async def leave(self, error: BaseException | None) -> None: ...
     async def apply(self, operation: Callable[..., T], *args: Any) -> T:
         return self._session.run(operation, *args)

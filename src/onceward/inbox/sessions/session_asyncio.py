@@ -2,7 +2,7 @@
 
 # make faces writes session.py, with
 #   run_blocking: self._ledger
-#   port: enter, leave, apply
+#   port: leave, apply
 
 from __future__ import annotations
 
@@ -32,7 +32,12 @@ class AsyncInboxSession(AsyncDbSession):
     """The event in flight, as it was delivered."""
 
     async def effect(
-        self, name: str, call: Callable[[str], Awaitable[Any]], *, reconcile: Reconcile | None = None
+        self,
+        name: str,
+        call: Callable[[str], Awaitable[Any]],
+        *,
+        reconcile: Reconcile | None = None,
+        cancel: Callable[[], object] | None = None,
     ) -> Any:
         """Run `await call(key)`, an effect outside the database, and never again once its outcome is known.
 
@@ -40,6 +45,9 @@ class AsyncInboxSession(AsyncDbSession):
         idempotency key. The result of `call` is stored, and a retry gets it without calling again. After a crash in
         between it is unknown whether the effect happened: then `await reconcile(key)` returns `Done(result)` or
         `NOT_DONE`; without it, `call` is repeated with the same key. Needs a contract with `mode="effectful"`.
+
+        `cancel()` is called in another thread if the attempt runs out of time during the call, and shall end it: close
+        the socket of a client that only this call uses.
         """
         raise EffectError(NOT_EFFECTFUL)
 
@@ -60,13 +68,18 @@ class AsyncEffectfulSession(AsyncInboxSession):
         return self._inner is not None and self._inner.committed
 
     async def effect(
-        self, name: str, call: Callable[[str], Awaitable[Any]], *, reconcile: Reconcile | None = None
+        self,
+        name: str,
+        call: Callable[[str], Awaitable[Any]],
+        *,
+        reconcile: Reconcile | None = None,
+        cancel: Callable[[], object] | None = None,
     ) -> Any:
         if self._ledger is None:
             raise EffectError(NOT_DECIDED)
         await self._let_go()
         try:
-            return await self._ledger.effect(name, call, reconcile)
+            return await self._ledger.effect(name, call, reconcile, cancel)
         except Raised as carried:
             raised = carried.unwrap()
         raise raised
@@ -92,9 +105,6 @@ class AsyncEffectfulSession(AsyncInboxSession):
         self._inner = None
         await inner.__aexit__(None, None, None)
 
-    async def enter(self) -> None:
-        """Do nothing: the transaction begins with the first statement."""
-
     async def leave(self, error: BaseException | None) -> None:
         self._ledger = None
         if self._inner is not None:
@@ -116,7 +126,5 @@ class AsyncJoined:
     async def effect(self, *_: Any, **__: Any) -> Any:
         raise EffectError(NOT_EFFECTFUL)
 
-    async def enter(self) -> None: ...
-    async def leave(self, error: BaseException | None) -> None: ...
     async def apply(self, operation: Callable[..., T], *args: Any) -> T:
         return await self._session.run(operation, *args)
