@@ -213,9 +213,9 @@ class EngineSpans(Middleware):
         if spans is None:
             return
         if spans.attempt is not None:
-            quietly(self._end, spans.attempt.span, {}, ("cut off", None))
+            self._end(spans.attempt.span, {}, ("cut off", None))
         if spans.step is not None:
-            quietly(self._end, spans.step, {})
+            self._end(spans.step, {})
         attributes: dict[str, Any] = {"outcome": status}
         failure = None
         if outcome is not None:
@@ -342,7 +342,10 @@ class EngineSpans(Middleware):
                 _mark_failed(span, *failure)
         except Exception as error:  # noqa: BLE001
             report_failure("set_attribute", error)
-        span.end()
+        try:
+            span.end()
+        except Exception as error:  # noqa: BLE001
+            report_failure("span.end", error)
 
     def _open(self, name: str, outside: otel.Context, attributes: dict[str, Any]) -> OpenSpan:
         """Start the span of an attempt, and make it the current one."""
