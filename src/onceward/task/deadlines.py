@@ -85,6 +85,12 @@ class Deadlines:
         self.watch_at = nearest
         return nearest
 
+    def forgive(self, seconds: float) -> None:
+        """Give this time back to every attempt that is running."""
+        for this in self.tries.values():
+            if this.limit not in ENDING:
+                this.due += seconds
+
     def hurry(self) -> None:
         """Make the next check cut off every attempt at a transaction."""
         # Only the watchdog acts: an attempt that is due right now must have one reason to end.

@@ -99,6 +99,8 @@ def attend(loop: Loop, low_water: int) -> Script[None]:
     while loop.slots.pending > low_water and loop.ending() is None:
         yield loop.ports.park, (patience(loop),)
         yield from chores(loop)
+    if loop.watch is not None:
+        loop.watch.count_successes()
     if loop.slots.pending <= 0:
         yield from settle(loop)
 

@@ -25,7 +25,6 @@ from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.lifecycle import early_outcome, first_attempt, live
 from onceward.task.script import (
     DISOWNED,
-    ENDING,
     Closed,
     EngineTask,
     Exited,
@@ -82,6 +81,7 @@ class AsyncPorts:
         self.sleeping = clock.sleeping
         self._deadlines = Deadlines(stuck_grace, on_expiry)
         self._tries = self._deadlines.tries
+        self.forgive = self._deadlines.forgive  # because telemetry holds up the event loop
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -199,12 +199,6 @@ class AsyncPorts:
             self._timer.cancel()
         self._deadlines.watch_at = due
         self._timer = self._loop.call_later(min(max(due - now, 0.0), LONGEST_SLEEP), self._check_deadlines)
-
-    def forgive(self, seconds: float) -> None:
-        """Telemetry held up the event loop: give this time back to every attempt that is running."""
-        for this in self._tries.values():
-            if this.limit not in ENDING:
-                this.due += seconds
 
     def hurry(self) -> None:
         self._call_soon(self._hurry_now)

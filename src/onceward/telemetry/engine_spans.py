@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from threading import Lock
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -24,11 +25,14 @@ from onceward.middleware import Middleware
 from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import RETRY_EVENT, SCOPE
 from onceward.telemetry.metrics import EngineInstruments, instruments
-from onceward.telemetry.safety import quietly, show
+from onceward.telemetry.safety import quietly, report_failure, show
 from onceward.telemetry.span_fields import SpanFields
 
 NOTICEABLE = 0.001
 """Seconds that telemetry may take before it is set off against time limits."""
+
+COUNT_INTERVAL = 0.2
+"""Seconds after which successes are counted, if others follow."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,7 +76,11 @@ def observing(method: F) -> F:
     @wraps(method)
     def observe(self: EngineSpans, *arguments: Any, **named: Any) -> Any:
         began = self._now()
-        result = quietly(method, self, *arguments, **named)
+        result = None
+        try:
+            result = method(self, *arguments, **named)
+        except Exception as error:  # noqa: BLE001
+            report_failure(method.__qualname__, error)
         spent = self._now() - began
         if spent > NOTICEABLE:
             self._forgive(spent, *arguments[:1])
@@ -117,7 +125,11 @@ class EngineSpans(Middleware):
         self._fields = SpanFields(names.fields)
         self._task = {"task": names.task}
         self._attributes: dict[int, dict[str, Any]] = {}
-        self._abandoned: list[Any] = []
+        self._abandoned: list[None] = []
+        self._successes: list[None] = []
+        """Not counted yet. Lists, because workers append to them at the same time."""
+        self._counting = Lock()
+        self._count_at = 0.0
         self._over = False
         self._loop_span: Span = trace.INVALID_SPAN
         self._inside_loop = otel.Context()
@@ -136,6 +148,7 @@ class EngineSpans(Middleware):
     @observing
     def loop_ends(self, report: Any, error: BaseException | None) -> None:
         self._over = True
+        self.count_successes()
         if self._metrics is not None:
             self._metrics.slots_in_use.pop(id(self), None)
             # Those that never came to an end.
@@ -180,8 +193,7 @@ class EngineSpans(Middleware):
     def life_begins(self, life: Any) -> None:
         transaction = life.transaction
         parent, links = self._inside_loop, None
-        remote = quietly(_remote_context, transaction)
-        if remote is not None:
+        if transaction.metadata and (remote := quietly(_remote_context, transaction)) is not None:
             # Continue the producer's trace; the batch it arrived in is only linked.
             parent, links = remote, [Link(self._loop_span.get_span_context())]
         attributes = {**self._task, "transaction_id": transaction.id}
@@ -214,18 +226,34 @@ class EngineSpans(Middleware):
         self._end(spans.life, attributes, failure)
 
     def _count(self, status: str, error: Any) -> None:
-        """Count an outcome at once, so the numbers of a loop that streams are current."""
+        """Count an outcome at once, so a loop that streams shows current numbers; successes a few at a time."""
         metrics = self._metrics
         assert metrics is not None
         if status == "succeeded":
-            metrics.processed.add(1, self._task)
-            metrics.succeeded.add(1, self._task)
+            self._successes.append(None)
+            if self._now() >= self._count_at:
+                self.count_successes()
         elif status == "failed":
             metrics.processed.add(1, self._task)
             metrics.failed.add(1, {**self._task, "category": str(error.category)})
+            self.count_successes()
         elif status == "abandoned":
             self._abandoned.append(None)
             metrics.abandoned.add(1, self._task)
+            self.count_successes()
+
+    @observing
+    def count_successes(self) -> None:
+        """Count the successes since the last time: when others are counted, when the loop wakes, and now and then."""
+        if self._metrics is None:
+            return
+        self._count_at = self._now() + COUNT_INTERVAL
+        with self._counting:
+            number = len(self._successes)
+            del self._successes[:number]
+        if number:
+            self._metrics.processed.add(number, self._task)
+            self._metrics.succeeded.add(number, self._task)
 
     @observing
     def step_begins(self, life: Any, step: Any) -> None:
@@ -241,8 +269,10 @@ class EngineSpans(Middleware):
         spans: LifeSpans = life.spans
         if spans.step is not None:
             failure = None if error is None else (error.message, error.category)
-            self._end(spans.step, {"attempts": life.attempt + 1}, failure)
-            spans.step, spans.inside_step = None, spans.inside_life
+            step_span, spans.step, spans.inside_step = spans.step, None, spans.inside_life
+            otel.attach(spans.inside_life)
+            self._end(step_span, {"attempts": life.attempt + 1}, failure)
+            return
         otel.attach(spans.inside_life)
 
     @observing
@@ -297,19 +327,25 @@ class EngineSpans(Middleware):
 
     def _start(self, name: str, parent: otel.Context, attributes: dict[str, Any], links: Any = None) -> Span:
         """Start a span; if that fails, its children become children of its parent."""
-        missing = trace.NonRecordingSpan(trace.get_current_span(parent).get_span_context())
-        span: Span = quietly(
-            self._tracer.start_span, name, parent, attributes=attributes, links=links, default=missing
-        )
-        return span
+        try:
+            return self._tracer.start_span(name, parent, attributes=attributes, links=links)
+        except Exception as error:  # noqa: BLE001
+            report_failure("start_span", error)
+            return trace.NonRecordingSpan(trace.get_current_span(parent).get_span_context())
 
     def _end(self, span: Span, attributes: dict[str, Any], failure: tuple[Any, Any] | None = None) -> None:
         """End a span, whatever becomes of its attributes. `failure` is a message and a category."""
-        if attributes:
-            quietly(span.set_attributes, attributes)
-        if failure is not None:
-            quietly(_mark_failed, span, *failure)
-        quietly(span.end)
+        try:
+            for name, value in attributes.items():
+                span.set_attribute(name, value)
+            if failure is not None:
+                _mark_failed(span, *failure)
+        except Exception as error:  # noqa: BLE001
+            report_failure("set_attribute", error)
+        try:
+            span.end()
+        except Exception as error:  # noqa: BLE001
+            report_failure("span.end", error)
 
     def _open(self, name: str, outside: otel.Context, attributes: dict[str, Any]) -> OpenSpan:
         """Start the span of an attempt, and make it the current one."""

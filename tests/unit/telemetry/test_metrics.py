@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ from onceward.task.exceptions import ConsumerLoopTimeoutException
 from onceward.task.settings import EngineSettings
 from onceward.telemetry.catalogue import METRICS
 from onceward.testing import Recording, record
+from tests.support.wait import until
 from tests.support.world import (
     SHORT,
     Deaf,
@@ -66,22 +68,32 @@ def test_outcomes_are_counted_at_once_while_the_loop_streams(world: World, recor
 
 def test_what_is_abandoned_is_counted_at_once_and_only_once(recording: Recording) -> None:
     world = World("asyncio")
+    end = threading.Event()
+    seen: list[int] = []
+
+    def count() -> int:
+        return int(recording.metric("onceward.transactions.abandoned"))
+
+    def observe() -> None:
+        with contextlib.suppress(AssertionError):
+            seen.append(until(count))
+        end.set()
 
     def first(_: object) -> Until:
+        task.stop()
         task.hurry()
         return Until(lambda: False)
 
-    def last(_: object) -> Until:
-        task.stop()
-        return Until(lambda: recording.metric("onceward.transactions.abandoned") == 1)
-
-    steps = [first, last]
+    steps = [lambda _: Deaf(end, limit=60), first]
     source = ListSource(transactions(2))
     task = world.consumer(lambda transaction: steps[transaction.payload](transaction), source=source)
     task.interruptible = True
-    report = world.consume(task, consuming(streaming=True))
-    assert (report.succeeded, report.abandoned) == (1, 1)
-    assert recording.metric("onceward.transactions.abandoned") == 1
+    observer = threading.Thread(target=observe)
+    observer.start()
+    report = world.consume(task, consuming(streaming=True, concurrency=2))
+    observer.join()
+    assert seen == [1], "while the other one was still running"
+    assert report.abandoned == count() == 2
 
 
 def test_what_never_ends_is_counted_as_abandoned_when_the_loop_ends(
