@@ -14,7 +14,6 @@ from onceward.connectors.owners import set_owner
 from onceward.errors import ConfigurationError
 from onceward.middleware import Middleware
 from onceward.task.mixins.consumer import AsyncConsumerTask, ConsumerTask
-from onceward.transaction import Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,32 +28,16 @@ Layer = Middleware | type[Middleware]
 
 def task_class(consumer: Consumer) -> type[Any]:
     """Return the task class of a consumer, with its name. Evidence is bound to the function's module."""
-    function, signature = consumer.function, consumer.signature
-
-    if consumer.asynchronous:
-
-        async def process_async(self: Any, transaction: Transaction, /, *session: Any, **_: Any) -> Any:
-            return await function(**signature.arguments(transaction, *session))
-
-        return type(consumer.name, (AsyncConsumerTask,), _body(consumer, process_async))
-
-    def process(self: Any, transaction: Transaction, /, *session: Any, **_: Any) -> Any:
-        return function(**signature.arguments(transaction, *session))
-
-    return type(consumer.name, (ConsumerTask,), _body(consumer, process))
-
-
-def _body(consumer: Consumer, process: Callable[..., Any]) -> dict[str, Any]:
-    process.__wrapped__ = consumer.function  # type: ignore[attr-defined]
-    process.__qualname__ = consumer.function.__qualname__
-    return {
-        "process_transaction": process,
+    function = consumer.function
+    body = {
+        "process_transaction": consumer.signature.method(function, asynchronous=consumer.asynchronous),
         "contract": consumer.contract,
         "verification": consumer.verification,
-        "__module__": consumer.function.__module__,
-        "__qualname__": consumer.function.__qualname__,
-        "__doc__": consumer.function.__doc__,
+        "__module__": function.__module__,
+        "__qualname__": function.__qualname__,
+        "__doc__": function.__doc__,
     }
+    return type(consumer.name, (AsyncConsumerTask if consumer.asynchronous else ConsumerTask,), body)
 
 
 def in_an_app(thing: Any) -> tuple[Onceward, Consumer] | None:

@@ -119,8 +119,10 @@ def verify(
             problem = _missing_evidence(subject, str(database), as_json)
             _print_verdict(subject, problem, as_json)
             raise typer.Exit(FAILED if problem else 0)
-        if junit is not None:
-            _check_directory(junit)
+        if junit is not None and not junit.absolute().parent.is_dir():  # before the scenarios run, not after
+            raise ConfigurationError(
+                f"--junit {junit} cannot be written: directory {junit.parent} does not exist"
+            )
         given = {
             "contract": None if contract is None else subject.contract,
             "database": run_on or database,
@@ -170,14 +172,6 @@ def _is_production(env: str) -> bool:
     if env.strip().lower() not in ENVS:
         raise ConfigurationError(f"--env must be one of {', '.join(ENVS)}, not {env!r}")
     return is_production(env)
-
-
-def _check_directory(junit: Path) -> None:
-    """Fail before the scenarios run, not after."""
-    if not junit.absolute().parent.is_dir():
-        raise ConfigurationError(
-            f"--junit {junit} cannot be written: directory {junit.parent} does not exist"
-        )
 
 
 def _events(given: str | None) -> Any:

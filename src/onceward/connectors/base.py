@@ -111,7 +111,12 @@ class AsyncConnector(Protocol):
         ...
 
     async def extend_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
-        """As `Connector.extend_transactions`."""
+        """As `Connector.extend_transactions`.
+
+        A connector may also have `extend_from_thread(transactions)`, a plain method that blocks. While a handler blocks
+        the event loop, the engine calls it from another thread, so leases do not expire. It must not need the event
+        loop, and skips transactions that were not fetched here.
+        """
         ...
 
     async def close_async(self) -> None:

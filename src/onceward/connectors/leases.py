@@ -236,6 +236,10 @@ class LeasingConnector(Closing):
         for held in lost:
             _log.warning("transaction %s: lease expired, too late to extend it", running[held].id)
 
+    def fetched_here(self, transactions: Sequence[Transaction], /) -> list[Transaction]:
+        """Those of these that this connector has delivered."""
+        return [each for each in transactions if id(each) in self._deliveries]
+
     def counts(self) -> dict[str, int]:
         """Count the messages that are `ready`, `leased`, `delayed` and `dead` now."""
         with self._store.transaction(WRITE_WAIT):
@@ -332,6 +336,10 @@ class AsyncLeasingConnector(AsyncClosing):
     async def extend_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
         """As `LeasingConnector.extend_transactions`."""
         await self._call(self._wire.extend_transactions, transactions)
+
+    def extend_from_thread(self, transactions: Sequence[Transaction], /) -> None:
+        """See `AsyncConnector.extend_from_thread`."""
+        self._wire.extend_transactions(self._wire.fetched_here(transactions))
 
     async def counts_async(self) -> dict[str, int]:
         """As `LeasingConnector.counts`."""

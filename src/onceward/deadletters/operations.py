@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -182,10 +184,9 @@ class DeadLetterOperations:
 def bury(transaction: DbTransaction, rows: Sql, burials: Sequence[Burial]) -> list[alerts.Buried]:
     """Store these. Return the new ones and, once per kind, how many letters are like them: all of a kind have the same
     numbers."""
-    new = [each for each in burials if _bury(transaction, rows, each)]
     buried: list[alerts.Buried] = []
     seen: set[tuple[str, str, str | None]] = set()
-    for burial in new:
+    for burial in list(filter(partial(_bury, transaction, rows), burials)):
         kind = (burial.consumer, burial.event_type, burial.aggregate_id)
         counts = None
         if kind not in seen:
@@ -218,7 +219,11 @@ def _bury(transaction: DbTransaction, rows: Sql, burial: Burial) -> bool:
         "error": burial.error,
         "kept": KEPT_SECONDS,
     }
-    identity = {"consumer": burial.consumer, "message_id": burial.message_id, "digest": burial.digest}
+    identity = {
+        "consumer": burial.consumer,
+        "message_id": burial.message_id,
+        "digest": hashlib.sha256(burial.body).digest(),
+    }
     new = {
         **values,
         **identity,

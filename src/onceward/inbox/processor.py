@@ -51,6 +51,7 @@ from onceward.task.exceptions import AttemptInterrupted, Postponed
 from onceward.task.lifecycle import text_of
 from onceward.telemetry.context import current_work
 from onceward.telemetry.logger import OwnLogger
+from onceward.telemetry.safety import quietly
 
 _log = OwnLogger(logging.getLogger("onceward.inbox"))
 
@@ -305,12 +306,13 @@ def with_token(event: Event, start: Start) -> Event:
 def describe_span(contract: Contract, event: Event) -> None:
     span = trace.get_current_span()
     if span.is_recording():
-        span.set_attributes(
+        quietly(
+            span.set_attributes,
             {
                 "consumer": contract.consumer_id,
                 "tracking_id": event.tracking_id,
                 "event_type": event.event_type,
-            }
+            },
         )
 
 
@@ -326,6 +328,15 @@ def log_failure(contract: Contract, event: Event, error: BaseException, start: S
         if isinstance(cause, StatementError):
             cause.hide_parameters = True  # they usually contain the payload
         cause = cause.__cause__
+    where = {
+        "consumer": contract.consumer_id,
+        "tracking_id": event.tracking_id,
+        "event_type": event.event_type,
+        "aggregate_id": event.aggregate_id or "",
+        "sequence": "" if event.sequence is None else event.sequence,
+        "schema_version": event.schema_version,
+        "lock_token": "" if start is None else start.token,
+    }
     in_engine = current_work.get() is not None
     _log.log(
         logging.INFO if in_engine else logging.ERROR,
@@ -337,15 +348,7 @@ def log_failure(contract: Contract, event: Event, error: BaseException, start: S
         "-" if start is None else start.token,
         text_of(error),
         exc_info=None if in_engine or isinstance(error, ContractError) else error,
-        extra={
-            "consumer": contract.consumer_id,
-            "tracking_id": event.tracking_id,
-            "event_type": event.event_type,
-            "aggregate_id": event.aggregate_id or "",
-            "sequence": "" if event.sequence is None else event.sequence,
-            "schema_version": event.schema_version,
-            "lock_token": "" if start is None else start.token,
-        },
+        extra=where,
     )
 
 

@@ -12,7 +12,10 @@ from onceward.connectors.base import AsyncConnector, Connector
 from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector
 from onceward.testing import FakeClock
 from onceward.testing.connectors import ConnectorConformance
+from tests.support.every_redis import every_redis
 from tests.support.pending_entries import age
+
+pytestmark = every_redis
 
 
 class OnRedis:

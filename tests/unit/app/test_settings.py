@@ -107,6 +107,7 @@ def test_the_engine_has_settings_of_its_own(tmp_path: Path) -> None:
         "engine.stuck_grace": "ONCEWARD_ENGINE__STUCK_GRACE",
         "engine.io_guard": "keyword",
         "engine.telemetry_fields": "onceward.toml",
+        "engine.interrupt": "default",
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from onceward import Transaction
 from onceward.task.exceptions import TransactionException
-from onceward.telemetry.failure_log import AGAIN_AFTER, REMEMBERED, Tracebacks
+from onceward.telemetry.logger import AGAIN_AFTER, REMEMBERED, Tracebacks
 from onceward.testing import FakeClock
 from tests.support.world import ListSource, World, business, consuming, results, retry, transactions
 

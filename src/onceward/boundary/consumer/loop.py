@@ -24,6 +24,10 @@ Attempt = Callable[[StoredFact], Awaitable[BaseException | None]]
 class FactLoop:
     """The loop of both modes. Methods that wait are ports: they block in one mode and await in the other."""
 
+    _fetch: Callable[[], Awaitable[Page]]
+    _confirm: Callable[[int], Awaitable[None]]
+    _nap: Callable[[float], Awaitable[None]]
+
     def __init__(self, consumer_name: str, limit: int, empty_wait: float) -> None:
         if not consumer_name:
             raise ConfigurationError("a boundary consumer needs a durable name: it identifies its cursor")
@@ -42,15 +46,6 @@ class FactLoop:
         In the middle of a batch nothing of it is confirmed: facts already applied are delivered again, as duplicates.
         """
         self._stop_requested = True
-
-    async def _fetch(self) -> Page:
-        raise NotImplementedError
-
-    async def _confirm(self, offset: int) -> None:
-        raise NotImplementedError
-
-    async def _nap(self, seconds: float) -> None:
-        raise NotImplementedError
 
     async def _run(self, attempt: Attempt, drain: bool) -> BaseException | None:
         while not self._is_stopped():

@@ -49,19 +49,17 @@ def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, a
     readable: dict[int, Transaction] = {}
     predicted: dict[int, Prediction] = {}
     for letter in found:
+        problem = "poison is never redriven" if letter.category == "poison" else ""
         try:
-            readable[letter.id] = _transaction(letters, letter)
+            transaction = _transaction(letters, letter)
         except DecodeError as error:
+            problem = problem or str(error)
+        if problem:
             predicted[letter.id] = Prediction(
-                transaction_id=letter.message_id, outcome=PredictedOutcome.BREACH, detail=str(error)
+                transaction_id=letter.message_id, outcome=PredictedOutcome.BREACH, detail=problem
             )
-        if letter.category == "poison":
-            readable.pop(letter.id, None)
-            predicted[letter.id] = Prediction(
-                transaction_id=letter.message_id,
-                outcome=PredictedOutcome.BREACH,
-                detail="poison is never redriven",
-            )
+        else:
+            readable[letter.id] = transaction
     predictions = _predict(task, list(readable.values()), engine)
     predicted |= dict(zip(readable, predictions, strict=True))
     ordered = {letter.id: predicted[letter.id] for letter in found}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar, Unpack
 
@@ -49,6 +49,9 @@ class FactConnector(Generic[C]):
     """The connector of both modes: `_call`, `_sleep` and `_together` block in one and await in the other."""
 
     _needs: type[C]
+    _call: Callable[..., Awaitable[Any]]
+    _sleep: Callable[[float], Awaitable[None]]
+    _together: Callable[[Work, int], Awaitable[None]]
 
     def __init__(
         self,
@@ -80,15 +83,6 @@ class FactConnector(Generic[C]):
                 f"{type(self).__name__} needs a {self._needs.__name__}, not {type(client).__name__}; use "
                 "BoundaryConnector with BoundaryClient, AsyncBoundaryConnector with AsyncBoundaryClient"
             )
-
-    async def _call(self, method: str, *arguments: Any) -> Any:
-        raise NotImplementedError
-
-    async def _sleep(self, seconds: float) -> None:
-        raise NotImplementedError
-
-    async def _together(self, work: Work, times: int) -> None:
-        raise NotImplementedError
 
     # ── facts in ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -283,6 +283,10 @@ class StreamQueue:
             return (*held, "bury", decision.reason, text or "", line)
         return (*held, "delay", int(decision.delay * 1000), "", line)
 
+    def fetched_here(self, transactions: Sequence[Transaction]) -> list[Transaction]:
+        """Those of these that this connector has delivered."""
+        return [each for each in transactions if id(each) in self._deliveries]
+
     def extend(self, transactions: Sequence[Transaction]) -> Exchange:
         found = [(self._deliveries.of(transaction), transaction) for transaction in transactions]
         running = {

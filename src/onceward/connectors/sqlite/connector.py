@@ -84,6 +84,10 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
             await self._give_back(fetch.result())
         raise cancelled
 
+    def extend_from_thread(self, transactions: Sequence[Transaction], /) -> None:
+        """See `AsyncConnector.extend_from_thread`."""
+        self._submit(super().extend_from_thread, transactions).result()
+
     @property
     def owner(self) -> str | None:
         return self._queue.owner

@@ -216,10 +216,9 @@ class SqliteLeaseStore(Database):
         error: str | None = None,
         history: str = "",
     ) -> bool:
-        self._change_one(
-            sql.COPY_TO_DEAD_LETTERS, transaction_id, reason, category, error, now, history, key, token
-        )
-        return self._change_one(sql.REMOVE, key, token)
+        values = (transaction_id, reason, category, error, now, history, key, token)
+        self.cursor.execute(sql.COPY_TO_DEAD_LETTERS, values)
+        return self.cursor.execute(sql.REMOVE, (key, token)).rowcount == 1
 
     def counts(self, now: float) -> dict[str, int]:
         counts = self.cursor.execute(sql.COUNTS, {"now": now}).fetchone()
