@@ -1,7 +1,10 @@
 """The contract between engines and wires: two protocols of five methods, specified by their docstrings.
 
 Anything with `fetch_transactions` (or `fetch_transactions_async`) is a source; the engine uses the other
-methods if they exist. `onceward.testing.connectors.ConnectorConformance` checks an implementation.
+methods if they exist. A connector may also have an attribute `owner`, set before the first fetch, and a method
+`release_owner(owner)` that ends all leases of that owner at once and counts them as lost: `onceward run` calls it
+when a worker is dead. Without it they end by themselves. `onceward.testing.connectors.ConnectorConformance` checks an
+implementation.
 """
 
 from __future__ import annotations

@@ -79,6 +79,8 @@ class WorkerSlot:
         """Whether it was added for a consumer that may have crashed a worker it shared with others."""
         self.process: WorkerProcess | None = None
         """None before the first, between two, and after the last."""
+        self.obsolete = False
+        """Whether its consumer is back in the worker that it shared with others."""
         self.restarts = 0
         self.crashes = 0
         """In a row."""
@@ -189,7 +191,7 @@ class Supervisor:
     async def _keep(self, place: WorkerSlot, wait: float) -> None:
         if wait:
             await self._pause(wait)
-        while self.stage is RunStage.RUNNING:
+        while self.stage is RunStage.RUNNING and not place.obsolete:
             owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(6)}"
             process = await WorkerProcess.start(
                 msgspec.structs.replace(self._assignment, number=place.number, only=place.only, owner=owner)
@@ -214,9 +216,8 @@ class Supervisor:
         if self.stage is not RunStage.RUNNING:
             self._log_exit(place, process, code)
             return False
-        if replacing:  # new code may have other consumers
-            place.only = self._assignment.only
-            return not place.separate
+        if replacing:
+            return True
         if code == MISUSED:
             return await self._handle_refusal(place, process)
         if code == UNREACHABLE:
@@ -279,8 +280,8 @@ class Supervisor:
             separate = WorkerSlot(self._last_number, (name,), separate=True)
             separate.crashes, separate.problem = int(is_certain), place.problem
             _log.error(
-                "worker %d %s with messages of %s in flight; %s continues alone in worker %d, in %.3g s",
-                place.number, place.problem or "had a stuck thread", name, name, self._last_number, wait,
+                "worker %d %s; %s may be the cause and continues alone in worker %d, in %.3g s",
+                place.number, place.problem or "had a stuck thread", name, self._last_number, wait,
             )  # fmt: skip
             self._add(separate, wait)
         place.only, place.crashes = others, 0
@@ -310,6 +311,8 @@ class Supervisor:
         while True:
             changed = await self._changes.next()
             _log.info("%s changed; restarting the workers", changed)
+            for place in self.places:  # new code may have other consumers
+                place.only, place.obsolete = self._assignment.only, place.separate
             self._waking.set()
             await asyncio.gather(
                 *(self._replace(place, place.process) for place in self.places if place.process is not None)
