@@ -8,9 +8,11 @@ CORE   := $(LIB)/.core
 TEST   := $(LIB)/.test
 SITE    = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Most of the time tests wait for the disk, to survive a power cut; kill -9 they survive in memory, too.
+MEMORY  = $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 8000000 { print "/dev/shm" }')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench conformance reference proto faces docs format clean
+.PHONY: help demo test lint bench soak conformance reference proto faces docs format clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || grep '##' $(MAKEFILE_LIST)
@@ -19,7 +21,8 @@ demo: $(CORE) ## Produce, consume, crash and balance thousands of orders (under 
 	@$(BIN)/onceward demo
 
 test: $(TEST) ## Run every test
-	@$(BIN)/python -m pytest -n 3 --dist loadscope
+	@files=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/onceward-XXXXXX") && trap 'rm -rf "$$files"' EXIT && \
+	trap 'exit 130' INT TERM && TMPDIR=$$files $(BIN)/python -m pytest -n 3 --dist loadscope
 
 lint: $(TEST) ## Check style, types, import directions, generated files and docs
 	@$(BIN)/ruff check .
@@ -34,6 +37,9 @@ lint: $(TEST) ## Check style, types, import directions, generated files and docs
 
 bench: $(TEST) ## Measure against bare loops in the same run, and print ratios
 	@$(BIN)/python -m bench
+
+soak: $(TEST) ## Abuse the engine at random for 20 minutes, checked against a model (MINUTES=20)
+	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),20)
 
 conformance: $(TEST) ## Regenerate docs/reference/conformance.md
 	@$(BIN)/python spec/conformance.py

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from onceward.testing import servers
 from spec import conformance
@@ -28,6 +29,10 @@ import_module("typer.rich_utils")
 
 CLAIMED = pytest.StashKey[set[str]]()
 REQUIREMENT = "requirement"
+
+# A busy machine is slow, which is not a failure.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 
 @pytest.fixture(params=["threads", "asyncio"])

@@ -3,8 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from onceward.telemetry import logs
-
 if TYPE_CHECKING:
     from onceward.app import Onceward
     from onceward.inbox import AsyncInbox, Contract, Inbox
@@ -13,10 +11,9 @@ if TYPE_CHECKING:
     from onceward.task.mixins.consumer import AsyncConsumerTask, ConsumerTask
     from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy, RetryPolicy
     from onceward.task.mixins.producer import AsyncHybridTask, AsyncProducerTask, HybridTask, ProducerTask
+    from onceward.task.mixins.utils import cancel_requested, on_cancel
     from onceward.task.report import Report
     from onceward.transaction import Transaction
-
-logs.install()  # formatters can use the log fields from the first line of a program
 
 __all__ = [
     "AsyncConsumerTask",
@@ -38,6 +35,8 @@ __all__ = [
     "RetryPolicy",
     "Transaction",
     "TransactionException",
+    "cancel_requested",
+    "on_cancel",
 ]
 
 _CONSUMER, _PRODUCER = "onceward.task.mixins.consumer", "onceward.task.mixins.producer"
@@ -63,6 +62,8 @@ _HOMES = {
     "RetryPolicy": _POLICIES,
     "Transaction": "onceward.transaction",
     "TransactionException": _ERRORS,
+    "cancel_requested": "onceward.task.mixins.utils",
+    "on_cancel": "onceward.task.mixins.utils",
 }
 
 

@@ -6,9 +6,10 @@ Code that makes decisions is a coroutine; code that waits is a port. In asyncio 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
+
+from onceward._functions import LAZY, explain_unrun, name_of
 
 T = TypeVar("T")
 
@@ -47,12 +48,10 @@ def as_coroutine(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, A
             result = function(*args, **kwargs)
         except StopIteration as error:
             raise Raised(error) from error
-        if inspect.iscoroutine(result):
-            result.close()  # it never ran; going on would lose its work
-            raise TypeError(
-                f"{getattr(function, '__qualname__', function)} returned a coroutine, but this runs in threads; make "
-                "it a plain `def`, or use the Async… class"
-            )
+        if type(result) in LAZY or hasattr(
+            type(result), "__await__"
+        ):  # inlined `check_result`: it runs each time
+            raise TypeError(f"{name_of(function)} {explain_unrun(result)}")
         return result
 
     return call

@@ -22,8 +22,9 @@ from onceward import (
     HybridTask,
     ProducerTask,
     Transaction,
+    cancel_requested,
 )
-from onceward.task.exceptions import ExceptionCategory, TransactionException
+from onceward.task.exceptions import AttemptInterrupted, ExceptionCategory, TransactionException
 from onceward.task.mixins.policies import (
     BatchPolicy,
     ConcurrencyPolicy,
@@ -60,7 +61,8 @@ class After:
 
 @dataclass
 class Until:
-    """Wait, in the way of the mode, until the condition holds; fail after `limit` seconds."""
+    """Wait, in the way of the mode, until the condition holds or the attempt is asked to stop; fail after `limit`
+    seconds."""
 
     condition: Callable[[], Any]
     value: Any = None
@@ -139,7 +141,9 @@ def resolve(value: Any) -> Any:
         time.sleep(value.seconds)
         return resolve(value.value)
     if isinstance(value, Until):
-        until(value.condition, value.limit)
+        until(lambda: value.condition() or cancel_requested(), value.limit)
+        if cancel_requested():
+            raise AttemptInterrupted
         return resolve(value.value)
     if isinstance(value, BaseException):
         raise value

@@ -438,6 +438,10 @@ async def place_later(count: int) -> AsyncIterator[int]:
 assert_type(charge(3), str)
 assert_type(place(3), Iterator[int])
 assert_type(app.produce(place, 3), Report)
+app.produce(place, "three")  # type: ignore[arg-type]
+app.produce(place, count="three")  # type: ignore[arg-type]
+app.produce(place)  # type: ignore[call-arg]
+app.produce(place, 3, 4)  # type: ignore[call-arg]
 assert_type(app.settings.database, str | None)
 assert_type(app.settings.engine, EngineSettings)
 assert_type(app.create_engine(), Engine)
@@ -447,3 +451,4 @@ assert_type(app.consumers["charge"].asynchronous, bool)
 
 async def use_app() -> None:
     assert_type(await app.produce_async(place_later, 3), Report)
+    await app.produce_async(place_later, "three")  # type: ignore[arg-type]

@@ -54,19 +54,6 @@ RECORDED = Path(__file__).with_name("recorded_surface.json")
 PACKAGE = Path(onceward.__file__).parent
 PROTO = PACKAGE.parents[1] / "proto" / "onceward" / "boundary" / "v1" / "boundary.proto"
 
-MOVED = {
-    "onceward.connectors.boundary.connector": "onceward.connectors.boundary",
-    "onceward.connectors.boundary.facts": "onceward.connectors.boundary_facts",
-    "onceward.connectors.codec": "onceward.connectors.metadata",
-    "onceward.connectors.leases": "onceward.connectors.leasing",
-    "onceward.connectors.redis_streams.protocol": "onceward.connectors.redis_streams.core",
-    "onceward.connectors.sqlite.connector": "onceward.connectors.sqlite.aio",
-    "onceward.db.transaction": "onceward.db.cleanup",
-    "onceward.deadletters.source": "onceward.connectors.dead_letters",
-    "onceward.telemetry.span_exporter": "onceward.telemetry.spanfile",
-}
-"""Loggers that changed their names because their modules did, with the names they had. Only to shrink."""
-
 FIXED = Transaction(
     id="t1",
     payload={"order": 7, "lines": [1.5, None, True, "ü"], "raw": b"\x00\xff"},
@@ -88,7 +75,7 @@ def surface(redis_url: str, postgres_url: str, folder: Path) -> dict[str, Any]:
         "postgresql": _postgresql(postgres_url),
         "migrations": _migrations(),
         "telemetry": _telemetry(),
-        "loggers": sorted({MOVED.get(name, name) for name in loggers()}),
+        "loggers": sorted(set(_loggers())),
         "commands": _commands(),
         "exit codes": {
             "failed": exits.FAILED,
@@ -331,8 +318,8 @@ def _module_name(path: Path) -> str:
     return ".".join(parts).removesuffix(".__init__")
 
 
-def loggers() -> Iterator[str]:
-    """Of all modules, by the names they have now."""
+def _loggers() -> Iterator[str]:
+    """Of all modules."""
     for module, tree in _modules().items():
         for call in _calls(tree, "getLogger"):
             match call.args:

@@ -32,6 +32,8 @@ NAMES = {
         "RetryPolicy",
         "Transaction",
         "TransactionException",
+        "cancel_requested",
+        "on_cancel",
     ],
     "onceward.boundary": [
         "Appended",
@@ -180,8 +182,9 @@ def test_the_name_is_where_it_is_promised(module: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("package", "name"), [(package, name) for package in PACKAGES for name in NAMES[package]]
 )
-def test_every_public_class_says_what_it_is_for(package: str, name: str) -> None:
-    assert vars(getattr(importlib.import_module(package), name)).get("__doc__")
+def test_every_public_name_says_what_it_is_for(package: str, name: str) -> None:
+    value = getattr(importlib.import_module(package), name)
+    assert value.__doc__ if inspect.isfunction(value) else vars(value).get("__doc__")
 
 
 @pytest.mark.parametrize("name", NAMES["onceward.task.mixins.utils"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.record_surface import MOVED, differences, loggers, recorded, surface
+from tests.unit.record_surface import differences, recorded, surface
 
 HOW_TO_CHANGE = """
 Others rely on these. If the change is intended, provide for what is stored or configured the old way, then record it
@@ -30,10 +30,6 @@ def test_what_others_rely_on_is_as_recorded(found: dict[str, Any], part: str) ->
 @pytest.mark.req("ST-01")
 def test_every_part_is_recorded(found: dict[str, Any]) -> None:
     assert sorted(found) == sorted(recorded())
-
-
-def test_a_logger_leaves_the_moved_ones_when_it_has_a_name_of_its_own() -> None:
-    assert sorted(MOVED.keys() - set(loggers())) == []
 
 
 def test_a_difference_names_what_changed() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
+from onceward._functions import code_of, is_async, yields
+from onceward.app.engines import SharedEngines, open_engine
 from onceward.app.settings import AppSettings, Resolved, resolve
 from onceward.app.signature import Signature
 from onceward.connectors.urls import Address
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = TypeVar("P", ConsumerPolicy, ProducerPolicy)
+Arguments = ParamSpec("Arguments")
 
 _apps: WeakSet[Onceward] = WeakSet()
 
@@ -46,7 +50,7 @@ class Consumer:
         self.contract = _with_model(contract, self.signature.model, name)
         self.policy = policy
         self.verification = verification
-        self.asynchronous = inspect.iscoroutinefunction(function)
+        self.asynchronous = is_async(function)
 
 
 def _address(url: str, name: str, *, sink: bool = False) -> Address:
@@ -82,19 +86,24 @@ class Producer:
         self.name = function.__name__
         self.sink = _address(sink, self.name, sink=True)
         self.policy = policy
-        self.asynchronous = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+        self.asynchronous = is_async(function) or inspect.isasyncgenfunction(code_of(function))
 
 
 class Onceward:
     """`app = Onceward("shop", database="sqlite:///shop.db")`; then decorate functions and `onceward run module:app`.
 
-    Keywords are settings; the others come from ONCEWARD_… variables, `onceward.toml` or `[tool.onceward]`.
+    Keywords are settings. ONCEWARD_… variables, `onceward.toml` and `[tool.onceward]` win over them.
     """
 
     def __init__(self, name: str = "app", *, middleware: Sequence[Middleware] = (), **settings: Any) -> None:
         self.name = name
         self.middleware = check_middleware(middleware, name)
         """Wraps every consumer and producer of this app, outermost first."""
+        self.owner: str | None = None
+        """The name of this process for its leases. `onceward run` sets it, and ends them if the process dies."""
+        self.only: tuple[str, ...] = ()
+        """The consumers that run in this process; empty for all. `onceward run` sets it."""
+        self.engines = SharedEngines(self)
         self._resolved = resolve(settings)
         self.consumers = Consumers()
         self.producers: dict[str, Producer] = {}
@@ -116,21 +125,17 @@ class Onceward:
 
     def create_engine(self) -> Engine:
         """Return a SQLAlchemy engine on the app's database, for your own tables and queries. You `dispose` of it."""
-        import sqlalchemy
-
-        from onceward.app.build import database_url
-
-        return sqlalchemy.create_engine(database_url(self._database(), asynchronous=False))
+        engine: Engine = open_engine(self, asynchronous=False)
+        return engine
 
     def create_async_engine(self) -> AsyncEngine:
         """`create_engine` for asyncio."""
-        import sqlalchemy.ext.asyncio
+        engine: AsyncEngine = open_engine(self, asynchronous=True)
+        return engine
 
-        from onceward.app.build import database_url
-
-        return sqlalchemy.ext.asyncio.create_async_engine(database_url(self._database(), asynchronous=True))
-
-    def _database(self) -> str:
+    @property
+    def database(self) -> str:
+        """The URL of its database; raises ConfigurationError if it has none."""
         if self.settings.database is None:
             raise ConfigurationError(
                 f"{self.name} has no database: write Onceward({self.name!r}, database='sqlite:///shop.db'), or set "
@@ -220,21 +225,22 @@ class Onceward:
         """
 
         def decorate(function: F) -> F:
-            own = _name_of(function)
+            called: Any = function.__func__ if isinstance(function, (classmethod, staticmethod)) else function
+            own = _name_of(called)
             if own in self.producers:
                 raise ConfigurationError(
                     f"{self.name} has two producers {own!r}; rename one of the functions"
                 )
             url = self.resolved.of_producer(own).sink or given
             follows = sink if callable(sink) else None
-            self.producers[own] = Producer(function, url, _parse_policy(ProducerPolicy, policy, own), follows)
+            self.producers[own] = Producer(called, url, _parse_policy(ProducerPolicy, policy, own), follows)
             return function
 
         given = self._source_of(sink) if callable(sink) else sink
         return decorate
 
     def _source_of(self, function: Callable[..., Any]) -> str:
-        found = [each for each in self.consumers.values() if each.function is function]
+        found = [each for each in self.consumers.values() if each.function == function]
         if len(found) == 1:
             return found[0].source.url
         name = getattr(function, "__name__", repr(function))
@@ -244,25 +250,30 @@ class Onceward:
             "name one consumer decorated above it, as in @app.producer(charge)"
         )
 
-    def produce(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
+    def produce(
+        self, function: Callable[Arguments, Any], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Report:
         """Call a producer and send what it returns or yields: payloads or transactions.
 
         Returns once everything is in the sink. Raises `NotSentException`, with the report, if some of it is not.
         """
         from onceward.app.produce import produce
 
-        return produce(self, self._producer(function, asynchronous=False), args, kwargs)
+        producer = self._producer(function, asynchronous=False)
+        return produce(self, producer, partial(function, *args, **kwargs))
 
-    async def produce_async(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
+    async def produce_async(
+        self, function: Callable[Arguments, Any], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Report:
         """`produce` for `async def` producers."""
         from onceward.app.produce import produce_async
 
         producer = self._producer(function, asynchronous=True)
-        return await produce_async(self, producer, args, kwargs)
+        return await produce_async(self, producer, partial(function, *args, **kwargs))
 
     def _producer(self, function: Callable[..., Any], *, asynchronous: bool) -> Producer:
         found = self.producers.get(getattr(function, "__name__", ""))
-        if found is None or found.function is not function:
+        if found is None or found.function not in (function, getattr(function, "__func__", None)):
             raise ConfigurationError(
                 f"{function!r} is not a producer of {self.name}; decorate it with @app.producer(sink)"
             )
@@ -278,7 +289,7 @@ class Onceward:
 
 def consumers_of(function: Any) -> list[tuple[Onceward, Consumer]]:
     """The consumers that a decorated function is, in all apps."""
-    return [(app, each) for app in _apps for each in app.consumers.values() if each.function is function]
+    return [(app, each) for app in _apps for each in app.consumers.values() if each.function == function]
 
 
 def _name_of(function: Any) -> str:
@@ -298,7 +309,7 @@ def _share_an_inbox(one: Consumer, other: Consumer) -> bool:
 
 def _check_function(function: Any, name: str) -> None:
     _name_of(function)
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    if yields(function):
         raise ConfigurationError(
             f"{name} yields, so it is a producer, not a consumer; use @app.producer(sink)"
         )

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
+from onceward._functions import check_awaitable, check_result
 from onceward.app.app import Onceward, Producer
 from onceward.task.exceptions import NotSentException, TransactionException
 from onceward.task.lifecycle import text_of
 from onceward.task.mixins.producer import AsyncProducerTask, ProducerTask
+from onceward.task.report import Report, StopReason
 from onceward.transaction import Transaction
-
-if TYPE_CHECKING:
-    from onceward.task.report import Report
 
 
 class Failures:
@@ -53,48 +52,58 @@ def _sender(app: Onceward, producer: Producer, connector: Any, failures: Failure
     return sender({"sink": connector}, {"failures": failures}, settings=app.settings.engine)
 
 
-def produce(app: Onceward, producer: Producer, args: Iterable[Any], kwargs: dict[str, Any]) -> Report:
+def produce(app: Onceward, producer: Producer, call: Callable[[], Any]) -> Report:
     failures = Failures()
     connector = producer.sink.open(asynchronous=False)
     try:
-        result = producer.function(*args, **kwargs)
-        values = result if inspect.isgenerator(result) else [result]
+        result = call()
+        values = result if inspect.isgenerator(result) else [check_result(result, producer.function)]
+        transactions = (_transaction(each, producer) for each in values if each is not None)
         task = _sender(app, producer, connector, failures)
-        report: Report = task.produce_transactions(
-            (_transaction(each) for each in values if each is not None), producer.policy
-        )
+        report: Report = task.produce_transactions(transactions, producer.policy)
+        more = report.stop_reason is StopReason.LIMIT and next(transactions, None) is not None
     finally:
         connector.close()
-    return _check_sent(producer, report, failures)
+    return _check_sent(producer, report, failures, more)
 
 
-async def produce_async(
-    app: Onceward, producer: Producer, args: Iterable[Any], kwargs: dict[str, Any]
-) -> Report:
+async def produce_async(app: Onceward, producer: Producer, call: Callable[[], Any]) -> Report:
     failures = Failures()
     connector = producer.sink.open(asynchronous=True)
     try:
-        result = producer.function(*args, **kwargs)
+        result = call()
 
-        async def transactions() -> AsyncIterator[Transaction]:
+        async def each_transaction() -> AsyncIterator[Transaction]:
             if inspect.isasyncgen(result):
                 async for each in result:
                     if each is not None:
-                        yield _transaction(each)
-            elif (value := await result) is not None:
-                yield _transaction(value)
+                        yield _transaction(each, producer)
+            elif (value := await check_awaitable(result, producer.function)) is not None:
+                yield _transaction(value, producer)
 
+        transactions = each_transaction()
         task = _sender(app, producer, connector, failures)
-        report: Report = await task.produce_transactions(transactions(), producer.policy)
+        report: Report = await task.produce_transactions(transactions, producer.policy)
+        more = report.stop_reason is StopReason.LIMIT and await anext(transactions, None) is not None
     finally:
         await connector.close_async()
-    return _check_sent(producer, report, failures)
+    return _check_sent(producer, report, failures, more)
 
 
-def _check_sent(producer: Producer, report: Report, failures: Failures) -> Report:
-    """Return the report, or raise NotSentException: the caller must not take a lost message for a sent one."""
+def _check_sent(producer: Producer, report: Report, failures: Failures, more: bool) -> Report:
+    """Return the report, or raise NotSentException: the caller must not take a lost message for a sent one.
+
+    `more` says that the limit of the policy ended the call before everything was sent.
+    """
     if not report.failed:
-        return report
+        if not more:
+            return report
+        unsent = NotSentException(
+            f"{producer.name}: loop.limit is {producer.policy.loop.limit}, but there was more to send; raise the limit "
+            "in the policy, or remove it"
+        )
+        unsent.report = report
+        raise unsent
     text = f"{producer.name}: {report.failed} of {report.processed} messages did not reach {producer.sink}"
     why = failures.first and (failures.first.cause or failures.first)
     error = NotSentException(text if why is None else f"{text}; the first: {text_of(why)}")
@@ -102,10 +111,11 @@ def _check_sent(producer: Producer, report: Report, failures: Failures) -> Repor
     raise error from why
 
 
-def _transaction(value: Any) -> Transaction:
+def _transaction(value: Any, producer: Producer) -> Transaction:
     """Payloads travel as plain data; models exist only in the functions at both ends."""
     import msgspec
 
+    check_result(value, producer.function)
     return (
         value
         if isinstance(value, Transaction)

@@ -13,7 +13,7 @@ from onceward.models import contains_pydantic, convert_payload, is_typed_dict, v
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.transaction import Transaction
 
-ANYTHING = (Any, object, dict, inspect.Parameter.empty)
+ANYTHING = (Any, object, inspect.Parameter.empty)
 """Annotations that leave the payload as it is."""
 
 
@@ -34,6 +34,7 @@ class Signature:
         ]
         self._payload = self._payload_among(rest)
         self._check(session)
+        self._check_decorators(function)
         hint = hints.get(self._payload or "", Any)
         self.model: Any = None if hint in ANYTHING else hint
         self._fit = None if self.model is None else Fit(self.model, self.name)
@@ -78,6 +79,31 @@ class Signature:
                 f"{self.name} has a parameter `session` but no contract; pass contract=Contract(…), and give the app a "
                 "database"
             )
+
+    def _check_decorators(self, function: Callable[..., Any]) -> None:
+        """The parameters are those of the innermost function; every decorator has to pass them on."""
+        names = [each for each in (self._payload, self._transaction, self._session) if each is not None]
+        try:
+            inspect.signature(function, follow_wrapped=False).bind(**dict.fromkeys(names))
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{self.name} cannot be called with {', '.join(names)}: {error}; arguments are passed by name, and its "
+                "decorator must pass them on, as with `def wrapper(*args, **kwargs)`"
+            ) from None
+
+    def method(self, function: Callable[..., Any], *, asynchronous: bool) -> Callable[..., Any]:
+        """Return a `process_transaction` that calls the function."""
+
+        def process(_: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
+            return function(**self.arguments(transaction, *session))
+
+        async def process_async(_: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
+            return await function(**self.arguments(transaction, *session))
+
+        made: Any = process_async if asynchronous else process
+        made.__wrapped__ = function
+        made.__qualname__ = function.__qualname__
+        return made  # type: ignore[no-any-return]
 
     def arguments(self, transaction: Transaction, session: Any = None) -> dict[str, Any]:
         """The arguments by name. Raises TransactionException (business) if the payload does not fit."""

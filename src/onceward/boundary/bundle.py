@@ -230,9 +230,8 @@ class Import:
         except BoundaryError as error:
             if error.retryable:
                 raise
-            self._refused[ref.bucket, ref.key] = str(
-                error
-            )  # an error only if a fact that is not skipped needs it
+            # An error only if a fact that is not skipped needs it.
+            self._refused[ref.bucket, ref.key] = str(error)
 
     async def _take_fact(self, fact: StoredFact) -> None:
         if fact.offset in self._skip:

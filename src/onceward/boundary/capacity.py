@@ -12,8 +12,9 @@ from onceward.boundary.errors import Backpressure
 from onceward.boundary.metrics import BoundaryMetrics
 from onceward.boundary.settings import BoundarySettings
 from onceward.boundary.store import FactLog
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.boundary")
+_log = OwnLogger(logging.getLogger("onceward.boundary"))
 
 MEASURE_EVERY = 0.25
 """Seconds. The store is not asked for its size with every fact."""

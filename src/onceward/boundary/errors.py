@@ -80,11 +80,17 @@ class Backpressure(BoundaryError):
     retryable = True
 
 
-class PermissionDenied(BoundaryError):
+class AccessRefused(BoundaryError):
+    def __init__(self, reason: str, problem: str, field: str = "") -> None:
+        super().__init__(problem)
+        self.reason, self.field = reason, field
+
+
+class PermissionDenied(AccessRefused):
     code = "permission_denied"
 
 
-class Unauthenticated(BoundaryError):
+class Unauthenticated(AccessRefused):
     code = "unauthenticated"
 
 

@@ -13,8 +13,9 @@ from onceward.boundary.errors import BoundaryError
 from onceward.boundary.model import STREAMS, stream_of
 from onceward.boundary.store import Cursor
 from onceward.boundary.wire import stored
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.boundary")
+_log = OwnLogger(logging.getLogger("onceward.boundary"))
 
 EVERY = 60.0
 """Seconds between two sweeps."""

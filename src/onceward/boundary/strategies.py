@@ -26,6 +26,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
+from onceward._functions import awaiting, check_function, name_of
 from onceward._sync import run_blocking
 from onceward.boundary.model import StoredFact, message_id_for
 from onceward.db import DbSession
@@ -70,6 +71,8 @@ class _Guard:
         raise NotImplementedError
 
     def __call__(self, handler: H) -> H:
+        check_function(handler, f"the handler {name_of(handler)}", asynchronous=True)
+
         @functools.wraps(handler)
         def guarded(fact: StoredFact, session: Any) -> Any:
             if not isinstance(session, DbSession):
@@ -80,7 +83,7 @@ class _Guard:
 
         async def guarded_async(fact: StoredFact, session: Any) -> Any:
             if await self._admits(fact, session):
-                return await handler(fact, session)
+                return await awaiting(handler)(fact, session)
             return None
 
         return cast(H, guarded)
@@ -216,6 +219,7 @@ def idempotent_outcome(claim: str) -> Callable[[H], H]:
         )
 
     def declare(handler: H) -> H:
+        check_function(handler, f"the handler {name_of(handler)}", asynchronous=True)
         setattr(handler, CLAIM, claim)
         return handler
 

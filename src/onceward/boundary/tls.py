@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 
 if TYPE_CHECKING:
     from onceward.boundary.metrics import BoundaryMetrics
 
-_log = logging.getLogger("onceward.boundary")
+_log = OwnLogger(logging.getLogger("onceward.boundary"))
 
 Path = str | os.PathLike[str]
 DAY = 86400.0

@@ -10,7 +10,7 @@ import typer
 from onceward._text import quantity
 from onceward.cli.database import Database
 from onceward.cli.dlq.options import open_letters, shorten
-from onceward.cli.exit import FAILED, AsJson
+from onceward.cli.exit import FAILED, AsJson, option
 from onceward.cli.output import for_people, print_json, print_table
 
 audit = typer.Typer(
@@ -21,7 +21,7 @@ audit = typer.Typer(
 @audit.command("list")
 def list_(
     database: Database,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number, newest first.")] = 50,
+    limit: Annotated[int, option("N", "Maximum number, newest first.", min=1)] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List what operators did, newest first.
@@ -51,13 +51,8 @@ def verify(database: Database, as_json: AsJson = False) -> None:
         verdict = letters.verify_audit()
     broken = verdict.broken
     if as_json:
-        print_json(
-            {
-                "entries": verdict.entries,
-                "last_hash": verdict.last_hash,
-                "broken": None if broken is None else {"row": broken.seq, "what": broken.what},
-            }
-        )
+        problem = None if broken is None else {"row": broken.seq, "what": broken.what}
+        print_json({"entries": verdict.entries, "last_hash": verdict.last_hash, "broken": problem})
     elif broken is None:
         rows = quantity(verdict.entries, "row")
         typer.echo(f"{rows}, unchanged. The last hash is {verdict.last_hash}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from onceward.cli.database import ELSEWHERE, database_option, default_database
-from onceward.cli.exit import FAILED, MISUSED, AsJson, fail
+from onceward.cli.exit import FAILED, AsJson, argument, option, refuse_mistakes
 from onceward.cli.output import print_json, print_table
+from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from onceward.inspection.balance import Balance
@@ -28,19 +30,11 @@ Examples:
 
 
 def balance(
-    app: Annotated[
-        str | None, typer.Argument(metavar="MODULE:APP", show_default=False, help="The app, as in shop:app.")
-    ] = None,
+    app: Annotated[str | None, argument("MODULE:APP", "The app, as in shop:app.", show_default=False)] = None,
     consumer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="One consumer; with --source, its name in inbox and dead letters.",
-        ),
+        str | None, option("NAME", "One consumer; with --source, its name in inbox and dead letters.")
     ] = None,
-    source: Annotated[
-        str | None, typer.Option(metavar="URL", help="Source of one consumer, instead of an app.")
-    ] = None,
+    source: Annotated[str | None, option("URL", "Source of one consumer, instead of an app.")] = None,
     database: Annotated[
         str | None,
         database_option("Database of its inbox and dead letters.", f"the app's; with --source, {ELSEWHERE}"),
@@ -57,16 +51,14 @@ def balance(
     something that cannot be reached, or for a --source or --database that does not exist.
     """
     from onceward.connectors.reports import ServerUnreachable
-    from onceward.errors import ConfigurationError
     from onceward.inspection.counts import balance_of
 
-    try:
+    with refuse_mistakes(as_json, ServerUnreachable):
         accounts = _accounts(app, source, consumer, database)
         struck = {name: balance_of(account) for name, account in accounts.items()}
-    except (ConfigurationError, ServerUnreachable) as error:
-        fail(str(error), as_json, MISUSED)
     if as_json:
-        print_json([{"consumer": name, "holds": each.holds, **_plain(each)} for name, each in struck.items()])
+        plain = {name: msgspec.to_builtins(each) for name, each in struck.items()}
+        print_json([{"consumer": name, "holds": struck[name].holds, **each} for name, each in plain.items()])
     else:
         for name, each in struck.items():
             _show(name, each)
@@ -77,8 +69,6 @@ def _accounts(
     app: str | None, source: str | None, consumer: str | None, database: str | None
 ) -> dict[str, Account]:
     """The accounts by the name of the consumer."""
-    from onceward.errors import ConfigurationError
-
     if (app is None) is (source is None):
         raise ConfigurationError("name an app, as in `onceward balance shop:app`, or a --source, not both")
     return _of_source(str(source), consumer, database) if app is None else _of_app(app, consumer, database)
@@ -86,7 +76,6 @@ def _accounts(
 
 def _of_source(source: str, consumer: str | None, database: str | None) -> dict[str, Account]:
     from onceward.connectors.urls import Address
-    from onceward.errors import ConfigurationError
     from onceward.inspection.counts import Account
 
     if consumer is None:
@@ -99,7 +88,6 @@ def _of_source(source: str, consumer: str | None, database: str | None) -> dict[
 def _of_app(app: str, consumer: str | None, database: str | None) -> dict[str, Account]:
     from onceward.app.build import consumer_id
     from onceward.app.lookup import load_app
-    from onceward.errors import ConfigurationError
     from onceward.inspection.counts import Account
 
     loaded = load_app(app)
@@ -124,17 +112,10 @@ def _of_app(app: str, consumer: str | None, database: str | None) -> dict[str, A
     }
 
 
-def _plain(struck: Balance) -> dict[str, Any]:
-    import msgspec
-
-    plain: dict[str, Any] = msgspec.to_builtins(struck)
-    return plain
-
-
 def _show(name: str, struck: Balance) -> None:
     both = struck.duplicate is None and struck.applied is not None
     rows = [
-        {"what": "appended", "messages": struck.appended, "note": struck.untold.get("appended")},
+        _row("appended", struck.appended, struck),
         {
             "what": "applied or duplicate" if both else "applied",
             "messages": struck.applied,
@@ -149,11 +130,8 @@ def _show(name: str, struck: Balance) -> None:
     columns = {"what": name or "source", "messages": "messages"}
     if any(row["note"] for row in rows):
         columns["note"] = "note"
-    print_table(
-        [{**row, "messages": _number(row["messages"]), "note": row["note"] or ""} for row in rows],
-        columns,
-        "",
-    )
+    texts = [{**row, "messages": _number(row["messages"]), "note": row["note"] or ""} for row in rows]
+    print_table(texts, columns, "")
     if not struck.holds:
         for problem in struck.problems:
             typer.secho(f"It does not hold: {problem}.", fg="red", err=True)

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from onceward.cli.exit import argument
+
 VARIABLE = "_ONCEWARD_COMPLETE"
 """The script sets it to ask for completions."""
 
@@ -30,7 +32,7 @@ class Shell(StrEnum):
 
 
 def completion(
-    shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", help="Your shell.")],
+    shell: Annotated[Shell, argument("bash|zsh|fish", "Your shell.")],
 ) -> None:
     """Print the script that makes the tab key complete commands and options.
 

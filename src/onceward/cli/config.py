@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from onceward.cli.exit import MISUSED, AsJson, fail
+from onceward.cli.exit import AsJson, argument, refuse_mistakes
 from onceward.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -35,30 +33,24 @@ CONCURRENCY = "policy.loop.concurrency.value"
 def config(
     app: Annotated[
         str | None,
-        typer.Argument(
-            metavar="MODULE:APP", show_default="only environment and files", help="The app, as in shop:app."
-        ),
+        argument("MODULE:APP", "The app, as in shop:app.", show_default="only environment and files"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show every setting and where its value came from.
 
-    A keyword of Onceward(…) wins over an ONCEWARD_… variable, that over onceward.toml, that over [tool.onceward] in
-    pyproject.toml. Arguments of a decorator have the origin `code`; variables and files win over them. Of policies only
-    the fields that were set are shown. Passwords are hidden.
+    An ONCEWARD_… variable wins over onceward.toml, that over [tool.onceward] in pyproject.toml, that over the code: a
+    keyword of Onceward(…) has the origin `keyword`, an argument of a decorator the origin `code`. Options of
+    `onceward run` win over all. Of policies only the fields that were set are shown. Passwords are hidden.
 
     Exit code: 0; 2 if a setting is wrong.
     """
-    from onceward.errors import ConfigurationError
-
-    try:
+    with refuse_mistakes(as_json):
         rows = _rows(app)
-    except ConfigurationError as error:
-        fail(str(error), as_json, MISUSED)
     if as_json:
         print_json(rows)
     else:
-        texts = [{**row, "value": _text(row["value"])} for row in rows]
+        texts = [{**row, "value": "-" if row["value"] is None else str(row["value"])} for row in rows]
         print_table(texts, {"name": "setting", "value": "value", "origin": "from"}, "")
 
 
@@ -129,7 +121,3 @@ def _row(name: str, value: Any, origin: str) -> dict[str, Any]:
     from onceward.connectors.urls import redact_url
 
     return {"name": name, "value": redact_url(value) if isinstance(value, str) else value, "origin": origin}
-
-
-def _text(value: Any) -> str:
-    return "-" if value is None else str(value)

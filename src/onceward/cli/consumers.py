@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from onceward.cli.database import Database, open_inbox
-from onceward.cli.exit import MISUSED, AsJson, fail
+from onceward.cli.exit import MISUSED, AsJson, argument, fail
 from onceward.cli.output import for_people, iso_time, print_json, print_table
+from onceward.errors import ConfigurationError
 
 consumers = typer.Typer(no_args_is_help=True, help="Registered consumers and their contracts.")
 
@@ -50,7 +51,7 @@ def list_(database: Database, as_json: AsJson = False) -> None:
 
 @consumers.command()
 def show(
-    consumer_id: Annotated[str, typer.Argument(metavar="CONSUMER", help="Consumer id in the registry.")],
+    consumer_id: Annotated[str, argument("CONSUMER", "Consumer id in the registry.")],
     database: Database,
     as_json: AsJson = False,
 ) -> None:
@@ -92,7 +93,6 @@ def _describe(row: dict[str, Any]) -> dict[str, Any]:
 
 def _days(contract: dict[str, Any]) -> float | str | None:
     """Days that its records are kept; None until released."""
-    from onceward.errors import ConfigurationError
     from onceward.inbox.purge.purge import registered_contract
     from onceward.inbox.purge.retention import effective_days
 

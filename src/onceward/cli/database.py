@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onceward._text import driver_message
 from onceward.cli.completion import is_completing
-from onceward.cli.exit import MISUSED, fail
+from onceward.cli.exit import MISUSED, fail, refuse_mistakes
+from onceward.errors import ConfigurationError, OncewardError
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -43,14 +45,10 @@ def default_database() -> str | None:
 
 
 def _require_database() -> str:
-    from onceward.errors import ConfigurationError
-
     if is_completing():  # nothing will be opened, so nothing is missing
         return ""
-    try:
+    with refuse_mistakes(as_json=False):
         found = default_database()
-    except ConfigurationError as error:
-        fail(str(error), False, MISUSED)
     if found is None:
         fail(NO_DATABASE, False, MISUSED)
     return found
@@ -88,20 +86,17 @@ def open_engine(url: str, as_json: bool, *, is_new: bool = False) -> Iterator[En
     """
     from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-    from onceward._text import driver_message
-    from onceward.errors import ConfigurationError, OncewardError
     from onceward.inbox import Inbox
 
     try:
-        engine = _engine(_parse(url), is_new)
-        try:
-            if not is_new:
-                Inbox(engine).check_tables()
-            yield engine
-        finally:
-            engine.dispose()
-    except ConfigurationError as error:
-        fail(str(error), as_json, MISUSED)
+        with refuse_mistakes(as_json):
+            engine = _engine(_parse(url), is_new)
+            try:
+                if not is_new:
+                    Inbox(engine).check_tables()
+                yield engine
+            finally:
+                engine.dispose()
     except OncewardError as error:
         fail(str(error), as_json)
     except DBAPIError as error:
@@ -128,8 +123,6 @@ def _parse(url: str) -> URL:
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
-    from onceward.errors import ConfigurationError
-
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -146,8 +139,6 @@ def _parse(url: str) -> URL:
 def _engine(url: URL, is_new: bool) -> Engine:
     from sqlalchemy import create_engine
 
-    from onceward.errors import ConfigurationError
-
     if url.get_backend_name() == "sqlite":
         _check_file(url, is_new)
         return create_engine(url, connect_args={"timeout": LOCK_SECONDS})
@@ -161,8 +152,6 @@ def _engine(url: URL, is_new: bool) -> Engine:
 
 def _check_file(url: URL, is_new: bool) -> None:
     """Refuse a missing file: SQLite would create an empty one for a mistyped name."""
-    from onceward.errors import ConfigurationError
-
     if not url.database or url.database == ":memory:":
         raise ConfigurationError(
             "an in-memory database ends with the command; name a file, as in sqlite:///inbox.db"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onceward.cli.exit import MISUSED, AsJson, fail
+from onceward.cli.exit import App, AsJson, flag, refuse_mistakes
 from onceward.cli.output import WIDE, print_json
 
 if TYPE_CHECKING:
@@ -28,10 +28,8 @@ STYLES = {"may lose": "bold red", "at least once": "yellow", "effects once": "gr
 
 
 def explain(
-    app: Annotated[str, typer.Argument(metavar="MODULE:APP", help="The app, as in shop:app.")],
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also print the middleware of each consumer.")
-    ] = False,
+    app: App,
+    verbose: Annotated[bool, flag("Also print the middleware of each consumer.", "--verbose", "-v")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what each consumer guarantees, its weakest link, and how to strengthen it.
@@ -42,16 +40,13 @@ def explain(
     Exit code: 0, whatever it found; 2 for wrong arguments.
     """
     from onceward.app.lookup import load_app
-    from onceward.errors import ConfigurationError
     from onceward.inspection.guarantee_facts import facts_of
     from onceward.inspection.guarantees import judge
 
-    try:
+    with refuse_mistakes(as_json):
         loaded = load_app(app)
         loaded.check()
         verdicts = {name: judge(facts_of(loaded, each)) for name, each in loaded.consumers.items()}
-    except ConfigurationError as error:
-        fail(str(error), as_json, MISUSED)
     if as_json:
         print_json([_plain(loaded, name, verdict, verbose) for name, verdict in verdicts.items()])
         return

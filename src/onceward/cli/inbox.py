@@ -11,8 +11,17 @@ import typer
 from onceward._text import quantity
 from onceward.cli.consumers import unknown_consumer
 from onceward.cli.database import Database, dialect_of, open_inbox
-from onceward.cli.exit import FAILED, MISUSED, AsJson, fail
-from onceward.cli.output import for_people, iso_day, iso_time, print_json, print_table
+from onceward.cli.dlq.options import who
+from onceward.cli.exit import FAILED, MISUSED, AsJson, argument, fail, flag, option, refuse_mistakes
+from onceward.cli.output import (
+    for_people,
+    iso_day,
+    iso_time,
+    print_json,
+    print_result,
+    print_table,
+    progress_bars,
+)
 
 if TYPE_CHECKING:
     from onceward.inbox import Inbox, PurgeReport
@@ -21,19 +30,16 @@ inbox = typer.Typer(no_args_is_help=True, help="Inbox tables: create, inspect an
 
 INTERRUPTED = 130
 
-Consumer = Annotated[str, typer.Argument(metavar="CONSUMER", help="Consumer id in the registry.")]
+Consumer = Annotated[str, argument("CONSUMER", "Consumer id in the registry.")]
 TrackingId = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[TRACKING_ID]", show_default="the whole consumer", help="Tracking id of an event."
-    ),
+    str | None, argument("[TRACKING_ID]", "Tracking id of an event.", show_default="the whole consumer")
 ]
 
 
 @inbox.command()
 def migrate(
     database: Database,
-    as_script: Annotated[bool, typer.Option("--print", help="Only print the SQL of all migrations.")] = False,
+    as_script: Annotated[bool, flag("Only print the SQL of all migrations.", "--print")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Create the inbox tables, or bring them up to date.
@@ -47,24 +53,19 @@ def migrate(
         return
     with open_inbox(database, as_json, is_new=True) as opened_inbox:
         applied = opened_inbox.migrate()
-    if as_json:
-        print_json({"applied": applied})
-    else:
-        typer.echo("\n".join(f"applied {name}" for name in applied) or "Already up to date.")
+    print_result(
+        {"applied": applied},
+        "\n".join(f"applied {name}" for name in applied) or "Already up to date.",
+        as_json,
+    )
 
 
 def _print_script(database: str, as_json: bool) -> None:
-    from onceward.errors import ConfigurationError
     from onceward.storage import migrations
 
-    try:
+    with refuse_mistakes(as_json):
         script = migrations.as_script(dialect_of(database))
-    except ConfigurationError as error:
-        fail(str(error), as_json, MISUSED)
-    if as_json:
-        print_json({"sql": script})
-    else:
-        typer.echo(script)
+    print_result({"sql": script}, script, as_json)
 
 
 @inbox.command()
@@ -79,23 +80,6 @@ def stats(database: Database, as_json: AsJson = False) -> None:
     """
     with open_inbox(database, as_json) as opened_inbox:
         rows = opened_inbox.stats()
-    found = [
-        {
-            "consumer_id": row["consumer_id"],
-            "registered": row["registered"],
-            "dedup_rows": row["dedup_rows"],
-            "oldest_day": iso_day(row["oldest_day"]),
-            "horizon": iso_day(row["floor_day"]),
-            "unended": row["unended"],
-            "effects_in_doubt": row["effects_in_doubt"],
-            "parked": row["parked"],
-            "holds": row["holds"],
-        }
-        for row in rows
-    ]
-    if as_json:
-        print_json(found)
-        return
     columns = {
         "consumer_id": "consumer",
         "registered": "registered",
@@ -107,15 +91,21 @@ def stats(database: Database, as_json: AsJson = False) -> None:
         "parked": "parked",
         "holds": "holds",
     }
-    print_table(found, columns, "No consumer is registered.", usual={"registered": True, "horizon": None})
+    days = {"oldest_day": "oldest_day", "horizon": "floor_day"}
+    found = [
+        {name: iso_day(row[days[name]]) if name in days else row[name] for name in columns} for row in rows
+    ]
+    if as_json:
+        print_json(found)
+    else:
+        print_table(found, columns, "No consumer is registered.", usual={"registered": True, "horizon": None})
 
 
 @inbox.command()
 def purge(
     database: Database,
     consumer: Annotated[
-        str | None,
-        typer.Option(metavar="CONSUMER", show_default="all registered", help="Purge only this one."),
+        str | None, option("CONSUMER", "Purge only this one.", show_default="all registered")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -132,15 +122,9 @@ def purge(
         try:
             report = opened_inbox.purge(consumer, progress=progress)
         except KeyboardInterrupt:
-            fail(
-                "interrupted; the next purge continues with the rest",
-                as_json,
-                INTERRUPTED,
-            )
+            fail("interrupted; the next purge continues with the rest", as_json, INTERRUPTED)
     if as_json:
-        import msgspec
-
-        print_json(msgspec.to_builtins(report))
+        print_json(report)
     else:
         _show(report)
     if report.unfinished:
@@ -149,21 +133,10 @@ def purge(
 
 @contextmanager
 def _progress(as_json: bool) -> Iterator[Callable[[PurgeReport], None]]:
-    """A progress bar on a terminal, nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 
-    console = Console(stderr=True)
-    if as_json or not console.is_terminal:
-        yield lambda report: None
-        return
-    columns = (
-        TextColumn("purging"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("days, {task.fields[rows]:,} rows"),
-    )
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
+    days = (MofNCompleteColumn(), "days, {task.fields[rows]:,} rows")
+    with progress_bars(as_json, "purging", BarColumn(), *days, TimeElapsedColumn()) as bars:
         task = bars.add_task("", total=None, rows=0)
         yield lambda report: bars.update(
             task, total=report.days, completed=report.days_done, rows=report.rows
@@ -194,11 +167,9 @@ def _show(report: PurgeReport) -> None:
 def hold(
     consumer: Consumer,
     database: Database,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, such as a ticket.")],
+    reason: Annotated[str, option("TEXT", "Why, such as a ticket.")],
     tracking_id: TrackingId = None,
-    operator: Annotated[
-        str | None, typer.Option(metavar="NAME", show_default="your user name", help="Your name.")
-    ] = None,
+    operator: Annotated[str | None, option("NAME", "Your name.", show_default="your user name")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Protect the records of one event, or of a whole consumer, from every purge until they are released.
@@ -207,16 +178,14 @@ def hold(
 
     Exit code: 0; 1 if the database fails; 2 for wrong arguments, an unknown consumer or missing tables.
     """
-    import getpass
-
     with open_inbox(database, as_json) as opened_inbox:
         _check_known(opened_inbox, consumer, as_json)
-        who = getpass.getuser() if operator is None else operator
-        is_new = opened_inbox.hold(consumer, tracking_id, reason=reason, operator=who)
-    if as_json:
-        print_json({"consumer_id": consumer, "tracking_id": tracking_id, "placed": is_new})
-    else:
-        typer.echo(f"{_name(consumer, tracking_id)} {'is on hold' if is_new else 'was on hold already'}.")
+        is_new = opened_inbox.hold(consumer, tracking_id, reason=reason, operator=who(operator))
+    print_result(
+        {"consumer_id": consumer, "tracking_id": tracking_id, "placed": is_new},
+        f"{_name(consumer, tracking_id)} {'is on hold' if is_new else 'was on hold already'}.",
+        as_json,
+    )
 
 
 @inbox.command()
@@ -233,10 +202,11 @@ def release(
         was_held = opened_inbox.release(consumer, tracking_id)
     if not was_held:
         fail(f"{_name(consumer, tracking_id)} was not on hold; see `onceward inbox holds`", as_json)
-    if as_json:
-        print_json({"consumer_id": consumer, "tracking_id": tracking_id, "released": True})
-    else:
-        typer.echo(f"{_name(consumer, tracking_id)} is no longer on hold.")
+    print_result(
+        {"consumer_id": consumer, "tracking_id": tracking_id, "released": True},
+        f"{_name(consumer, tracking_id)} is no longer on hold.",
+        as_json,
+    )
 
 
 @inbox.command()
@@ -261,25 +231,18 @@ def holds(database: Database, as_json: AsJson = False) -> None:
         "operator": "by",
         "placed_at": "since (UTC)",
     }
-    print_table(
-        [
-            {
-                **row,
-                "tracking_id": row["tracking_id"] or "everything",
-                "placed_at": for_people(row["placed_at"]),
-            }
-            for row in found
-        ],
-        columns,
-        "Nothing is on hold.",
-    )
+    texts = [
+        {**row, "tracking_id": row["tracking_id"] or "everything", "placed_at": for_people(row["placed_at"])}
+        for row in found
+    ]
+    print_table(texts, columns, "Nothing is on hold.")
 
 
 @inbox.command()
 def effects(
     database: Database,
-    every: Annotated[bool, typer.Option("--all", help="Include those whose outcome is known.")] = False,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number, oldest first.")] = 100,
+    every: Annotated[bool, flag("Include those whose outcome is known.", "--all")] = False,
+    limit: Annotated[int, option("N", "Maximum number, oldest first.", min=1)] = 100,
     as_json: AsJson = False,
 ) -> None:
     """List effects in doubt: begun, with an unknown outcome. Ask the provider with the key.

@@ -6,7 +6,7 @@ The module of a command is loaded when the command is called, so `onceward --hel
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -14,25 +14,16 @@ from typer.core import TyperCommand, TyperGroup
 from onceward.cli.completion import prepare
 
 
-class LazyCommand(NamedTuple):
-    """A command that is not loaded yet."""
-
-    place: str
-    """`module:name` of a function, or of a `Typer` with its own commands. The module may have `<COMMAND>_EXAMPLES`."""
-    help: str
-    """The first sentence of its help."""
-
-
 class LazyGroup(TyperGroup):
     """A group of the commands in `lazy`, plus those registered as usual."""
 
-    lazy: dict[str, LazyCommand] = {}  # noqa: RUF012  filled by a subclass
+    lazy: dict[str, str] = {}  # noqa: RUF012  filled by a subclass
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         stubs = {
-            name: TyperCommand(name, help=each.help, rich_markup_mode=self.rich_markup_mode)
-            for name, each in self.lazy.items()
+            name: TyperCommand(name, help=text, rich_markup_mode=self.rich_markup_mode)
+            for name, text in self.lazy.items()
         }
         self.commands = {**stubs, **self.commands}
 
@@ -57,9 +48,8 @@ class LazyGroup(TyperGroup):
 
     def load(self, name: str) -> Any:
         """Import the command itself."""
-        module_name, _, attribute = self.lazy[name].place.partition(":")
-        module = import_module(module_name)
-        found = getattr(module, attribute)
+        module = import_module(module_of(name))
+        found = getattr(module, name)
         holder = typer.Typer(rich_markup_mode=self.rich_markup_mode, pretty_exceptions_enable=False)
         holder.callback()(lambda: None)  # makes a group even of one command
         if isinstance(found, typer.Typer):
@@ -96,46 +86,27 @@ def _with_value(error: typer.BadParameter) -> str:
 
 
 COMMANDS = {
-    "demo": LazyCommand(
-        "onceward.demo.command:demo", "Produce, consume, crash and balance a few thousand orders."
-    ),
-    "new": LazyCommand(
-        "onceward.cli.new:new",
-        "Create a small project: a producer, a consumer with a contract and its proof, settings, dashboards.",
-    ),
-    "run": LazyCommand("onceward.cli.run:run", "Run the consumers of an app until stopped."),
-    "verify": LazyCommand("onceward.cli.verify:verify", "Prove that a consumer keeps its contract."),
-    "config": LazyCommand("onceward.cli.config:config", "Show every setting and where its value came from."),
-    "explain": LazyCommand(
-        "onceward.cli.explain:explain",
-        "Show what each consumer guarantees, its weakest link, and how to strengthen it.",
-    ),
-    "balance": LazyCommand(
-        "onceward.cli.balance:balance",
-        "Check that every message is accounted for: applied, waiting, dead or dropped.",
-    ),
-    "trace": LazyCommand(
-        "onceward.cli.trace:trace",
-        "Print what happened to a transaction in all its processes: spans, retries and waits.",
-    ),
-    "inbox": LazyCommand("onceward.cli.inbox:inbox", "Inbox tables: create, inspect and purge them."),
-    "consumers": LazyCommand("onceward.cli.consumers:consumers", "Registered consumers and their contracts."),
-    "dlq": LazyCommand(
-        "onceward.cli.dlq:dlq", "Dead letters: inspect, discard or redrive messages that failed permanently."
-    ),
-    "audit": LazyCommand(
-        "onceward.cli.audit:audit", "Log of what operators did: append-only, each row sealed by the next."
-    ),
-    "boundary": LazyCommand(
-        "onceward.cli.boundary:boundary",
-        "A durable log of facts with named cursors: serve it, append, fetch, confirm.",
-    ),
-    "completion": LazyCommand(
-        "onceward.cli.completion:completion",
-        "Print the script that makes the tab key complete commands and options.",
-    ),
+    "demo": "Produce, consume, crash and balance a few thousand orders.",
+    "new": "Create a small project: a producer, a consumer with a contract and its proof, settings, dashboards.",
+    "run": "Run the consumers of an app until stopped.",
+    "verify": "Prove that a consumer keeps its contract.",
+    "config": "Show every setting and where its value came from.",
+    "explain": "Show what each consumer guarantees, its weakest link, and how to strengthen it.",
+    "balance": "Check that every message is accounted for: applied, waiting, dead or dropped.",
+    "trace": "Print what happened to a transaction in all its processes: spans, retries and waits.",
+    "inbox": "Inbox tables: create, inspect and purge them.",
+    "consumers": "Registered consumers and their contracts.",
+    "dlq": "Dead letters: inspect, discard or redrive messages that failed permanently.",
+    "audit": "Log of what operators did: append-only, each row sealed by the next.",
+    "boundary": "A durable log of facts with named cursors: serve it, append, fetch, confirm.",
+    "completion": "Print the script that makes the tab key complete commands and options.",
 }
 """Each with the first sentence of its help, so listing them loads nothing."""
+
+
+def module_of(command: str) -> str:
+    """The module of a command. It has a function or a `Typer` of its name, and may have `<COMMAND>_EXAMPLES`."""
+    return "onceward.demo.command" if command == "demo" else f"onceward.cli.{command}"
 
 
 class Commands(LazyGroup):

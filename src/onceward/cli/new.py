@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from onceward.cli.exit import MISUSED, fail
+from onceward.cli.exit import MISUSED, argument, fail, option
 
 NEW_EXAMPLES = """
 Examples:
@@ -38,12 +38,9 @@ TAKEN = {"onceward", "tests", "ops"}
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the project and its Python package.")],
+    name: Annotated[str, argument("NAME", "Name of the project and its Python package.")],
     directory: Annotated[
-        Path | None,
-        typer.Option(
-            "--dir", metavar="DIR", show_default="NAME", help="A new or empty directory to create it in."
-        ),
+        Path | None, option("DIR", "A new or empty directory to create it in.", "--dir", show_default="NAME")
     ] = None,
 ) -> None:
     """Create a small project: a producer, a consumer with a contract and its proof, settings, dashboards.

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 WIDE = 200
 """Characters per line without a terminal, so nothing is cut off in a log."""
@@ -20,7 +24,25 @@ GAP = 3
 
 
 def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False))
+
+
+def print_result(value: Any, text: str, as_json: bool) -> None:
+    """Print a result as JSON, or as text for people."""
+    if as_json:
+        print_json(value)
+    else:
+        typer.echo(text)
+
+
+def progress_bars(as_json: bool, *columns: str | ProgressColumn) -> Progress:
+    """Progress bars on a terminal; nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    console.quiet = as_json or not console.is_terminal
+    return Progress(*columns, console=console, transient=True, disable=console.quiet)
 
 
 def print_table(

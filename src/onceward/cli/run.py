@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from onceward.cli.completion import envs
-from onceward.cli.exit import FAILED, LogFormat, fail, refuse
+from onceward.cli.exit import FAILED, App, LogFormat, fail, flag, option, refuse
+from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from onceward.app import Onceward
@@ -23,6 +24,8 @@ Examples:
 
 - `onceward run shop:app --processes 4 --health 0.0.0.0:8080` in production, with probes and metrics
 
+- `onceward run shop:app --only charge,refund` to run two of its consumers, here or on another machine
+
 - `onceward run shop:app --drain` to process what is there and exit
 
 - `onceward run shop:app --reload` during development
@@ -30,43 +33,34 @@ Examples:
 
 
 def run(
-    target: Annotated[str, typer.Argument(metavar="MODULE:APP", help="The app, as in shop:app.")],
-    processes: Annotated[
-        int | None, typer.Option(min=1, metavar="N", show_default="1", help="Worker processes.")
-    ] = None,
+    target: App,
+    processes: Annotated[int | None, option("N", "Worker processes.", min=1, show_default="1")] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            show_default="from each policy",
-            help="Messages in flight per consumer and process.",
-        ),
+        option("N", "Messages in flight per consumer and process.", min=1, show_default="from each policy"),
     ] = None,
-    drain: Annotated[bool, typer.Option("--drain", help="Exit when the sources are empty.")] = False,
+    only: Annotated[
+        str | None,
+        option("NAME[,NAME]", "Run only these consumers, separated by commas.", show_default="all"),
+    ] = None,
+    drain: Annotated[bool, flag("Exit when the sources are empty.", "--drain")] = False,
     env: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
+        option(
+            "NAME",
+            "In `production` a consumer with a contract runs only if it is proven; see onceward verify.",
             show_default="development",
             autocompletion=envs,
-            help="In `production` a consumer with a contract runs only if it is proven; see onceward verify.",
         ),
     ] = None,
     reload: Annotated[
-        bool,
-        typer.Option("--reload", help="Restart the workers when a .py file below this directory changes."),
+        bool, flag("Restart the workers when a .py file below this directory changes.", "--reload")
     ] = False,
     log_format: Annotated[
         LogFormat | None, typer.Option(show_default="console", help="Format of the log on stderr.")
     ] = None,
     health: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            show_default="off",
-            help="Serve /livez, /readyz, /progress and /metrics.",
-        ),
+        str | None, option("HOST:PORT", "Serve /livez, /readyz, /progress and /metrics.", show_default="off")
     ] = None,
 ) -> None:
     """Run the consumers of an app until stopped.
@@ -78,8 +72,6 @@ def run(
     failed, or with --drain if a source or database was unavailable for a minute; 2 for wrong arguments, or an app that
     cannot run as configured.
     """
-    from onceward.errors import ConfigurationError
-
     options = {"processes": processes, "env": env, "log_format": log_format, "health": health}
     form = log_format or LogFormat.CONSOLE
     try:
@@ -91,7 +83,8 @@ def run(
             app = _load(target)
             app.override("command line", concurrency=concurrency, **options)
             form = LogFormat(app.settings.log_format)
-            check(app)
+            names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
+            check(app, names)
             start_logging(form, app.settings.log_level)
             assignment = Assignment(
                 target=target,
@@ -102,6 +95,7 @@ def run(
                 log_level=app.settings.log_level,
                 env=env,
                 concurrency=concurrency,
+                only=names,
             )
         code = run_app(app, assignment, reload=reload)
     except ConfigurationError as error:
@@ -130,7 +124,6 @@ def _exit_on_signal() -> Iterator[None]:
 
 def _load(target: str) -> Onceward:
     from onceward.app.lookup import load_app
-    from onceward.errors import ConfigurationError
 
     try:
         return load_app(target)

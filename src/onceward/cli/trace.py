@@ -9,7 +9,7 @@ import typer
 
 from onceward._text import quantity
 from onceward.cli.dlq.options import shorten
-from onceward.cli.exit import MISUSED, AsJson, fail
+from onceward.cli.exit import MISUSED, AsJson, argument, fail, flag, option
 from onceward.cli.output import iso_time, print_json
 from onceward.cli.trace_tree import LIVES, Branch, Story, Wait, build_story, outcomes
 
@@ -41,18 +41,14 @@ LONGEST_LINE = 10_000
 def trace(
     file: Annotated[
         str,
-        typer.Argument(
-            metavar="FILE|last",
-            help="A span file; `last` is that of ONCEWARD_TRACE_FILE, or the newest in .onceward/.",
+        argument(
+            "FILE|last", "A span file; `last` is that of ONCEWARD_TRACE_FILE, or the newest in .onceward/."
         ),
     ],
     transaction: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID", show_default="the newest", help="Transaction id, or the beginning of one."
-        ),
+        str | None, option("ID", "Transaction id, or the beginning of one.", show_default="the newest")
     ] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Only transactions that failed.")] = False,
+    failed: Annotated[bool, flag("Only transactions that failed.", "--failed")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print what happened to a transaction in all its processes: spans, retries and waits.

@@ -8,19 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from onceward._imports import import_name
 from onceward._text import quantity
 from onceward.cli.completion import envs
 from onceward.cli.database import ELSEWHERE, database_option, default_database, open_inbox
-from onceward.cli.exit import FAILED, MISUSED, AsJson, fail
-from onceward.cli.output import WIDE, print_json
+from onceward.cli.exit import FAILED, MISUSED, AsJson, argument, fail, flag, option, refuse_mistakes
+from onceward.cli.output import WIDE, print_json, print_result, progress_bars
 from onceward.cli.verify_subject import Subject, subject_of
+from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from onceward.inbox import Inbox
     from onceward.verify import Report, ScenarioResult
 
@@ -48,21 +48,19 @@ def _scenarios() -> list[str]:
 def verify(
     consumer: Annotated[
         str,
-        typer.Argument(
-            metavar="MODULE:NAME",
-            help="The consumer: a function of an app, a class, or a handler of inbox.process.",
+        argument(
+            "MODULE:NAME", "The consumer: a function of an app, a class, or a handler of inbox.process."
         ),
     ],
     contract: Annotated[
-        str | None,
-        typer.Option(metavar="MODULE:NAME", help="Contract of a handler; a class has its own."),
+        str | None, option("MODULE:NAME", "Contract of a handler; a class has its own.")
     ] = None,
     events: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE|MODULE:NAME",
+        option(
+            "FILE|MODULE:NAME",
+            "Events: a file of JSON lines, or a list or function in a module.",
             show_default="those of its `verification`",
-            help="Events: a file of JSON lines, or a list or function in a module.",
         ),
     ] = None,
     database: Annotated[
@@ -73,36 +71,28 @@ def verify(
         ),
     ] = None,
     run_on: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", show_default="as --database", help="Another server to run the scenarios on."
-        ),
+        str | None, option("URL", "Another server to run the scenarios on.", show_default="as --database")
     ] = None,
-    keep: Annotated[
-        bool, typer.Option("--record", help="Keep the result as evidence in --database.")
-    ] = False,
+    keep: Annotated[bool, flag("Keep the result as evidence in --database.", "--record")] = False,
     only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SCENARIO", autocompletion=_scenarios, help="Run only this one; repeatable."),
+        list[str] | None, option("SCENARIO", "Run only this one; repeatable.", autocompletion=_scenarios)
     ] = None,
     skip: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SCENARIO", autocompletion=_scenarios, help="Skip this one; repeatable."),
+        list[str] | None, option("SCENARIO", "Skip this one; repeatable.", autocompletion=_scenarios)
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="The seed that a failure reported.")] = None,
+    seed: Annotated[int | None, option("N", "The seed that a failure reported.")] = None,
     timeout: Annotated[
-        float | None,
-        typer.Option(min=0.1, metavar="SECONDS", show_default="10", help="Maximum time for one delivery."),
+        float | None, option("SECONDS", "Maximum time for one delivery.", min=0.1, show_default="10")
     ] = None,
     env: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
+        option(
+            "NAME",
+            "With `production`, check that --database has evidence for today's code.",
             autocompletion=envs,
-            help="With `production`, check that --database has evidence for today's code.",
         ),
     ] = None,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML, for CI.")] = None,
+    junit: Annotated[Path | None, option("FILE", "Write JUnit XML, for CI.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Prove that a consumer keeps its contract.
@@ -113,6 +103,8 @@ def verify(
     Exit code: 0 if it passed, 1 if a scenario failed or evidence is missing, 2 for wrong arguments or a database
     that cannot be used.
     """
+    from onceward.verify.report import as_junit
+
     with _exit_on_errors(as_json):
         asks = env is not None and _is_production(env)
         subject = subject_of(consumer, contract)
@@ -127,8 +119,10 @@ def verify(
             problem = _missing_evidence(subject, str(database), as_json)
             _print_verdict(subject, problem, as_json)
             raise typer.Exit(FAILED if problem else 0)
-        if junit is not None:
-            _check_directory(junit)
+        if junit is not None and not junit.absolute().parent.is_dir():  # before the scenarios run, not after
+            raise ConfigurationError(
+                f"--junit {junit} cannot be written: directory {junit.parent} does not exist"
+            )
         given = {
             "contract": None if contract is None else subject.contract,
             "database": run_on or database,
@@ -137,15 +131,17 @@ def verify(
             "seed": seed,
             "timeout": timeout,
         }
-        if keep:
-            _check_database(str(database), as_json)
+        if keep:  # fail before the scenarios run, not after
+            with _open_inbox(str(database), as_json):
+                pass
         report = _examine(subject.code, _events(events), given)
         if keep:
-            _keep(report, str(database), as_json)
+            with _open_inbox(str(database), as_json) as inbox:
+                inbox.record_evidence(report.evidence())
         if junit is not None:
-            _write_junit(report, junit)
+            junit.write_text(as_junit(report))
     if as_json:
-        print_json(_plain(report, keep))
+        print_json({"passed": report.passed, "recorded": keep, **msgspec.to_builtins(report)})
     else:
         _show(report, keep)
     raise typer.Exit(0 if report.passed else FAILED)
@@ -156,13 +152,11 @@ def _exit_on_errors(as_json: bool) -> Iterator[None]:
     """Exit with one line if something keeps the scenarios from running."""
     from sqlalchemy.exc import SQLAlchemyError
 
-    from onceward.errors import ConfigurationError
     from onceward.verify.children import Broken, Died, Hung
 
     try:
-        yield
-    except (ConfigurationError, SQLAlchemyError, OSError) as error:
-        fail(str(error), as_json, MISUSED)
+        with refuse_mistakes(as_json, SQLAlchemyError, OSError):
+            yield
     except (Broken, Died, Hung) as error:
         fail(f"verification failed to run: {error}", as_json, MISUSED)
 
@@ -173,7 +167,6 @@ def _exit_on_errors(as_json: bool) -> Iterator[None]:
 def _is_production(env: str) -> bool:
     """Raises for an unknown name: a misspelled `production` would skip the check."""
     from onceward.app.settings import ENVS
-    from onceward.errors import ConfigurationError
     from onceward.inbox.evidence.evidence import is_production
 
     if env.strip().lower() not in ENVS:
@@ -181,21 +174,9 @@ def _is_production(env: str) -> bool:
     return is_production(env)
 
 
-def _check_directory(junit: Path) -> None:
-    """Fail before the scenarios run, not after."""
-    from onceward.errors import ConfigurationError
-
-    if not junit.absolute().parent.is_dir():
-        raise ConfigurationError(
-            f"--junit {junit} cannot be written: directory {junit.parent} does not exist"
-        )
-
-
 def _events(given: str | None) -> Any:
     if given is None:
         return None
-    from onceward.errors import ConfigurationError
-
     path = Path(given)
     if ":" in given and not path.exists():
         return import_name(given)
@@ -210,8 +191,6 @@ def _events(given: str | None) -> Any:
 
 
 def _event(line: str, place: str) -> Any:
-    from onceward.errors import ConfigurationError
-
     try:
         found = json.loads(line)
     except ValueError as error:
@@ -225,23 +204,12 @@ def _event(line: str, place: str) -> Any:
 
 
 def _examine(subject: Any, events: Any, given: dict[str, Any]) -> Report:
-    from rich.console import Console
-
-    from onceward.verify import examine_consumer
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        return examine_consumer(subject, events, **given)
-    return _examine_with_progress(subject, events, given, console)
-
-
-def _examine_with_progress(subject: Any, events: Any, given: dict[str, Any], console: Console) -> Report:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 
     from onceward.verify import NAMES, examine_consumer
 
-    columns = (TextColumn("{task.description:24}"), BarColumn(40), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
+    columns = ("{task.description:24}", BarColumn(40), MofNCompleteColumn(), TimeElapsedColumn())
+    with progress_bars(False, *columns) as bars:
         bar = bars.add_task("preparing", total=len(NAMES))
 
         def progress(name: str, result: ScenarioResult | None) -> None:
@@ -281,19 +249,6 @@ def _show(report: Report, kept: bool) -> None:
         typer.echo(f"Recorded, for code {report.code.digest[:12]} of {modules}.")
 
 
-def _plain(report: Report, kept: bool) -> dict[str, Any]:
-    import msgspec
-
-    fields: dict[str, Any] = msgspec.to_builtins(report)
-    return {"passed": report.passed, "recorded": kept, **fields}
-
-
-def _write_junit(report: Report, path: Path) -> None:
-    from onceward.verify.report import as_junit
-
-    path.write_text(as_junit(report))
-
-
 # ── evidence ────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -305,17 +260,6 @@ def _open_inbox(url: str, as_json: bool) -> Iterator[Inbox]:
             yield inbox
     except typer.Exit:
         raise typer.Exit(MISUSED) from None
-
-
-def _check_database(url: str, as_json: bool) -> None:
-    """Fail before the scenarios run, not after."""
-    with _open_inbox(url, as_json):
-        pass
-
-
-def _keep(report: Report, url: str, as_json: bool) -> None:
-    with _open_inbox(url, as_json) as inbox:
-        inbox.record_evidence(report.evidence())
 
 
 def _missing_evidence(subject: Subject, url: str, as_json: bool) -> str | None:
@@ -331,8 +275,6 @@ def _print_verdict(subject: Subject, problem: str | None, as_json: bool) -> None
 
     contract = subject.contract
     text = None if problem is None else refusal(contract, subject.code, problem)
-    if as_json:
-        print_json({"passed": problem is None, "missing": problem, "refusal": text})
-    else:
-        proven = f"consumer {contract.consumer_id!r} may run in production: its code is proven"
-        typer.echo(text or proven)
+    proven = f"consumer {contract.consumer_id!r} may run in production: its code is proven"
+    result = {"passed": problem is None, "missing": problem, "refusal": text}
+    print_result(result, text or proven, as_json)

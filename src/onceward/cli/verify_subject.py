@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any, NamedTuple, NoReturn
 
+from onceward.errors import ConfigurationError
+
 WHAT = "a function of an app, a class with a contract, or a handler of inbox.process with --contract"
 
 
@@ -33,7 +35,6 @@ def _import(path: str) -> Any:
     from onceward._imports import import_name
     from onceward.app import Onceward
     from onceward.app.app import Consumers
-    from onceward.errors import ConfigurationError
 
     module = path.partition(":")[0]
     try:
@@ -53,7 +54,6 @@ def _names_in(module: str) -> list[str]:
     """The paths of everything in a module that can be verified."""
     from onceward._imports import import_name
     from onceward.app import Onceward
-    from onceward.errors import ConfigurationError
     from onceward.task.base import BaseTask
 
     try:
@@ -79,7 +79,6 @@ def _names_in(module: str) -> list[str]:
 
 def _contract(path: str) -> Any:
     from onceward._imports import import_name
-    from onceward.errors import ConfigurationError
     from onceward.inbox import Contract
 
     found = import_name(path)
@@ -89,7 +88,6 @@ def _contract(path: str) -> Any:
 
 
 def _refuse(path: str, code: Any, *, in_app: bool) -> NoReturn:
-    from onceward.errors import ConfigurationError
     from onceward.task.base import BaseTask
 
     if in_app:

@@ -5,8 +5,8 @@
 
 from onceward.connectors.base import AsyncConnector, Connector, ConnectorClosedError
 from onceward.connectors.codec import DecodeError, PayloadError
-from onceward.connectors.dead_message import BurialReason
-from onceward.connectors.dead_message import DeadMessage as DeadLetter
+from onceward.connectors.lease_rules import BurialReason
+from onceward.connectors.lease_rules import DeadMessage as DeadLetter
 from onceward.connectors.memory import AsyncMemoryConnector, MemoryConnector
 from onceward.connectors.reports import (
     Durability,

@@ -1,13 +1,13 @@
 """The contract between engines and wires: two protocols of five methods, specified by their docstrings.
 
 Anything with `fetch_transactions` (or `fetch_transactions_async`) is a source; the engine uses the other
-methods if they exist. `onceward.testing.ConnectorConformance` checks an implementation.
+methods if they exist. `onceward.testing.connectors.ConnectorConformance` checks an implementation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from onceward.errors import OncewardError
 from onceward.transaction import Settlement, Transaction
@@ -15,6 +15,32 @@ from onceward.transaction import Settlement, Transaction
 
 class ConnectorClosedError(OncewardError):
     """The connector was closed; create a new one to continue."""
+
+
+class Closing:
+    """A connector that is closed at the end of its `with` block."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncClosing:
+    """A connector that is closed at the end of its `async with` block."""
+
+    async def close_async(self) -> None:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close_async()
 
 
 class Connector(Protocol):
@@ -82,7 +108,12 @@ class AsyncConnector(Protocol):
         ...
 
     async def extend_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
-        """As `Connector.extend_transactions`."""
+        """As `Connector.extend_transactions`.
+
+        A connector may also have `extend_from_thread(transactions)`, a plain method that blocks. While a handler blocks
+        the event loop, the engine calls it from another thread, so leases do not expire. It must not need the event
+        loop, and skips transactions that were not fetched here.
+        """
         ...
 
     async def close_async(self) -> None:

@@ -9,20 +9,20 @@ ready ──fetch──► leased ──DONE──► gone
 from __future__ import annotations
 
 import logging
-import secrets
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Any, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
+from onceward.connectors.base import AsyncClosing, Closing
 from onceward.connectors.codec import DecodeError, decode, encode_all
-from onceward.connectors.dead_message import BurialReason, DeadMessage, describe_failure
-from onceward.connectors.deliveries import Held, LeasedDeliveries, LeasedDelivery
-from onceward.connectors.lease_rules import Bury, LeaseRules
+from onceward.connectors.lease_rules import BurialReason, Bury, DeadMessage, LeaseRules, describe_failure
+from onceward.connectors.owners import new_token
 from onceward.task.exceptions import ExceptionCategory
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
-_log = logging.getLogger(__name__)
+_log = OwnLogger(logging.getLogger("onceward.connectors.leasing"))
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,9 +36,57 @@ _NEVER_ENDED = (
     "transaction %s is now a dead letter: it reached max_deliveries, and its last delivery was never settled"
 )
 
+Held = tuple[Any, int]
+"""Identifies a delivery in the store: the key of its row or entry, and the token of this delivery."""
 AvailableRow = tuple[int, int | None, int, int, bytes]
 """An available message: its key; the token of its last delivery, if that one's lease expired; its deliveries
 so far; its expired leases, including this one; its body."""
+
+
+class LeasedDelivery(weakref.ref[Transaction]):
+    """One delivery: the object that a fetch returned, and what identifies it in the store."""
+
+    __slots__ = ("deliveries", "held", "identity", "settled", "since")
+
+    identity: int
+    held: Held
+    deliveries: int
+    settled: bool
+    since: float
+    """When its lease began at the earliest, if the connector tracks that."""
+
+
+class LeasedDeliveries(dict[int, LeasedDelivery]):
+    """Deliveries by the identity of the returned object: one transaction id may be queued twice.
+
+    Keeps nothing alive. Once the last reference to a transaction is gone, nothing can settle it, so its delivery
+    is forgotten here; in the store its lease expires. A settled one is remembered until then, so settling it
+    twice is harmless.
+    """
+
+    def record(self, transaction: Transaction, held: Held, deliveries: int, since: float = 0.0) -> None:
+        delivery = LeasedDelivery(transaction, self._forget)
+        delivery.identity = id(transaction)
+        delivery.held = held
+        delivery.deliveries = deliveries
+        delivery.settled = False
+        delivery.since = since
+        self[delivery.identity] = delivery
+
+    def _forget(self, gone: Any) -> None:
+        # Runs before the memory, and with it the identity, can be reused.
+        self.pop(gone.identity, None)
+
+    def of(self, transaction: Transaction) -> LeasedDelivery:
+        """Raises `ValueError` for a transaction that was not fetched here."""
+        delivery = self.get(id(transaction))
+        if delivery is None:
+            name = getattr(transaction, "id", type(transaction).__name__)
+            raise ValueError(
+                f"transaction {name!r} was not fetched from this connector; "
+                "settle or extend the objects that its fetch returned, not copies of them"
+            )
+        return delivery
 
 
 class LeaseStore(Protocol):
@@ -109,12 +157,13 @@ class LeaseStore(Protocol):
     def close(self) -> None: ...
 
 
-class LeasingConnector:
+class LeasingConnector(Closing):
     """The `Connector` contract, over a `LeaseStore`."""
 
     def __init__(self, store: LeaseStore, rules: LeaseRules, clock: Callable[[], float]) -> None:
         self.rules = rules
         self.lease = rules.lease
+        self.owner: str | None = None
         self._store = store
         self._clock = clock
         self._deliveries = LeasedDeliveries()
@@ -129,7 +178,7 @@ class LeasingConnector:
         with self._store.transaction(FETCH_WAIT):
             now = self._clock()
             rows, transactions, buried = self._choose(batch_size, now)
-            token = secrets.randbits(63)
+            token = new_token(self.owner)
             self._store.lease(rows, token, now + self.lease)
         for level, message, *args in buried:
             _log.log(level, message, *args)
@@ -169,6 +218,10 @@ class LeasingConnector:
                 settlement.transaction.id,
                 settlement.verdict,
             )
+        for held, (settlement, delivery) in ending.items():
+            if settlement.verdict == Verdict.FAILED and held not in lost:
+                what = self.rules.describe_next(settlement.error, delivery.deliveries)
+                _log.info("transaction %s: %s", settlement.transaction.id, what)
 
     def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Keep these deliveries for another `lease` from now, except those already settled."""
@@ -182,6 +235,10 @@ class LeasingConnector:
             lost = self._store.extend(list(running), self._clock() + self.lease)
         for held in lost:
             _log.warning("transaction %s: lease expired, too late to extend it", running[held].id)
+
+    def fetched_here(self, transactions: Sequence[Transaction], /) -> list[Transaction]:
+        """Those of these that this connector has delivered."""
+        return [each for each in transactions if id(each) in self._deliveries]
 
     def counts(self) -> dict[str, int]:
         """Count the messages that are `ready`, `leased`, `delayed` and `dead` now."""
@@ -201,14 +258,6 @@ class LeasingConnector:
     def close(self) -> None:
         """Close the store. Idempotent."""
         self._store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _choose(
         self, batch_size: int, now: float
@@ -257,7 +306,7 @@ class LeasingConnector:
         return self._store.delay(key, token, now + decision.delay, *failure)
 
 
-class AsyncLeasingConnector:
+class AsyncLeasingConnector(AsyncClosing):
     """The `AsyncConnector` contract over a `LeasingConnector`. Subclasses define how it is called: `_call`."""
 
     def __init__(self, wire: LeasingConnector) -> None:
@@ -288,6 +337,10 @@ class AsyncLeasingConnector:
         """As `LeasingConnector.extend_transactions`."""
         await self._call(self._wire.extend_transactions, transactions)
 
+    def extend_from_thread(self, transactions: Sequence[Transaction], /) -> None:
+        """See `AsyncConnector.extend_from_thread`."""
+        self._wire.extend_transactions(self._wire.fetched_here(transactions))
+
     async def counts_async(self) -> dict[str, int]:
         """As `LeasingConnector.counts`."""
         return await self._call(self._wire.counts)
@@ -303,11 +356,3 @@ class AsyncLeasingConnector:
     async def close_async(self) -> None:
         """As `LeasingConnector.close`."""
         await self._call(self._wire.close)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close_async()

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 
 from onceward.connectors.scheme import Scheme
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-_log = logging.getLogger(__name__)
+_log = OwnLogger(logging.getLogger(__name__))
 
 GROUP = "onceward.connectors"
 """The entry-point group of connectors."""

@@ -5,10 +5,10 @@ An attempt returns the exception instead of raising it: a handler may raise Stop
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from onceward._functions import awaiting, check_function, check_result, name_of
 from onceward.db.session import DbSession
 
 if TYPE_CHECKING:
@@ -23,14 +23,13 @@ T = TypeVar("T")
 def attempts(
     handler: Callable[[T, DbSession], object], engine: Engine
 ) -> Callable[[T], Awaitable[BaseException | None]]:
+    check_function(handler, f"the handler {name_of(handler)}", asynchronous=False)
+
     async def attempt(message: T) -> BaseException | None:
         try:
             with DbSession(engine) as session:
-                result = handler(message, session)
-                if inspect.iscoroutine(result):
-                    # It has not run. Committing and acknowledging would lose the message.
-                    result.close()
-                    raise TypeError("the handler is async; use the asyncio consumer")
+                # If it has not run, committing and acknowledging would lose the message.
+                check_result(handler(message, session), handler)
         except BaseException as error:  # noqa: BLE001
             return error
         return None
@@ -43,10 +42,13 @@ def async_attempts(
 ) -> Callable[[T], Awaitable[BaseException | None]]:
     from onceward.db.session_asyncio import AsyncDbSession
 
+    check_function(handler, f"the handler {name_of(handler)}", asynchronous=True)
+    call = awaiting(handler)
+
     async def attempt(message: T) -> BaseException | None:
         try:
             async with AsyncDbSession(engine) as session:
-                await handler(message, session)
+                await call(message, session)
         except BaseException as error:  # noqa: BLE001
             return error
         return None

@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import Engine
 
 from onceward.db import operations
 from onceward.db.operations import DEFAULT_TIMEOUT, AnyTable, Params, Row, Sql
-from onceward.db.ports import BlockingSessionPort
+from onceward.db.transaction import BlockingSessionPort
+
+T = TypeVar("T")
 
 
 class DbSession:
@@ -25,38 +27,40 @@ class DbSession:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._port = BlockingSessionPort(engine, type(self).__name__)
-        self._run = self._port.run
+        self.port = BlockingSessionPort(engine, type(self).__name__)
+        """For code that serves both modes: its `enter` and `leave` are coroutines in both, as is `apply` here."""
+        self.run = self.port.run
+        """`session.run(operation, …)` calls `operation(transaction, …)`: what other methods are made of."""
 
     @property
     def committed(self) -> bool:
         """Whether the commit is known to have happened. Always False inside the block."""
-        return self._port.transaction.committed
+        return self.port.committed
 
     def __enter__(self) -> Self:
-        self._port.begin()
+        self.port.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._port.end(error)
+        self.port.__exit__(kind, error, trace)
 
     def execute(self, sql: Sql, params: Params | Sequence[Params] | None = None) -> int:
         """Run a statement, once for each dict of a sequence. Returns the rows affected, or -1 if unknown."""
-        return self._run(operations.execute, sql, params)
+        return self.run(operations.execute, sql, params)
 
     def execute_scalar(self, sql: Sql, params: Params | None = None) -> Any:
         """Return the first column of the first row, or None if there is no row."""
-        return self._run(operations.execute_scalar, sql, params)
+        return self.run(operations.execute_scalar, sql, params)
 
     def fetch_one(self, sql: Sql, params: Params | None = None) -> Row | None:
         """Return the only row, or None. Raises RowError if there are more."""
-        return self._run(operations.fetch_one, sql, params)
+        return self.run(operations.fetch_one, sql, params)
 
     def fetch_all(self, sql: Sql, params: Params | None = None) -> list[Row]:
         """Return all rows."""
-        return self._run(operations.fetch_all, sql, params)
+        return self.run(operations.fetch_all, sql, params)
 
     def insert_idempotent(
         self, table: AnyTable, values: Mapping[str, Any], *, key: Sequence[str] | None = None
@@ -66,7 +70,7 @@ class DbSession:
         It already exists if a row has the same `key` columns; without `key`, if any uniqueness constraint is violated.
         Every other integrity error is raised. The transaction can continue in either case.
         """
-        return self._run(operations.insert_idempotent, table, values, key)
+        return self.run(operations.insert_idempotent, table, values, key)
 
     def occ_update(
         self,
@@ -82,7 +86,7 @@ class DbSession:
         Raises OptimisticConflict if the row is at another version or gone. After that, another try in this session
         raises RetryRefusedError: end it, open a new one and read again.
         """
-        return self._run(operations.occ_update, table, key, values, expected, version_column)
+        return self.run(operations.occ_update, table, key, values, expected, version_column)
 
     def lock_row(
         self, table: AnyTable, key: Mapping[str, Any], *, timeout: float = DEFAULT_TIMEOUT
@@ -91,11 +95,15 @@ class DbSession:
 
         Raises LockTimeoutError after `timeout` seconds. On SQLite a session already locks the whole database.
         """
-        return self._run(operations.lock_row, table, key, timeout)
+        return self.run(operations.lock_row, table, key, timeout)
 
     def advisory_lock(self, name: str | int, *, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Lock a name, or a 64-bit number, until the session ends. Taking it twice is the same as once.
 
         Raises LockTimeoutError after `timeout` seconds. On SQLite a session already locks the whole database.
         """
-        self._run(operations.advisory_lock, name, timeout)
+        self.run(operations.advisory_lock, name, timeout)
+
+    async def apply(self, operation: Callable[..., T], *args: Any) -> T:
+        """`run`, as a coroutine in both modes."""
+        return self.run(operation, *args)

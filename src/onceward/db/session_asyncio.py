@@ -1,19 +1,22 @@
 """The session for asyncio."""
 
 # make faces writes session.py, with
+#   port: apply
 #   text: "A cancellation … after another." → "It belongs to one thread."
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from onceward.db import operations
 from onceward.db.operations import DEFAULT_TIMEOUT, AnyTable, Params, Row, Sql
-from onceward.db.ports_asyncio import AsyncSessionPort
+from onceward.db.transaction_asyncio import AsyncSessionPort
+
+T = TypeVar("T")
 
 
 class AsyncDbSession:
@@ -28,38 +31,40 @@ class AsyncDbSession:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
-        self._port = AsyncSessionPort(engine, type(self).__name__)
-        self._run = self._port.run
+        self.port = AsyncSessionPort(engine, type(self).__name__)
+        """For code that serves both modes: its `enter` and `leave` are coroutines in both, as is `apply` here."""
+        self.run = self.port.run
+        """`await session.run(operation, …)` calls `operation(transaction, …)`: what other methods are made of."""
 
     @property
     def committed(self) -> bool:
         """Whether the commit is known to have happened. Always False inside the block."""
-        return self._port.transaction.committed
+        return self.port.committed
 
     async def __aenter__(self) -> Self:
-        await self._port.begin()
+        await self.port.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._port.end(error)
+        await self.port.__aexit__(kind, error, trace)
 
     async def execute(self, sql: Sql, params: Params | Sequence[Params] | None = None) -> int:
         """Run a statement, once for each dict of a sequence. Returns the rows affected, or -1 if unknown."""
-        return await self._run(operations.execute, sql, params)
+        return await self.run(operations.execute, sql, params)
 
     async def execute_scalar(self, sql: Sql, params: Params | None = None) -> Any:
         """Return the first column of the first row, or None if there is no row."""
-        return await self._run(operations.execute_scalar, sql, params)
+        return await self.run(operations.execute_scalar, sql, params)
 
     async def fetch_one(self, sql: Sql, params: Params | None = None) -> Row | None:
         """Return the only row, or None. Raises RowError if there are more."""
-        return await self._run(operations.fetch_one, sql, params)
+        return await self.run(operations.fetch_one, sql, params)
 
     async def fetch_all(self, sql: Sql, params: Params | None = None) -> list[Row]:
         """Return all rows."""
-        return await self._run(operations.fetch_all, sql, params)
+        return await self.run(operations.fetch_all, sql, params)
 
     async def insert_idempotent(
         self, table: AnyTable, values: Mapping[str, Any], *, key: Sequence[str] | None = None
@@ -69,7 +74,7 @@ class AsyncDbSession:
         It already exists if a row has the same `key` columns; without `key`, if any uniqueness constraint is violated.
         Every other integrity error is raised. The transaction can continue in either case.
         """
-        return await self._run(operations.insert_idempotent, table, values, key)
+        return await self.run(operations.insert_idempotent, table, values, key)
 
     async def occ_update(
         self,
@@ -85,7 +90,7 @@ class AsyncDbSession:
         Raises OptimisticConflict if the row is at another version or gone. After that, another try in this session
         raises RetryRefusedError: end it, open a new one and read again.
         """
-        return await self._run(operations.occ_update, table, key, values, expected, version_column)
+        return await self.run(operations.occ_update, table, key, values, expected, version_column)
 
     async def lock_row(
         self, table: AnyTable, key: Mapping[str, Any], *, timeout: float = DEFAULT_TIMEOUT
@@ -94,11 +99,15 @@ class AsyncDbSession:
 
         Raises LockTimeoutError after `timeout` seconds. On SQLite a session already locks the whole database.
         """
-        return await self._run(operations.lock_row, table, key, timeout)
+        return await self.run(operations.lock_row, table, key, timeout)
 
     async def advisory_lock(self, name: str | int, *, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Lock a name, or a 64-bit number, until the session ends. Taking it twice is the same as once.
 
         Raises LockTimeoutError after `timeout` seconds. On SQLite a session already locks the whole database.
         """
-        await self._run(operations.advisory_lock, name, timeout)
+        await self.run(operations.advisory_lock, name, timeout)
+
+    async def apply(self, operation: Callable[..., T], *args: Any) -> T:
+        """`run`, as a coroutine in both modes."""
+        return await self.run(operation, *args)

@@ -1,10 +1,12 @@
 """The life of a session's transaction, for both kinds of session: begin once, end once, give the connection back.
 
-    NEW ──opening──► OPEN ──end──► ENDED        a session that could not be opened has also ended
-                      │              ▲
-                      └─► LOST ──────┘          only a rollback is possible
+    NEW ──opening──► OPEN ──exit──► ENDED       a session that could not be opened has also ended
+                      │               ▲
+                      └─► LOST ───────┘         only a rollback is possible
 
-Everything here works on a plain SQLAlchemy connection. Under asyncio, SQLAlchemy runs it in a greenlet.
+If the attempt that opens a session runs out of time, the statement that runs in a thread is canceled, and there is no
+other, and no commit. Everything here works on a plain SQLAlchemy connection; under asyncio, SQLAlchemy runs it in a
+greenlet.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
+from functools import partial
 from threading import Lock
-from typing import Concatenate, NoReturn, ParamSpec, TypeVar
+from types import TracebackType
+from typing import Concatenate, NoReturn, ParamSpec, Self, TypeVar
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine
@@ -23,8 +27,12 @@ from sqlalchemy.pool import Pool, StaticPool
 
 from onceward.db.backends import BACKENDS, backend_of
 from onceward.db.errors import LockTimeoutError, SessionError
+from onceward.errors import ConfigurationError
+from onceward.task.cancellation import Canceller, CancelToken, current_token, raise_if_cancelled
+from onceward.task.exceptions import AttemptInterrupted
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger(__name__)
+_log = OwnLogger(logging.getLogger("onceward.db.cleanup"))
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,13 +65,16 @@ CANNOT_END = {state: CANNOT_USE[state] for state in (SessionState.NEW, SessionSt
 
 
 class DbTransaction:
-    """One transaction. `name` is the session's class, which the messages use."""
+    """One transaction, as a block in threads. `name` is the session's class, which the messages use."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self.backend = BACKENDS.get(engine.dialect.name) or backend_of(engine.dialect)
         self.committed = False
         self.had_conflict = False
         """Set by an optimistic update that found another version; see `occ_update`."""
+        self.token: CancelToken | None = None
+        """Of the attempt that opens it, if that has a time limit. Once it is set, only a rollback is possible."""
+        self._canceller: Canceller | None = None
         self._engine = engine
         self._name = name
         self._state = SessionState.NEW
@@ -76,6 +87,21 @@ class DbTransaction:
             self._refuse(CANNOT_USE)
         assert self._connection is not None
         return self._connection
+
+    def __enter__(self) -> Self:
+        raise_if_cancelled()
+        with self.opening():
+            connection = self._engine.connect()
+            self.token = current_token()
+            if self.token is not None:
+                driver = connection.connection.driver_connection
+                self._canceller = self.token.add(partial(self.backend.cancel, driver))
+            try:
+                self.begin(connection)
+            except BaseException:
+                self._forget_canceller()
+                raise
+        return self
 
     @contextmanager
     def opening(self) -> Iterator[None]:
@@ -112,6 +138,8 @@ class DbTransaction:
     ) -> T:
         """Run one operation of the session, and remember its failure: the commit must not ignore it."""
         connection = self.connection
+        if self.token is not None and self.token.expired:
+            raise AttemptInterrupted("this attempt ran out of time; its session can only be rolled back")
         try:
             return operation(self, *args, **kwargs)
         except DBAPIError as error:
@@ -129,13 +157,19 @@ class DbTransaction:
         self._state = SessionState.LOST
         self._failure = error
 
-    def end(self, error: BaseException | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Commit, or roll back because of the error. Either way, the connection goes back to its pool."""
         if self._state in CANNOT_END:
             self._refuse(CANNOT_END)
         connection = self._connection
         assert connection is not None
         lost, self._state = self._state is SessionState.LOST, SessionState.ENDED
+        was_canceled = self._forget_canceller()
+        late = error is None and self.token is not None and self.token.expired
+        if late:
+            error = AttemptInterrupted("this attempt ran out of time; its transaction was rolled back")
         try:
             if error is not None:
                 roll_back(connection, error)
@@ -144,10 +178,23 @@ class DbTransaction:
         finally:
             self._failure = None  # its traceback leads back here
             try:
+                if was_canceled and self.backend.cancels_late:
+                    _discard(connection)
                 give_back(connection)
             finally:
                 if self._shared is not None:
                     free(self._shared)
+
+        if late and error is not None:
+            raise error
+
+    def _forget_canceller(self) -> bool:
+        """Whether a statement was canceled. None is from here on."""
+        canceller, self._canceller = self._canceller, None
+        if canceller is None or self.token is None:
+            return False
+        self.token.remove(canceller)
+        return canceller.called
 
     def check_entered(self) -> None:
         if self._state in CANNOT_END:
@@ -172,6 +219,24 @@ class DbTransaction:
 
     def _has_ended(self, connection: Connection) -> bool:
         return connection.invalidated or self.backend.has_ended(connection)
+
+
+class BlockingSessionPort(DbTransaction):
+    """How a session for threads reaches its connection."""
+
+    def __init__(self, engine: Engine, session: str) -> None:
+        if not isinstance(engine, Engine) or engine.dialect.is_async:
+            raise ConfigurationError(
+                f"DbSession needs an Engine from create_engine with a synchronous driver, not {engine!r}; "
+                "for an AsyncEngine, use AsyncDbSession"
+            )
+        super().__init__(engine, session)
+
+    async def enter(self) -> None:
+        self.__enter__()
+
+    async def leave(self, error: BaseException | None) -> None:
+        self.__exit__(None, error, None)
 
 
 def roll_back(connection: Connection, cause: BaseException, *, after_commit: bool = False) -> None:

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from opentelemetry.metrics import MeterProvider
 
-from onceward.db.transaction import DbTransaction
-from onceward.deadletters.letter import Burial
-from onceward.storage.sql import Sql
+from onceward.deadletters.burial import Burial
 from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import METRICS, SCOPE
+from onceward.telemetry.logger import OwnLogger
+from onceward.telemetry.safety import SafeMeter
 
-_log = logging.getLogger("onceward.deadletters")
+_log = OwnLogger(logging.getLogger("onceward.deadletters"))
 
 MANY_OF_A_TYPE: Final = 10
 SURGE: Final = 10
@@ -56,32 +56,55 @@ class LetterCount(NamedTuple):
     words: str
 
 
-Buried = tuple[Burial, list[LetterCount]]
-"""A burial, and the numbers that may have passed their limits because of it."""
+Buried = tuple[Burial, Mapping[str, Any] | None]
+"""A burial, and how many letters are like it. None if another one of its kind was buried together with it."""
 
 
-def count_letters(transaction: DbTransaction, rows: Sql, burials: Sequence[Burial]) -> list[Buried]:
-    """Count for letters that were buried together, once per kind: the numbers are the same for all of a kind."""
-    buried: list[Buried] = []
-    seen: set[tuple[str, str, str | None]] = set()
-    for burial in burials:
-        whose = (burial.consumer, burial.event_type, burial.aggregate_id)
-        buried.append((burial, [] if whose in seen else _count_like(transaction, rows, burial)))
-        seen.add(whose)
-    return buried
+class Alerts:
+    """Sends alerts, and remembers them. Each store has its own, so each process alerts independently."""
+
+    def __init__(self) -> None:
+        self._sent: dict[tuple[str, ...], tuple[float, int]] = {}
+        """When each was sent, and for how many letters; oldest first."""
+        self._lock = threading.Lock()
+
+    def send(self, buried: Sequence[Buried]) -> None:
+        """Send alerts; call this after the commit, because a burial that was rolled back did not happen."""
+        metrics = _metrics()
+        for burial, counts in buried:
+            if metrics is not None:
+                metrics["buried"].add(1, {"consumer": burial.consumer, "category": str(burial.category)})
+            alerts = [("new", f"{burial.category}: {burial.error or burial.reason}")]
+            found = () if counts is None else _letter_counts(burial, counts)
+            alerts += [(each.kind, each.words) for each in found if self._is_news(each)]
+            for kind, words in alerts:
+                _alert(kind, burial.consumer, burial.message_id, words, event_type=burial.event_type)
+
+    def _is_news(self, count: LetterCount) -> bool:
+        key = (count.kind, *count.whose)
+        with self._lock:
+            self._forget(count.at - REPEAT_SECONDS)
+            at, letters = self._sent.get(key, (count.at, 0))
+            if count.letters <= count.limit:
+                self._sent.pop(key, None)
+                return False
+            if count.letters < GROWN * letters:
+                self._sent[key] = (at, min(letters, count.letters))  # if it fell, growth counts from there
+                return False
+            self._sent.pop(key, None)  # moves it to the end
+            self._sent[key] = (count.at, count.letters)
+            return True
+
+    def _forget(self, until: float) -> None:
+        """Forget alerts sent up to then, so they can be sent again."""
+        while self._sent:
+            key, (at, _) = next(iter(self._sent.items()))
+            if at > until:
+                return
+            del self._sent[key]
 
 
-def _count_like(transaction: DbTransaction, rows: Sql, burial: Burial) -> list[LetterCount]:
-    counts = rows.first(
-        transaction,
-        _COUNTS,
-        consumer=burial.consumer,
-        event_type=burial.event_type,
-        aggregate=burial.aggregate_id,
-        recent=SURGE_SECONDS,
-        baseline=BASELINE_SECONDS,
-    )
-    assert counts is not None
+def _letter_counts(burial: Burial, counts: Mapping[str, Any]) -> list[LetterCount]:
     of_type, recent, of_aggregate = counts["of_type"], counts["recent"], counts["of_aggregate"]
     usual = counts["before"] * SURGE_SECONDS / (BASELINE_SECONDS - SURGE_SECONDS)
     at = float(counts["at"])
@@ -111,49 +134,6 @@ def _count_like(transaction: DbTransaction, rows: Sql, burial: Burial) -> list[L
             f"{of_aggregate} letters of aggregate {burial.aggregate_id} are open",
         ),
     ]
-
-
-class Alerts:
-    """Sends alerts, and remembers them. Each store has its own, so each process alerts independently."""
-
-    def __init__(self) -> None:
-        self._sent: dict[tuple[str, ...], tuple[float, int]] = {}
-        """When each was sent, and for how many letters; oldest first."""
-        self._lock = threading.Lock()
-
-    def send(self, buried: Sequence[Buried]) -> None:
-        """Send alerts; call this after the commit, because a burial that was rolled back did not happen."""
-        metrics = _metrics()
-        for burial, counts in buried:
-            if metrics is not None:
-                metrics["buried"].add(1, {"consumer": burial.consumer, "category": str(burial.category)})
-            alerts = [("new", f"{burial.category}: {burial.error or burial.reason}")]
-            alerts += [(each.kind, each.words) for each in counts if self._is_news(each)]
-            for kind, words in alerts:
-                _alert(kind, burial.consumer, burial.message_id, words, event_type=burial.event_type)
-
-    def _is_news(self, count: LetterCount) -> bool:
-        key = (count.kind, *count.whose)
-        with self._lock:
-            self._forget(count.at - REPEAT_SECONDS)
-            at, letters = self._sent.get(key, (count.at, 0))
-            if count.letters <= count.limit:
-                self._sent.pop(key, None)
-                return False
-            if count.letters < GROWN * letters:
-                self._sent[key] = (at, min(letters, count.letters))  # if it fell, growth counts from there
-                return False
-            self._sent.pop(key, None)  # moves it to the end
-            self._sent[key] = (count.at, count.letters)
-            return True
-
-    def _forget(self, until: float) -> None:
-        """Forget alerts sent up to then, so they can be sent again."""
-        while self._sent:
-            key, (at, _) = next(iter(self._sent.items()))
-            if at > until:
-                return
-            del self._sent[key]
 
 
 def report_redriven(consumer: str, message_id: str, outcome: str, error: str = "") -> None:
@@ -189,7 +169,7 @@ def _metrics() -> dict[str, Any] | None:
         return None
     known = _counters.get(id(provider))
     if known is None or known[0] is not provider:
-        meter = provider.get_meter(SCOPE)
+        meter = SafeMeter(provider, SCOPE)
         names = ("buried", "alerts", "redriven")
         counters: dict[str, Any] = {}
         for name in names:
@@ -199,17 +179,3 @@ def _metrics() -> dict[str, Any] | None:
             )
         known = _counters[id(provider)] = (provider, counters)
     return known[1]
-
-
-_COUNTS = """
-    SELECT
-        {now} AS at,
-        (SELECT count(*) FROM onceward_dead_letters
-            WHERE status = 'open' AND consumer = :consumer AND event_type = :event_type) AS of_type,
-        (SELECT count(*) FROM onceward_dead_letters
-            WHERE consumer = :consumer AND died_at > {now} - :recent) AS recent,
-        (SELECT count(*) FROM onceward_dead_letters
-            WHERE consumer = :consumer AND died_at <= {now} - :recent AND died_at > {now} - :baseline) AS before,
-        (SELECT count(*) FROM onceward_dead_letters WHERE status = 'open' AND consumer = :consumer
-            AND aggregate_id = :aggregate) AS of_aggregate
-"""

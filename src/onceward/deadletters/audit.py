@@ -11,9 +11,9 @@ import json
 from typing import Any, NamedTuple
 
 from onceward.db.transaction import DbTransaction
-from onceward.deadletters.letter import storable
+from onceward.deadletters.burial import storable
 from onceward.errors import ConfigurationError
-from onceward.storage.sql import Sql, wait_for_lock
+from onceward.storage.database import Sql, wait_for_lock
 
 FIRST = "0" * 64
 """The previous hash of the first row."""

@@ -1,7 +1,8 @@
-"""Burying: from a failed message to its row in the store, where a death that is reported twice counts once."""
+"""A burial: everything known about a message that failed permanently, from whatever it failed in."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -11,31 +12,77 @@ import msgspec
 from opentelemetry import trace
 
 from onceward.connectors.codec import DecodeError, encode_with
-from onceward.connectors.dead_message import BurialReason, DeadMessage
-from onceward.db.transaction import DbTransaction
-from onceward.deadletters import root_causes
-from onceward.deadletters.letter import (
-    KEPT_DAYS,
-    Burial,
-    Category,
-    Failure,
-    category_of,
-    decode_history,
-    encode_history,
-    moment,
-)
+from onceward.connectors.lease_rules import BurialReason, DeadMessage, Failure, breach_of
+from onceward.deadletters.letter import Category
+from onceward.errors import ConfigurationError
 from onceward.inbox.errors import ContractError
 from onceward.inbox.event import Event
-from onceward.storage.sql import Sql
+from onceward.task.exceptions import ExceptionCategory, failure_category
 from onceward.task.lifecycle import text_of
 from onceward.transaction import Transaction
 
-KEPT_SECONDS = KEPT_DAYS * 86400.0
+LONGEST_ID = 400
+LONGEST_NAME = 200
+"""Characters of indexed values: longer ones might not fit into the index."""
 NEVER_ENDED = "delivered, and never came to an end"
 """A line of stored histories, by which deaths are compared: do not change it."""
 POISON_AFTER = 3
 """A message is poison if this many of its deliveries were never settled, or all of them."""
 UNREADABLE = (DecodeError, UnicodeDecodeError, json.JSONDecodeError, msgspec.DecodeError)
+
+
+class Burial(msgspec.Struct, frozen=True, kw_only=True):
+    """What is given to the store: everything known about a message when it is buried."""
+
+    consumer: str
+    """Its consumer: the contract's consumer_id, or the name of the task or group."""
+    message_id: str
+    """Identifies it, together with `consumer` and the body, so burying it twice is harmless."""
+    origin: str
+    """Where it came from, for people: "sqlite queue orders.db", "redis stream orders"."""
+    body: bytes
+    """The delivered bytes."""
+    category: Category
+    reason: str
+    error: str = ""
+    attempts: int = 1
+    history: tuple[Failure, ...] = ()
+    """The store compares its lines to tell a new death from one that is reported twice."""
+    event_type: str = ""
+    aggregate_id: str | None = None
+    sequence: int | None = None
+    event_at: float | None = None
+    """The event's own time, in seconds since 1970, if the body does not have it."""
+    trace_id: str | None = None
+    first_failed_at: float | None = None
+    """Seconds since 1970; None is now."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.body, bytes):
+            raise ConfigurationError(
+                f"the body of a dead letter must be bytes, not {type(self.body).__name__}"
+            )
+        if not 0 < len(self.consumer) <= LONGEST_NAME:
+            raise ConfigurationError(
+                f"dead letters are stored by consumer: its name must have 1 to {LONGEST_NAME} characters"
+            )
+        # Values from outside may be too long, or hold characters that no database accepts. They are still buried.
+        settle = msgspec.structs.force_setattr
+        message_id = storable(self.message_id)
+        if len(message_id) > LONGEST_ID:
+            message_id = f"{message_id[:LONGEST_NAME]}…{hashlib.sha256(message_id.encode()).hexdigest()}"
+        settle(self, "message_id", message_id)
+        settle(self, "category", Category(self.category))
+        settle(self, "event_type", storable(self.event_type)[:LONGEST_NAME])
+        for field in ("consumer", "origin", "reason", "error"):
+            settle(self, field, storable(getattr(self, field)))
+        for field in ("aggregate_id", "trace_id"):
+            if getattr(self, field) is not None:
+                settle(self, field, storable(getattr(self, field))[:LONGEST_ID])
+        history: tuple[Failure, ...] = ()
+        for each in self.history:
+            history += (Failure(each.at, storable(each.error), each.attempt, each.category),)
+        settle(self, "history", history)
 
 
 def burial_of(
@@ -57,7 +104,7 @@ def burial_of(
     text = error if isinstance(error, str) else text_of(error)
     category = Category(category) if category is not None else _category_of_error(error)
     number = attempts or getattr(thing, "deliveries", None) or max(len(history), 1)
-    event = _event_of(thing)
+    event, fields = _event_of(thing)
     message_id, body = _identify(thing, event)
     now = datetime.now(UTC).isoformat()
     history = history or (Failure(now, text, number, str(category)),)
@@ -73,7 +120,7 @@ def burial_of(
         history=history,
         trace_id=_trace_id(thing) or _current_trace_id(),
         first_failed_at=datetime.fromisoformat(history[0].at).timestamp(),
-        **_event_fields(event),
+        **fields,
     )
 
 
@@ -93,81 +140,14 @@ def burial_of_dead(dead: DeadMessage, *, consumer: str, origin: str) -> Burial:
         history=history,
         trace_id=None if dead.transaction is None else _trace_id(dead.transaction),
         first_failed_at=datetime.fromisoformat(history[0].at).timestamp(),
-        **_event_fields(None if dead.transaction is None else _event_of(dead.transaction)),
+        **({} if dead.transaction is None else _event_of(dead.transaction)[1]),
     )
-
-
-def bury(transaction: DbTransaction, rows: Sql, burial: Burial) -> bool:
-    """Store it. Return False, and change nothing, if this death was reported before.
-
-    The lines of its history identify a death. A process that is killed between burying a message and acknowledging
-    it reports it again, perhaps after the letter was redriven and resolved: that must not reopen it.
-    """
-    now = rows.now(transaction)
-    history = burial.history or (Failure(moment(now).isoformat(), burial.error, burial.attempts),)
-    values = {
-        "category": str(burial.category),
-        "reason": burial.reason,
-        "error": burial.error,
-        "keep_until": now + KEPT_SECONDS,
-    }
-    identity = {"consumer": burial.consumer, "message_id": burial.message_id, "digest": burial.digest}
-    new = {
-        **values,
-        **identity,
-        "origin": burial.origin,
-        "event_type": burial.event_type,
-        "aggregate_id": burial.aggregate_id,
-        "sequence": burial.sequence,
-        "event_at": burial.event_at,
-        "attempts": burial.attempts,
-        "history": encode_history(history),
-        "body": burial.body,
-        "trace_id": burial.trace_id,
-        "first": now if burial.first_failed_at is None else burial.first_failed_at,
-    }
-    before = None
-    while before is None:  # a purge may remove it between the two
-        if rows.changed(transaction, _BURY, **new) == 1:
-            return True
-        before = rows.first(transaction, _FIND + rows.for_update, **identity)
-    return _bury_again(transaction, rows, burial, before, history, values)
-
-
-def _bury_again(
-    transaction: DbTransaction,
-    rows: Sql,
-    burial: Burial,
-    before: dict[str, Any],
-    history: tuple[Failure, ...],
-    values: dict[str, Any],
-) -> bool:
-    is_settled = before["status"] in ("resolved", "discarded")
-    if not burial.history and not is_settled:
-        return False  # nothing distinguishes it from the known death
-    known = decode_history(before["history"])
-    fresh = tuple(each for each in history if each not in known)
-    if not fresh:
-        return False
-    rows.run(
-        transaction,
-        _BURY_AGAIN,
-        id=before["id"],
-        status="open" if is_settled else before["status"],
-        history=encode_history((*known, *fresh)),
-        attempts=burial.attempts if len(fresh) == len(history) else len(fresh),
-        **values,
-    )
-    if is_settled:
-        root_causes.reopen(transaction, rows, before["id"])
-    return True
 
 
 def _category_of_error(error: BaseException | str) -> Category:
     if isinstance(error, UNREADABLE) or hasattr(error, "entries"):  # the queue's UndecodableEntryError
         return Category.CONTRACT
-    kind = getattr(error, "kind", None)
-    return category_of(getattr(error, "category", None), None if kind is None else str(kind))
+    return category_of_error(error)
 
 
 def _diagnose(dead: DeadMessage) -> tuple[Category, tuple[Failure, ...]]:
@@ -193,17 +173,13 @@ def _diagnose(dead: DeadMessage) -> tuple[Category, tuple[Failure, ...]]:
     return category, history or (Failure(died_at, dead.error or str(dead.reason), None, str(category)),)
 
 
-def _event_of(thing: Any) -> Event | None:
+def _event_of(thing: Any) -> tuple[Event | None, dict[str, Any]]:
+    """Return it as an event, if it is one, and the fields that a burial has of it."""
     try:
-        return Event.of(thing)
+        event = Event.of(thing)
     except (ContractError, TypeError):
-        return None
-
-
-def _event_fields(event: Event | None) -> dict[str, Any]:
-    if event is None:
-        return {}
-    return {
+        return None, {}
+    return event, {
         "event_type": event.event_type,
         "aggregate_id": event.aggregate_id,
         "sequence": event.sequence,
@@ -260,23 +236,22 @@ def _current_trace_id() -> str | None:
     return trace.format_trace_id(context.trace_id) if context.is_valid else None
 
 
-_BURY = """
-    INSERT INTO onceward_dead_letters (
-        consumer, message_id, origin, event_type, aggregate_id, sequence, event_at, category, reason, error, attempts,
-        history, body, body_sha256, trace_id, first_failed_at, died_at, keep_until)
-    VALUES (
-        :consumer, :message_id, :origin, :event_type, :aggregate_id, :sequence, :event_at, :category, :reason, :error,
-        :attempts, :history, :body, :digest, :trace_id, :first, {now}, :keep_until)
-    ON CONFLICT (consumer, message_id, body_sha256) DO NOTHING
-"""
-_FIND = """
-    SELECT id, status, history FROM onceward_dead_letters
-    WHERE consumer = :consumer AND message_id = :message_id AND body_sha256 = :digest
-"""
-# A letter that waits for its redrive, or is being redriven, stays in it: the copy that died was another one.
-_BURY_AGAIN = """
-    UPDATE onceward_dead_letters SET
-        status = :status, category = :category, reason = :reason, error = :error, attempts = attempts + :attempts,
-        deaths = deaths + 1, history = :history, died_at = {now}, keep_until = :keep_until, settled_at = NULL
-    WHERE id = :id
-"""
+def category_of(category: ExceptionCategory | str | None, kind: str | None) -> Category:
+    """Derive the category from the engine's category of a failure, and the kind of contract breach."""
+    if kind == "poison":
+        return Category.POISON
+    if kind is not None:
+        return Category.CONTRACT
+    if category == ExceptionCategory.BUSINESS:
+        return Category.BUSINESS
+    return Category.INFRASTRUCTURE
+
+
+def category_of_error(error: BaseException | str | None) -> Category:
+    """Derive the category from a failure."""
+    return category_of(failure_category(error), breach_of(error))
+
+
+def storable(text: str) -> str:
+    """Escape lone surrogates and zero bytes, which some databases refuse."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from onceward._sync import run_blocking
 from onceward.deadletters.audit import AuditVerdict
-from onceward.deadletters.letter import Burial, DeadLetter
+from onceward.deadletters.burial import Burial
+from onceward.deadletters.letter import DeadLetter
 from onceward.deadletters.operations import DeadLetterOperations
 from onceward.deadletters.ports import BlockingLetterPorts
 from onceward.deadletters.queries import Filter

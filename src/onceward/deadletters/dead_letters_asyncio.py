@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from onceward.deadletters.audit import AuditVerdict
-from onceward.deadletters.letter import Burial, DeadLetter
+from onceward.deadletters.burial import Burial
+from onceward.deadletters.letter import DeadLetter
 from onceward.deadletters.operations import DeadLetterOperations
 from onceward.deadletters.ports import AsyncLetterPorts
 from onceward.deadletters.queries import Filter

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from onceward._functions import awaiting
 from onceward._sync import Raised, as_coroutine, as_function, run_blocking
 from onceward.db import SessionError
 from onceward.db.transaction import DbTransaction
@@ -155,21 +156,21 @@ class _DryRun:
         digest = event.digest
         key = Key(self._contract.consumer_id, event.tracking_id, event.day)
         current = upcast(self._contract, event)
-        session: Any = self._ports.session(current)
-        await session._enter()
+        session: Any = self._ports.session()
+        await session.port.enter()
         try:
-            before = await session._apply(self._check_inbox, key, digest, current)
+            before = await session.apply(self._check_inbox, key, digest, current)
             if isinstance(before, PredictedOutcome):
                 return before, ""
             current = with_token(current, Start(before))
             session.event = current
             session.effect = self._effect(session, Claim(key, before))
-            await session._apply(watch.begin)
+            await session.apply(watch.begin)
             await self._ports.call(self._handler(transaction), current, session)
-            await session._apply(watch.end)
+            await session.apply(watch.end)
             return PredictedOutcome.SUCCEED, ""
         finally:
-            await session._leave(RolledBack())
+            await session.port.leave(RolledBack())
 
     def _check_inbox(
         self, transaction: DbTransaction, key: Key, digest: bytes, event: Event
@@ -224,12 +225,12 @@ class _DryRun:
         if self._ports.asynchronous:
 
             async def effect_async(name: str, call: Any, *, reconcile: Any = None) -> Any:
-                return await session._apply(find_result, name)
+                return await session.apply(find_result, name)
 
             return effect_async
 
         def effect(name: str, call: Any, *, reconcile: Any = None) -> Any:
-            return session._run(find_result, name)
+            return session.run(find_result, name)
 
         return effect
 
@@ -239,7 +240,7 @@ def _guarded_handler(task: Any) -> Callable[..., Any]:
     guard = IoGuard(task, raises=True)
     step = Step.of("process", "process", method, RetryPolicy())
     if task.asynchronous:
-        return guard.wrap_step(step, method)
+        return guard.wrap_step(step, awaiting(method))
     return as_function(guard.wrap_step(step, as_coroutine(method)))
 
 

@@ -1,8 +1,7 @@
-"""A dead letter: what was buried, why, what happened to it since, and how it becomes a transaction again."""
+"""A dead letter in the store: what happened to it, and how it becomes a transaction again."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -11,18 +10,11 @@ from typing import Any
 import msgspec
 
 from onceward.connectors.codec import DecodeError, decode, sanitize_metadata
-from onceward.connectors.dead_message import Failure
-from onceward.errors import ConfigurationError
-from onceward.task.exceptions import ExceptionCategory
+from onceward.connectors.lease_rules import Failure
 from onceward.transaction import Transaction
 
-__all__ = ["Burial", "Category", "DeadLetter", "Failure", "Status"]
-
-KEPT_DAYS = 90
+KEPT_SECONDS = 90 * 86400.0
 """A dead letter is kept at least this long after each of its deaths, whatever happens to it."""
-LONGEST_ID = 400
-LONGEST_NAME = 200
-"""Characters of indexed values: longer ones might not fit into the index."""
 ENVELOPE = ("event_type", "aggregate_id", "sequence", "schema_version", "traceparent", "tracestate")
 """Fields of a JSON message, next to its payload, that become metadata."""
 
@@ -49,64 +41,6 @@ class Status(StrEnum):
     RESOLVED = "resolved"
     """Delivered again, and done."""
     DISCARDED = "discarded"
-
-
-class Burial(msgspec.Struct, frozen=True, kw_only=True):
-    """What is given to the store: everything known about a message when it is buried."""
-
-    consumer: str
-    """Its consumer: the contract's consumer_id, or the name of the task or group."""
-    message_id: str
-    """Identifies it, together with `consumer` and the body, so burying it twice is harmless."""
-    origin: str
-    """Where it came from, for people: "sqlite queue orders.db", "redis stream orders"."""
-    body: bytes
-    """The delivered bytes."""
-    category: Category
-    reason: str
-    error: str = ""
-    attempts: int = 1
-    history: tuple[Failure, ...] = ()
-    """The store compares its lines to tell a new death from one that is reported twice."""
-    event_type: str = ""
-    aggregate_id: str | None = None
-    sequence: int | None = None
-    event_at: float | None = None
-    """The event's own time, in seconds since 1970, if the body does not have it."""
-    trace_id: str | None = None
-    first_failed_at: float | None = None
-    """Seconds since 1970; None is now."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.body, bytes):
-            raise ConfigurationError(
-                f"the body of a dead letter must be bytes, not {type(self.body).__name__}"
-            )
-        if not 0 < len(self.consumer) <= LONGEST_NAME:
-            raise ConfigurationError(
-                f"dead letters are stored by consumer: its name must have 1 to {LONGEST_NAME} characters"
-            )
-        # Values from outside may be too long, or hold characters that no database accepts. They are still buried.
-        settle = msgspec.structs.force_setattr
-        message_id = storable(self.message_id)
-        if len(message_id) > LONGEST_ID:
-            message_id = f"{message_id[:LONGEST_NAME]}…{hashlib.sha256(message_id.encode()).hexdigest()}"
-        settle(self, "message_id", message_id)
-        settle(self, "category", Category(self.category))
-        settle(self, "event_type", storable(self.event_type)[:LONGEST_NAME])
-        for field in ("consumer", "origin", "reason", "error"):
-            settle(self, field, storable(getattr(self, field)))
-        for field in ("aggregate_id", "trace_id"):
-            if getattr(self, field) is not None:
-                settle(self, field, storable(getattr(self, field))[:LONGEST_ID])
-        history = [
-            Failure(each.at, storable(each.error), each.attempt, each.category) for each in self.history
-        ]
-        settle(self, "history", tuple(history))
-
-    @property
-    def digest(self) -> bytes:
-        return hashlib.sha256(self.body).digest()
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,22 +78,6 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """Of the body, in bytes."""
     digest: str
     """SHA-256 of the body."""
-
-
-def category_of(category: ExceptionCategory | str | None, kind: str | None) -> Category:
-    """Derive the category from the engine's category of a failure, and the kind of contract breach."""
-    if kind == "poison":
-        return Category.POISON
-    if kind is not None:
-        return Category.CONTRACT
-    if category == ExceptionCategory.BUSINESS:
-        return Category.BUSINESS
-    return Category.INFRASTRUCTURE
-
-
-def storable(text: str) -> str:
-    """Escape lone surrogates and zero bytes, which some databases refuse."""
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
 def transaction_of(
@@ -224,7 +142,3 @@ def moment(seconds: float) -> datetime:
 
 
 decode_history = msgspec.json.Decoder(tuple[Failure, ...]).decode
-
-
-def encode_history(history: tuple[Failure, ...]) -> str:
-    return msgspec.json.encode(history).decode()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sqlalchemy import Engine
 
 from onceward.errors import ConfigurationError
-from onceward.storage.ports import AsyncStoragePorts, BlockingStoragePorts
+from onceward.storage.database import AsyncStoragePorts, BlockingStoragePorts
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine

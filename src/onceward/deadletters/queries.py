@@ -10,7 +10,7 @@ from onceward.db.transaction import DbTransaction
 from onceward.deadletters import root_causes
 from onceward.deadletters.letter import Category, DeadLetter, Status, from_row
 from onceward.errors import ConfigurationError
-from onceward.storage.sql import Sql
+from onceward.storage.database import Sql
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):

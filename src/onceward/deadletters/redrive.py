@@ -14,11 +14,12 @@ import msgspec
 
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters import audit, root_causes
-from onceward.deadletters.letter import Category, Status, storable
+from onceward.deadletters.burial import storable
+from onceward.deadletters.letter import Category, Status
 from onceward.deadletters.queries import Filter
 from onceward.deadletters.redrive_leases import pace_lock
 from onceward.deadletters.root_causes import Rca, RedriveRefusedError
-from onceward.storage.sql import Sql, wait_for_lock
+from onceward.storage.database import Sql, wait_for_lock
 
 RATE = 100
 """Default letters per minute."""

@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 
 from onceward.db.transaction import DbTransaction
-from onceward.deadletters.letter import Category, storable
+from onceward.deadletters.burial import storable
+from onceward.deadletters.letter import Category
 from onceward.errors import ConfigurationError, OncewardError
-from onceward.storage.sql import Sql, wait_for_lock
+from onceward.storage.database import Sql, wait_for_lock
 
 
 class RedriveRefusedError(OncewardError):

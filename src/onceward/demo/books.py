@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import TracebackType
 from typing import Self
 
 from onceward.deadletters import DeadLetter, DeadLetters, Filter, Status
@@ -31,9 +30,7 @@ class Books:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.ledger.close()
         self.journal.close()
         self._engine.dispose()

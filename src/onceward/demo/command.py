@@ -12,13 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
 from onceward.cli.boundary.options import require_extra
+from onceward.cli.exit import flag, option
 from onceward.demo.setup import Setup
+from onceward.errors import OncewardError
 
 DEMO_EXAMPLES = """
 Examples:
@@ -34,20 +36,20 @@ Examples:
 
 
 def demo(
-    orders: Annotated[int, typer.Option(min=100, max=100_000, metavar="N", help="Number of orders.")] = 2000,
-    workers: Annotated[int, typer.Option(min=1, max=8, metavar="N", help="Number of worker processes.")] = 2,
-    seed: Annotated[int, typer.Option(metavar="N", help="The same seed makes the same orders.")] = 1,
+    orders: Annotated[int, option("N", "Number of orders.", min=100, max=100_000)] = 2000,
+    workers: Annotated[int, option("N", "Number of worker processes.", min=1, max=8)] = 2,
+    seed: Annotated[int, option("N", "The same seed makes the same orders.")] = 1,
     data: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
+        option(
+            "DIR",
+            "Directory for the stores, the ledger and all logs; it is kept.",
             file_okay=False,
             show_default="a temporary one, deleted at the end",
-            help="Directory for the stores, the ledger and all logs; it is kept.",
         ),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary directory.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    keep: Annotated[bool, flag("Keep the temporary directory.", "--keep")] = False,
+    as_json: Annotated[bool, flag("Print the result as JSON.", "--json")] = False,
 ) -> None:
     """Produce, consume, crash and balance a few thousand orders.
 
@@ -62,7 +64,6 @@ def demo(
         from onceward.demo import story
         from onceward.demo.crew import ProcessDied
         from onceward.demo.screen import as_dict, open_screen, show
-        from onceward.errors import OncewardError
     err = Console(stderr=True)
     try:
         with _interruptible(), _folder(data, keep) as folder:
@@ -70,14 +71,11 @@ def demo(
             with open_screen(err) as screen:
                 result = story.run_story(setup, screen)
     except (sqlite3.Error, OSError) as error:  # a full disk, a deleted directory
-        _print_error(err, f"the demo failed: {error}", as_json)
-        raise typer.Exit(1) from None
+        _fail(err, f"the demo failed: {error}", as_json)
     except (ProcessDied, OncewardError) as error:
-        _print_error(err, str(error), as_json)
-        raise typer.Exit(1) from None
+        _fail(err, str(error), as_json)
     except Interrupted as error:
-        _print_error(err, "interrupted; all processes of the demo have ended", as_json)
-        raise typer.Exit(128 + error.signal) from None
+        _fail(err, "interrupted; all processes of the demo have ended", as_json, 128 + error.signal)
     kept = folder if folder.exists() else None
     if as_json:
         typer.echo(json.dumps(as_dict(setup, result) | {"data": kept and str(kept)}, indent=2))
@@ -88,10 +86,11 @@ def demo(
     raise typer.Exit(1 if result.problems else 0)
 
 
-def _print_error(err: Console, text: str, as_json: bool) -> None:
+def _fail(err: Console, text: str, as_json: bool, code: int = 1) -> NoReturn:
     err.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
     if as_json:
         typer.echo(json.dumps({"balanced": False, "problems": [text]}, indent=2))
+    raise typer.Exit(code)
 
 
 @contextmanager

@@ -8,8 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 import msgspec
 
@@ -30,7 +29,7 @@ class ProcessDied(Exception):
 
 
 class DemoProcess:
-    """One child process, from start to end. It must be `attached`."""
+    """One child process, from start to end. It must end with its parent: see `lifeline`."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
         self.name = name
@@ -83,12 +82,28 @@ class DemoProcess:
         return ProcessDied("\n".join([f"{self.name} {how}; the end of its log:", *lines]))
 
 
-def end_all(children: Sequence[DemoProcess]) -> None:
-    """Ask all first, so they end at the same time."""
-    for child in children:
-        child.ask_to_stop()
-    for child in children:
-        child.end()
+P = TypeVar("P", bound=DemoProcess)
+
+
+class ProcessGroup(Generic[P]):
+    """Child processes, none of which outlives the `with` block."""
+
+    def __init__(self) -> None:
+        self.children: list[P] = []
+
+    def check(self) -> None:
+        """Raise `ProcessDied` if one of them is no longer running."""
+        for child in self.children:
+            child.check()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self.children:  # ask all first, so they end at the same time
+            child.ask_to_stop()
+        for child in self.children:
+            child.end()
 
 
 class DemoWorker(DemoProcess):
@@ -122,38 +137,26 @@ class DemoWorker(DemoProcess):
         return msgspec.json.decode(written, type=Report) if written else Report()
 
 
-class Crew:
-    """All workers, on one boundary. None of them outlives the `with` block."""
+class Crew(ProcessGroup[DemoWorker]):
+    """All workers, on one boundary."""
 
     def __init__(self, setup: Setup, boundary: str) -> None:
+        super().__init__()
         self._setup = setup
         self._boundary = boundary
-        self.workers: list[DemoWorker] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        end_all(self.workers)
 
     def start(self) -> None:
         for number in range(1, self._setup.workers + 1):
-            self.workers.append(DemoWorker(self._setup, self._boundary, number, life=1))
-
-    def check(self) -> None:
-        for worker in self.workers:
-            worker.check()
+            self.children.append(DemoWorker(self._setup, self._boundary, number, life=1))
 
     def restart(self, dead: DemoWorker) -> DemoWorker:
         """Start a new process in place of one that was killed."""
         again = DemoWorker(self._setup, self._boundary, dead.number, dead.life + 1)
-        self.workers[self.workers.index(dead)] = again
+        self.children[self.children.index(dead)] = again
         return again
 
     def stop(self) -> list[Report]:
         """Ask all to stop and wait for their reports."""
-        for worker in self.workers:
+        for worker in self.children:
             worker.ask_to_stop()
-        return [worker.report() for worker in self.workers]
+        return [worker.report() for worker in self.children]

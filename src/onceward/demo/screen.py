@@ -6,7 +6,6 @@ import os
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import msgspec
@@ -149,9 +148,7 @@ class LineScreen(Screen):
         self._last: DemoProgress | None = None
         self._next_line = 0.0
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     def begin(self, orders: int, messages: int) -> None:
@@ -182,9 +179,7 @@ class BarScreen(Screen):
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def begin(self, orders: int, messages: int) -> None:
@@ -207,14 +202,11 @@ class BarScreen(Screen):
             ("link", "forwarded", now.forwarded, self._orders, _link(now)),
             (WAREHOUSE, "applied", now.applied, self._orders - now.dead, ""),
         ):
-            table.add_row(Text(place, "bold"), stage, _bar(done, total), f"{done:,}/{total:,}", remark)
+            bar = ProgressBar(total, done, width=BAR, complete_style="cyan", finished_style="green")
+            table.add_row(Text(place, "bold"), stage, bar, f"{done:,}/{total:,}", remark)
         table.add_row("", "dead letters", "", f"{now.dead:,}")
         table.add_row("", "redriven", "", f"{now.redriven:,}")
         return table
-
-
-def _bar(done: int, total: int) -> ProgressBar:
-    return ProgressBar(total=total, completed=done, width=BAR, complete_style="cyan", finished_style="green")
 
 
 def _link(now: DemoProgress) -> Text:
@@ -265,33 +257,21 @@ def _equations(result: DemoResult) -> Table:
     found = result.balance
     table = Table.grid(padding=(0, 2))
     applied = f"{found.applied:,} applied once" if not found.twice else f"{found.applied:,} applied"
-    for place, total, parts, is_right in (
-        (
-            SHOP,
-            f"{found.produced:,} produced",
-            f"{found.appended:,} appended + {found.duplicates:,} duplicates",
-            found.produced == found.messages == found.appended + found.duplicates,
-        ),
-        (
-            "link",
-            f"{found.appended:,} appended",
-            f"{found.forwarded:,} forwarded, in the same order",
-            found.same_log,
-        ),
-        (
-            WAREHOUSE,
-            f"{found.forwarded:,} forwarded",
-            f"{applied} + {found.dead_letters:,} dead letters",
-            found.forwarded == found.applied + found.dead_letters,
-        ),
-        (
-            "ledger",
-            f"{found.pieces:,} pieces",
-            f"those of {found.applied:,} orders; {found.lost:,} lost, {found.twice:,} applied twice",
-            found.pieces == found.expected_pieces and not found.lost and not found.twice,
-        ),
-    ):
+
+    def row(place: str, total: str, parts: str, is_right: bool) -> None:
         table.add_row(Text(place, "bold"), total, f"= {parts}", RIGHT if is_right else WRONG)
+
+    parts = f"{found.appended:,} appended + {found.duplicates:,} duplicates"
+    is_right = found.produced == found.messages == found.appended + found.duplicates
+    row(SHOP, f"{found.produced:,} produced", parts, is_right)
+    parts = f"{found.forwarded:,} forwarded, in the same order"
+    row("link", f"{found.appended:,} appended", parts, found.same_log)
+    parts = f"{applied} + {found.dead_letters:,} dead letters"
+    is_right = found.forwarded == found.applied + found.dead_letters
+    row(WAREHOUSE, f"{found.forwarded:,} forwarded", parts, is_right)
+    parts = f"those of {found.applied:,} orders; {found.lost:,} lost, {found.twice:,} applied twice"
+    is_right = found.pieces == found.expected_pieces and not found.lost and not found.twice
+    row("ledger", f"{found.pieces:,} pieces", parts, is_right)
     return table
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock
-from types import TracebackType
 from typing import Self
 
 from onceward.boundary import BoundaryClient
@@ -45,9 +44,7 @@ class Sending:
         self._sent = self._thread.submit(self._task.produce_transactions, self._paced(), self._policy)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._task.stop()
         self.resume()
         self._thread.shutdown()

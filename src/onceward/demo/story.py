@@ -34,7 +34,7 @@ def run_story(setup: Setup, screen: Screen) -> DemoResult:
     messages = make_messages(orders, setup.seed)
     screen.begin(len(orders), len(messages))
     with running(setup, messages, int(len(messages) * PART_BEFORE_THE_CUT)) as line:
-        for child in (line.zones.shop, line.zones.warehouse, *line.crew.workers):
+        for child in (*line.zones.children, *line.crew.children):
             screen.announce(f"{child.name} started (pid {child.pid})")
         observer = Observer(line, screen)
         cut = cut_the_link(observer)
@@ -120,7 +120,7 @@ def is_drained(line: Pipeline, now: DemoProgress) -> bool:
 
 def _kill_one(observer: Observer) -> list[Crash]:
     """Kill one worker at the right moment; returns an empty list if none was there."""
-    for worker in observer.line.crew.workers:
+    for worker in observer.line.crew.children:
         crash = _kill_at_the_worst_moment(worker, observer.line)
         if crash is not None:
             observer.screen.announce(

@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from select import select
 from threading import Thread
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
@@ -21,7 +20,7 @@ from urllib.request import ProxyHandler, build_opener
 import msgspec
 
 from onceward.boundary import BoundaryClient
-from onceward.demo.crew import DemoProcess, ProcessDied, end_all
+from onceward.demo.crew import DemoProcess, ProcessDied, ProcessGroup
 from onceward.demo.setup import SHOP, WAREHOUSE, Setup
 
 SERVE = [sys.executable, "-m", "onceward.demo.lifeline", "boundary", "serve", "--listen", "127.0.0.1:0"]
@@ -103,35 +102,23 @@ class Zone(DemoProcess):
             return page
 
 
-class Zones:
-    """Both zones. They end with the `with` block."""
+class Zones(ProcessGroup[Zone]):
+    """Both zones."""
 
     def __init__(self, setup: Setup, way_to_the_shop: str) -> None:
+        super().__init__()
         config = Path(setup.folder) / f"{WAREHOUSE}.toml"
         config.write_text(LINKED.format(zone=WAREHOUSE, source=SHOP, url=way_to_the_shop), "utf-8")
-        self._zones: list[Zone] = []
         try:
             self.shop = self._add(Zone(setup, SHOP, "--data", str(Path(setup.folder) / SHOP)))
             self.warehouse = self._add(Zone(setup, WAREHOUSE, "--config", str(config)))
         except BaseException:
-            end_all(self._zones)
+            self.__exit__()
             raise
 
     def _add(self, zone: Zone) -> Zone:
-        self._zones.append(zone)
+        self.children.append(zone)
         return zone
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        end_all(self._zones)
-
-    def check(self) -> None:
-        for zone in self._zones:
-            zone.check()
 
 
 class Wire:
@@ -153,9 +140,7 @@ class Wire:
         self.url = f"http://{HOST}:{self._server.sockets[0].getsockname()[1]}"
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

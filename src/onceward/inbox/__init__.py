@@ -29,8 +29,8 @@ from onceward.inbox.errors import (
 from onceward.inbox.event import Event
 from onceward.inbox.inbox import Inbox
 from onceward.inbox.inbox_asyncio import AsyncInbox
-from onceward.inbox.processor import Handling, Result
 from onceward.inbox.purge.purge import PurgeInProgressError, PurgeReport
+from onceward.inbox.result import Handling, Result
 from onceward.inbox.sessions import InboxSession
 
 if TYPE_CHECKING:

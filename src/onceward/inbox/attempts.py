@@ -2,32 +2,39 @@
 
 A start has a lease, so a copy that arrives while the event is in flight gets `Busy` and is not counted. The starts of a
 fetched batch are recorded in one transaction. An event whose earlier start has no end is a *suspect*: its start is
-recorded only when it is about to run, alone, so a crash does not count against its neighbors.
+recorded only when it is about to run, alone, so a crash does not count against its neighbors or take them with it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from operator import attrgetter
-from typing import NamedTuple, TypeVar
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onceward._text import driver_message
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.contract import Contract
 from onceward.inbox.errors import AT_ONCE, Breach, Busy, ContractError
-from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Attempts, Key
+from onceward.task.cancellation import cancel_requested, on_cancel, raise_if_cancelled, regardless
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.inbox")
+if TYPE_CHECKING:
+    from onceward.inbox.ports import InboxPorts
 
-T = TypeVar("T")
+_log = OwnLogger(logging.getLogger("onceward.inbox"))
 
 LONGEST_WAIT = 5.0
 """Seconds until a copy checks again whether the event is still in flight, at most."""
+PATIENCE = 30.0
+"""Seconds a suspect waits for the others. One of them may be stuck; the suspect is then retried later."""
 
 
 class Start(NamedTuple):
@@ -91,23 +98,21 @@ class AttemptLedger:
                 return poisoned(key, found.unended)
             return in_flight(found, contract.lease) if found.locked or alone else None
 
-        begun = await self._with_leftovers(start)
+        begun: Start | Exception | None = await self._with_leftovers(start)
         if isinstance(begun, Exception):
             raise begun
         return begun
 
-    async def end(self, key: Key, token: int, error: str | None) -> None:
-        await self.end_all([End(key, token, error)])
-
-    async def end_all(self, ends: Sequence[End]) -> None:
+    async def end(self, ends: Sequence[End]) -> None:
         """Record that these attempts ended without success. If that fails, retry with the next start."""
         if not ends:
             return
         self._unwritten.extend(ends)
         for end in ends:
-            self.release(end.key)
+            self._open.discard((end.key.consumer_id, end.key.tracking_id))
         try:
-            await self._with_leftovers(lambda _: None)
+            with regardless():
+                await self._with_leftovers(None)
         except Exception as error:  # noqa: BLE001  must not hide the failure that is being recorded
             _log.warning(
                 "could not record the ends of %d attempts yet, will retry: %s",
@@ -132,7 +137,7 @@ class AttemptLedger:
         """Forget a start that has an end, or whose lease the heartbeat keeps."""
         self._open.discard((key.consumer_id, key.tracking_id))
 
-    async def _with_leftovers(self, operation: Callable[[DbTransaction], T]) -> T:
+    async def _with_leftovers(self, operation: Callable[[DbTransaction], Any] | None) -> Any:
         """Run the operation in one transaction with all pending entries, which stay pending until it commits."""
         ends: list[End] = []
         finished: list[Key] = []
@@ -143,16 +148,18 @@ class AttemptLedger:
             while True:
                 finished.append(self._finished.popleft())
 
-        def write(transaction: DbTransaction) -> T:
-            self._store.limit_waiting(transaction)
-            for end in ends:
-                self._store.end(transaction, end.key, end.token, end.error)
+        def write(transaction: DbTransaction) -> Any:
+            if self._store.limit_waiting:
+                self._store.run(transaction, self._store.limit_waiting)
+            for (consumer_id, tracking_id, _), token, error in ends:
+                identity = {"consumer": consumer_id, "tracking": tracking_id}
+                self._store.run(transaction, _END, token=token, error=error, **identity)
             by_consumer: dict[str, list[str]] = {}
             for key in finished:
                 by_consumer.setdefault(key.consumer_id, []).append(key.tracking_id)
             for consumer_id, tracking_ids in by_consumer.items():
                 self._store.forget_attempts(transaction, consumer_id, tracking_ids)
-            return operation(transaction)
+            return None if operation is None else operation(transaction)
 
         try:
             return await self._ports.transact(write)
@@ -160,6 +167,106 @@ class AttemptLedger:
             self._unwritten.extendleft(reversed(ends))
             self._finished.extendleft(reversed(finished))
             raise
+
+
+class Gate:
+    """Lets events run together, and a suspect alone: it waits until no event is inside, and others wait for its end."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.alone = False
+        self.waiting = 0
+        """How many wait to be alone."""
+
+    def may_enter(self, alone: bool) -> bool:
+        if self.alone:
+            return False
+        return self.inside == 0 if alone else self.waiting == 0
+
+    def let_in(self, alone: bool) -> None:
+        self.inside += 1
+        self.alone = alone
+
+
+class BlockingGate(Gate):
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+
+    async def enter(self, alone: bool) -> bool:
+        """Wait for permission to run. Returns False if it took longer than `PATIENCE`."""
+        with self._lock:
+            if not (alone or self.alone or self.waiting):
+                self.inside += 1  # the common case
+                return True
+            if self.may_enter(alone):
+                self.let_in(alone)
+                return True
+        with on_cancel(self._wake):
+            return self._wait(alone)
+
+    def _wait(self, alone: bool) -> bool:
+        with self._lock:
+            self.waiting += alone
+            try:
+                self._changed.wait_for(lambda: self.may_enter(alone) or cancel_requested(), PATIENCE)
+                raise_if_cancelled()
+                if not self.may_enter(alone):
+                    return False
+                self.let_in(alone)
+                return True
+            finally:
+                self.waiting -= alone
+                self._changed.notify_all()
+
+    def _wake(self) -> None:
+        with self._lock:
+            self._changed.notify_all()
+
+    def leave(self) -> None:
+        with self._lock:
+            self.inside -= 1
+            self.alone = False
+            if self.waiting or self.inside == 0:
+                self._changed.notify_all()
+
+
+class AsyncGate(Gate):
+    def __init__(self) -> None:
+        super().__init__()
+        self._sleepers: deque[asyncio.Future[None]] = deque()
+
+    async def enter(self, alone: bool) -> bool:
+        if self.may_enter(alone):
+            self.let_in(alone)
+            return True
+        self.waiting += alone
+        until = monotonic() + PATIENCE
+        try:
+            while not self.may_enter(alone):
+                changed = asyncio.get_running_loop().create_future()
+                self._sleepers.append(changed)
+                try:
+                    await asyncio.wait_for(changed, until - monotonic())
+                except TimeoutError:
+                    return False
+            self.let_in(alone)
+            return True
+        finally:
+            self.waiting -= alone
+            self._wake()
+
+    def leave(self) -> None:
+        self.inside -= 1
+        self.alone = False
+        self._wake()
+
+    def _wake(self) -> None:
+        while self._sleepers:
+            changed = self._sleepers.popleft()
+            if not changed.done():
+                changed.set_result(None)
 
 
 def in_flight(found: Attempts, lease: float) -> Busy:
@@ -176,3 +283,11 @@ def poisoned(key: Key, starts: int) -> ContractError:
         Breach.POISON,
         key.tracking_id,
     )
+
+
+# Ends the lease, unless another start has it by now.
+_END = """
+    UPDATE onceward_attempts SET ends = ends + 1, last_error = :error, last_at = {now},
+        locked_until = CASE WHEN starts = :token THEN NULL ELSE locked_until END
+    WHERE consumer_id = :consumer AND tracking_id = :tracking AND ends < starts
+"""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, Literal, NoReturn, Self, get_args
 
 import msgspec
 
+from onceward._functions import check_function, is_async
 from onceward.errors import ConfigurationError
 from onceward.inbox.event import LONGEST_TYPE, UNFIT
 from onceward.inbox.purge.retention import SHORTEST_DEAD_LETTER_DAYS, Retention, check_retention
@@ -284,8 +284,9 @@ def _check_upcaster(contract: Contract, version: Any, upcaster: Any) -> None:
         )
     if not callable(upcaster):
         _refuse(contract, f"{step} must be a function of the payload, not {type(upcaster).__name__}")
-    if inspect.iscoroutinefunction(upcaster):
+    if is_async(upcaster):
         _refuse(contract, f"{step} is a coroutine function; upcasters must be plain functions")
+    check_function(upcaster, f"consumer {_short_repr(contract.consumer_id)}: {step}", asynchronous=False)
 
 
 def _check_model(contract: Contract) -> None:

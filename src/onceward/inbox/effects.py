@@ -10,20 +10,24 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from onceward._functions import check_function, name_of
 from onceward.inbox.errors import EffectError, EffectInDoubtError, LeaseLostError
 from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Effect, Key
+from onceward.task.cancellation import on_cancel, raise_if_cancelled, regardless
 from onceward.task.lifecycle import text_of
+from onceward.telemetry.logger import OwnLogger
 
 if TYPE_CHECKING:
     from onceward.db.transaction import DbTransaction
 
-_log = logging.getLogger("onceward.inbox")
+_log = OwnLogger(logging.getLogger("onceward.inbox"))
 
 BEATS_PER_LEASE = 4
 """More than three, so one beat may fail and the next still comes in time."""
@@ -129,10 +133,22 @@ class Ledger:
         self._claim = claim
         self._lease = lease
 
-    async def effect(self, name: str, call: Callable[[str], Any], reconcile: Reconcile | None) -> Any:
+    async def effect(
+        self,
+        name: str,
+        call: Callable[[str], Any],
+        reconcile: Reconcile | None,
+        cancel: Callable[[], object] | None,
+    ) -> Any:
+        raise_if_cancelled()
         if not isinstance(name, str) or not name or len(name) > 200:
             raise EffectError(
                 f"an effect needs a name of 1 to 200 characters, not {name!r:.80}; it identifies the effect"
+            )
+        for function in (call, *([] if reconcile is None else [reconcile])):
+            # Before anything is recorded: an effect that cannot run is not in doubt.
+            check_function(
+                function, f"{name_of(function)} of effect {name!r}", asynchronous=self._ports.asynchronous
             )
         written = await self._intend(name)
         if written.state == "done":
@@ -143,7 +159,8 @@ class Ledger:
                 await self._settle(name, settled.result)
                 return settled.result
         try:
-            result = await self._ports.call(call, written.key)
+            with nullcontext() if cancel is None else on_cancel(cancel):
+                result = await self._ports.call(call, written.key)
         except Exception as error:
             # The effect may have happened: a timeout says nothing about the other side.
             await self._doubt(name, text_of(getattr(error, "raised", error)))
@@ -198,11 +215,13 @@ class Ledger:
                 f"effect {name!r} has happened, but its result cannot be stored for a retry ({error}); "
                 "return plain data, such as the provider's id"
             ) from error
-        await self._ports.transact(self._store.settle_effect, self._claim.key, name, encoded)
+        with regardless():  # it has happened
+            await self._ports.transact(self._store.settle_effect, self._claim.key, name, encoded)
 
     async def _doubt(self, name: str, error: str) -> None:
         try:
-            await self._ports.transact(self._store.doubt_effect, self._claim.key, name, error)
+            with regardless():
+                await self._ports.transact(self._store.doubt_effect, self._claim.key, name, error)
         except Exception:  # noqa: BLE001  the row says "intended" anyway, and the effect's own error propagates
             _log.warning("could not record why effect %s is in doubt", name, exc_info=True)
 

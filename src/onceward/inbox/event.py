@@ -29,6 +29,8 @@ _MS_PER_DAY = 86_400_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LARGEST = 2**63 - 1  # a database's largest integer
 _NOTHING: Mapping[str, Any] = {}
+_FIELDS = ("event_type", "aggregate_id", "sequence", "lock_token", "schema_version")
+"""Fields around a payload, which the payload may have instead."""
 
 _UUID7 = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
@@ -68,11 +70,15 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         for field in ("aggregate_id", "lock_token"):
             if getattr(self, field) is not None:
                 _settle_text(self, field, LONGEST_ID)
-        _settle_created_at(self)
-        _check_integer(self, "schema_version", 1)
+        if self.created_at.__class__ is not datetime or self.created_at.tzinfo is not UTC:
+            msgspec.structs.force_setattr(self, "created_at", _in_utc(self))
+        version = self.schema_version
+        if type(version) is not int or not 1 <= version <= _LARGEST:  # excludes bool
+            raise _integer_flaw(self, "schema_version", 1)
         for field in ("sequence", "deliveries"):
-            if getattr(self, field) is not None:
-                _check_integer(self, field, 0)
+            value = getattr(self, field)
+            if value is not None and (type(value) is not int or not 0 <= value <= _LARGEST):
+                raise _integer_flaw(self, field, 0)
 
     @classmethod
     def of(cls, thing: object) -> Event:
@@ -84,7 +90,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(thing, Event):
             return thing
         if isinstance(thing, Transaction):
-            return _of_transaction(thing)
+            head = thing.metadata
+            tracking_id, created_at = head.get("tracking_id"), head.get("created_at")
+            if tracking_id is None:
+                tracking_id = thing.id
+            at = thing.created_at if created_at is None else _as_datetime(created_at, tracking_id)
+            return _view(tracking_id, at, head, thing.payload)
         if isinstance(thing, Mapping):
             return _of_mapping(thing)
         if all(hasattr(thing, name) for name in ("stream", "id", "payload", "deliveries")):
@@ -140,18 +151,6 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 # ───────────────────────────── where the fields come from ─────────────────────────────
 
 
-def _of_transaction(transaction: Transaction) -> Event:
-    head, payload = transaction.metadata, transaction.payload
-    tracking_id = _first(head.get("tracking_id"), transaction.id)
-    created_at = head.get("created_at")
-    return _view(
-        tracking_id,
-        transaction.created_at if created_at is None else _as_datetime(created_at, tracking_id),
-        head,
-        payload,
-    )
-
-
 def _of_mapping(mapping: Mapping[str, Any]) -> Event:
     head, payload = _envelope(mapping)
     tracking_id = _lookup("tracking_id", head, payload)
@@ -175,7 +174,9 @@ def _of_mapping(mapping: Mapping[str, Any]) -> Event:
 def _of_message(message: Any) -> Event:
     head, payload = _envelope(message.payload)
     # The stream assigns an entry's id once, so it serves as the id if the producer sent none.
-    tracking_id = _first(_lookup("tracking_id", head, payload), f"{message.stream}:{message.id}")
+    tracking_id = _lookup("tracking_id", head, payload)
+    if tracking_id is None:
+        tracking_id = f"{message.stream}:{message.id}"
     created_at = _own_time(tracking_id, head, payload)
     if created_at is None:
         created_at = _entry_time(message.id, tracking_id)
@@ -196,32 +197,32 @@ def _view(
     payload: Any,
     deliveries: int | None = None,
 ) -> Event:
-    body = payload if isinstance(payload, Mapping) else _NOTHING
-    # The version describes the payload, so the payload's own version takes precedence over the envelope's.
-    version = _first(body.get("schema_version"), head.get("schema_version"), 1)
+    event_type, aggregate_id, sequence, lock_token, version = map(head.get, _FIELDS)
+    if isinstance(payload, Mapping):
+        # An empty string or a zero counts: it may be wrong, but it was sent.
+        event_type = payload.get("event_type") if event_type is None else event_type
+        aggregate_id = payload.get("aggregate_id") if aggregate_id is None else aggregate_id
+        sequence = payload.get("sequence") if sequence is None else sequence
+        lock_token = payload.get("lock_token") if lock_token is None else lock_token
+        # The version describes the payload, so the payload's own version takes precedence over the envelope's.
+        own = payload.get("schema_version")
+        version = version if own is None else own
     return Event(
         tracking_id=tracking_id,
-        event_type=_first(head.get("event_type"), body.get("event_type"), ""),
+        event_type="" if event_type is None else event_type,
         created_at=created_at,
         payload=payload,
-        aggregate_id=_first(head.get("aggregate_id"), body.get("aggregate_id")),
-        sequence=_first(head.get("sequence"), body.get("sequence")),
-        schema_version=version,
-        lock_token=_first(head.get("lock_token"), body.get("lock_token")),
+        aggregate_id=aggregate_id,
+        sequence=sequence,
+        schema_version=1 if version is None else version,
+        lock_token=lock_token,
         deliveries=deliveries,
     )
 
 
-def _first(*candidates: Any) -> Any:
-    """Return the first value that is not None. An empty string or a zero counts: it may be wrong, but it was sent."""
-    for candidate in candidates:
-        if candidate is not None:
-            return candidate
-    return None
-
-
 def _lookup(name: str, head: Mapping[str, Any], payload: Any) -> Any:
-    return _first(head.get(name), payload.get(name) if isinstance(payload, Mapping) else None)
+    found = head.get(name)
+    return payload.get(name) if found is None and isinstance(payload, Mapping) else found
 
 
 # ───────────────────────────── times ─────────────────────────────
@@ -327,10 +328,8 @@ def _as_text(value: Any, field: str, tracking_id: Any) -> str:
     raise _flaw(field, type(value).__name__, "a string", tracking_id)
 
 
-def _settle_created_at(event: Event) -> None:
+def _in_utc(event: Event) -> datetime:
     value: Any = event.created_at
-    if value.__class__ is datetime and value.tzinfo is UTC:
-        return
     if not isinstance(value, datetime):
         raise _flaw("created_at", type(value).__name__, "a datetime", event.tracking_id)
     if value.utcoffset() is None:
@@ -341,22 +340,19 @@ def _settle_created_at(event: Event) -> None:
             event.tracking_id,
         )
     try:
-        value = value.astimezone(UTC)
+        return value.astimezone(UTC)
     except OverflowError:
-        value = None
-    if value is None:
-        raise _flaw("created_at", "outside the range of UTC", "within years 1 to 9999", event.tracking_id)
-    msgspec.structs.force_setattr(event, "created_at", value)
+        pass
+    raise _flaw("created_at", "outside the range of UTC", "within years 1 to 9999", event.tracking_id)
 
 
-def _check_integer(event: Event, field: str, least: int) -> None:
+def _integer_flaw(event: Event, field: str, least: int) -> ContractError:
     value = getattr(event, field)
-    if type(value) is not int:  # excludes bool
-        raise _flaw(field, type(value).__name__, f"an int of {least} or more", event.tracking_id)
+    if type(value) is not int:
+        return _flaw(field, type(value).__name__, f"an int of {least} or more", event.tracking_id)
     if value < least:
-        raise _flaw(field, f"an int below {least}", f"{least} or more", event.tracking_id)
-    if value > _LARGEST:
-        raise _flaw(field, "an int beyond 64 bits", "smaller", event.tracking_id)
+        return _flaw(field, f"an int below {least}", f"{least} or more", event.tracking_id)
+    return _flaw(field, "an int beyond 64 bits", "smaller", event.tracking_id)
 
 
 def _flaw(field: str, found: str, wanted: str, tracking_id: Any) -> ContractError:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from onceward._functions import check_function, name_of
 from onceward._sync import Raised, run_blocking
 from onceward.inbox.contract import Contract
 from onceward.inbox.event import Event
@@ -15,8 +16,8 @@ from onceward.inbox.evidence.evidence import Evidence, read_evidence, record_evi
 from onceward.inbox.inbox_parts import InboxParts
 from onceward.inbox.metrics import instruments
 from onceward.inbox.ports import BlockingInboxPorts
-from onceward.inbox.processor import Result
 from onceward.inbox.purge.purge import PurgeReport
+from onceward.inbox.result import Result
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -92,13 +93,14 @@ class Inbox(InboxParts):
         inbox then records no starts; the source's delivery count, if the event has one, decides whether it is poison.
         """
         try:
+            check_function(handler, f"the handler {name_of(handler)}", asynchronous=self.asynchronous)
             view = Event.of(event)
             call = partial(self._ports.call, handler)
             if session is None:
                 run_blocking(self.processor.reachable(self._registry.check, contract, handler))
                 return run_blocking(self.processor.process(contract, view, call, instruments()))
             within = self._ports.join(session, view)
-            run_blocking(self._registry.check(contract, handler, within._apply))
+            run_blocking(self._registry.check(contract, handler, within.apply))
             return run_blocking(self.processor.join(contract, view, call, within))
         except Raised as carried:
             raised = carried.unwrap()

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from onceward._functions import check_function, name_of
 from onceward._sync import Raised
 from onceward.inbox.contract import Contract
 from onceward.inbox.event import Event
@@ -17,8 +18,8 @@ from onceward.inbox.evidence.evidence import Evidence, read_evidence, record_evi
 from onceward.inbox.inbox_parts import InboxParts
 from onceward.inbox.metrics import instruments
 from onceward.inbox.ports import AsyncInboxPorts
-from onceward.inbox.processor import Result
 from onceward.inbox.purge.purge import PurgeReport
+from onceward.inbox.result import Result
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -94,13 +95,14 @@ class AsyncInbox(InboxParts):
         inbox then records no starts; the source's delivery count, if the event has one, decides whether it is poison.
         """
         try:
+            check_function(handler, f"the handler {name_of(handler)}", asynchronous=self.asynchronous)
             view = Event.of(event)
             call = partial(self._ports.call, handler)
             if session is None:
                 await self.processor.reachable(self._registry.check, contract, handler)
                 return await self.processor.process(contract, view, call, instruments())
             within = self._ports.join(session, view)
-            await self._registry.check(contract, handler, within._apply)
+            await self._registry.check(contract, handler, within.apply)
             return await self.processor.join(contract, view, call, within)
         except Raised as carried:
             raised = carried.unwrap()

@@ -18,13 +18,14 @@ from onceward.inbox.metrics import instruments
 from onceward.inbox.stores.types import Key
 from onceward.middleware import Middleware, SourceCalls, StepCall, StepInfo
 from onceward.task.work import DUPLICATE
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
 if TYPE_CHECKING:
     from onceward.inbox.processor import EventProcessor
     from onceward.inbox.registry import Registry
 
-_log = logging.getLogger("onceward.inbox")
+_log = OwnLogger(logging.getLogger("onceward.inbox"))
 
 
 class Expected(NamedTuple):
@@ -77,7 +78,7 @@ class ContractKeeper(Middleware):
     async def end(self) -> None:
         """Record the end of everything that was fetched but never begun."""
         left = [self._expected.pop(key, None) for key in list(self._expected)]
-        await self._processor.ledger.end_all(
+        await self._processor.ledger.end(
             [End(each.key, each.start.token, "the call ended before it began") for each in left if each]
         )
 
@@ -126,7 +127,7 @@ class ContractKeeper(Middleware):
         async def settle(settlements: Sequence[Settlement]) -> None:
             assert source.settle is not None
             await source.settle(settlements)
-            await ledger.end_all(self._not_begun(settlements))
+            await ledger.end(self._not_begun(settlements))
 
         async def extend(transactions: Sequence[Transaction]) -> None:
             assert source.extend is not None

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sqlalchemy import Engine
 
+from onceward._functions import awaiting, check_result
 from onceward._sync import Raised
+from onceward.inbox.attempts import AsyncGate, BlockingGate
 from onceward.inbox.event import Event
 from onceward.inbox.sessions import EffectfulSession, InboxSession, Joined
-from onceward.inbox.suspects import AsyncGate, BlockingGate
-from onceward.storage.ports import AsyncStoragePorts, BlockingStoragePorts
+from onceward.storage.database import AsyncStoragePorts, BlockingStoragePorts
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from onceward.db.session import DbSession
     from onceward.db.session_asyncio import AsyncDbSession
     from onceward.inbox.effects import Claim, Ledger
+    from onceward.inbox.sessions.session_asyncio import AsyncEffectfulSession, AsyncInboxSession
 
 T = TypeVar("T")
 
@@ -29,9 +31,7 @@ class Session(Protocol):
 
     event: Event
 
-    async def _enter(self) -> None: ...
-    async def _leave(self, error: BaseException | None) -> None: ...
-    async def _apply(self, operation: Callable[..., T], *args: Any) -> T:
+    async def apply(self, operation: Callable[..., T], *args: Any) -> T:
         """Run one operation of the store in the session's transaction."""
         ...
 
@@ -40,11 +40,9 @@ class BlockingInboxPorts(BlockingStoragePorts):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self.gate = BlockingGate()
+        self.session = partial(InboxSession, engine)
 
-    def session(self, event: Event) -> InboxSession:
-        return InboxSession(self.engine, event)
-
-    def effectful(self, event: Event, claim: Claim, ledger: Ledger) -> InboxSession:
+    def effectful(self, event: Event, claim: Claim, ledger: Ledger) -> EffectfulSession:
         return EffectfulSession(self.engine, event, claim, ledger)
 
     def join(self, session: DbSession, event: Event) -> Session:
@@ -53,14 +51,10 @@ class BlockingInboxPorts(BlockingStoragePorts):
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """User code. What it raises comes as `Raised`."""
         try:
-            result = function(*args)
+            # If it has not run, committing would lose the event.
+            return check_result(function(*args), function)
         except Exception as error:
             raise Raised(error) from error
-        if inspect.iscoroutine(result):
-            # It has not run. Committing would lose the event.
-            result.close()
-            raise Raised(TypeError("the function is async, and this inbox runs in threads; use AsyncInbox"))
-        return result
 
 
 class AsyncInboxPorts(AsyncStoragePorts):
@@ -68,12 +62,12 @@ class AsyncInboxPorts(AsyncStoragePorts):
         super().__init__(engine)
         self.gate = AsyncGate()
 
-    def session(self, event: Event) -> Session:
+    def session(self) -> AsyncInboxSession:
         from onceward.inbox.sessions.session_asyncio import AsyncInboxSession
 
-        return AsyncInboxSession(self.engine, event)
+        return AsyncInboxSession(self.engine)
 
-    def effectful(self, event: Event, claim: Claim, ledger: Ledger) -> Session:
+    def effectful(self, event: Event, claim: Claim, ledger: Ledger) -> AsyncEffectfulSession:
         from onceward.inbox.sessions.session_asyncio import AsyncEffectfulSession
 
         return AsyncEffectfulSession(self.engine, event, claim, ledger)
@@ -86,7 +80,7 @@ class AsyncInboxPorts(AsyncStoragePorts):
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """User code. What it raises comes as `Raised`."""
         try:
-            return await function(*args)
+            return await awaiting(function)(*args)
         except Exception as error:
             raise Raised(error) from error
 

@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
-from enum import StrEnum
 from typing import Any
 
 import msgspec
-from sqlalchemy.exc import DBAPIError
+from opentelemetry import trace
+from sqlalchemy.exc import DBAPIError, StatementError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from onceward._sync import Raised
 from onceward.db import LockTimeoutError, SessionError
@@ -31,59 +33,33 @@ from onceward.db.backends import backend_of
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
 from onceward.inbox import sequencing
-from onceward.inbox.attempts import AttemptLedger, Start, poisoned
+from onceward.inbox.attempts import AttemptLedger, End, Start, poisoned
 from onceward.inbox.availability import Availability
 from onceward.inbox.contract import Contract
 from onceward.inbox.effects import Claim, Heartbeat, Ledger
 from onceward.inbox.errors import AT_ONCE, LATER, SOON, Breach, Busy, ContractError, LeaseLostError, Parked
 from onceward.inbox.event import Event
-from onceward.inbox.metrics import EventWatch, InboxInstruments, instruments
+from onceward.inbox.metrics import InboxInstruments, instruments
 from onceward.inbox.ports import InboxPorts, Session
+from onceward.inbox.result import DONE, DUPLICATE, SUPERSEDED, Result
 from onceward.inbox.sequencing import OutOfTurn
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Key, MissingDay, as_date
 from onceward.inbox.upcasting import check_type, upcast
-from onceward.storage.ports import SERIALIZATION_PAUSE, SERIALIZATION_RETRIES
-from onceward.task.exceptions import AttemptInterrupted
+from onceward.storage.database import SERIALIZATION_PAUSE, SERIALIZATION_RETRIES
+from onceward.task.exceptions import AttemptInterrupted, Postponed
 from onceward.task.lifecycle import text_of
+from onceward.telemetry.context import current_work
+from onceward.telemetry.logger import OwnLogger
+from onceward.telemetry.safety import quietly
 
-_log = logging.getLogger("onceward.inbox")
+_log = OwnLogger(logging.getLogger("onceward.inbox"))
 
 ENDS = (Exception, CancelledError, AttemptInterrupted)
 """Exceptions that end an attempt. Any other leaves it without an end, as a crash does."""
 
 Handler = Callable[[Event, Any], Awaitable[Any]]
 """Wraps exceptions of user code in `Raised`."""
-
-
-class Handling(StrEnum):
-    """The outcome of an event that should be acknowledged."""
-
-    DONE = "done"
-    DUPLICATE = "duplicate"
-    """It was already done; the handler was not called."""
-    SUPERSEDED = "superseded"
-    """A later event of its aggregate was already done (`latest-wins`); the handler was not called."""
-
-
-class Result(msgspec.Struct, frozen=True):
-    """The outcome of an event that should be acknowledged, and what its handler returned."""
-
-    handling: Handling
-    value: Any = None
-    """What the handler returned."""
-
-    @property
-    def done(self) -> bool:
-        """Whether the handler was called."""
-        return self.handling is Handling.DONE
-
-    @property
-    def duplicate(self) -> bool:
-        return self.handling is Handling.DUPLICATE
-
-
-DONE, DUPLICATE, SUPERSEDED = Handling.DONE, Handling.DUPLICATE, Handling.SUPERSEDED
 
 
 class EventProcessor:
@@ -105,10 +81,11 @@ class EventProcessor:
         start: Start | None = None,
     ) -> Result:
         """Make one attempt. `start` was recorded with the batch; without it, one is recorded now."""
-        watch = EventWatch(contract, event, metrics)
+        began = time.perf_counter()
+        describe_span(contract, event)
         key = Key(contract.consumer_id, event.tracking_id, event.day)
         try:
-            if not contract.accepts(event.event_type):
+            if event.event_type not in contract.event_types:
                 check_type(contract, event)
             digest = event.digest
             if start is None:
@@ -128,21 +105,26 @@ class EventProcessor:
                 self.ports.gate.leave()
         except ENDS as error:
             raised = error.raised if isinstance(error, Raised) else error
-            watch.record_failure(raised, start)
+            if metrics is not None:
+                metrics.count_failure(contract, event, raised, start, began)
+            log_failure(contract, event, raised, start)
             if start is not None:
-                await self.ledger.end(key, start.token, text_of(raised))
+                await self.ledger.end([End(key, start.token, text_of(raised))])
             raise
         if contract.mode == "effectful" and result.handling is DONE:
             self.ledger.release(key)
         else:
             self.ledger.finish(key)
         self.availability.event_done()
-        watch.record_end(result.handling, start)
+        if metrics is not None:
+            metrics.count(contract, event, result.handling, start, began)
         return result
 
     async def join(self, contract: Contract, event: Event, handler: Handler, session: Session) -> Result:
         """Make one attempt inside the caller's session, which the caller commits. The source has to count starts."""
-        watch = EventWatch(contract, event, instruments())
+        began = time.perf_counter()
+        metrics = instruments()
+        describe_span(contract, event)
         key = Key(contract.consumer_id, event.tracking_id, event.day)
         try:
             check_type(contract, event)
@@ -158,7 +140,8 @@ class EventProcessor:
             result = await self._in_transaction(contract, key, event.digest, current, handler, session)
         except OutOfTurn as early:
             parked = Parked(f"number {early.expected} of its aggregate has not arrived yet", delay=1.0)
-            watch.record_failure(parked, None)
+            if metrics is not None:
+                metrics.count_failure(contract, event, parked, None, began)
             raise parked from None
         except MissingDay as missing:
             self._days.discard(key.day)
@@ -166,9 +149,13 @@ class EventProcessor:
                 f"the partition for events of {as_date(missing.day)} has just been removed; deliver the event again"
             ) from missing
         except Exception as error:
-            watch.record_failure(error.raised if isinstance(error, Raised) else error, None)
+            raised = error.raised if isinstance(error, Raised) else error
+            if metrics is not None:
+                metrics.count_failure(contract, event, raised, None, began)
+            log_failure(contract, event, raised, None)
             raise
-        watch.record_end(result.handling, None)
+        if metrics is not None:
+            metrics.count(contract, event, result.handling, None, began)
         return result
 
     async def _attempts(
@@ -201,8 +188,9 @@ class EventProcessor:
     async def _transactional(
         self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, start: Start
     ) -> Result:
-        session = self.ports.session(event)
-        await self.reachable(session._enter)
+        session = self.ports.session()
+        session.event = event
+        await self.reachable(session.port.enter)
         error: BaseException | None = None
         try:
             return await self._in_transaction(contract, key, digest, event, handler, session)
@@ -210,16 +198,16 @@ class EventProcessor:
             error = raised
             raise
         finally:
-            await session._leave(error)
+            await session.port.leave(error)
 
     async def _in_transaction(
         self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, session: Session
     ) -> Result:
-        if not await self.reachable(session._apply, self.store.admit, key, digest):
-            await session._apply(self._refuse, key, digest)
+        if not await self.reachable(session.apply, self.store.admit, key, digest):
+            await session.apply(self._refuse, key, digest)
             return Result(DUPLICATE)
         if contract.sequencing != "none":
-            turn = await session._apply(sequencing.take_turn, self.store, contract, key, event)
+            turn = await session.apply(sequencing.take_turn, self.store, contract, key, event)
             if turn is sequencing.Turn.SUPERSEDED:
                 return Result(SUPERSEDED)
         return Result(DONE, await handler(event, session))
@@ -252,16 +240,15 @@ class EventProcessor:
         self.heartbeat.keep(claim, contract.lease)
         error: BaseException | None = None
         try:
-            await session._enter()
             value = await handler(event, session)
-            await self.reachable(session._apply, self._complete, claim, digest)
+            await self.reachable(session.apply, self._complete, claim, digest)
             return Result(DONE, value)
         except BaseException as raised:
             error = raised
             raise
         finally:
             self.heartbeat.let_go(claim, contract.lease)
-            await session._leave(error)
+            await session.leave(error)
 
     async def _prepare(self, key: Key) -> None:
         if self.store.has_days and key.day not in self._days:
@@ -291,6 +278,8 @@ class EventProcessor:
             return await ask(*args)
         except LockTimeoutError as error:
             raise Busy("the database is locked", delay=AT_ONCE.delay()) from error
+        except PoolTimeout as error:
+            raise Busy("all connections of the pool are in use", delay=LATER.delay()) from error
         except DBAPIError as error:
             if self._backend.is_lock_timeout(error):
                 raise Busy("its row is locked by another transaction", delay=LATER.delay()) from error
@@ -312,6 +301,55 @@ def with_token(event: Event, start: Start) -> Event:
     claimed = copy.copy(event)  # not `replace`, which would check every field again
     msgspec.structs.force_setattr(claimed, "lock_token", str(start.token))
     return claimed
+
+
+def describe_span(contract: Contract, event: Event) -> None:
+    span = trace.get_current_span()
+    if span.is_recording():
+        quietly(
+            span.set_attributes,
+            {
+                "consumer": contract.consumer_id,
+                "tracking_id": event.tracking_id,
+                "event_type": event.event_type,
+            },
+        )
+
+
+def log_failure(contract: Contract, event: Event, error: BaseException, start: Start | None) -> None:
+    """Log everything needed to find the event but nothing of its payload.
+
+    Under an engine it is only logged as info: the engine reports each failure as a warning or an error.
+    """
+    if isinstance(error, Postponed):
+        return
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, StatementError):
+            cause.hide_parameters = True  # they usually contain the payload
+        cause = cause.__cause__
+    where = {
+        "consumer": contract.consumer_id,
+        "tracking_id": event.tracking_id,
+        "event_type": event.event_type,
+        "aggregate_id": event.aggregate_id or "",
+        "sequence": "" if event.sequence is None else event.sequence,
+        "schema_version": event.schema_version,
+        "lock_token": "" if start is None else start.token,
+    }
+    in_engine = current_work.get() is not None
+    _log.log(
+        logging.INFO if in_engine else logging.ERROR,
+        "consumer %s: event %s of type %r (aggregate %s, start %s) failed: %s",
+        contract.consumer_id,
+        event.tracking_id,
+        event.event_type,
+        event.aggregate_id,
+        "-" if start is None else start.token,
+        text_of(error),
+        exc_info=None if in_engine or isinstance(error, ContractError) else error,
+        extra=where,
+    )
 
 
 def too_old(key: Key, floor_day: int | None) -> str:

@@ -13,8 +13,10 @@ from onceward.inbox.evidence.evidence import EvidenceGate
 from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 from onceward.storage import migrations
+from onceward.storage.database import check_tables
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.inbox")
+_log = OwnLogger(logging.getLogger("onceward.inbox"))
 
 
 class Registry:
@@ -28,7 +30,7 @@ class Registry:
         return await self._ports.transact(migrations.apply, self._store)
 
     async def check_tables(self) -> None:
-        await self._ports.transact(migrations.check, self._store)
+        await self._ports.transact(check_tables, self._store)
 
     async def register(self, contract: Contract) -> None:
         """Record the contract, replacing an earlier one."""
@@ -53,7 +55,7 @@ class Registry:
         await self._evidence.check(contract, code, ask)
 
     async def _check_registered(self, contract: Contract, ask: Callable[..., Any]) -> None:
-        await ask(migrations.check, self._store)
+        await ask(check_tables, self._store)
         registered = {row["consumer_id"]: row["contract"] for row in await ask(self._store.consumers)}
         if contract.consumer_id not in registered:
             known = ", ".join(registered) or "none"

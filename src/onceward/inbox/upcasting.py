@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from onceward._functions import explain_unrun, has_run
 from onceward.inbox.errors import Breach, ContractError
 from onceward.inbox.event import Event
 from onceward.models import convert_payload, is_pydantic
@@ -103,6 +104,8 @@ def _step(contract: Contract, event: Event, version: int, payload: Any) -> Any:
         result = upcaster(payload)
     except Exception as error:
         raise _failed_step(contract, event, version, f"raised {type(error).__name__}") from error
+    if result is not None and not has_run(result):
+        raise _failed_step(contract, event, version, explain_unrun(result))
     if result is None and payload is not None:
         # Changed in place and not returned: an easy mistake that would lose the whole payload.
         raise _failed_step(contract, event, version, "returned None; it must return the payload")

@@ -101,23 +101,34 @@ def strike(source: SourceCounts, letters: LetterCounts | None, records: RecordCo
     elif source.moved:
         dead = _sum(dead, source.moved)
         untold["dead"] = f"{source.moved:,} of them in a database: name it to see what happened to them"
-    if records is None:
-        if handled:
-            lacking = "its database" if letters is None else "a contract"
-            untold["duplicate"] = f"without {lacking} it is unknown which of the applied were copies"
-        return _balance(
-            source, handled, None if handled else handled, pending, dead, dropped, problems, untold
-        )
-    _put(dropped, "superseded by a later event", records.superseded)
-    if records.unknown:
-        some = ", ".join(records.unknown[:5]) + (", …" if len(records.unknown) > 5 else "")
-        problems.append(
-            f"{_messages(len(records.unknown))} acknowledged, but neither applied nor dead: {some}"
-        )
-    if records.beyond:
-        untold["applied"] = _explain_beyond(records.beyond, source.gone)
-    applied, duplicate, pending = _split(source, records, handled, pending, problems, untold)
-    return _balance(source, applied, duplicate, pending, dead, dropped, problems, untold)
+    applied = handled
+    duplicate: int | None = None if handled else handled
+    if records is not None:
+        _put(dropped, "superseded by a later event", records.superseded)
+        if records.unknown:
+            some = ", ".join(records.unknown[:5]) + (", …" if len(records.unknown) > 5 else "")
+            problems.append(
+                f"{_messages(len(records.unknown))} acknowledged, but neither applied nor dead: {some}"
+            )
+        if records.beyond:
+            untold["applied"] = _explain_beyond(records.beyond, source.gone)
+        applied, duplicate, pending = _split(source, records, handled, pending, problems, untold)
+    elif handled:
+        lacking = "its database" if letters is None else "a contract"
+        untold["duplicate"] = f"without {lacking} it is unknown which of the applied were copies"
+    if not applied and source.appended and source.pending == source.appended:
+        untold.setdefault("applied", "nothing has been consumed yet")
+    return Balance(
+        appended=source.appended,
+        applied=applied,
+        duplicate=duplicate,
+        pending=pending,
+        dead=dead,
+        dropped=dropped,
+        gone=source.gone,
+        problems=tuple(problems),
+        untold=untold,
+    )
 
 
 def _mark_ambiguous(
@@ -227,31 +238,6 @@ def _check_letters(source: SourceCounts, letters: LetterCounts, untold: dict[str
         f"{_messages(missing, 'dead letter')} missing: {source.moved:,} were moved to the database, but it has only "
         f"{letters.deaths:,}"
     ]
-
-
-def _balance(
-    source: SourceCounts,
-    applied: int | None,
-    duplicate: int | None,
-    pending: int | None,
-    dead: int | None,
-    dropped: Mapping[str, int],
-    problems: list[str],
-    untold: dict[str, str],
-) -> Balance:
-    if not applied and source.appended and source.pending == source.appended:
-        untold.setdefault("applied", "nothing has been consumed yet")
-    return Balance(
-        appended=source.appended,
-        applied=applied,
-        duplicate=duplicate,
-        pending=pending,
-        dead=dead,
-        dropped=dropped,
-        gone=source.gone,
-        problems=tuple(problems),
-        untold=untold,
-    )
 
 
 def _sum(first: int | None, *more: int) -> int | None:

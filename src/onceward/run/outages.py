@@ -7,7 +7,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, MutableSequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -24,9 +24,9 @@ from onceward.task.exceptions import LoopError
 from onceward.task.lifecycle import text_of
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.report import Report
-from onceward.transaction import Verdict
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.run")
+_log = OwnLogger(logging.getLogger("onceward.run"))
 
 OUTAGE = Backoff(0.25, cap=10.0)
 """Delay between two attempts during an outage."""
@@ -44,17 +44,24 @@ class Keeper:
     """Keeps one consumer running. Written for both modes; the subclasses define how to call and how to wait."""
 
     def __init__(
-        self, app: Onceward, consumer: Consumer, drain: bool, on_change: Callable[[], None] = lambda: None
+        self,
+        app: Onceward,
+        consumer: Consumer,
+        drain: bool,
+        on_change: Callable[[], None] = lambda: None,
+        row: MutableSequence[int] | None = None,
     ) -> None:
         self.app = app
         self.consumer = consumer
         self.state = WorkerState.STARTING
         self.left = 0
         """Deliveries not settled when the last call ended."""
+        self.broken = False
+        """Whether it failed and cannot go on."""
         self._drain = drain
         self._policy = policy_of_run(consumer.policy, streaming=not drain)
         self._on_change = on_change
-        self._progress = Progress(self._on_answer)
+        self._progress = Progress(self._on_answer, row)
         self._task: Any = None
         self._problem: str | None = None
         self._tries = 0
@@ -155,18 +162,20 @@ class Keeper:
     def status(self) -> ConsumerStatus:
         progress = self._progress
         in_flight, oldest = progress.in_flight()
+        succeeded, failed, returned = progress.row[:3]
         return ConsumerStatus(
             name=self.consumer.name,
             state=self.state,
-            succeeded=progress.settled[Verdict.DONE],
-            failed=progress.settled[Verdict.FAILED],
-            returned=progress.settled[Verdict.RETURNED],
+            succeeded=succeeded,
+            failed=failed,
+            returned=returned,
             in_flight=in_flight,
             oldest_since=oldest,
             asking_since=progress.asking_since,
             progress_at=progress.progress_at,
             stuck=self.stuck,
             problem=self._problem,
+            broken=self.broken,
         )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from onceward.errors import ConfigurationError
 from onceward.middleware import Middleware, check_middleware
@@ -25,6 +26,7 @@ class EngineState:
     """The engine's state of one task instance: running calls, requested stops, ids in flight."""
 
     def __init__(self) -> None:
+        self.pid = os.getpid()
         self.ids = IdsInFlight()
         self.running: dict[int, Running] = {}
         self.stops = 0
@@ -83,7 +85,22 @@ class BaseTask:
         self.connectors = dict(connectors)
         self.services = dict(services or {})
         check_middleware(self.middleware, name)
-        self._check()
+        self._ensure_checked()
+
+    def _ensure_checked(self) -> None:
+        """Check the task, once; when it is called at the latest, if its `__init__` forgets super()."""
+        if "_checked" not in self.__dict__:
+            self._check()
+            self.__dict__["_checked"] = True
+
+    if not TYPE_CHECKING:  # type checkers must not take it for any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("connectors", "services"):
+                raise ConfigurationError(
+                    f"{self.name} has no {name}: its __init__ must call super().__init__(connectors, services)"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _check(self) -> None:
         """Mixins override this to check that what they need is present."""
@@ -95,9 +112,14 @@ class BaseTask:
 
     @property
     def _engine(self) -> EngineState:
-        # Created on first use, so a task whose __init__ forgets super() still works.
+        # Created on first use, so a task whose __init__ forgets super() still works. A forked child has none of the
+        # threads of its parent, so nothing of it is in flight there.
         state: EngineState | None = self.__dict__.get("_engine_state")
-        return self.__dict__.setdefault("_engine_state", EngineState()) if state is None else state
+        if state is not None and state.pid == os.getpid():
+            return state
+        if state is not None:
+            self.__dict__.pop("_engine_state", None)
+        return self.__dict__.setdefault("_engine_state", EngineState())  # type: ignore[no-any-return]
 
     def stop(self) -> None:
         """End the running calls: work in flight finishes, nothing new is started.
@@ -108,10 +130,11 @@ class BaseTask:
         self._engine.stop()
 
     def hurry(self) -> None:
-        """Interrupt work in flight now, as if `loop.timeout` had run out. For calls that have been stopped.
+        """Stop the running calls now, as if `loop.timeout` had run out, but without an error.
 
-        Interrupts attempts that have a time limit; all of them if the task is `interruptible`. Their transactions are
-        abandoned, and redelivered when the lease expires. Safe from any thread.
+        Interrupts attempts that have a time limit; all of them if the task is `interruptible`. The others finish, and
+        no attempt, backoff or handler follows. Transactions without an outcome are abandoned, and redelivered when
+        the lease expires. Safe from any thread.
         """
         for call in list(self._engine.running.values()):
             call.hurry()

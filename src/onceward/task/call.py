@@ -15,11 +15,17 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from onceward._functions import awaiting
 from onceward._sync import as_coroutine, as_function, run_blocking
 from onceward.middleware import Middleware
 from onceward.task.base import BaseTask
-from onceward.task.exceptions import ConsumerLoopTimeoutException, LoopError, ProducerLoopTimeoutException
-from onceward.task.failure_log import Tracebacks
+from onceward.task.cancellation import current_token, raise_if_cancelled
+from onceward.task.exceptions import (
+    AttemptInterrupted,
+    ConsumerLoopTimeoutException,
+    LoopError,
+    ProducerLoopTimeoutException,
+)
 from onceward.task.lifecycle import Step
 from onceward.task.loops import LANDING, give_back
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
@@ -28,13 +34,14 @@ from onceward.task.ports_threads import BlockingPorts
 from onceward.task.report import Report, StopReason
 from onceward.task.script import Exited, Failed, Limit, Script, drive_async
 from onceward.task.slots import Slots
-from onceward.task.source import Loop, LoopPorts, Source
-from onceward.task.work import CallPlan, Outcome, Work
-from onceward.telemetry import logs
-from onceward.telemetry.context import current_attempt, working_on
+from onceward.task.source import LeaseGuard, Loop, LoopPorts, Source
+from onceward.task.work import CallPlan, Life, Outcome, Work
+from onceward.telemetry.context import current_attempt
 from onceward.telemetry.engine_spans import EngineSpans, Names
+from onceward.telemetry.log_thread import log_thread
+from onceward.telemetry.logger import OwnLogger, Tracebacks, do_soon
 
-logger = logging.getLogger("onceward.engine")
+logger = OwnLogger(logging.getLogger("onceward.engine"))
 
 SIGNAL_CHECK = 0.25
 """Seconds after which the main thread checks for signals."""
@@ -72,7 +79,7 @@ class Call:
     """One consume or produce call, from assembly to report."""
 
     def __init__(self, task: BaseTask, wiring: Wiring) -> None:
-        logs.install()
+
         self.task = task
         self.wiring = wiring
         self.now = task.clock.now
@@ -85,9 +92,13 @@ class Call:
                 wiring.life_span,
                 loop_attributes(wiring.policy),
                 task.settings.telemetry_fields,
-            )
+            ),
+            self.now,
+            self.forgive,
         )
         self.context = contextvars.copy_context()
+        self.nested = current_attempt.get() is not None
+        self.context.run(current_attempt.set, None)
         self.stops_before = task._engine.stops_obeyed
         self.stuck_asking = False
         self.ports: BlockingPorts | AsyncPorts
@@ -97,8 +108,9 @@ class Call:
     def assemble(self, ports: BlockingPorts | AsyncPorts, hand_over: Callable[[Failed], None]) -> None:
         """Create everything that depends on whether the call runs in threads or asyncio."""
         task, wiring = self.task, self.wiring
+        self.ports = ports
         ports.on_crash = self.handle_crash
-        ports.interruptible = task.interruptible
+        ports.interruptible = task.interruptible or self.nested
         ids = task._engine.ids
         if self.watch is not None:
             self.context.run(self.watch.loop_begins, lambda: len(ids.holders))
@@ -116,7 +128,6 @@ class Call:
             watch=self.watch,
             tracebacks=Tracebacks(),
         )
-        self.ports = ports
         self.slots = Slots(
             plan, ids, cast(LoopPorts, ports), wiring.policy.loop.concurrency.value, self.context
         )
@@ -139,7 +150,23 @@ class Call:
         self.loop.stop()
 
     def hurry(self) -> None:
+        self.loop.hurry()
+
+    def follow_attempt(self) -> Callable[[], None]:
+        """Have this call cut off with the attempt that makes it, if there is one, until the result is called."""
+        token = current_token()
+        if token is None:
+            return lambda: None
+        return partial(token.remove, token.add(self.cut_off))
+
+    def cut_off(self) -> None:
+        """The attempt that makes this call was asked to stop: stop those of this call, and start nothing more."""
+        self.slots.exited = self.slots.exited or AttemptInterrupted(
+            "the attempt that made this call ran out of time"
+        )
+        self.slots.closed = True
         self.ports.hurry()
+        self.ports.alarm()
 
     @property
     def stuck(self) -> int:
@@ -147,12 +174,14 @@ class Call:
 
     def _wrap(self, step: Step) -> Step:
         """Wrap the step in its middleware. Unwrapped, a default handler is `silent`: it is never called."""
-        chain = self.wiring.chain if self.watch is None else (self.watch, *self.wiring.chain)
-        bare = call = step.call if self.task.asynchronous or not chain else as_coroutine(step.call)
+        chain = self.wiring.chain
+        checking = awaiting if self.task.asynchronous else as_coroutine
+        bare = call = checking(step.call) if chain else step.call
         for each in reversed(chain):
             call = each.wrap_step(step, call)
         if call is bare:
-            return msgspec.structs.replace(step, silent=getattr(step.call, "__func__", None) in NOT_DEFINED)
+            silent = self.watch is None and getattr(step.call, "__func__", None) in NOT_DEFINED
+            return msgspec.structs.replace(step, silent=silent)
         return msgspec.structs.replace(step, call=call if self.task.asynchronous else as_function(call))
 
     def _take_over(self, hand_over: Callable[[Failed], None], loop: Loop, reply: Failed) -> None:
@@ -163,23 +192,29 @@ class Call:
         loop.context.run(current_attempt.set, None)
         hand_over(reply)
 
+    def forgive(self, seconds: float, work: Any = None) -> None:
+        """Telemetry took this long. That counts neither towards this work's limit nor, in asyncio, those of others."""
+        if isinstance(work, Life) and work.limit is Limit.TRANSACTION:
+            work.deadline += seconds
+            if work.deadline >= self.deadline:
+                work.deadline, work.limit = self.deadline, Limit.LOOP
+        self.ports.forgive(seconds)
+
     def report_expiry(self, work: Work, limit: Limit) -> None:
         """Log that an attempt is asked to stop. Does not wait for it to end, which may never happen."""
-        with working_on(work):
-            if limit is Limit.HURRY:
-                logger.warning(
-                    "%s was cut off because the run is ending; transaction %s is abandoned",
-                    work.step, work.transaction_id,
-                )  # fmt: skip
-                return
-            logger.warning("%s attempt %d ran out of time (%s limit)", work.step, work.attempt + 1, limit)
+        if limit is Limit.HURRY:
+            text = "%s was cut off because the run is ending; transaction %s is abandoned"
+            logger.post(logging.WARNING, text, work.step, work.transaction_id, context=work.context)
+            return
+        text = "%s attempt %d ran out of time (%s limit)"
+        logger.post(logging.WARNING, text, work.step, work.attempt + 1, limit, context=work.context)
         if self.watch is not None:
-            self.watch.record_timeout(work, limit)
+            do_soon(partial(self.watch.record_timeout, work.step, limit))
 
     def handle_crash(self, error: BaseException) -> None:
         """The engine itself failed: end the call with this error instead of hanging."""
-        logger.critical("the engine failed", exc_info=error)
         self.slots.break_off(error)
+        logger.critical("the engine failed", exc_info=error)
 
     def conclude(self, ended: StopReason | Exited) -> Report:
         """Return the report of the call, or raise the error that carries it."""
@@ -262,9 +297,13 @@ def required(method: F) -> F:
 
 def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
     """Run the call in threads; the caller's thread only waits."""
+    raise_if_cancelled()
     run_blocking(begin_all(wiring.chain))
     call = Call(task, wiring)
-    ports = BlockingPorts(task.clock, task.settings.stuck_grace, call.report_expiry)
+    settings = task.settings
+    ports = BlockingPorts(
+        task.clock, settings.stuck_grace, call.report_expiry, raises=settings.interrupt == "raise"
+    )
     ended: list[StopReason | Exited] = []
     bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -284,6 +323,7 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
             carry(None)
 
     call.assemble(ports, lambda reply: ports.start(carry, reply))
+    end_following = call.follow_attempt()
     interrupted: KeyboardInterrupt | None = None
     over = False
     while not over:
@@ -304,8 +344,12 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
             call.slots.exited = call.slots.exited or error
             call.slots.closed = True
             ports.alarm()
+        except AttemptInterrupted:  # of an attempt with interrupt="raise"
+            call.cut_off()
     try:
+        end_following()
         run_blocking(end_all(wiring.chain))
+        log_thread.flush()
     finally:  # even if another Ctrl-C arrives now
         result = Exited(interrupted) if interrupted is not None else ended[0] if ended else StopReason.TIMEOUT
         report = call.conclude(result)
@@ -314,6 +358,7 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
 
 async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
     """Run the call in asyncio tasks; the caller's task only waits."""
+    raise_if_cancelled()
     await begin_all(wiring.chain)
     call = Call(task, wiring)
     ports = AsyncPorts(task.clock, task.settings.stuck_grace, call.report_expiry)
@@ -328,6 +373,9 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
         ports.start(carry(reply))
 
     call.assemble(ports, hand_over)
+    end_following = call.follow_attempt()
+    guard = LeaseGuard(call.loop)
+    guard.start()
     ports.start(carry(None))
     result: StopReason | Exited
     try:
@@ -341,13 +389,21 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
         tasks = ports.cancel()
         call.slots.dismiss()
         # Whatever happens now, the caller gets its cancellation.
-        with suppress(asyncio.CancelledError, TimeoutError):
+        with suppress(asyncio.CancelledError):
             if tasks:
                 await asyncio.wait(tasks, timeout=task.settings.stuck_grace)
-            await asyncio.wait_for(drive_async(give_back(call.loop)), task.settings.stuck_grace)
+            # In a task of its own, which the cancellation has not reached.
+            giving = asyncio.create_task(drive_async(give_back(call.loop), None, ports.failure_reply))
+            try:
+                await asyncio.wait((giving,), timeout=task.settings.stuck_grace)
+            finally:
+                giving.cancel()
+    guard.end()
     call.slots.dismiss()
     ports.close()
+    end_following()
     try:
+        await ports.join()
         await end_all(wiring.chain)
     finally:  # even if another cancellation arrives now
         report = call.conclude(result)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
+from onceward.task.cancellation import CancelToken
 from onceward.task.script import ENDING, Failed, Limit
 from onceward.task.work import Life, Work
 
@@ -22,24 +23,35 @@ def first_limit(work: Work, timeout: float | None, now: float) -> tuple[float, L
     return work.deadline, work.limit
 
 
-class Try:
+def is_too_late(work: Work, due: float, limit: Limit, now: float) -> bool:
+    """Whether an attempt is not made, because its time is over. The exception handler is entered once even then."""
+    return due <= now and not (work.handling and work.attempt == 0 and limit is Limit.TRANSACTION)
+
+
+class Try(CancelToken):
     """One attempt under a time limit: running, then perhaps expired, then perhaps stuck."""
 
-    __slots__ = ("due", "expired", "limit", "work")
+    __slots__ = ("due", "work")
 
     def __init__(self, work: Work, due: float, limit: Limit) -> None:
+        self.expired = False  # not by super().__init__(): every attempt pays for it
+        self.over = False
+        self._cancellers = []
         self.work = work
         self.due = due
         """When the watchdog has to act next."""
         self.limit = limit
-        self.expired = False
 
     @property
     def hurried(self) -> bool:
         return self.limit is Limit.HURRY
 
     def expire(self) -> bool:
-        """Ask the attempt to stop. False if it has just ended."""
+        """Claim the attempt as out of time; `interrupt` follows. False if it has just ended."""
+        raise NotImplementedError
+
+    def interrupt(self) -> None:
+        """Ask it to stop."""
         raise NotImplementedError
 
     def give_up(self) -> bool:
@@ -56,15 +68,15 @@ class Deadlines:
         """An attempt due before this must poke the watchdog."""
         self._stuck_grace = stuck_grace
         self._on_expiry = on_expiry
-        self._hurried = False
+        self.hurried = False
+        """Cut off every attempt at a transaction, and make no more."""
 
     def check(self, now: float) -> float:
         """Act on what is due, and return when to check next."""
         # During the check every new attempt pokes, so none is missed before the watchdog sleeps.
         self.watch_at = inf
         nearest = inf
-        if self._hurried:
-            self._hurried = False
+        if self.hurried:
             self._cut_off(now)
         for this in list(self.tries.values()):
             if this.due <= now:
@@ -76,7 +88,12 @@ class Deadlines:
     def hurry(self) -> None:
         """Make the next check cut off every attempt at a transaction."""
         # Only the watchdog acts: an attempt that is due right now must have one reason to end.
-        self._hurried = True
+        self.hurried = True
+
+    def refuse(self, work: Work) -> Failed:
+        """The reply to an attempt that is not made, because the call was hurried."""
+        self._on_expiry(work, Limit.HURRY)
+        return Failed(None, Limit.HURRY)
 
     def _cut_off(self, now: float) -> None:
         for this in list(self.tries.values()):
@@ -99,6 +116,7 @@ class Deadlines:
             this.due = inf if this.limit in ENDING else now + self._stuck_grace
             if this.expire():
                 self._on_expiry(this.work, this.limit)
+                this.interrupt()
             else:
                 this.due = inf
 

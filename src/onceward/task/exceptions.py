@@ -23,7 +23,7 @@ Every error can be pickled, and keeps its cause.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onceward.errors import ConfigurationError as ConfigurationError
 from onceward.errors import OncewardError as OncewardError
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from onceward.task.report import Report
 
 
+OF_ITS_CLASS: Any = object()
+"""No category was given, so that of the class holds."""
 LONGEST_POSTPONEMENT = 86400.0
 """Seconds. Anything that must wait longer belongs in a schedule, not in a queue."""
 
@@ -55,7 +57,8 @@ class TransactionException(OncewardError):
     """One transaction failed.
 
     Raise it from a task to say why: `TransactionException("card expired", category=ExceptionCategory.BUSINESS)`.
-    Any other error of a task reaches handlers and callers as a TransactionException with the original as `cause`.
+    A subclass may set `category` as a class attribute instead. Any other error of a task reaches handlers and callers
+    as a TransactionException with the original as `cause`.
     """
 
     # For subclasses that forget to call this class's __init__.
@@ -66,13 +69,14 @@ class TransactionException(OncewardError):
     def __init__(
         self,
         message: str = "",
-        category: ExceptionCategory | str = ExceptionCategory.SYSTEM,
+        category: ExceptionCategory | str = OF_ITS_CLASS,
         transaction_id: str | None = None,
         cause: BaseException | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.category = ExceptionCategory(category)
+        if category is not OF_ITS_CLASS:
+            self.category = ExceptionCategory(category)
         self.transaction_id = transaction_id
         if cause is not None:
             self.__cause__ = cause
@@ -84,20 +88,32 @@ class TransactionException(OncewardError):
 
     def __str__(self) -> str:
         where = f" [{self.transaction_id}]" if self.transaction_id else ""
-        return f"{self.category}{where}: {self.message}"
+        return f"{failure_category(self)}{where}: {self.message}"
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({self.message!r}, category={self.category}, "
+            f"{type(self).__name__}({self.message!r}, category={failure_category(self)}, "
             f"transaction_id={self.transaction_id!r})"
         )
+
+
+def failure_category(error: BaseException | str | None) -> ExceptionCategory:
+    """The category of a failure. SYSTEM if it has none of the three, or is not ours: then its attribute means
+    something else."""
+    if isinstance(error, TransactionException):
+        try:
+            return ExceptionCategory(error.category)
+        except Exception:  # noqa: BLE001  a property of user code
+            return ExceptionCategory.SYSTEM
+    return ExceptionCategory.SYSTEM
 
 
 class Postponed(OncewardError):
     """Not now. Raise it from `process_transaction` to have the transaction redelivered after `delay` seconds.
 
     This is not a failure: it counts neither as an attempt nor as a delivery, and the exception handler is not called.
-    If the source cannot take the transaction back, it waits in its slot.
+    If the source cannot take the transaction back, it waits in its slot until the call is stopped. The shortest delay
+    is a tenth of a second.
     """
 
     category: None = None
@@ -160,8 +176,8 @@ class ProducerLoopTimeoutException(LoopError, TimeoutError):
 
 
 class AttemptInterrupted(BaseException):
-    """Raised by the engine inside a thread whose attempt ran out of time.
+    """Raised by onceward's own calls (sessions, effects, nested calls) in a thread whose attempt has run out of time.
 
     Not an `Exception`, so `except Exception` in a task does not swallow it. A task may catch it to clean up, and
-    should re-raise it.
+    should re-raise it. Only with `EngineSettings(interrupt="raise")` can it arrive anywhere else.
     """

@@ -117,7 +117,12 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         )
         if watched.raises:
             raise IOGuardError(text)
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
+        try:
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+        except Warning:
+            raise  # the user turns warnings into errors
+        except Exception:  # noqa: BLE001  they may be logged, and a log handler decides nothing
+            return
     finally:
         _watched.reset(token)
 

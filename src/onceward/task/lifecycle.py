@@ -13,9 +13,10 @@ Each step has its own attempts, timeout and backoff (`retry` below). Rules:
 * BUSINESS is never retried. Anything a producer's success handler raises, even BUSINESS, counts as SYSTEM.
 * A step that times out is TIMEOUT and retried; a stuck step forfeits its remaining attempts.
 * When `transaction_timeout` runs out, the lifecycle is TIMEOUT: the exception handler runs, under its own policy,
-  unless it has run before.
+  unless it has run before. After any other failure, however late, the handler has `transaction_timeout` for itself.
 * When the loop's own time runs out, or the call is hurried or cancelled, the transaction is abandoned as in a crash.
-* Postponed does not count as an attempt. If the source cannot take the transaction back, it waits here.
+* Postponed does not count as an attempt. If the source cannot take the transaction back, it waits here, until the
+  call is ending.
 * If the exception handler gives up too, its last error is the outcome's error.
 
 `decide`, a plain function, decides what follows an attempt.
@@ -31,14 +32,27 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
+from onceward._functions import explain_unrun, has_run, name_of
 from onceward.backoff import Backoff
-from onceward.task.exceptions import ExceptionCategory, IOGuardError, Postponed, TransactionException
+from onceward.task.exceptions import (
+    ExceptionCategory,
+    IOGuardError,
+    Postponed,
+    TransactionException,
+    failure_category,
+)
 from onceward.task.mixins.policies import RetryPolicy
 from onceward.task.script import ENDING, Exited, Failed, Limit, Script
 from onceward.task.work import ABANDONED, DUPLICATE, FAILED, LOOP, POSTPONED, SUCCEEDED, Life, Outcome, Work
 from onceward.telemetry.context import current_work
+from onceward.telemetry.logger import OwnLogger
 
-logger = logging.getLogger("onceward.engine")
+logger = OwnLogger(logging.getLogger("onceward.engine"))
+
+
+MAIN_STEPS = ("process", "produce")
+LEAST_POSTPONEMENT = 0.1
+"""Seconds. A transaction that is always postponed without a delay would keep a CPU busy."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +82,12 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
             backoff=Backoff(retry.backoff, retry.backoff_multiplier, retry.backoff_cap),
             **more,
         )
+
+    def category_of(self, error: BaseException) -> ExceptionCategory | None:
+        """The category of what an attempt raised; None if it is a postponement, which only the main step can raise."""
+        if isinstance(error, Postponed) and self.name in MAIN_STEPS:
+            return None
+        return ExceptionCategory.SYSTEM if self.always_system else failure_category(error)
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -103,17 +123,30 @@ def classify(step: Step, attempt: int, failed: Failed, transaction_id: str | Non
         }[failed.limit]
         more = ", and has not ended since; its slot is stuck" if failed.stuck else ""
         return TransactionException(what + more, ExceptionCategory.TIMEOUT, transaction_id, error)
-    if isinstance(error, TransactionException):
-        if step.always_system and error.category is not ExceptionCategory.SYSTEM:
-            return TransactionException(error.message, ExceptionCategory.SYSTEM, transaction_id, error)
-        if error.transaction_id is None:
-            error.transaction_id = transaction_id
-        elif error.transaction_id != transaction_id:
-            # The same error object was raised for several transactions: each gets a copy.
-            error = copy.copy(error)
-            error.transaction_id = transaction_id
-        return error
-    return TransactionException(text_of(error), ExceptionCategory.SYSTEM, transaction_id, error)
+    if not isinstance(error, TransactionException):
+        return TransactionException(text_of(error), ExceptionCategory.SYSTEM, transaction_id, error)
+    category = failure_category(error)
+    if step.always_system and category is not ExceptionCategory.SYSTEM:
+        return TransactionException(error.message, ExceptionCategory.SYSTEM, transaction_id, error)
+    try:
+        return complete(error, category, transaction_id)
+    except Exception:  # noqa: BLE001  a subclass that does not let its attributes be set
+        return TransactionException(error.message, category, transaction_id, error)
+
+
+def complete(
+    error: TransactionException, category: ExceptionCategory, transaction_id: str | None
+) -> TransactionException:
+    """Set what a task may have left out, or given as text."""
+    if error.transaction_id is None:
+        error.transaction_id = transaction_id
+    elif error.transaction_id != transaction_id:
+        # The same error object was raised for several transactions: each gets a copy.
+        error = copy.copy(error)
+        error.transaction_id = transaction_id
+    if error.category is not category:
+        error.category = category
+    return error
 
 
 def text_of(error: BaseException | None) -> str:
@@ -135,6 +168,11 @@ def line_of(error: BaseException) -> str:
 class LifePorts(Protocol):
     """The I/O a life needs."""
 
+    @property
+    def ending(self) -> bool:
+        """Whether the call is ending, so nothing waits for a postponement any more."""
+        ...
+
     def now(self) -> float: ...
     def invoke(
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
@@ -142,8 +180,11 @@ class LifePorts(Protocol):
         """Make one attempt. Replies what it returned, `Failed` or `DISOWNED`. Also obeys `work.deadline`."""
         ...
 
-    def pause(self, work: Work, seconds: float) -> Any:
-        """Sleep, but not past `work.deadline`."""
+    def pause(self, work: Work, seconds: float, postponed: bool) -> Any:
+        """Sleep, but not past `work.deadline`, nor when the call is hurried or, if `postponed`, is ending.
+
+        Without a delay, let other tasks of the event loop have their turn.
+        """
         ...
 
 
@@ -157,11 +198,13 @@ def first_attempt(life: Life, ports: LifePorts) -> Any:
     step = plan.main
     life.step = step.name
     if not plan.plain:
-        if plan.limited:
-            set_limits(life, ports.now())
         if plan.watch is not None:
             plan.watch.life_begins(life)
             plan.watch.step_begins(life, step)
+            if not life.blocked:
+                plan.watch.attempt_begins(life, step)
+        if plan.limited:  # last, because telemetry may take its time
+            set_limits(life, ports.now())
     if life.blocked:
         return fail_blocked(life)
     return ports.invoke(life, step.call, (life.transaction,), step.timeout)
@@ -169,9 +212,18 @@ def first_attempt(life: Life, ports: LifePorts) -> Any:
 
 def early_outcome(life: Life, reply: Any) -> Outcome | None:
     """The outcome, if nothing is left to do after the first attempt."""
-    if life.plan.success.silent and type(reply) is not Failed and reply is not DUPLICATE:
+    if life.plan.success.silent and (
+        reply is None or (type(reply) is not Failed and reply is not DUPLICATE and has_run(reply))
+    ):
         return Outcome(life.transaction, SUCCEEDED, reply, None, life.step)
     return None
+
+
+def check_reply(reply: Any, step: Step) -> Any:
+    """The reply of an attempt; a failure if it returned before its code has run."""
+    if reply is None or type(reply) in (Failed, list) or has_run(reply):
+        return reply
+    return Failed(TypeError(f"{name_of(step.call)} {explain_unrun(reply)}"))
 
 
 def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
@@ -179,9 +231,11 @@ def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
     plan = life.plan
     transaction = life.transaction
     step = plan.main
+    reply = end_attempt(life, step, reply)
     if type(reply) is Failed and not life.blocked:
         reply = yield from retry(life, step, (transaction,), ports, reply)
-    leave_step(life, step, reply)
+    if plan.watch is not None:
+        leave_step(life, step, reply)
     if reply is DUPLICATE:
         return Outcome(transaction, SUCCEEDED, None, None, life.step, life.attempt, duplicate=True)
     if type(reply) is Failed and type(reply.error) is Postponed:
@@ -196,9 +250,13 @@ def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
         return Exited(cast(BaseException, reply.error))
     error = cast(TransactionException, reply.error)
     if reply.limit not in ENDING and not plan.exception.silent:
+        life.handling = True
         if reply.limit is Limit.TRANSACTION:
             # The handler has its own policy; the transaction's time limit no longer applies.
             life.deadline, life.limit = plan.loop_deadline, LOOP
+        elif life.limit is Limit.TRANSACTION:
+            # The failure may have come just before the limit, or after it: the handler gets that time again.
+            set_limits(life, ports.now())
         reply = yield from run_step(life, plan.exception, (transaction, error), ports)
         if type(reply) is Failed:
             if reply.exits:
@@ -217,10 +275,28 @@ def run_step(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePort
     life.attempt = 0
     if life.plan.watch is not None:
         life.plan.watch.step_begins(life, step)
-    reply = yield ports.invoke, (life, step.call, arguments, step.timeout)
+    reply = yield from attempt(life, step, arguments, ports)
     if type(reply) is Failed:
         reply = yield from retry(life, step, arguments, ports, reply)
-    leave_step(life, step, reply)
+    if life.plan.watch is not None:
+        leave_step(life, step, reply)
+    return reply
+
+
+def attempt(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts) -> Script[Any]:
+    """Make one attempt. Telemetry is outside of it, so a slow span processor costs it no time."""
+    if life.plan.watch is not None:
+        life.plan.watch.attempt_begins(life, step)
+    reply = yield ports.invoke, (life, step.call, arguments, step.timeout)
+    return end_attempt(life, step, reply)
+
+
+def end_attempt(life: Life, step: Step, reply: Any) -> Any:
+    """The reply of an attempt, once it is checked and recorded."""
+    reply = check_reply(reply, step)
+    if life.plan.watch is not None:
+        failed = type(reply) is Failed
+        life.plan.watch.attempt_ends(life, step, reply if failed else None, None if failed else reply)
     return reply
 
 
@@ -235,31 +311,41 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
         postponed = step is life.plan.main and reply.limit is None and isinstance(reply.error, Postponed)
         if postponed:
             logger.info("%s is postponed for %.3g s: %s", step.name, reply.error.delay, reply.error)
-            if life.plan.postpones:
-                return Failed(base_postponed(reply.error))
-            decision = Decision(postponement_error(reply.error, life), reply.error.delay)
+            if life.plan.postpones or ports.ending:
+                return leave_postponed(life, reply.error)
+            decision = Decision(postponement_error(reply.error, life), delay_of(reply.error))
         else:
             life.timeouts += reply.limit is not None
-            decision = decide(step, life.attempt, reply, life.transaction_id)
+            decision = decide(step, life.attempt, reply, life.transaction.id)
             log_failure(life, step, decision, ports.now())
             if decision.delay is None:
                 return Failed(decision.error, reply.limit)
             if life.plan.watch is not None:
                 life.plan.watch.record_retry(life, step, decision.delay)
             life.retries += 1
-        if decision.delay:
-            yield ports.pause, (life, decision.delay)
-            if life.deadline != inf and ports.now() >= life.deadline:
-                return out_of_time(life, step, decision.error)
+        yield ports.pause, (life, decision.delay, postponed)
+        if postponed and ports.ending:
+            return leave_postponed(life, reply.error)
+        if decision.delay and life.deadline != inf and ports.now() >= life.deadline:
+            return out_of_time(life, step, decision.error)
         life.attempt += not postponed
-        reply = yield ports.invoke, (life, step.call, arguments, step.timeout)
+        reply = yield from attempt(life, step, arguments, ports)
         if type(reply) is not Failed:
             return reply
 
 
-def base_postponed(error: Postponed) -> Postponed:
-    """The error as a plain `Postponed`, also if a subclass was raised."""
-    return error if type(error) is Postponed else Postponed(str(error), error.delay)
+def leave_postponed(life: Life, error: Postponed) -> Failed:
+    """The reply of a step that ends postponed, with a plain `Postponed` also if a subclass was raised."""
+    if not life.plan.postpones:
+        logger.warning(
+            "%s was waiting because it is postponed, and the run is ending; transaction %s is not done",
+            life.step, life.transaction_id,
+        )  # fmt: skip
+    return Failed(Postponed(str(error), delay_of(error)))
+
+
+def delay_of(error: Postponed) -> float:
+    return max(error.delay, LEAST_POSTPONEMENT)
 
 
 def postponement_error(postponed: Postponed, life: Life) -> TransactionException:
@@ -268,10 +354,9 @@ def postponement_error(postponed: Postponed, life: Life) -> TransactionException
 
 
 def leave_step(life: Life, step: Step, reply: Any) -> None:
-    if life.plan.watch is not None:
-        # Anything else is not a failure of the step: it was postponed, interrupted or cut off.
-        failed = type(reply) is Failed and isinstance(reply.error, TransactionException)
-        life.plan.watch.step_ends(life, step, reply.error if failed else None)
+    # Anything else is not a failure of the step: it was postponed, interrupted or cut off.
+    failed = type(reply) is Failed and isinstance(reply.error, TransactionException)
+    life.plan.watch.step_ends(life, step, reply.error if failed else None)
 
 
 def out_of_time(life: Life, step: Step, last_error: TransactionException) -> Failed:
@@ -286,7 +371,7 @@ def out_of_time(life: Life, step: Step, last_error: TransactionException) -> Fai
 
 def set_limits(life: Life, now: float) -> None:
     plan = life.plan
-    life.deadline = plan.loop_deadline
+    life.deadline, life.limit = plan.loop_deadline, LOOP
     if plan.transaction_timeout is not None and now + plan.transaction_timeout < life.deadline:
         life.deadline, life.limit = now + plan.transaction_timeout, Limit.TRANSACTION
 
@@ -296,6 +381,10 @@ def fail_blocked(life: Life) -> Failed:
     error = TransactionException(text, ExceptionCategory.TIMEOUT, life.transaction_id)
     logger.error("%s", error)
     return Failed(error)
+
+
+NEXT = {"process": "; the source redelivers or dead-letters it"}
+"""What happens after the last attempt at a step, for the log."""
 
 
 def log_failure(life: Life, step: Step, decision: Decision, now: float) -> None:
@@ -309,7 +398,9 @@ def log_failure(life: Life, step: Step, decision: Decision, now: float) -> None:
     elif decision.error.category is ExceptionCategory.BUSINESS:
         logger.warning("%s refused: %s", step.name, error)
     else:
-        shown = life.plan.tracebacks.to_show(decision.error.cause, now)
+        shown = life.plan.tracebacks.to_show(decision.error.__cause__, now)
         logger.error(
-            "%s gave up (attempt %d of %d): %s", step.name, attempt, step.max_attempts, error, exc_info=shown
-        )
+            "%s gave up (attempt %d of %d)%s: %s",
+            step.name, attempt, step.max_attempts, NEXT.get(step.name, ""), error,
+            exc_info=shown,
+        )  # fmt: skip

@@ -99,8 +99,6 @@ def attend(loop: Loop, low_water: int) -> Script[None]:
     while loop.slots.pending > low_water and loop.ending() is None:
         yield loop.ports.park, (patience(loop),)
         yield from chores(loop)
-    if loop.watch is not None:
-        loop.watch.count(loop.slots.tally)
     if loop.slots.pending <= 0:
         yield from settle(loop)
 
@@ -114,6 +112,10 @@ def finish(loop: Loop, reason: StopReason) -> Script[StopReason]:
     ):
         slots.close()
     while slots.pending > 0 and not loop.out_of_time():
+        if loop.ending() is not None:
+            loop.ports.end_postponements()
+        if loop.hurried:
+            slots.close()
         # Right away: work in flight may take long or never end, and another consumer could start on these.
         return_unstarted(slots)
         yield from chores(loop)
@@ -157,17 +159,13 @@ class _Input:
     def __init__(self) -> None:
         self._error: Exception | None = None
         self.held: list[Transaction] = []
-        """Items taken by a call that was cut off before it could return them."""
+        """Items taken by the last call. If it was cut off, nothing else has them, even if it returned them late."""
 
     def _begin(self) -> list[Transaction]:
+        self.held = []
         if self._error is not None:
             raise self._error
-        self.held = []
         return self.held
-
-    def _end(self) -> list[Transaction]:
-        taken, self.held = self.held, []
-        return taken
 
     def _defer(self, error: Exception) -> None:
         if not self.held:
@@ -189,7 +187,7 @@ class Batches(_Input):
                 taken.append(_check_transaction(item))
         except Exception as error:  # noqa: BLE001
             self._defer(error)
-        return self._end()
+        return taken
 
 
 class AsyncBatches(_Input):
@@ -210,7 +208,7 @@ class AsyncBatches(_Input):
             pass
         except Exception as error:  # noqa: BLE001
             self._defer(error)
-        return self._end()
+        return taken
 
 
 async def _each(transactions: Iterable[Transaction]) -> AsyncIterator[Transaction]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncIterable, Iterable, Sequence
 from functools import partial
 from math import inf
@@ -10,11 +9,12 @@ from typing import Any
 
 import msgspec
 
+from onceward._functions import awaiting
 from onceward._sync import as_coroutine, as_function
 from onceward.errors import ConfigurationError
 from onceward.middleware import Middleware, SourceCalls
 from onceward.task.base import BaseTask
-from onceward.task.call import REQUIRED, Wiring
+from onceward.task.call import Wiring
 from onceward.task.exceptions import ConsumerLoopTimeoutException, LoopError, ProducerLoopTimeoutException
 from onceward.task.io_guard import IoGuard
 from onceward.task.lifecycle import Step
@@ -27,11 +27,9 @@ from onceward.transaction import Transaction
 SERVICE = "inbox"
 """The name of the service that enforces a task's contract."""
 
-CONSUMER_HANDLERS = ("process_transaction", "handle_transaction_success", "handle_transaction_exception")
-PRODUCER_HANDLERS = ("produce_transaction", "handle_produce_success", "handle_produce_exception")
-
 
 def consumer(task: Any, policy: ConsumerPolicy | None, *, fetches: bool = True) -> Wiring:
+    task._ensure_checked()
     policy = _policy(task, policy, ConsumerPolicy, "consume_transactions")
     steps = policy.steps
     chain = _chain(task)
@@ -56,6 +54,7 @@ def consumer(task: Any, policy: ConsumerPolicy | None, *, fetches: bool = True) 
 def producer(
     task: Any, policy: ProducerPolicy | None, transactions: Iterable[Transaction] | AsyncIterable[Transaction]
 ) -> Wiring:
+    task._ensure_checked()
     policy = _policy(task, policy, ProducerPolicy, "produce_transactions")
     steps = policy.steps
     return Wiring(
@@ -189,7 +188,12 @@ def _source(task: BaseTask, policy: FetchPolicy, chain: Sequence[Middleware]) ->
     }
     assert steps["fetch"] is not None
     return Source(
-        fetch=steps["fetch"], extra=policy.extra, settle=steps["settle"], extend=steps["extend"], lease=lease
+        fetch=steps["fetch"],
+        extra=policy.extra,
+        settle=steps["settle"],
+        extend=steps["extend"],
+        lease=lease,
+        extend_from_thread=getattr(connector, "extend_from_thread", None) if task.asynchronous else None,
     )
 
 
@@ -197,7 +201,7 @@ def _wrap_source(
     connector: Any, calls: dict[str, Any], lease: float, suffix: str, chain: Sequence[Middleware]
 ) -> tuple[dict[str, Any], float]:
     """Wrap the calls and the lease of a source in the middleware."""
-    awaitable = (lambda call: call) if suffix else as_coroutine
+    awaitable = awaiting if suffix else as_coroutine
 
     async def ask(method: str, *args: Any) -> Any:
         return await awaitable(getattr(connector, method + suffix))(*args)
@@ -228,48 +232,3 @@ def _source_name(task: BaseTask, wanted: str | None) -> str:
         f"{task.name} has the connectors {names}; choose one to fetch from in steps.fetch.connector_name, "
         "or name it 'source'"
     )
-
-
-# ── checks at construction ──────────────────────────────────────────────────────────────────────────────
-
-
-def check_consumer(task: BaseTask) -> None:
-    """Check the handlers, and that there is a connector to fetch from. Raises ConfigurationError."""
-    check_handlers(task, CONSUMER_HANDLERS)
-    if any(callable(getattr(connector, task._fetch_method, None)) for connector in task.connectors.values()):
-        return
-    kind = "asynchronous" if task.asynchronous else "synchronous"
-    for name, connector in task.connectors.items():
-        if callable(getattr(connector, task._other_fetch_method, None)):
-            cls = type(connector).__name__
-            other = f"Async{cls}" if task.asynchronous else cls.removeprefix("Async")
-            raise ConfigurationError(
-                f"{task.name} is {kind}, but its connector {name!r} ({cls}) has only {task._other_fetch_method}; "
-                f"pass one with {task._fetch_method} (perhaps {other}), or use "
-                f"{'ConsumerTask' if task.asynchronous else 'AsyncConsumerTask'}"
-            )
-    have = ", ".join(f"{name!r} ({type(each).__name__})" for name, each in task.connectors.items()) or "none"
-    raise ConfigurationError(
-        f"{task.name} has nothing to consume from: none of its connectors ({have}) has {task._fetch_method}(batch_size)"
-    )
-
-
-def check_handlers(task: BaseTask, names: Iterable[str]) -> None:
-    """Check that the main handler exists, and that handlers are `async def` only if the task runs in asyncio."""
-    for name in names:
-        handler = getattr(task, name)
-        if getattr(handler, "__func__", None) in REQUIRED:
-            raise ConfigurationError(
-                f"{task.name} does not define {name}(self, transaction); add that method"
-            )
-        if not task.asynchronous and inspect.iscoroutinefunction(handler):
-            raise ConfigurationError(
-                f"{task.name}.{name} is `async def`, but {task.name} runs in threads; "
-                "derive it from the Async… class, or make it a plain `def`"
-            )
-        function = getattr(handler, "__func__", None)
-        plain = inspect.isfunction(function) and not hasattr(function, "__wrapped__")
-        if task.asynchronous and plain and not inspect.iscoroutinefunction(handler):
-            raise ConfigurationError(
-                f"{task.name}.{name} is a plain `def`, but {task.name} runs in asyncio; make it `async def`"
-            )

@@ -3,9 +3,11 @@
 Attempts run on the worker's thread. One watchdog thread watches all attempts that have a time limit; an attempt does
 not cost a thread or a timer.
 
-To interrupt an attempt, an exception is raised in its thread. CPython delivers it when the thread next runs Python
-code: a pure Python loop stops at once, a blocking call in C only when it returns. It can also arrive after the attempt
-has ended, so a thread that may be interrupted calls `absorb` before it goes on.
+An attempt that runs out of time is asked to stop: see `onceward.task.cancellation`. Only with `interrupt="raise"` is an
+exception raised in its thread. CPython delivers it when the thread next runs Python code, wherever that is. It can also
+arrive after the attempt has ended, so a thread that may be interrupted calls `absorb` before it goes on.
+
+The watchdog neither logs nor takes a lock that user code can hold: it must be able to act whatever an attempt does.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Any
 
 from onceward.backoff import LONGEST_SLEEP
-from onceward.task.deadlines import Clock, Deadlines, Try, first_limit
+from onceward.task.deadlines import Clock, Deadlines, Try, first_limit, is_too_late
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.lifecycle import early_outcome, first_attempt, live
 from onceward.task.script import DISOWNED, Exited, Failed, Limit, Script, drive, failure_reply
@@ -37,7 +40,7 @@ _clear_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void
 )
 
 
-def interrupt(thread_ident: int) -> None:
+def raise_in(thread_ident: int) -> None:
     """Raise `AttemptInterrupted` in that thread, soon."""
     _set_async_exc(thread_ident, AttemptInterrupted)
 
@@ -51,26 +54,28 @@ class ThreadTry(Try):
     """An attempt in a thread.
 
     Thread and watchdog race with `list.pop`, which is atomic and, unlike a lock, cannot be left half done by an
-    interrupt. Who pops `running` first decides whether the attempt ended or expired; who pops `landing` first decides
-    whether an expired attempt ended after all or is stuck.
+    exception from outside. Who pops `running` first decides whether the attempt ended or expired; who pops `landing`
+    first decides whether an expired attempt ended after all or is stuck.
     """
 
-    __slots__ = ("ident", "landing", "running", "sent")
+    __slots__ = ("ident", "landing", "raises", "running", "sent")
 
-    def __init__(self, work: Work, due: float, limit: Limit, ident: int) -> None:
+    def __init__(self, work: Work, due: float, limit: Limit, ident: int, *, raises: bool) -> None:
         super().__init__(work, due, limit)
         self.ident = ident
+        self.raises = raises
         self.sent = False
         self.running = [True]
         self.landing = [True]
 
     def expire(self) -> bool:
-        if not _first(self.running):
-            return False
-        self.expired = True
-        interrupt(self.ident)
-        self.sent = True
-        return True
+        return _first(self.running)
+
+    def interrupt(self) -> None:
+        self.cancel()
+        if self.raises:
+            raise_in(self.ident)
+            self.sent = True
 
     def give_up(self) -> bool:
         return _first(self.landing)
@@ -88,7 +93,15 @@ def _first(token: list[bool]) -> bool:
 class BlockingPorts:
     """Ports of one call. The watchdog's thread calls `on_expiry` when it asks an attempt to stop."""
 
-    def __init__(self, clock: Clock, stuck_grace: float, on_expiry: Callable[[Work, Limit], None]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        stuck_grace: float,
+        on_expiry: Callable[[Work, Limit], None],
+        *,
+        raises: bool = False,
+    ) -> None:
+        self._raises = raises
         self.interruptible = False
         """Whether attempts without a time limit can be cut off too: see `BaseTask.hurry`."""
         self.now = clock.now
@@ -96,12 +109,17 @@ class BlockingPorts:
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         # Used in signal handlers: a SimpleQueue is reentrant, an Event's lock is not.
         self._mail: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.wake = self.alarm = partial(self._mail.put, None)
         self._deadlines = Deadlines(stuck_grace, on_expiry)
         self._tries = self._deadlines.tries
         self._pokes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._watchdog: threading.Thread | None = None
         self._start_lock = threading.Lock()
+        self._ending = threading.Event()
+        self._hurried = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._sweep_at = 64
+        """Forget ended threads when there are this many: every stuck attempt adds one."""
         self.poll = self.take = self._items.get
         self.on_crash: Callable[[BaseException], None]
 
@@ -120,44 +138,58 @@ class BlockingPorts:
     def _invoke_limited(
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
     ) -> Any:
+        if self._deadlines.hurried and type(work) is Life:
+            return self._deadlines.refuse(work)
         now = self.now()
         due, limit = first_limit(work, timeout, now)
-        if due <= now:
+        if is_too_late(work, due, limit, now):
             return Failed(None, limit)
         ident = threading.get_ident()
         reply: Any = None
         error: BaseException | None = None
-        this = ThreadTry(work, due, limit, ident)
+        this = ThreadTry(work, due, limit, ident, raises=self._raises)
+        in_time = False
         current_attempt.set(this)
         try:
             self._tries[ident] = this
-            if due < self._deadlines.watch_at:
+            if due < self._deadlines.watch_at or self._deadlines.hurried:
                 self._poke()
             try:
                 reply = call(*arguments)
             except BaseException as raised:  # noqa: BLE001
                 error = raised
-            if not _first(this.running):
-                # Expired. The interrupt may have been swallowed already, or may still be pending.
+            in_time = _first(this.running)
+            if not in_time and this.raises:
+                # The interrupt may have been swallowed already, or may still be pending.
                 while not this.sent:
                     time.sleep(0)
                 absorb(ident)
         except AttemptInterrupted:
             pass
+        this.over = True
         current_attempt.set(None)
         del self._tries[ident]
-        if not this.expired:
+        if in_time:
             return reply if error is None else failure_reply(error)
         if not _first(this.landing):
             return DISOWNED
         if error is None or isinstance(error, AttemptInterrupted):
-            return Failed(None, this.limit)
+            return Failed(None, this.limit, late=reply)
         return failure_reply(error, this.limit)
 
-    def pause(self, work: Work, seconds: float) -> None:
+    def pause(self, work: Work, seconds: float, postponed: bool) -> None:
+        if seconds <= 0:
+            return
         real = self.sleeping(max(min(seconds, work.deadline - self.now()), 0.0))
         if real > 0:
-            time.sleep(min(real, LONGEST_SLEEP))
+            (self._ending if postponed else self._hurried).wait(min(real, LONGEST_SLEEP))
+
+    @property
+    def ending(self) -> bool:
+        return self._ending.is_set()
+
+    def end_postponements(self) -> None:
+        self._ending.set()
 
     def enter(self, life: Life) -> Any:
         try:
@@ -203,6 +235,11 @@ class BlockingPorts:
     def spawn(self, script: Script[None]) -> None:
         self.start(self._carry, script)
 
+    enlist = spawn
+
+    def dismiss(self, count: int) -> None:
+        self.put(*[None] * count)
+
     def _carry(self, script: Script[None]) -> None:
         try:
             drive(script)
@@ -212,13 +249,11 @@ class BlockingPorts:
     def start(self, target: Callable[..., Any], *arguments: Any) -> None:
         """Start a thread of the engine. A daemon, so a stuck one cannot keep the process alive."""
         thread = threading.Thread(target=target, args=arguments, name="onceward", daemon=True)
-        self._threads.append(thread)
         thread.start()
-
-    def wake(self) -> None:
-        self._mail.put(None)
-
-    alarm = wake
+        self._threads.append(thread)
+        if len(self._threads) >= self._sweep_at:
+            self._threads = [each for each in self._threads if each.is_alive()]
+            self._sweep_at = 2 * len(self._threads) + 64
 
     def park(self, seconds: float | None) -> None:
         try:
@@ -250,8 +285,14 @@ class BlockingPorts:
                     return
         self._pokes.put(True)
 
+    def forgive(self, seconds: float) -> None:
+        """Telemetry ran outside of attempts, and held up no thread but its own."""
+
     def hurry(self) -> None:
         self._deadlines.hurry()
+        self.interruptible = True  # attempts are refused where they would be limited
+        self._hurried.set()
+        self._ending.set()
         self._poke()
 
     def _watch(self) -> None:

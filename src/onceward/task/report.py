@@ -10,19 +10,22 @@ from onceward.task.exceptions import ExceptionCategory
 
 
 class StopReason(StrEnum):
-    """Why a loop ended."""
+    """Why a loop ended. Decided in `Loop.ending` (`task/source.py`) and the scripts in `task/loops.py`."""
 
     EMPTY = "empty"
     """The source is empty, and the policy does not stream."""
     DONE = "done"
     """All of the caller's transactions have been produced."""
     LIMIT = "limit"
+    """`loop.limit` transactions were started."""
     STOPPED = "stopped"
     """`task.stop()` was called."""
     TIMEOUT = "timeout"
+    """`loop.timeout` ran out."""
     FETCH_ERROR = "fetch_error"
     SETTLE_ERROR = "settle_error"
     INPUT_ERROR = "input_error"
+    """The caller's iterable failed."""
     INTERRUPTED = "interrupted"
     """A KeyboardInterrupt, SystemExit or cancellation ended the call."""
 
@@ -38,7 +41,8 @@ class Report(msgspec.Struct, kw_only=True):
         default_factory=lambda: dict.fromkeys(ExceptionCategory, 0)
     )
     postponed: int = 0
-    """Transactions that raised `Postponed` and went back to their source."""
+    """Transactions that raised `Postponed` and went back to their source. If it cannot take them: those that still
+    waited when the call was stopped."""
     timed_out: int = 0
     """Attempts and lifecycles that timed out, whatever the outcome of their transactions."""
     stuck: int = 0

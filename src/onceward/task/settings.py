@@ -27,3 +27,9 @@ class EngineSettings(Policy):
         default=(),
         description='Fields that spans may show, for example "payload.order_id" or "result.total".',
     )
+    interrupt: Literal["cancel", "raise"] = Field(
+        default="cancel",
+        description="How a timed-out attempt in a thread is stopped. cancel: it is asked to stop. raise: "
+        "AttemptInterrupted is raised in it, wherever it is. Dangerous: a lock that it was just taking or releasing, "
+        "of logging, a pool or a client, may stay taken forever.",
+    )

@@ -12,17 +12,21 @@ from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
+from onceward.task.exceptions import failure_category
 from onceward.task.lifecycle import LifePorts, live
 from onceward.task.report import Report
 from onceward.task.script import Exited, Failed, Script
 from onceward.task.work import ABANDONED, FAILED, POSTPONED, SUCCEEDED, CallPlan, Life, Outcome, Work
 from onceward.telemetry.context import current_attempt, working_on
+from onceward.telemetry.logger import OwnLogger, do_soon
+from onceward.telemetry.logs import current_fields
 from onceward.transaction import Settlement, Transaction, Verdict
 
-logger = logging.getLogger("onceward.engine")
+logger = OwnLogger(logging.getLogger("onceward.engine"))
 
 DONE, NOT_DONE, RETURNED = Verdict.DONE, Verdict.FAILED, Verdict.RETURNED
 
@@ -64,7 +68,18 @@ class SlotPorts(LifePorts, Protocol):
         """Remove and return the items that no worker has taken."""
         ...
 
-    def spawn(self, script: Script[None]) -> None: ...
+    def spawn(self, script: Script[None]) -> None:
+        """Start a worker."""
+        ...
+
+    def enlist(self, script: Script[None]) -> None:
+        """Start a worker as soon as there is an item that no other worker takes."""
+        ...
+
+    def dismiss(self, count: int) -> None:
+        """End this many workers, once they have nothing to do."""
+        ...
+
     def wake(self) -> None:
         """Wake the loop to check what has changed."""
         ...
@@ -111,7 +126,7 @@ class Slots:
             self._workers += max(newcomers, 0)
         self._ports.put(*transactions)
         for _ in range(newcomers):
-            self._ports.spawn(self.work())
+            self._ports.enlist(self.work())
 
     def close(self) -> None:
         """Start nothing more; transactions waiting for a slot become `unstarted`."""
@@ -138,7 +153,7 @@ class Slots:
 
     def dismiss(self) -> None:
         """End the workers."""
-        self._ports.put(*[None] * self._workers)
+        self._ports.dismiss(self._workers)
 
     # ── the workers' side ───────────────────────────────────────────────────────────────────────────────
 
@@ -218,8 +233,7 @@ class Slots:
                     tally.duplicates += 1
             elif status is FAILED:
                 tally.failed += 1
-                assert outcome.error is not None
-                tally.failed_by_category[outcome.error.category] += 1
+                tally.failed_by_category[failure_category(outcome.error)] += 1
             elif status is POSTPONED:
                 tally.postponed += 1
             else:
@@ -264,8 +278,9 @@ class Slots:
             self.tally.stuck += 1
             self.stuck_now += 1
         if self._watch is not None:
-            self._watch.change_stuck(+1)
+            do_soon(partial(self._watch.change_stuck, +1))
         life.context = life.context.copy()
+        life.stuck_fields = life.context.run(current_fields)
         life.context.run(current_attempt.set, None)
         waiting_for: Failed | None = reply
         if life.script is None:
@@ -276,13 +291,12 @@ class Slots:
 
     def _unstick(self, life: Life) -> None:
         """A stuck attempt has ended after all. Its result is discarded."""
-        logger.warning(
-            "a stuck attempt at transaction %s has ended; its result is discarded", life.transaction_id
-        )
+        text = "a stuck attempt at transaction %s has ended; its result is discarded"
+        logger.post(logging.WARNING, text, life.transaction_id, context=self._base, fields=life.stuck_fields)
         with self._lock:
             self.stuck_now -= 1
         if self._watch is not None:
-            self._watch.change_stuck(-1)
+            do_soon(partial(self._watch.change_stuck, -1))
         self._leave(life)
 
     def _leave(self, life: Life) -> None:

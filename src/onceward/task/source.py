@@ -8,24 +8,37 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
+from functools import partial
 from math import inf
 from typing import Any, Protocol
 
 import msgspec
 
-from onceward.task.exceptions import FetchException, FetchTimeoutException, LoopError, SettlementException
-from onceward.task.lifecycle import Step, decide, line_of, text_of
+from onceward.backoff import LONGEST_SLEEP
+from onceward.task.exceptions import (
+    ExceptionCategory,
+    FetchException,
+    FetchTimeoutException,
+    LoopError,
+    SettlementException,
+    TransactionException,
+    failure_category,
+)
+from onceward.task.lifecycle import Step, check_reply, decide, line_of, text_of
 from onceward.task.mixins.policies import ProducerLoopPolicy
 from onceward.task.report import StopReason
 from onceward.task.script import Failed, Limit, Script
 from onceward.task.slots import SlotPorts, Slots
 from onceward.task.work import Work
-from onceward.transaction import Settlement, Transaction
+from onceward.telemetry.logger import OwnLogger
+from onceward.transaction import Settlement, Transaction, Verdict
 
-logger = logging.getLogger("onceward.engine")
+logger = OwnLogger(logging.getLogger("onceward.engine"))
 
 SETTLE_INTERVAL = 0.2
 """Seconds an outcome waits at most to be settled with others, while transactions are in flight."""
@@ -38,8 +51,16 @@ class LoopPorts(SlotPorts, Protocol):
         """Wait until woken, at most this long."""
         ...
 
+    def hurry(self) -> None:
+        """Cut off attempts at transactions, make no more of them, and end what waits for one. From any thread."""
+        ...
+
     def alarm(self) -> None:
         """`wake`, safe in signal handlers and from other threads."""
+        ...
+
+    def end_postponements(self) -> None:
+        """Wake what waits because it is postponed, and let nothing wait for that any more."""
         ...
 
     def sleeping(self, seconds: float) -> float:
@@ -55,6 +76,8 @@ class Source(msgspec.Struct, kw_only=True):
     settle: Step | None = None
     extend: Step | None = None
     lease: float = inf
+    extend_from_thread: Callable[[Sequence[Transaction]], None] | None = None
+    """Extends leases while the event loop is blocked; None in threads, or if the connector cannot."""
 
 
 class Loop(Work):
@@ -83,6 +106,7 @@ class Loop(Work):
         self.stop_requested = stop_requested
         self.hand_over = hand_over
         self.watch = slots.plan.watch
+        self.hurried = False
         self.started = 0
         self.error: LoopError | None = None
         self.reason: StopReason | None = None
@@ -102,6 +126,12 @@ class Loop(Work):
             self.slots.closed = True
         self.ports.alarm()
 
+    def hurry(self) -> None:
+        """Start nothing more at all, and stop waiting."""
+        self.hurried = self.slots.closed = True
+        self.ports.hurry()
+        self.ports.alarm()
+
     @property
     def returnable(self) -> bool:
         """Whether unstarted work can go back to the source, or never left the caller.
@@ -118,7 +148,7 @@ class Loop(Work):
             return StopReason.INTERRUPTED
         if self.out_of_time():
             return StopReason.TIMEOUT
-        if self.stop_requested():
+        if self.hurried or self.stop_requested():
             return StopReason.STOPPED
         return None
 
@@ -149,7 +179,10 @@ def fetch(loop: Loop, size: int) -> Script[Sequence[Transaction] | None]:
         # A connector may change its arguments; the policy must stay the same.
         return source.fetch.call(*arguments, **copy.deepcopy(source.extra))
 
-    reply = yield from ask(loop, source.fetch, call if source.extra else source.fetch.call, (size,))
+    check = partial(batch_problem, size=size)
+    reply = yield from ask(
+        loop, source.fetch, call if source.extra else source.fetch.call, (size,), check=check
+    )
     if type(reply) is Failed:
         if reply.exits:
             return None
@@ -161,9 +194,9 @@ def fetch(loop: Loop, size: int) -> Script[Sequence[Transaction] | None]:
     batch: Sequence[Transaction] = () if reply is None else reply
     loop.slots.tally.fetches += 1
     loop.slots.tally.empty_fetches += not batch
-    if not batch and loop.watch is not None:
-        loop.watch.record_empty_fetch()
-    problem = batch_problem(batch, size)
+    if loop.watch is not None:
+        loop.watch.record_fetch(empty=not batch)
+    problem = check(batch)
     if problem:
         fail(loop, StopReason.FETCH_ERROR, FetchException(problem))
         return None
@@ -172,6 +205,8 @@ def fetch(loop: Loop, size: int) -> Script[Sequence[Transaction] | None]:
 
 def batch_problem(batch: Any, size: int) -> str | None:
     """What is wrong with a fetched batch, if anything."""
+    if batch is None:
+        return None
     if not isinstance(batch, Sequence):
         return f"the connector returned {type(batch).__name__}; fetch must return a list of Transaction"
     if len(batch) > size:
@@ -186,7 +221,12 @@ def fetch_error(reply: Failed) -> FetchException:
     """The error that the caller of the loop gets for a failed fetch."""
     if isinstance(reply.error, FetchException):
         return reply.error
-    cls = FetchTimeoutException if reply.limit is not None else FetchException
+    timed_out = (
+        reply.limit is not None
+        or isinstance(reply.error, TimeoutError)
+        or failure_category(reply.error) is ExceptionCategory.TIMEOUT
+    )
+    cls = FetchTimeoutException if timed_out else FetchException
     error = cls(f"fetching gave up: {text_of(reply.error)}")
     error.__cause__ = reply.error
     return error
@@ -200,22 +240,33 @@ def fail(loop: Loop, reason: StopReason, error: LoopError) -> None:
 
 
 def ask(
-    loop: Loop, step: Step, call: Callable[..., Any], arguments: tuple[Any, ...], *, insist: bool = False
+    loop: Loop,
+    step: Step,
+    call: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    *,
+    insist: bool = False,
+    check: Callable[[Any], str | None] | None = None,
 ) -> Script[Any]:
     """Call the source, within a step's attempts. Returns its answer, or `Failed` with its last error.
 
-    A loop that is ending makes no further attempts unless it insists: outcomes must be settled.
+    A loop that is ending makes no further attempts unless it insists: outcomes must be settled. The span shows what
+    `check` finds wrong with the answer.
     """
     watch = loop.watch
+    assert loop.source is not None
     attempt = 0
     while True:
         loop.step, loop.attempt = step.name, attempt
         begun = None if watch is None else watch.ask_begins(loop, step)
-        reply = yield loop.ports.invoke, (loop, call, arguments, step.timeout)
+        reply = check_reply((yield loop.ports.invoke, (loop, call, arguments, step.timeout)), step)
         if type(reply) is not Failed:
             if watch is not None:
-                watch.ask_ends(begun, step, None, None)
+                problem = None if check is None else check(reply)
+                watch.ask_ends(begun, step, problem and TransactionException(problem), None)
             return reply
+        if reply.late and step is loop.source.fetch:
+            return_late(loop, reply.late)
         decision = decide(step, attempt, reply, None)
         if watch is not None:
             watch.ask_ends(begun, step, decision.error, decision.delay)
@@ -235,6 +286,12 @@ def ask(
         if loop.out_of_time() or (loop.ending() is not None and not insist):
             return reply
         attempt += 1
+
+
+def return_late(loop: Loop, batch: Any) -> None:
+    """Give back what a fetch delivered after its time was up; it would wait for its lease."""
+    if loop.slots.settled is not None and batch_problem(batch, sys.maxsize) is None:
+        loop.slots.settled.extend(Settlement(each, Verdict.RETURNED) for each in batch)
 
 
 def rest(loop: Loop, seconds: float, *, insist: bool = False) -> Script[None]:
@@ -283,7 +340,9 @@ def settle(loop: Loop) -> Script[None]:
         return
     assert loop.source is not None
     assert loop.source.settle is not None
-    batch: list[Settlement] = [settled.popleft() for _ in range(len(settled))]
+    batch: list[Settlement] = []
+    while settled:
+        batch.append(settled.popleft())
     reply = yield from ask(loop, loop.source.settle, loop.source.settle.call, (batch,), insist=True)
     if type(reply) is Failed and loop.out_of_time() and not reply.exits:
         # The loop is out of time; the source has not failed. `give_back` settles again, without a time limit.
@@ -311,3 +370,35 @@ def extend(loop: Loop) -> Script[None]:
         logger.error(
             "leases of %d transactions could not be extended: %s", len(loop.open), text_of(reply.error)
         )
+
+
+class LeaseGuard:
+    """Extends leases from a thread while a handler blocks the event loop, so its loop cannot."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._over = threading.Event()
+
+    def start(self) -> None:
+        source = self._loop.source
+        if source is not None and source.extend_from_thread is not None and source.lease < inf:
+            threading.Thread(
+                target=self._watch,
+                args=(source.lease / 6, source.extend_from_thread),
+                name="onceward-leases",
+                daemon=True,
+            ).start()
+
+    def end(self) -> None:
+        self._over.set()
+
+    def _watch(self, interval: float, extend: Callable[[Sequence[Transaction]], None]) -> None:
+        loop = self._loop
+        while not self._over.wait(min(interval, LONGEST_SLEEP)):
+            if loop.ports.now() < loop.extend_due + interval or not loop.open:
+                continue
+            try:
+                extend(list(loop.open.values()))
+            except Exception as error:  # noqa: BLE001  the next round may still be in time
+                if not self._over.is_set():
+                    logger.error("leases could not be extended while the event loop is blocked: %s", error)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from onceward.task.exceptions import TransactionException
-from onceward.task.failure_log import Tracebacks
 from onceward.task.script import Failed, Limit, Script
+from onceward.telemetry.logger import Tracebacks
 from onceward.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ class Work:
     attempt = 0
     deadline = inf
     limit = LOOP
+    handling = False
+    """It is in its exception handler."""
     stuck = False
     """A driver has not returned; another one has taken over `script`."""
     _drivers = 1
@@ -130,6 +132,8 @@ class Life(Work):
     blocked = False
     """An attempt at the same id is stuck, so this one cannot start."""
     spans: Any = None
+    stuck_fields: dict[str, Any]
+    """The log fields of its stuck attempt, if it has one."""
 
     def __init__(
         self,

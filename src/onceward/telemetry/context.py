@@ -26,6 +26,11 @@ class CurrentAttempt(Protocol):
     expired: bool
 
     @property
+    def limit(self) -> str:
+        """The time limit that ends it: `step`, `transaction` or `loop`."""
+        ...
+
+    @property
     def hurried(self) -> bool:
         """Whether it was asked to stop because the run is ending, not because its time ran out."""
         ...

@@ -1,8 +1,8 @@
-"""Log fields and log lines.
+"""Log fields and formats of log lines.
 
-`transaction_id`, `task`, `step`, `attempt`, `trace_id` and `span_id` are attributes of every `LogRecord`, empty
-outside an engine, so any formatter can use them. Lines are JSON objects for machines or plain text for people, and
-never contain a payload.
+Importing onceward changes no logging. To have `transaction_id`, `task`, `step`, `attempt`, `trace_id` and `span_id` on
+your own records, add the filter `LogFields` to your handlers; onceward's own lines always have them. Lines are JSON
+objects for machines or plain text for people, and never contain a payload.
 """
 
 from __future__ import annotations
@@ -25,38 +25,54 @@ QUIET = ("asyncio", "aiosqlite")
 Fields = Callable[[logging.LogRecord], Mapping[str, Any]]
 """Returns the fields that a line shows next to its message."""
 
-_wrapped_factory: Any = None
+STANDARD = frozenset((*vars(logging.LogRecord("", 0, "", 0, "", (), None)), "message", "asctime", "taskName"))
+"""What every record has, and formatters add."""
+RESERVED = ("time", "level", "logger", "message", "traceback")
+"""What every JSON line has. A field of the same name is shown as `extra.…`."""
 
 
-def install() -> None:
-    """Add the fields to every new record, on top of the current record factory. Idempotent."""
-    global _wrapped_factory
-    if logging.getLogRecordFactory() is _make_record:
-        return
-    _wrapped_factory = logging.getLogRecordFactory()
-    logging.setLogRecordFactory(_make_record)
-
-
-def _make_record(*arguments: Any, **more: Any) -> logging.LogRecord:
-    record: logging.LogRecord = _wrapped_factory(*arguments, **more)
+def current_fields() -> dict[str, Any]:
+    """The log fields of the code that runs here; empty outside an engine."""
     work = current_work.get()
-    if work is None:
-        record.transaction_id = record.task = record.step = record.attempt = ""
-    else:
-        record.transaction_id = work.transaction_id or ""
-        record.task = work.task
-        record.step = work.step
-        record.attempt = work.attempt
-    span = trace.get_current_span().get_span_context()
-    record.trace_id = trace.format_trace_id(span.trace_id) if span.is_valid else ""
-    record.span_id = trace.format_span_id(span.span_id) if span.is_valid else ""
-    return record
+    try:
+        span = trace.get_current_span().get_span_context()
+    except Exception:  # noqa: BLE001  a span of others, which is not worth a log line
+        span = trace.INVALID_SPAN_CONTEXT
+    return {
+        "transaction_id": "" if work is None else work.transaction_id or "",
+        "task": "" if work is None else work.task,
+        "step": "" if work is None else work.step,
+        "attempt": "" if work is None else work.attempt,
+        "trace_id": trace.format_trace_id(span.trace_id) if span.is_valid else "",
+        "span_id": trace.format_span_id(span.span_id) if span.is_valid else "",
+    }
+
+
+class LogFields(logging.Filter):
+    """Adds the log fields to every record that passes: `handler.addFilter(LogFields())`.
+
+    Outside an engine they are empty, so a format can always name them. Fields that a record already has, from `extra`
+    or a record factory, stay as they are.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        for name, value in current_fields().items():
+            record.__dict__.setdefault(name, value)
+        return True
+
+
+def extras(record: logging.LogRecord) -> dict[str, Any]:
+    """The fields that a record has beyond those of every record."""
+    return {str(name): value for name, value in vars(record).items() if name not in STANDARD}
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record as JSON: time, level, logger, message, its fields, and the traceback if it has one."""
+    """Formats a record as JSON: time, level, logger, message, its fields, and the traceback if it has one.
 
-    def __init__(self, fields: Fields) -> None:
+    `fields` selects them; by default they are the log fields and everything passed as `extra`.
+    """
+
+    def __init__(self, fields: Fields = extras) -> None:
         super().__init__()
         self._fields = fields
 
@@ -66,11 +82,23 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **self._fields(record),
         }
+        for name, value in self._fields(record).items():
+            line[f"extra.{name}" if name in RESERVED else name] = value
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)  # ASCII only: no character of an id can break the line
+        # ASCII only: no character of an id can break the line.
+        try:
+            return json.dumps(line, default=str)
+        except Exception:  # noqa: BLE001  a value of the user: circular, or its __str__ raises
+            return json.dumps({name: _shown(value) for name, value in line.items()})
+
+
+def _shown(value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(value, default=str))
+    except Exception:  # noqa: BLE001
+        return f"<{type(value).__name__}>"
 
 
 class ConsoleLines(logging.Formatter):
@@ -103,17 +131,18 @@ def _timestamp(record: logging.LogRecord) -> str:
 def start_logging(form: str, level: str, worker: int | None = None) -> None:
     """Log a run to stderr, each line with its worker's number and the log fields.
 
-    An app that configures logging when it is imported does so later, and wins.
+    An app that configures logging when it is imported does so later, and wins. JSON lines also have what your code
+    passes as `extra`.
     """
-    install()
 
     def fields(record: logging.LogRecord) -> dict[str, Any]:
-        values = {"worker": getattr(record, "worker", worker)} | {
-            name: getattr(record, name, "") for name in FIELDS
-        }
-        return {name: value for name, value in values.items() if value not in (None, "")}
+        values = {"worker": worker, **dict.fromkeys(FIELDS, "")}
+        found = extras(record)
+        values |= found if form == "json" else {name: found[name] for name in values if name in found}
+        return {name: value for name, value in values.items() if value is not None and value != ""}
 
     root = log_to(None, form, fields)
+    root.handlers[0].addFilter(LogFields())
     root.setLevel(level.upper())
     for name in QUIET:
         logging.getLogger(name).setLevel(max(logging.INFO, root.level))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from onceward.telemetry import logs
+from onceward.telemetry.safety import quietly
 from onceward.telemetry.span_file import FILE_VARIABLE
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ class Telemetry:
     def shutdown(self) -> None:
         """Export what is pending, and stop. Idempotent."""
         while self._stops:
-            self._stops.pop()()
+            quietly(self._stops.pop())
 
 
 def setup() -> Telemetry:
-    """Install the SDK's tracer and meter providers, and the log fields. Call it once, when the process starts.
+    """Install the SDK's tracer and meter providers. Call it once, when the process starts.
 
     Honors `OTEL_SDK_DISABLED`, `OTEL_TRACES_EXPORTER` (`otlp`, `console`, `none`), `OTEL_METRICS_EXPORTER` (`otlp`,
     `console`, `prometheus`, `none`), and everything the SDK and its exporters read: `OTEL_SERVICE_NAME`,
@@ -39,7 +39,6 @@ def setup() -> Telemetry:
 
     `ONCEWARD_TRACE_FILE=path` writes spans to that file, for `onceward trace`; other exporters then default to `none`.
     """
-    logs.install()
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return Telemetry([])
     try:

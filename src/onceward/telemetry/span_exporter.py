@@ -23,6 +23,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
 from onceward.telemetry.catalogue import RETRY_EVENT, SPAN_ATTRIBUTES
+from onceward.telemetry.logger import OwnLogger
 from onceward.telemetry.span_file import Retry, Span, older
 
 LIMIT = 32 * 1024 * 1024
@@ -31,7 +32,7 @@ LIMIT = 32 * 1024 * 1024
 REQUESTED = ("payload.", "metadata.", "result.")
 """Prefixes of attributes that `EngineSettings.telemetry_fields` asked for."""
 
-_log = logging.getLogger(__name__)
+_log = OwnLogger(logging.getLogger("onceward.telemetry.spanfile"))
 _encode = msgspec.json.Encoder().encode
 
 

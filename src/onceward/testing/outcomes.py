@@ -7,12 +7,12 @@ def test_set_level():
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy import URL, Engine
 
+from onceward._functions import awaiting, check_result, is_async
 from onceward.boundary.model import StoredFact
 from onceward.boundary.strategies import CLAIM
 from onceward.db import DbSession
@@ -81,7 +81,7 @@ def _outcome(
 ) -> tables.Rows:
     url = databases.next_url()
     databases.renew(url)
-    if inspect.iscoroutinefunction(handler):
+    if is_async(handler):
         asyncio.run(_apply_async(url, handler, facts))
     else:
         _apply(url, handler, facts)
@@ -98,7 +98,7 @@ def _apply(url: URL, handler: Callable[[StoredFact, Any], Any], facts: list[Stor
     try:
         for fact in facts:
             with DbSession(engine) as session:
-                handler(fact, session)
+                check_result(handler(fact, session), handler)
     finally:
         engine.dispose()
 
@@ -110,6 +110,6 @@ async def _apply_async(url: URL, handler: Callable[[StoredFact, Any], Any], fact
     try:
         for fact in facts:
             async with AsyncDbSession(engine) as session:
-                await handler(fact, session)
+                await awaiting(handler)(fact, session)
     finally:
         await engine.dispose()

@@ -65,7 +65,7 @@ def databases_of(given: str | Engine | None) -> Databases:
     if backend == "sqlite":
         return SqliteFiles()
     if backend == "postgresql":
-        return PostgreSqlDatabases(_synchronous(url))
+        return PostgreSqlDatabases(url.set(drivername="postgresql+psycopg"))  # for threads and asyncio
     raise ConfigurationError(f"database: consumers are verified on sqlite or postgresql, not on {backend!r}")
 
 
@@ -104,11 +104,6 @@ def _disable_fsync(connection: Any, _: Any) -> None:
     cursor = connection.cursor()
     cursor.execute("PRAGMA synchronous = OFF")
     cursor.close()
-
-
-def _synchronous(url: URL) -> URL:
-    """The same database with psycopg, which works for threads and asyncio."""
-    return url.set(drivername="postgresql+psycopg")
 
 
 class SqliteFiles(Databases):

@@ -18,6 +18,7 @@ import msgspec
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.sql import Select
 
+from onceward._sync import as_coroutine, as_function
 from onceward.db import operations
 from onceward.task.base import AsyncTask
 from onceward.verify import intrusions
@@ -27,6 +28,9 @@ from onceward.verify.intrusions import Phase, during
 _ALWAYS_WRITES = (operations.insert_idempotent, operations.occ_update)
 _MAY_WRITE = (operations.execute, operations.execute_scalar, operations.fetch_one, operations.fetch_all)
 _READS = re.compile(r"\s*(select|values|show|pragma)\b", re.IGNORECASE)
+
+
+Adapt = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class DeliveryBoundary(StrEnum):
@@ -112,95 +116,39 @@ class Probe:
     # ── the consumer ────────────────────────────────────────────────────────────────────────────────────
 
     def attach(self, task: Any) -> None:
-        process, succeed = task.process_transaction, task.handle_transaction_success
+        """Written for asyncio; in threads the calls of both sides are adapted."""
         asynchronous = isinstance(task, AsyncTask)
-        if asynchronous:
-            task.process_transaction = self._around_async(process)
-            task.handle_transaction_success = self._around_success_async(succeed)
-        else:
-            task.process_transaction = self._around(process)
-            task.handle_transaction_success = self._around_success(succeed)
+        inner, outer = (_as_it_is, _as_it_is) if asynchronous else (as_coroutine, as_function)
+        process, succeed = inner(task.process_transaction), inner(task.handle_transaction_success)
 
-    def _around(self, process: Callable[..., Any]) -> Callable[..., Any]:
-        def process_transaction(transaction: Any, session: Any) -> Any:
-            self.called = True
-            self.reach(DeliveryBoundary.BEFORE_HANDLER)
-            with self._observing(session), during(Phase.HANDLER):
-                result = process(transaction, session)
-            self._after_return(result)
-            return result
-
-        return process_transaction
-
-    def _around_async(self, process: Callable[..., Any]) -> Callable[..., Any]:
         async def process_transaction(transaction: Any, session: Any) -> Any:
             self.called = True
             self.reach(DeliveryBoundary.BEFORE_HANDLER)
             coroutine = process(transaction, session)
-            self._watchdog.coroutine = intrusions.coroutine = coroutine
+            if asynchronous:
+                self._watchdog.coroutine = intrusions.coroutine = coroutine
             try:
-                with self._observing_async(session), during(Phase.HANDLER):
-                    result = await coroutine
+                with self._observing(session, inner, outer), during(Phase.HANDLER):
+                    self.result = await coroutine
             finally:
                 self._watchdog.coroutine = intrusions.coroutine = None
-            self._after_return(result)
-            return result
+            self.swallowed = self.fired_inside
+            self.reach(DeliveryBoundary.BEFORE_COMMIT)
+            return self.result
 
-        return process_transaction
-
-    def _after_return(self, result: Any) -> None:
-        self.result = result
-        self.swallowed = self.fired_inside
-        self.reach(DeliveryBoundary.BEFORE_COMMIT)
-
-    def _around_success(self, succeed: Callable[..., Any]) -> Callable[..., Any]:
-        def handle_transaction_success(transaction: Any, result: Any) -> None:
-            self.reach(DeliveryBoundary.AFTER_COMMIT)
-            with during(Phase.OFF):
-                succeed(transaction, result)
-
-        return handle_transaction_success
-
-    def _around_success_async(self, succeed: Callable[..., Any]) -> Callable[..., Any]:
         async def handle_transaction_success(transaction: Any, result: Any) -> None:
             self.reach(DeliveryBoundary.AFTER_COMMIT)
             with during(Phase.OFF):
                 await succeed(transaction, result)
 
-        return handle_transaction_success
+        task.process_transaction = outer(process_transaction)
+        task.handle_transaction_success = outer(handle_transaction_success)
 
     # ── its session ─────────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
-    def _observing(self, session: Any) -> Iterator[None]:
-        run, effect = session._run, session.effect
-
-        def observed(operation: Any, *args: Any, **more: Any) -> Any:
-            number = self._before(operation, args)
-            with during(Phase.OFF):
-                result = run(operation, *args, **more)
-            if number:
-                self.reach(DeliveryBoundary.AFTER_WRITE, number, inside=True)
-            return result
-
-        def effecting(name: str, call: Callable[[str], Any], **more: Any) -> Any:
-            number = self._next_effect()
-
-            def called(key: str) -> Any:
-                self.reach(DeliveryBoundary.EFFECT_FAILS, number, inside=True)
-                result = call(key)
-                self.reach(DeliveryBoundary.AFTER_EFFECT, number, inside=True)
-                return result
-
-            with during(Phase.OFF):
-                return effect(name, called, **more)
-
-        with _replace(session, observed, effecting):
-            yield
-
-    @contextmanager
-    def _observing_async(self, session: Any) -> Iterator[None]:
-        run, effect = session._run, session.effect
+    def _observing(self, session: Any, inner: Adapt, outer: Adapt) -> Iterator[None]:
+        run, effect = inner(session.run), inner(session.effect)
 
         async def observed(operation: Any, *args: Any, **more: Any) -> Any:
             number = self._before(operation, args)
@@ -215,14 +163,14 @@ class Probe:
 
             async def called(key: str) -> Any:
                 self.reach(DeliveryBoundary.EFFECT_FAILS, number, inside=True)
-                result = await call(key)
+                result = await inner(call)(key)
                 self.reach(DeliveryBoundary.AFTER_EFFECT, number, inside=True)
                 return result
 
             with during(Phase.OFF):
-                return await effect(name, called, **more)
+                return await effect(name, outer(called), **more)
 
-        with _replace(session, observed, effecting):
+        with _replace(session, outer(observed), outer(effecting)):
             yield
 
     def _before(self, operation: Any, args: tuple[Any, ...]) -> int:
@@ -238,6 +186,10 @@ class Probe:
         return self.effects
 
 
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
 def _writes(operation: Any, args: tuple[Any, ...]) -> bool:
     if operation in _ALWAYS_WRITES:
         return True
@@ -249,12 +201,12 @@ def _writes(operation: Any, args: tuple[Any, ...]) -> bool:
 
 @contextmanager
 def _replace(session: Any, run: Any, effect: Any) -> Iterator[None]:
-    before = {name: vars(session)[name] for name in ("_run", "effect") if name in vars(session)}
-    session._run, session.effect = run, effect
+    before = {name: vars(session)[name] for name in ("run", "effect") if name in vars(session)}
+    session.run, session.effect = run, effect
     try:
         yield
     finally:
-        for name in ("_run", "effect"):
+        for name in ("run", "effect"):
             if name in before:
                 setattr(session, name, before[name])
             else:

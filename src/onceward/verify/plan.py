@@ -13,6 +13,7 @@ import msgspec
 from sqlalchemy import Engine
 
 from onceward import AsyncConsumerTask, ConsumerTask
+from onceward._functions import check_function, is_async
 from onceward.app.build import as_task
 from onceward.errors import ConfigurationError
 from onceward.inbox import Contract, Event
@@ -110,6 +111,8 @@ def plan_of(consumer: Any, given: Mapping[str, Any]) -> VerificationPlan:
     unknown = sorted({*options.skip, *options.only} - set(NAMES))
     if unknown:
         raise ConfigurationError(f"no scenario {unknown[0]!r}; choose from: {', '.join(NAMES)}")
+    if options.setup is not None:
+        check_function(options.setup, f"setup of {consumer.__qualname__}", asynchronous=False)
     events = as_transactions(options.events, contract)
     if not events:
         raise ConfigurationError(
@@ -144,7 +147,7 @@ def _as_class(consumer: Any, options: Verification) -> Any:
     async def process_async(self: Any, transaction: Transaction, session: Any) -> Any:
         return await handler(session.event, session)
 
-    asynchronous = inspect.iscoroutinefunction(handler)
+    asynchronous = is_async(handler)
     members = {
         "__module__": handler.__module__,
         "__qualname__": handler.__qualname__,

@@ -15,35 +15,22 @@ from onceward.inbox.evidence.code_digest import Code
 from onceward.inbox.evidence.evidence import DUPLICATES, REPLAY, Checked, Evidence
 
 CLEAN: Final = "clean"
-AT_ONCE: Final = "duplicates-at-once"
-IN_PROCESSES: Final = "duplicates-in-processes"
-ORDER: Final = "order"
-UNKNOWN_FIELDS: Final = "unknown-fields"
-MISSING_FIELDS: Final = "missing-fields"
-OLD_VERSIONS: Final = "old-versions"
-REFUSED: Final = "refused"
-EXCEPTIONS: Final = "exceptions"
-KILLS: Final = "kills"
-STATE: Final = "state"
-EARLY_EFFECTS: Final = "early-effects"
-OUTSIDE_CALLS: Final = "outside-calls"
-
 NAMES: Final = (
     CLEAN,
     DUPLICATES,
-    AT_ONCE,
-    IN_PROCESSES,
+    "duplicates-at-once",
+    "duplicates-in-processes",
     REPLAY,
-    ORDER,
-    UNKNOWN_FIELDS,
-    MISSING_FIELDS,
-    OLD_VERSIONS,
-    REFUSED,
-    EXCEPTIONS,
-    KILLS,
-    STATE,
-    EARLY_EFFECTS,
-    OUTSIDE_CALLS,
+    "order",
+    "unknown-fields",
+    "missing-fields",
+    "old-versions",
+    "refused",
+    "exceptions",
+    "kills",
+    "state",
+    "early-effects",
+    "outside-calls",
 )
 """The scenarios in the order they run. Evidence records these names, so they must not change."""
 

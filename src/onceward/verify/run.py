@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import Engine
 
+from onceward._functions import check_result
 from onceward.inbox import Event, Inbox
 from onceward.inbox.evidence.code_digest import code_of
 from onceward.verify import report, tables
@@ -62,7 +63,7 @@ def _template(plan: VerificationPlan, databases: Databases) -> Iterator[list[tab
         inbox.migrate()
         inbox.register(plan.contract)
         if plan.options.setup is not None:
-            plan.options.setup(engine)
+            check_result(plan.options.setup(engine), plan.options.setup)
 
     try:
         found: list[tables.Table] = run_in_child(lambda _: databases.prepare(build), PREPARING).value()

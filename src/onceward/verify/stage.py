@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
-from types import TracebackType
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import msgspec
 from sqlalchemy import URL, text
 
+from onceward._sync import as_coroutine, run_blocking
 from onceward.connectors.memory import AsyncMemoryConnector, MemoryConnector
 from onceward.inbox import AsyncInbox, Inbox
 from onceward.task.work import Outcome, OutcomeStatus
@@ -72,16 +73,16 @@ class Stage:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.disconnect()
         if self._runner is not None:
             self._runner.close()
 
     def disconnect(self) -> None:
         """Close the connections to the database; the next use opens new ones."""
-        self._await(self.engine.dispose())
+        disposing = self.engine.dispose()
+        if self._runner is not None:
+            self._run(disposing)
 
     def watch(self) -> None:
         """Note outside calls from now on."""
@@ -107,11 +108,13 @@ class Stage:
 
     def deliver(self, task: Any, event: Transaction, fault: Fault | None = None) -> Delivery:
         """Deliver an event once."""
-        return self._observe(task, event, fault, lambda: self._await(task.start_processing(event)))
+        delivery: Delivery = self._run(self._deliver(task, event, fault))
+        return delivery
 
     def settle(self, task: Any, event: Transaction, fault: Fault | None = None) -> list[Delivery]:
         """Deliver an event until it succeeds, as a source does, or until it fails without an injected fault."""
-        return self._settle(lambda given: self.deliver(task, event, given), fault)
+        deliveries: list[Delivery] = self._run(self._settle(task, event, fault))
+        return deliveries
 
     def settle_at_once(self, events: Sequence[Transaction], copies: int) -> list[Delivery]:
         """Deliver copies of each event at the same time, each to its own instance."""
@@ -119,70 +122,42 @@ class Stage:
         instances = [self.instance() for _ in range(copies)]
         for event in events:
             self.watchdog.pet(f"{copies} copies of {event.id!r} at once")
-            works = [self._settling(task, event) for task in instances]
-            for deliveries in self._at_once(works):
+            for deliveries in self._at_once([self._settle(task, event, None) for task in instances]):
                 found += deliveries
         return found
 
-    def _settling(self, task: Any, event: Transaction) -> Callable[[], Any]:
-        if not self.plan.asynchronous:
-            return lambda: self._settle(
-                lambda _: self._observe(task, event, None, lambda: task.start_processing(event)), None
-            )
-
-        async def settle() -> list[Delivery]:
-            found: list[Delivery] = []
-            until = time.monotonic() + self.plan.options.timeout
-            while time.monotonic() < until:
-                probe: Probe = task.probe_of_verification
-                probe.begin(None)
-                outcome = await task.start_processing(event)
-                found.append(_delivery(event, outcome, probe))
-                if outcome.status is not OutcomeStatus.POSTPONED:
-                    break
-                await asyncio.sleep(POSTPONED_FOR)
-            return found
-
-        return settle
-
-    def _at_once(self, works: list[Callable[[], Any]]) -> list[list[Delivery]]:
+    def _at_once(self, works: list[Coroutine[Any, Any, list[Delivery]]]) -> list[list[Delivery]]:
         if self._runner is not None:
 
             async def gather() -> list[list[Delivery]]:
-                return list(await asyncio.gather(*(work() for work in works)))
+                return list(await asyncio.gather(*works))
 
             return self._runner.run(gather())
-        found: list[list[Delivery]] = []
         together = threading.Barrier(len(works))
 
-        def run(work: Callable[[], Any]) -> None:
+        def run(work: Coroutine[Any, Any, list[Delivery]]) -> list[Delivery]:
             together.wait()
-            found.append(work())
+            return run_blocking(work)
 
-        threads = [threading.Thread(target=run, args=(work,)) for work in works]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return found
+        with ThreadPoolExecutor(len(works)) as threads:
+            return list(threads.map(run, works))
 
-    def _settle(self, deliver: Callable[[Fault | None], Delivery], fault: Fault | None) -> list[Delivery]:
+    async def _settle(self, task: Any, event: Transaction, fault: Fault | None) -> list[Delivery]:
         found: list[Delivery] = []
         until = time.monotonic() + self.plan.options.timeout
         while True:
-            found.append(deliver(fault))
+            found.append(await self._deliver(task, event, fault))
             if found[-1].succeeded or time.monotonic() > until:
                 return found
             if found[-1].status is OutcomeStatus.POSTPONED:
-                time.sleep(POSTPONED_FOR)
+                await (asyncio.sleep if self.plan.asynchronous else as_coroutine(time.sleep))(POSTPONED_FOR)
             elif fault is None:
                 return found
             else:
                 fault = None
 
-    def _observe(
-        self, task: Any, event: Transaction, fault: Fault | None, deliver: Callable[[], Outcome]
-    ) -> Delivery:
+    async def _deliver(self, task: Any, event: Transaction, fault: Fault | None) -> Delivery:
+        start = task.start_processing if self.plan.asynchronous else as_coroutine(task.start_processing)
         probe: Probe = task.probe_of_verification
         probe.begin(fault)
         if fault is not None and fault.boundary is DeliveryBoundary.BEFORE_DEDUP:
@@ -190,7 +165,7 @@ class Stage:
         self.watchdog.pet(f"the handler with event {event.id!r}")
         try:
             with during(Phase.EARLY):
-                outcome = deliver()
+                outcome = await start(event)
         except (Exception, SystemExit) as error:  # noqa: BLE001  user code may exit; the kit goes on
             return Delivery(event.id, OutcomeStatus.ABANDONED, error=_text(error))
         return _delivery(event, outcome, probe)
@@ -232,14 +207,8 @@ class Stage:
 
         return self._runner.run(connect_and_act())
 
-    def _await(self, result: Any) -> Any:
-        if self._runner is None:
-            return result
-
-        async def await_it() -> Any:
-            return await result
-
-        return self._runner.run(await_it())
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return run_blocking(work) if self._runner is None else self._runner.run(work)
 
 
 def _delivery(event: Transaction, outcome: Outcome, probe: Probe) -> Delivery:

@@ -21,6 +21,8 @@ pytestmark = every_redis
 class OnRedis:
     """Redis does not accept a clock: time passes by making pending entries older."""
 
+    releases = True
+
     @pytest.fixture(autouse=True)
     def on_a_stream_of_its_own(self, redis_url: str) -> None:
         self.url = redis_url

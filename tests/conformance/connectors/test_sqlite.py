@@ -79,7 +79,7 @@ def test_a_queue_survives_a_change_of_the_working_directory(
     with SqliteConnector("queue.db") as queue:
         queue.dispatch_transactions([Transaction()])
         monkeypatch.chdir("/")
-        queue._store._database.disconnect()  # type: ignore[attr-defined]
+        queue._store.disconnect()  # type: ignore[attr-defined]
         assert queue.counts()["ready"] == 1
 
 
@@ -211,7 +211,7 @@ def test_closing_waits_for_calls_under_way_even_when_cancelled(
         await dispatch
         with pytest.raises(asyncio.CancelledError):
             await closing
-        assert queue._wire._store._database._closed  # type: ignore[attr-defined]
+        assert queue._wire._store._closed  # type: ignore[attr-defined]
 
     asyncio.run(main())
 

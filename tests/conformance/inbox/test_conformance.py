@@ -176,7 +176,8 @@ class Server(OnPostgreSql):
     def test_a_start_whose_row_a_frozen_process_keeps_is_busy_and_not_counted(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("onceward.inbox.stores.postgresql.ROW_WAIT_MS", "50")
+        limit = "SELECT set_config('lock_timeout', '50ms', true)"
+        monkeypatch.setattr("onceward.inbox.stores.postgresql.PostgreSqlStore.limit_waiting", limit)
         with self.inbox() as inbox, self.another(inbox) as other:
             with pytest.raises(ValueError, match="once"):
                 inbox.process(contract(), event("e1"), raising(ValueError("once")))

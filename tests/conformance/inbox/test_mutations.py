@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from onceward.db.transaction import BlockingSessionPort
 from onceward.inbox import Breach, ContractError
 from onceward.inbox.processor import EventProcessor
-from onceward.inbox.sessions import InboxSession
 from onceward.inbox.stores import base, postgresql, sqlite
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Found
@@ -45,10 +45,10 @@ def no_fence(patch: pytest.MonkeyPatch) -> None:
 def no_rollback(patch: pytest.MonkeyPatch) -> None:
     """The writes of a handler that raised are committed."""
 
-    async def commit(self: InboxSession, error: BaseException | None) -> None:
+    async def commit(self: BlockingSessionPort, error: BaseException | None) -> None:
         self.__exit__(None, None, None)
 
-    patch.setattr(InboxSession, "_leave", commit)
+    patch.setattr(BlockingSessionPort, "leave", commit)
 
 
 def no_horizon(patch: pytest.MonkeyPatch) -> None:

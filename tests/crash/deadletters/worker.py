@@ -11,12 +11,12 @@ from sqlalchemy import create_engine
 
 from onceward import ConsumerTask, Transaction
 from onceward.connectors import SqliteConnector
-from onceward.deadletters import DeadLetters, Filter, Rca, burial
+from onceward.deadletters import DeadLetters, Filter, Rca, operations
 from onceward.deadletters.operations import DeadLetterOperations
 from onceward.deadletters.source import WithDeadLetters
 from onceward.deadletters.source import base as wrapper
 from onceward.inbox import Contract, Inbox
-from onceward.storage.sql import Sql
+from onceward.storage.database import Sql
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 
 LEASE = 0.3
@@ -79,7 +79,7 @@ def redrive(orders: Orders) -> None:
 
 def arm(point: str) -> None:
     if point == "burying":  # the row is written, but not committed
-        after(burial, "bury")
+        after(operations, "bury")
     elif point == "buried":
         after_async(DeadLetterOperations, "bury")
     elif point == "settling":  # the handler's writes are committed, but the store does not know

@@ -26,8 +26,7 @@ from onceward.connectors import AsyncSqliteConnector, SqliteConnector
 from onceward.inbox import NOT_DONE, AsyncInbox, Contract, Done, Inbox
 from onceward.inbox.attempts import AttemptLedger
 from onceward.inbox.effects import Heartbeat, Ledger
-from onceward.inbox.sessions import EffectfulSession, InboxSession
-from onceward.inbox.sessions.session_asyncio import AsyncEffectfulSession, AsyncInboxSession
+from onceward.inbox.processor import EventProcessor
 from onceward.inbox.stores.postgresql import PostgreSqlStore
 from onceward.inbox.stores.sqlite import SqliteStore
 from onceward.task.mixins.policies import (
@@ -246,12 +245,8 @@ def arm(worker: Worker) -> None:
     def admitted(self: Any, answer: bool, transaction: Any, key: Any, digest: Any) -> None:
         reached("admitted", key.tracking_id)
 
-    def left(point: str) -> Callable[..., None]:
-        def left(self: Any, *about: Any) -> None:
-            if about[-1] is None:  # not an error
-                reached(point, self.event.tracking_id)
-
-        return left
+    def ended(point: str) -> Callable[..., None]:
+        return lambda self, answer, contract, key, *_: reached(point, key.tracking_id)
 
     if worker.orders.heartless:
         Heartbeat._renew = does_nothing  # type: ignore[assignment]
@@ -261,24 +256,17 @@ def arm(worker: Worker) -> None:
     after(AttemptLedger, "start", started)
     after(Ledger, "_intend", lambda self, *_: reached("intended", self._claim.key.tracking_id))
     after(Ledger, "_settle", lambda self, *_: reached("settled", self._claim.key.tracking_id))
-    for session in (InboxSession, EffectfulSession, AsyncInboxSession, AsyncEffectfulSession):
-        before(session, "_leave", left("before-commit"))
-        after(session, "_leave", left("committed"))
+    after(EventProcessor, "_in_transaction", ended("before-commit"))
+    after(EventProcessor, "_transactional", ended("committed"))
+    after_plain(
+        EventProcessor, "_complete", lambda *about: reached("before-commit", about[3].key.tracking_id)
+    )
+    after(EventProcessor, "_effectful", ended("committed"))
     for store in (PostgreSqlStore, SqliteStore):
         after_plain(store, "admit", admitted)
 
 
 async def does_nothing(*_: Any) -> None: ...
-
-
-def before(cls: Any, name: str, hook: Callable[..., None]) -> None:
-    real = getattr(cls, name)
-
-    async def around(self: Any, *args: Any) -> Any:
-        hook(self, *args)
-        return await real(self, *args)
-
-    setattr(cls, name, around)
 
 
 def after(cls: Any, name: str, hook: Callable[..., None]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.crash.run.shutdowns import Shutdowns
 
-ROUNDS = int(os.environ.get("ONCEWARD_TEST_SHUTDOWNS", "8"))
+ROUNDS = int(os.environ.get("ONCEWARD_TEST_SHUTDOWNS", "6"))
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])

@@ -47,6 +47,27 @@ def sent(url: str) -> list[Any]:
         return [each.payload for each in connector.fetch_transactions(100)]
 
 
+@pytest.mark.parametrize("limit", [0, 1, 2])
+def test_a_limit_that_leaves_messages_unsent_is_an_error_of_the_caller(
+    world: World, tmp_path: Path, limit: int
+) -> None:
+    url = f"memory://{tmp_path}"
+    place = producing(world, url, policy={"loop": {"limit": limit}})
+    with pytest.raises(
+        NotSentException, match=rf"place: loop\.limit is {limit}, but there was more to send"
+    ) as raised:
+        place("a", "b", "c")
+    assert raised.value.report is not None
+    assert raised.value.report.succeeded == limit
+    assert sent(url) == ["a", "b", "c"][:limit]
+
+
+@pytest.mark.parametrize("limit", [3, 4])
+def test_a_limit_that_leaves_nothing_unsent_is_no_error(world: World, tmp_path: Path, limit: int) -> None:
+    place = producing(world, f"memory://{tmp_path}", policy={"loop": {"limit": limit}})
+    assert place("a", "b", "c").succeeded == 3
+
+
 def test_a_message_that_cannot_be_sent_is_an_error_of_the_caller(world: World) -> None:
     place = producing(world, AWAY, policy={"steps": {"produce": {"retry": {"max_attempts": 2}}}})
     with pytest.raises(NotSentException) as raised:
@@ -72,12 +93,6 @@ def test_what_could_be_sent_is_sent_beside_what_could_not(world: World, tmp_path
     assert sent(url) == ["a", "c"]
     copied = pickle.loads(pickle.dumps(raised.value))
     assert copied.report == raised.value.report
-
-
-def test_a_limit_of_the_policy_is_no_failure(world: World) -> None:
-    url = f"memory://{uuid.uuid4().hex}"
-    report = producing(world, url, policy={"loop": {"limit": 1}})("a", "b")
-    assert (report.succeeded, report.stop_reason) == (1, StopReason.LIMIT)
 
 
 def test_telemetry_knows_a_producer_by_its_name(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from onceward.boundary import AsyncBoundaryConsumer, BoundaryClient, envelope_for, fact_of
 from onceward.boundary.errors import Unavailable
-from onceward.boundary.strategies import OncePerId
+from onceward.boundary.strategies import OncePerId, idempotent_outcome
 from onceward.db import LockTimeoutError
 from onceward.errors import ConfigurationError
 from tests.support import ROOT
@@ -156,6 +156,52 @@ def test_a_fact_that_fails_stops_its_batch_and_the_next_fetch_begins_at_the_same
     assert world.cursor() == 5
 
 
+async def unawaited(*_: Any) -> None: ...
+
+
+def yielding(*_: Any) -> Iterator[None]:
+    yield
+
+
+async def yielding_async(*_: Any) -> AsyncIterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("handler", [yielding, yielding_async])
+def test_a_handler_that_yields_is_refused_before_anything_is_fetched(
+    world: BoundaryWorld, handler: Any
+) -> None:
+    world.append(1)
+    world.server.calls.clear()
+    with pytest.raises(ConfigurationError, match=r"the handler yielding.* has a `yield`"):
+        world.consumer().run(handler, world.database.default, drain=True)
+    for strategy in (OncePerId(NAME), idempotent_outcome("sets a level")):
+        with pytest.raises(ConfigurationError, match=r"the handler yielding.* has a `yield`"):
+            strategy(handler)
+    assert world.server.calls == []
+
+
+@pytest.mark.parametrize("guard", [lambda handler: handler, OncePerId(NAME)])
+@pytest.mark.parametrize("make", [unawaited, yielding, yielding_async])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_fact_is_not_confirmed_if_its_handler_returns_before_it_has_run(
+    world: BoundaryWorld, make: Any, guard: Any
+) -> None:
+    world.append(1)
+    world.in_session(OncePerId(NAME).create_table)
+
+    async def handle_async(*_: Any) -> Any:
+        return make()
+
+    def handle(*_: Any) -> Any:
+        return make()
+
+    handler = guard(handle_async if world.asynchronous else handle)
+    with pytest.raises(TypeError, match="so its code has not run"):
+        world.consumer().run(handler, world.database.default, drain=True)
+    assert world.server.count("confirm") == 0
+
+
 @pytest.mark.req("BC-05")
 @pytest.mark.parametrize("kind", [Odd, KeyError, StopIteration, KeyboardInterrupt, SystemExit])
 def test_what_a_handler_raises_leaves_run_as_the_same_object_and_nothing_is_confirmed(
@@ -271,9 +317,10 @@ def test_an_engine_or_a_handler_of_the_wrong_kind_is_an_error_and_loses_nothing(
 
     async def handle_async(fact: Any, session: Any) -> None: ...
 
-    with pytest.raises(TypeError):
-        world.consumer().run(handle if world.asynchronous else handle_async, world.database.default)
-    assert world.cursor() == 0
+    wrong, error = (handle, TypeError) if world.asynchronous else (handle_async, ConfigurationError)
+    with pytest.raises(error, match="`async def`"):
+        world.consumer().run(wrong, world.database.default)
+    assert not world.cursor()
     before = world.server.count("fetch")
     with pytest.raises(ConfigurationError, match="Engine"):
         world.consumer().run(handle, "sqlite://")

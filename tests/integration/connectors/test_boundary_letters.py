@@ -201,8 +201,12 @@ def test_facts_that_come_again_are_duplicates_for_the_inbox(site: Site, letters:
     with pytest.raises(Exception, match="the boundary is away"):
         letters.consume(one, bill, inbox=inbox, promised=CONTRACT)
     site.on_confirm = lambda _: None
+    done = len(
+        billed(letters)
+    )  # a slow machine may learn that the boundary is away before it has done all of them
+    assert done > 0
     report = letters.consume(site.connector(), bill, inbox=inbox, promised=CONTRACT)
-    assert (report.succeeded, report.duplicates) == (5, 5)
+    assert (report.succeeded, report.duplicates) == (5, done)
     letters.advance(61)
     report = letters.consume(two, bill, inbox=inbox, promised=CONTRACT)
     assert report.failed == 0

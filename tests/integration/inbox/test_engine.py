@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from onceward import AsyncConsumerTask, ConsumerTask, Transaction
+from onceward import AsyncConsumerTask, ConsumerTask, Transaction, cancel_requested
 from onceward.connectors import (
     AsyncMemoryConnector,
     AsyncSqliteConnector,
@@ -398,7 +398,7 @@ class UnderTheEngine(InboxSuite):
 
         def hang_first(transaction: Transaction, session: Any) -> None:
             attempts.append(transaction.id)
-            until(lambda: len(attempts) >= 2)
+            until(lambda: len(attempts) >= 2 or cancel_requested())
 
         async def hang_first_async(transaction: Transaction, session: Any) -> None:
             attempts.append(transaction.id)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import event, text
 
+from onceward.errors import ConfigurationError
 from onceward.queue import QueueError, QueueMessage, UndecodableEntryError
 from tests.support.queue.proxy import proxy
 from tests.support.queue.world import QueueWorld, later
@@ -87,6 +89,42 @@ def test_run_sends_the_ack_along_with_the_next_read_and_waits_when_idle(world: Q
         consumer.run(handler=handler, engine=world.engine)
     assert world.effects() == ["1", "2"]
     assert world.pending() == []
+
+
+async def unawaited(*_: Any) -> None: ...
+
+
+def yielding(*_: Any) -> Iterator[None]:
+    yield
+
+
+async def yielding_async(*_: Any) -> AsyncIterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("handler", [yielding, yielding_async, partial(yielding, 1)])
+def test_a_handler_that_yields_is_refused_before_anything_is_read(world: QueueWorld, handler: Any) -> None:
+    world.add("1")
+    for run in (world.consumer().run, world.consumer().run_claim_stale):
+        with pytest.raises(ConfigurationError, match=r"the handler yielding.* has a `yield`"):
+            run(handler=handler, engine=world.engine)
+    assert world.consumer().next().payload == 1, "as a new message"
+
+
+@pytest.mark.parametrize("make", [unawaited, yielding, yielding_async])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_message_stays_pending_if_its_handler_returns_before_it_has_run(
+    world: QueueWorld, make: Any
+) -> None:
+    ids = world.add("1")
+
+    async def handle_async(*_: Any) -> Any:
+        return make()
+
+    handler = handle_async if world.asynchronous else lambda *_: make()
+    with pytest.raises(TypeError, match="so its code has not run"):
+        world.consumer().run(handler=handler, engine=world.engine)
+    assert world.pending() == ids
 
 
 class Odd(Exception):
@@ -231,9 +269,13 @@ def test_a_handler_of_the_wrong_kind_is_an_error_and_loses_nothing(world: QueueW
 
     def handle(_: QueueMessage, session: Any) -> None: ...
 
-    with pytest.raises(TypeError):
-        world.consumer().run(handler=handle if world.asynchronous else handle_async, engine=world.engine)
-    assert world.pending() == [id_]
+    wrong, error = (handle, TypeError) if world.asynchronous else (handle_async, ConfigurationError)
+    with pytest.raises(error, match="`async def`"):
+        world.consumer().run(handler=wrong, engine=world.engine)
+    if world.asynchronous:
+        assert world.pending() == [id_]
+    else:
+        assert world.consumer().next().id == id_, "it was refused before anything was read"
 
 
 @pytest.mark.req("QC-10", "QC-12")

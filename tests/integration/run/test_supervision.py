@@ -181,7 +181,8 @@ def test_a_worker_with_a_stuck_thread_ends_its_other_work_and_is_replaced(site: 
     text += "ConsumerTask.settings = EngineSettings(stuck_grace=0.2)\n"
     (site.directory / "shop.py").write_text(text)
     site.send({"id": "deaf", "deaf": 300}, {"id": "slow", "seconds": 1})
-    with site.run(RUN_TIMEOUT="1.5", RUN_SOURCE="sqlite:///orders.db?on_failure=dead_letter") as run:
+    source = "sqlite:///orders.db?on_failure=dead_letter"
+    with site.run(RUN_TIMEOUT="1.5", RUN_SOURCE=source, ONCEWARD_GRACE="5") as run:
         until(lambda: len(run.workers()) == 2)
         assert run.says("a thread is stuck")
         assert run.says("worker 1 had a stuck thread; restarting")

@@ -60,7 +60,7 @@ class World:
     def record(self, found: Evidence) -> None:
         store = store_of(self.base.plain().dialect, lambda: 1_700_000_000.0)
         with self.base.session() as session:
-            session._run(evidence.record_evidence, store, found)
+            session.run(evidence.record_evidence, store, found)
 
     def run(self) -> Any:
         if self.base.asynchronous:
@@ -278,7 +278,7 @@ def test_kill_9_while_recording_leaves_whole_evidence_or_none(database: Database
         with DbSession(engine) as session:
             if point == "before":
                 os.kill(os.getpid(), signal.SIGKILL)
-            session._run(evidence.record_evidence, store, proof())
+            session.run(evidence.record_evidence, store, proof())
             if point == "after the insert":
                 os.kill(os.getpid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)

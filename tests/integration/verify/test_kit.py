@@ -309,6 +309,9 @@ def test_a_handler_that_hangs_in_c_code_is_named_too() -> None:
 # ── options and comparison ──────────────────────────────────────────────────────────────────────────────
 
 
+async def setup_later(engine: Any) -> None: ...
+
+
 def test_a_failure_is_an_assertion_error_with_the_report() -> None:
     with pytest.raises(AssertionError, match="1 scenario failed, 1 passed, 13 skipped") as caught:
         verify_consumer(consumers.Swallows, EVENTS, setup=setup, only=["exceptions"])
@@ -333,6 +336,7 @@ def test_a_class_can_say_itself_how_it_is_verified() -> None:
     ("consumer", "given", "words"),
     [
         (consumers.Right, {"events": []}, "needs events"),
+        (consumers.Right, {"setup": setup_later}, "setup of Right is `async def`"),
         (consumers.Right, {"events": [EVENTS[0], EVENTS[0]]}, "same id"),
         (consumers.Right, {"skip": ["nonsense"]}, "no scenario 'nonsense'"),
         (consumers.Right, {"nonsense": 1}, "nonsense"),

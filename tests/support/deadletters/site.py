@@ -9,7 +9,7 @@ import pytest
 
 from onceward.deadletters import operations
 from onceward.deadletters.source import base as wrapper
-from onceward.storage.sql import Sql
+from onceward.storage.database import Sql
 from tests.support.deadletters.world import Letters
 
 if TYPE_CHECKING:

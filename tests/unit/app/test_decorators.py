@@ -18,6 +18,7 @@ from onceward.app.build import as_task, database_url, in_an_app, open_task, task
 from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
 from onceward.inbox import Contract
+from onceward.task.exceptions import InputException
 from onceward.task.mixins.policies import ConsumerPolicy
 
 
@@ -290,6 +291,109 @@ def test_what_a_producer_returns_or_yields_is_sent_as_plain_data(app: Onceward, 
         {"total": 6},
     ]
     assert one(7) == Order(7)
+
+
+class Shop:
+    """A producer as a method, in all the ways there are to write one."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+
+    def place(self, more: int) -> Iterator[int]:
+        yield self.total + more
+
+    async def place_later(self, more: int) -> int:
+        return self.total + more
+
+
+def test_a_bound_method_is_a_producer(app: Onceward, tmp_path: Path) -> None:
+    url = f"memory://{tmp_path}"
+    shop = Shop(3)
+    app.producer(url)(shop.place)
+    app.producer(url)(shop.place_later)
+    assert app.produce(shop.place, 1).succeeded == 1
+    assert asyncio.run(app.produce_async(shop.place_later, 2)).succeeded == 1
+    assert sent(url) == [4, 5]
+    with pytest.raises(ConfigurationError, match="is not a producer"):
+        app.produce(Shop(4).place, 1)
+
+
+def test_a_producer_declared_in_a_class_is_called_on_its_objects(app: Onceward, tmp_path: Path) -> None:
+    url = f"memory://{tmp_path}"
+
+    class Till:
+        total = 3
+
+        @app.producer(url)
+        def place(self, more: int) -> int:
+            return self.total + more
+
+        @app.producer(url)
+        @classmethod
+        def place_all(cls, more: int) -> Iterator[int]:
+            yield cls.total * more
+
+        @app.producer(url)
+        @staticmethod
+        def place_one(total: int) -> int:
+            return total
+
+    assert app.produce(Till().place, 1).succeeded == 1
+    assert app.produce(Till.place, Till(), 2).succeeded == 1
+    assert app.produce(Till.place_all, 2).succeeded == 1
+    assert app.produce(Till().place_one, 7).succeeded == 1
+    assert sent(url) == [4, 5, 6, 7]
+
+
+def test_a_bound_method_is_a_consumer_and_leads_to_its_app(app: Onceward) -> None:
+    class Till:
+        def charge(self, order: Order) -> None: ...
+
+    till = Till()
+    app.consumer("memory://orders")(till.charge)
+    app.producer(till.charge)(yielding)
+    assert consumers_of(till.charge) == [(app, app.consumers["charge"])]
+    assert consumers_of(Till().charge) == []
+
+
+async def unawaited(*_: Any) -> None: ...
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("make", [unawaited, yielding_async])
+def test_a_producer_that_returns_before_it_has_run_is_an_error(app: Onceward, make: Any) -> None:
+    @app.producer("memory://orders")
+    def place() -> Any:
+        return make(1)
+
+    @app.producer("memory://orders")
+    def place_each() -> Any:
+        yield make(1)
+
+    @app.producer("memory://orders")
+    async def place_later() -> Any:
+        return make(1)
+
+    for call in (
+        lambda: app.produce(place),
+        lambda: app.produce(place_each),
+        lambda: asyncio.run(app.produce_async(place_later)),
+    ):
+        with pytest.raises((TypeError, InputException), match="so its code has not run"):
+            call()
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_consumer_that_returns_a_coroutine_fails_its_messages(app: Onceward, tmp_path: Path) -> None:
+    url = f"memory://{tmp_path}"
+
+    @app.consumer(url)
+    def charge(order: int) -> Any:
+        return unawaited(order)
+
+    with open_task(app, app.consumers["charge"]) as task:
+        outcome = task.start_processing(Transaction(payload=1))
+    assert "charge returned a coroutine, so its code has not run" in str(outcome.error)
 
 
 def test_what_cannot_be_sent_is_said(app: Onceward, tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal, Optional, TypedDict
 
@@ -60,6 +61,11 @@ FITS = [
     (Typed, PLAIN, PLAIN),
     (dict, PLAIN, PLAIN),
     (dict[str, int], PLAIN, PLAIN),
+    (dict | None, None, None),
+    (dict | list, [1], [1]),
+    (Mapping[str, int], PLAIN, PLAIN),
+    (list, [1], [1]),
+    (str, "a", "a"),
     (Any, PLAIN, PLAIN),
     (object, PLAIN, PLAIN),
     (int, 3, 3),
@@ -79,12 +85,21 @@ def test_the_payload_comes_in_the_type_of_the_annotation(hint: Any, payload: Any
     assert (value, type(value)) == (expected, type(expected))
 
 
+LIKE_DICT = (dict, dict[str, Any], Dataclass, Typed, Struct, Pydantic)
 MISFITS = [
     (Pydantic, {"total": SECRET}, "$.total"),
     (Struct, {"total": SECRET}, "$.total"),
     (Dataclass, {"total": SECRET}, "$.total"),
     (Dataclass, {}, "total"),
     (Typed, {"total": SECRET}, "$.total"),
+    *((hint, wrong, "$") for hint in LIKE_DICT for wrong in (None, [SECRET], [], SECRET, 3, True)),
+    *((list, wrong, "$") for wrong in (None, SECRET, PLAIN, 3)),
+    *((str, wrong, "$") for wrong in (None, PLAIN, [SECRET], 3)),
+    *((dict | None, wrong, "$") for wrong in ([SECRET], SECRET, 3)),
+    *((dict | list, wrong, "$") for wrong in (None, SECRET, 3)),
+    (Mapping[str, int], [SECRET], "$"),
+    (int, None, "$"),
+    (int, "3", "$"),
     (int, SECRET, "$"),
     (int, True, "$"),
     (list[str], ["a", 4111], "$[1]"),
@@ -156,6 +171,33 @@ def test_the_session_of_a_contract_goes_by_its_name() -> None:
     assert (
         Signature(charge, session=True).arguments(Transaction(payload=PLAIN), session)["session"] is session
     )
+
+
+def test_a_dict_is_passed_on_and_not_copied() -> None:
+    assert given(dict, PLAIN) is PLAIN
+
+
+def decorating(wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    def charge(order: Struct, transaction: Transaction) -> None: ...
+
+    return functools.wraps(charge)(wrapper)
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [lambda order: None, lambda order, /, transaction: None, lambda *orders: None, lambda: None],
+    ids=["fewer", "by position", "stars", "none"],
+)
+def test_a_decorator_that_cannot_pass_the_arguments_on_is_refused(wrapper: Callable[..., Any]) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"charge cannot be called with order, transaction: .*decorator"
+    ):
+        Signature(decorating(wrapper), session=False)
+
+
+def test_a_decorator_that_passes_all_arguments_on_is_accepted() -> None:
+    signature = Signature(decorating(lambda *args, **kwargs: None), session=False)
+    assert set(signature.arguments(Transaction(payload=PLAIN))) == {"order", "transaction"}
 
 
 def two(order: Struct, invoice: Struct) -> None: ...

@@ -10,7 +10,7 @@ import pytest
 
 from onceward import Transaction
 from onceward.connectors.codec import DecodeError, decode, encode
-from onceward.connectors.dead_message import (
+from onceward.connectors.lease_rules import (
     BurialReason,
     DeadMessage,
     describe_failure,

@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import pickle
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NotRequired, TypedDict
 
@@ -26,6 +27,10 @@ def up(payload: Any) -> Any:
 
 async def up_later(payload: Any) -> Any:
     return payload
+
+
+def up_in_parts(payload: Any) -> Iterator[Any]:
+    yield payload
 
 
 class Upcaster:
@@ -244,6 +249,8 @@ class TestUpcasters:
         [
             ({1: "up"}, "the upcaster from 1 to 2 must be a function of the payload, not str"),
             ({1: up_later}, "the upcaster from 1 to 2 is a coroutine function"),
+            ({1: functools.partial(up_later)}, "the upcaster from 1 to 2 is a coroutine function"),
+            ({1: up_in_parts}, "the upcaster from 1 to 2 has a `yield`"),
             ({2: up}, "the upcaster from 2 to 3 leads beyond schema_version=2"),
             ({0: up, 1: up}, "1 or more, not 0"),
             ({True: up}, "1 or more, not True"),

@@ -105,6 +105,7 @@ class TestViewOfATransaction:
             ({}, {"schema_version": 2}, 2),
             ("text", {"schema_version": 2}, 2),
             ({"schema_version": None}, {}, 1),
+            ({"schema_version": None}, {"schema_version": 2}, 2),
         ],
     )
     def test_the_payloads_own_schema_version_goes_first(

@@ -57,6 +57,9 @@ def log(name: Any) -> Any:
     return upcaster
 
 
+async def later() -> None: ...
+
+
 def chain(oldest: int, current: int) -> Contract:
     return contract(
         schema_version=current, upcasters={version: log(version) for version in range(oldest, current)}
@@ -180,6 +183,12 @@ class TestPayload:
             ).schema_version
             == 2
         )
+
+    @pytest.mark.filterwarnings("error::RuntimeWarning")
+    @pytest.mark.parametrize("make", [later, lambda: (each for each in "ab")])
+    def test_an_upcaster_that_returns_before_it_has_run_is_refused(self, make: Any) -> None:
+        error = breach(contract(schema_version=2, upcasters={1: lambda _: make()}), event({}))
+        assert "so its code has not run" in error.message
 
     def test_an_upcaster_that_forgets_to_return_is_a_breach(self) -> None:
         error = breach(contract(schema_version=2, upcasters={1: lambda payload: None}), event({}))

@@ -29,6 +29,7 @@ from tests.support.world import (
     results,
     retry,
     system,
+    timeout,
     transactions,
 )
 
@@ -180,6 +181,14 @@ def test_a_fetch_that_times_out_for_good_surfaces_as_a_timeout(world: World) -> 
     assert raised.value.category is ExceptionCategory.TIMEOUT
     assert raised.value.__cause__ is not None
     assert len(source.asked) == 2
+
+
+@pytest.mark.req("CE-12")
+@pytest.mark.parametrize("given", [TimeoutError("10 s"), timeout()])
+def test_a_connectors_own_timeout_surfaces_as_a_timeout(world: World, given: Exception) -> None:
+    with pytest.raises(FetchTimeoutException) as raised:
+        world.consume(world.consumer(source=ListSource(script=[given])))
+    assert raised.value.__cause__ is given
 
 
 @pytest.mark.req("CE-12")

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from onceward import Transaction
+from onceward import Transaction, cancel_requested
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.report import StopReason
 from onceward.task.work import Outcome, OutcomeStatus
 from onceward.testing.clock import FakeClock
+from tests.support.wait import until
 from tests.support.world import (
     SHORT,
     Exactly,
@@ -422,16 +423,10 @@ def test_what_an_interrupted_attempt_raises_is_the_cause_of_its_timeout(world: W
             except asyncio.CancelledError:
                 raise raised from None
     else:
-        import time
-
-        from onceward.task.exceptions import AttemptInterrupted
 
         def process(_: Any, given: Transaction) -> None:  # type: ignore[misc]
-            try:
-                while True:
-                    time.sleep(0.002)
-            except AttemptInterrupted:
-                raise raised from None
+            until(cancel_requested)
+            raise raised
 
     task = world.consumer()
     type(task).process_transaction = process

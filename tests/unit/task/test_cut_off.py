@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from onceward import AsyncConsumerTask, Transaction
-from onceward.task.exceptions import AttemptInterrupted
+from onceward import AsyncConsumerTask, Transaction, cancel_requested
 from onceward.task.report import Report, StopReason
 from onceward.testing import record
 from tests.support.wait import until, until_async
@@ -123,11 +121,8 @@ def cleaning_up_in_vain(world: World) -> Any:
 
         def method(_: Any, transaction: Transaction) -> None:
             world.calls.append(("produce", transaction.id))
-            try:
-                while True:
-                    time.sleep(0.002)
-            except AttemptInterrupted as error:
-                raise OSError("could not roll back") from error
+            until(cancel_requested)
+            raise OSError("could not roll back")
 
     return method
 

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onceward import AsyncProducerTask, ProducerTask, Transaction
+from onceward import AsyncProducerTask, ProducerTask, Transaction, cancel_requested
 from onceward.task.exceptions import (
-    AttemptInterrupted,
     ExceptionCategory,
     LoopError,
     ProducerLoopTimeoutException,
@@ -24,6 +23,7 @@ from onceward.task.mixins.producer import AsyncProducerMixin, ProducerMixin
 from onceward.task.report import StopReason
 from onceward.task.work import OutcomeStatus
 from onceward.testing.clock import FakeClock
+from tests.support.wait import until
 from tests.support.world import (
     SHORT,
     Until,
@@ -522,10 +522,8 @@ def test_what_a_timed_out_attempt_returns_after_all_is_discarded(world: World) -
     class Stubborn(ProducerTask):
         def produce_transaction(self, transaction: Transaction) -> str:
             attempts.append(len(attempts))
-            try:
-                while len(attempts) == 1:
-                    time.sleep(0.001)
-            except AttemptInterrupted:
+            if len(attempts) == 1:
+                until(cancel_requested)
                 return "late"
             return "in time"
 
@@ -560,12 +558,9 @@ def test_a_timed_out_attempt_has_ended_before_the_next_begins(world: World) -> N
         def produce_transaction(self, transaction: Transaction) -> None:
             running.append(1)
             together.append(len(running))
-            try:
-                while True:
-                    time.sleep(0.001)
-            finally:
-                time.sleep(0.05)
-                running.pop()
+            until(cancel_requested)
+            time.sleep(0.05)
+            running.pop()
 
     class AsyncSlow(AsyncProducerTask):
         async def produce_transaction(self, transaction: Transaction) -> None:

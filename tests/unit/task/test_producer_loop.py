@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from onceward import Transaction
+from onceward import Transaction, cancel_requested
 from onceward.errors import ConfigurationError
 from onceward.task.exceptions import (
     ExceptionCategory,
@@ -416,8 +416,7 @@ def test_loop_timeout_bounds_an_input_that_yields_nothing(world: World) -> None:
 def test_loop_timeout_loses_no_transaction_of_a_batch_that_was_not_full_yet(world: World) -> None:
     def source() -> Iterator[Transaction]:
         yield from transactions(3)
-        while True:
-            time.sleep(0.001)
+        until(cancel_requested)
 
     async def source_async() -> AsyncIterator[Transaction]:
         for transaction in transactions(3):

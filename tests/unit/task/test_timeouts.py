@@ -24,6 +24,7 @@ from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.mixins.utils import cancel_requested
 from onceward.task.settings import EngineSettings
 from onceward.task.work import Outcome, OutcomeStatus
+from tests.support.wait import until
 from tests.support.world import (
     SHORT,
     After,
@@ -70,11 +71,8 @@ def deaf_for(world: World, seconds: float, spans: Spans) -> Any:
 
     def method(task: Any, *_: Any) -> None:
         with spans:
-            try:
-                while True:
-                    time.sleep(0.005)
-            except AttemptInterrupted:
-                time.sleep(seconds)
+            until(cancel_requested)
+            time.sleep(seconds)
 
     async def method_async(task: Any, *_: Any) -> None:
         end = inf
@@ -459,8 +457,11 @@ def test_what_a_stuck_attempt_returns_in_the_end_is_discarded(world: World) -> N
     assert (report.succeeded, report.failed, report.stuck) == (1, 1, 1)
 
 
+RAISE = EngineSettings(interrupt="raise")
+
+
 @pytest.mark.req("CE-20")
-def test_a_pure_python_loop_is_interrupted_in_its_thread() -> None:
+def test_a_pure_python_loop_is_interrupted_in_its_thread_by_request() -> None:
     world = World("threads")
     seen: list[type[BaseException]] = []
 
@@ -472,7 +473,7 @@ def test_a_pure_python_loop_is_interrupted_in_its_thread() -> None:
             seen.append(type(error))
             raise
 
-    task = world.consumer()
+    task = world.consumer(settings=RAISE)
     type(task).process_transaction = process
     ended = outcome(world, task, consuming(process=retry(2, timeout=SHORT)))
     assert seen == [AttemptInterrupted] * 2
@@ -492,7 +493,7 @@ def test_a_catch_all_in_a_handler_does_not_swallow_the_interrupt() -> None:
             except Exception:
                 continue
 
-    task = world.consumer()
+    task = world.consumer(settings=RAISE)
     type(task).process_transaction = process
     ended = outcome(world, task, consuming(process=retry(1, timeout=0.05)))
     assert ended.error is not None
@@ -500,13 +501,14 @@ def test_a_catch_all_in_a_handler_does_not_swallow_the_interrupt() -> None:
 
 
 @pytest.mark.req("CE-20")
-def test_interrupts_that_come_late_hit_nobody_else() -> None:
+@pytest.mark.parametrize("settings", [EngineSettings(), RAISE], ids=["cancel", "raise"])
+def test_interrupts_that_come_late_hit_nobody_else(settings: EngineSettings) -> None:
     """Attempts that last about as long as their limit, with every kind of ending."""
     # The limits depend on the machine: on a slow one, the shortest would cut off everything.
-    assert any(both_ways_occur_and_each_has_one_end(limit) for limit in (0.003, 0.01, 0.03))
+    assert any(both_ways_occur_and_each_has_one_end(limit, settings) for limit in (0.003, 0.01, 0.03))
 
 
-def both_ways_occur_and_each_has_one_end(limit: float) -> bool:
+def both_ways_occur_and_each_has_one_end(limit: float, settings: EngineSettings) -> bool:
     world = World("threads")
     dice = random.Random(7)
 
@@ -525,7 +527,9 @@ def both_ways_occur_and_each_has_one_end(limit: float) -> bool:
         for _ in range(2000):
             pass
 
-    task = world.consumer(process, success=handler, exception=handler, source=ListSource(transactions(800)))
+    task = world.consumer(
+        process, success=handler, exception=handler, source=ListSource(transactions(800)), settings=settings
+    )
     report = world.consume(
         task, consuming(concurrency=4, batch=100, process=retry(2, timeout=limit), mode="continuous")
     )
@@ -614,8 +618,7 @@ def test_code_that_polls_learns_that_its_attempt_has_timed_out(world: World) -> 
     def method(task: Any, given: Transaction) -> None:
         try:
             told.append(cancel_requested())
-            while True:
-                time.sleep(0.005)
+            until(cancel_requested)
         finally:
             told.append(cancel_requested())
 
@@ -662,12 +665,7 @@ def test_a_stuck_attempt_that_looks_again_later_still_learns_that_it_shall_stop(
     told: list[bool] = []
 
     def method(task: Any, given: Transaction) -> None:
-        while True:
-            try:
-                handled.wait(5)
-                break
-            except AttemptInterrupted:
-                continue
+        handled.wait(5)
         told.append(cancel_requested())
         looked.set()
 

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,6 +16,14 @@ from onceward.testing import record
 from tests.support.world import ListSource, World, business, consuming, results, retry, system, transactions
 
 user_log = logging.getLogger("shop.orders")
+
+
+@pytest.fixture(autouse=True)
+def _log_fields(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    added = logs.LogFields()
+    caplog.handler.addFilter(added)
+    yield
+    caplog.handler.removeFilter(added)
 
 
 def fields(record: logging.LogRecord) -> tuple[object, ...]:
@@ -69,16 +78,8 @@ def test_log_lines_carry_trace_and_span_when_there_is_one(
 
 
 def test_lines_outside_an_engine_have_the_fields_empty(caplog: pytest.LogCaptureFixture) -> None:
-    logs.install()
     user_log.warning("outside")
     assert {name: getattr(caplog.records[0], name) for name in logs.FIELDS} == dict.fromkeys(logs.FIELDS, "")
-
-
-def test_installing_twice_wraps_once() -> None:
-    logs.install()
-    factory = logging.getLogRecordFactory()
-    logs.install()
-    assert logging.getLogRecordFactory() is factory
 
 
 @pytest.mark.req("CE-38", "PE-19")
@@ -119,8 +120,6 @@ def test_without_an_sdk_no_span_attribute_or_record_is_built() -> None:
             def process_transaction(self, transaction):
                 return None
 
-        import onceward.telemetry.logs as logs
-        logs._make_record = refuse
         assert Task({"source": Source()}).consume_transactions().succeeded == 3
     """
     done = subprocess.run(
@@ -131,20 +130,3 @@ def test_without_an_sdk_no_span_attribute_or_record_is_built() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_the_fields_are_there_from_the_first_line_of_a_program_on() -> None:
-    script = """
-        import logging
-        import onceward
-        logging.basicConfig(format="[%(task)s|%(step)s|%(attempt)s|%(transaction_id)s] %(message)s")
-        logging.warning("starting")
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stderr == "[|||] starting\n"

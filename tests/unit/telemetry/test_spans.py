@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import StatusCode
 
 from onceward import Transaction
 from onceward.connectors.memory import AsyncMemoryConnector, MemoryConnector
+from onceward.task.exceptions import FetchException
 from onceward.task.settings import EngineSettings
 from onceward.testing import Recording, record
 from tests.support.world import (
@@ -291,3 +294,46 @@ def test_a_failed_loop_marks_its_span(world: World, recording: Recording) -> Non
     span = recording.span("consume_transactions")
     assert span.status.is_ok is False
     assert attributes(span)["stop_reason"] == "fetch_error"
+
+
+# ── which limit ended an attempt ────────────────────────────────────────────────────────────────────────
+
+LIMITS = [
+    ({"transaction_timeout": SHORT}, 30.0, "the lifecycle ran out of time"),
+    ({"timeout": SHORT}, 30.0, "the loop ran out of time"),
+    ({"transaction_timeout": 30.0}, SHORT, f"took longer than {SHORT} s"),
+    ({"transaction_timeout": SHORT}, None, "the lifecycle ran out of time"),
+]
+
+
+@pytest.mark.req("CE-28")
+@pytest.mark.parametrize(("loop", "step", "message"), LIMITS)
+def test_the_span_of_an_attempt_names_the_limit_that_ended_it(
+    world: World, recording: Recording, loop: dict[str, float], step: float | None, message: str
+) -> None:
+    task = world.consumer(results(Until(lambda: False)), source=ListSource(transactions(1)))
+    with suppress(TimeoutError):
+        world.consume(task, consuming(process=retry(timeout=step), **loop))
+    assert attributes(recording.span("process"))["exception.message"] == message
+
+
+@pytest.mark.req("PE-07")
+def test_the_attempt_of_a_producers_success_handler_is_system_whatever_it_raises(
+    world: World, recording: Recording
+) -> None:
+    task = world.producer(results("sent"), success=results(business()))
+    world.produce(task, transactions(1))
+    assert attributes(recording.span("handle_produce_success.attempt"))["category"] == "SYSTEM"
+    assert attributes(recording.span("handle_produce_success"))["category"] == "SYSTEM"
+
+
+@pytest.mark.req("CE-28", "CE-12")
+@pytest.mark.parametrize("batch", [transactions(11), ["order"], 7], ids=["too many", "not one", "no list"])
+def test_the_span_of_a_fetch_whose_batch_is_refused_shows_why(
+    world: World, recording: Recording, batch: object
+) -> None:
+    with pytest.raises(FetchException) as raised:
+        world.consume(world.consumer(source=ListSource(script=[batch])))
+    span = recording.span("fetch_transactions")
+    assert span.status.status_code is StatusCode.ERROR
+    assert attributes(span)["exception.message"] == str(raised.value)

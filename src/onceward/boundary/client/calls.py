@@ -19,8 +19,9 @@ from onceward.boundary.client.transport import BoundaryPort
 from onceward.boundary.errors import BoundaryError
 from onceward.boundary.model import Appended, Envelope, Fact, ObjectRef, Page
 from onceward.boundary.v1 import boundary_pb as pb
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.boundary")
+_log = OwnLogger(logging.getLogger("onceward.boundary"))
 
 CHUNK = 256 * 1024
 INLINE = 1024 * 1024

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from onceward.boundary.errors import BoundaryError
 from onceward.boundary.model import Page, StoredFact
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.boundary")
+_log = OwnLogger(logging.getLogger("onceward.boundary"))
 
 EMPTY_WAIT = 0.1
 """Seconds to wait when there is nothing new."""
@@ -22,6 +23,10 @@ Attempt = Callable[[StoredFact], Awaitable[BaseException | None]]
 
 class FactLoop:
     """The loop of both modes. Methods that wait are ports: they block in one mode and await in the other."""
+
+    _fetch: Callable[[], Awaitable[Page]]
+    _confirm: Callable[[int], Awaitable[None]]
+    _nap: Callable[[float], Awaitable[None]]
 
     def __init__(self, consumer_name: str, limit: int, empty_wait: float) -> None:
         if not consumer_name:
@@ -41,15 +46,6 @@ class FactLoop:
         In the middle of a batch nothing of it is confirmed: facts already applied are delivered again, as duplicates.
         """
         self._stop_requested = True
-
-    async def _fetch(self) -> Page:
-        raise NotImplementedError
-
-    async def _confirm(self, offset: int) -> None:
-        raise NotImplementedError
-
-    async def _nap(self, seconds: float) -> None:
-        raise NotImplementedError
 
     async def _run(self, attempt: Attempt, drain: bool) -> BaseException | None:
         while not self._is_stopped():

@@ -11,8 +11,9 @@ from onceward.boundary.links.skips import Skipped
 from onceward.boundary.metrics import BoundaryMetrics
 from onceward.boundary.model import Gap, Page, StoredFact
 from onceward.errors import OncewardError
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.boundary")
+_log = OwnLogger(logging.getLogger("onceward.boundary"))
 
 
 class LinkStopped(OncewardError):
@@ -87,17 +88,8 @@ class LinkReport:
             self.counts[outcome] += count
             self._metrics.link_facts.labels(self._link, outcome).inc(count)
         if _log.isEnabledFor(logging.DEBUG):
-            _log.debug(
-                "link %s has taken all facts up to %d",
-                self._link,
-                offset,
-                extra={
-                    "link": self._link,
-                    "consumer": self._consumer,
-                    "offset": offset,
-                    "outcome": "confirmed",
-                },
-            )
+            fields = self._fields("confirmed", offset=offset)
+            _log.debug("link %s has taken all facts up to %d", self._link, offset, extra=fields)
 
     def mark_up(self) -> None:
         self._up.set(1)
@@ -150,7 +142,7 @@ class LinkReport:
             self._link,
             error if expected else f"{type(error).__name__}: {error}",
             exc_info=None if expected else error,
-            extra={"link": self._link, "consumer": self._consumer, "outcome": "down"},
+            extra=self._fields("down"),
         )
 
     def _is_news(self, trouble: str) -> bool:
@@ -167,20 +159,12 @@ class LinkReport:
             self._link,
             gap.first_missing,
             gap.last_missing,
-            extra={
-                "link": self._link,
-                "consumer": self._consumer,
-                "offset": gap.first_missing,
-                "outcome": "gap",
-            },
+            extra=self._fields("gap", offset=gap.first_missing),
         )
 
     def _about(self, fact: StoredFact, outcome: str) -> dict[str, str | int]:
-        return {
-            "link": self._link,
-            "consumer": self._consumer,
-            "offset": fact.offset,
-            "message_id": fact.message_id,
-            "zone": fact.envelope.from_zone,
-            "outcome": outcome,
-        }
+        zone = fact.envelope.from_zone
+        return self._fields(outcome, offset=fact.offset, message_id=fact.message_id, zone=zone)
+
+    def _fields(self, outcome: str, **more: str | int) -> dict[str, str | int]:
+        return {"link": self._link, "consumer": self._consumer, "outcome": outcome, **more}

@@ -21,8 +21,12 @@ from onceward.boundary.metrics import BoundaryMetrics
 from onceward.boundary.server.codecs import refusal
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.boundary")
+_log = OwnLogger(logging.getLogger("onceward.boundary"))
+
+OPEN_TO_PEERS = (pb.PutObjectRequest, pb.GetObjectRequest)
+"""Requests that every known peer may make. One that neither this nor `Guard.check` names is refused."""
 
 REQ = TypeVar("REQ")
 RES = TypeVar("RES")
@@ -81,17 +85,14 @@ class Peers:
     def identify(self, certificate: Certificate) -> Peer:
         """Return the peer that owns the certificate. Raise `Unauthenticated` if there is none."""
         if certificate.ends_at < time.time():
-            raise _refusal(Unauthenticated, "expired", f"{certificate} has expired")
+            raise Unauthenticated("expired", f"{certificate} has expired")
         found = [self._table[name] for name in certificate.names if name in self._table]
         if not found:
-            raise _refusal(
-                Unauthenticated,
-                "unknown_identity",
-                f"{certificate} does not belong to a peer of this boundary",
+            raise Unauthenticated(
+                "unknown_identity", f"{certificate} does not belong to a peer of this boundary"
             )
         if len(found) > 1:
-            raise _refusal(
-                Unauthenticated,
+            raise Unauthenticated(
                 "ambiguous_identity",
                 f"{certificate} belongs to several peers of this boundary; keep one of them",
             )
@@ -100,25 +101,16 @@ class Peers:
     def check_zones(self, peer: Peer, from_zone: str, to_zone: str) -> None:
         """Raise `PermissionDenied` unless the peer may append a fact from and for these zones."""
         if from_zone not in peer.origins:
-            raise _refusal(
-                PermissionDenied,
-                "from_zone",
-                f"{peer.identity!r} may not append facts from zone {from_zone!r}",
-                "envelope.from_zone",
-            )
+            problem = f"{peer.identity!r} may not append facts from zone {from_zone!r}"
+            raise PermissionDenied("from_zone", problem, "envelope.from_zone")
         if to_zone not in peer.to_zones:
-            raise _refusal(
-                PermissionDenied,
-                "to_zone",
-                f"{peer.identity!r} may not append facts for zone {to_zone!r}",
-                "envelope.to_zone",
-            )
+            problem = f"{peer.identity!r} may not append facts for zone {to_zone!r}"
+            raise PermissionDenied("to_zone", problem, "envelope.to_zone")
 
     def check_consumer(self, peer: Peer, name: str) -> None:
         """Raise `PermissionDenied` for a name that is reserved for other peers."""
         if peer.identity not in self._owners.get(name, (peer.identity,)):
-            raise _refusal(
-                PermissionDenied,
+            raise PermissionDenied(
                 "consumer",
                 f"{peer.identity!r} may not fetch or confirm as {name!r}, which is reserved for another peer",
                 "consumer_name",
@@ -138,10 +130,13 @@ class Guard:
         certificate = CERTIFICATE.get()
         try:
             peer = self._peers.identify(certificate)
-            if isinstance(request, pb.AppendFactRequest) and request.envelope is not None:
-                self._peers.check_zones(peer, request.envelope.from_zone, request.envelope.to_zone)
+            if isinstance(request, pb.AppendFactRequest):
+                if request.envelope is not None:  # without one, the call itself is refused as invalid
+                    self._peers.check_zones(peer, request.envelope.from_zone, request.envelope.to_zone)
             elif isinstance(request, pb.FetchFactsRequest | pb.ConfirmReceiptRequest):
                 self._peers.check_consumer(peer, request.consumer_name)
+            elif request is not None and not isinstance(request, OPEN_TO_PEERS):
+                raise PermissionDenied("no_rule", f"no rule allows {what} to a peer")
         except BoundaryError as error:
             self._metrics.auth_failures.labels(error.reason).inc()
             fields = {"outcome": error.code}
@@ -195,9 +190,3 @@ def _names(shown: Mapping[str, Any]) -> Iterable[str]:
     for part in shown.get("subject", ()):
         yield from (value for kind, value in part if kind == "commonName")
     yield from (value for kind, value in shown.get("subjectAltName", ()) if kind in ("DNS", "URI"))
-
-
-def _refusal(kind: type[BoundaryError], reason: str, message: str, field: str = "") -> BoundaryError:
-    error = kind(message)
-    error.reason, error.field = reason, field
-    return error

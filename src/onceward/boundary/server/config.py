@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -92,7 +92,7 @@ class Config(_Table, frozen=True, kw_only=True):
         return BoundarySettings(
             strict_consumers=self.strict_consumers,
             require_artifacts=self.require_artifacts,
-            retention={name: _seconds(f"retention.{name}", text) for name, text in times.items() if text},
+            retention={name: _seconds(f"[retention] {name}", text) for name, text in times.items() if text},
             capacity_bytes=None if self.buffer.capacity is None else _bytes(self.buffer.capacity),
             backpressure_at=self.buffer.threshold,
             drop_oldest=self.buffer.when_full == DROP_OLDEST,
@@ -131,7 +131,9 @@ def _check(config: Config) -> None:
         )
     if config.buffer.safety and config.buffer.when_full == DROP_OLDEST:
         raise ConfigurationError("[buffer] when_full: drop_oldest loses facts, which safety = true forbids")
-    _check_unique("links", "name", (link.name for link in config.links))
+    for name, count in Counter(link.name for link in config.links).items():
+        if count > 1:
+            raise ConfigurationError(f"two [[links]] have the name {name!r}")
     for number, link in enumerate(config.links, 1):
         try:
             check_url(link.url)
@@ -141,29 +143,18 @@ def _check(config: Config) -> None:
     config.settings()
 
 
-def _check_unique(table: str, key: str, values: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for value in values:
-        if value in seen:
-            raise ConfigurationError(f"two [[{table}]] have the {key} {value!r}")
-        seen.add(value)
-
-
 def _seconds(key: str, text: str) -> float:
     return _parse_quantity(key, text, SECONDS, "7d, 12h, 30m or 45s")
 
 
 def _bytes(text: str) -> int:
-    return int(_parse_quantity("buffer.capacity", text, BYTES, "10GB, 500MB or 2GiB"))
+    return int(_parse_quantity("[buffer] capacity", text, BYTES, "10GB, 500MB or 2GiB"))
 
 
 def _parse_quantity(key: str, text: str, units: dict[str, int], such_as: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text)
     if found is None or found[2] not in units or not float(found[1]):
-        table, _, name = key.partition(".")
-        raise ConfigurationError(
-            f"[{table}] {name}: must be a number with a unit, such as {such_as}, not {text!r}"
-        )
+        raise ConfigurationError(f"{key}: must be a number with a unit, such as {such_as}, not {text!r}")
     return float(found[1]) * units[found[2]]
 
 

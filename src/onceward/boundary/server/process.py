@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import urlsplit
 
+import msgspec
+
 from onceward.boundary.boundary import Boundary
 from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
 from onceward.boundary.links.manager import Links, LinkSettings
@@ -26,12 +28,15 @@ from onceward.boundary.server.config import Config, read_config
 from onceward.boundary.server.server import serving
 from onceward.boundary.tls import ServerTls, Tls
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 from onceward.telemetry.logs import log_to
 
-_log = logging.getLogger("onceward.boundary")
+_log = OwnLogger(logging.getLogger("onceward.boundary"))
 
 CHECK_EVERY = 1.0
 """Seconds between two checks of the files."""
+RELOADED = ("tls", "peers", "links")
+"""What changes in the configuration without a restart."""
 LOG_FIELDS = ("message_id", "offset", "consumer", "zone", "link", "outcome")
 """Records name these in `extra`; those that are set are added to the log line."""
 
@@ -152,30 +157,14 @@ class _Live:
             yield f"{self._path}: [[links]]: {error}"
 
     def _warn_of_other_changes(self, config: Config) -> None:
-        for name in (
-            "zone",
-            "listen",
-            "store",
-            "consumers",
-            "strict_consumers",
-            "require_artifacts",
-            "retention",
-            "buffer",
-        ):
-            if getattr(config, name) != getattr(self._config, name):
+        for name in Config.__struct_fields__:
+            if name not in RELOADED and getattr(config, name) != getattr(self._config, name):
                 _log.warning("%s: %s has changed, which requires a restart", self._path, name)
 
     def _link_settings(self) -> list[LinkSettings]:
         files = self._config.files(self._directory)
         return [
-            LinkSettings(
-                name=link.name,
-                url=link.url,
-                consumer=link.consumer,
-                from_zones=link.from_zones,
-                to_zones=link.to_zones,
-                client=_client(link.url, files),
-            )
+            LinkSettings(**msgspec.structs.asdict(link), client=_client(link.url, files))
             for link in self._config.links
         ]
 

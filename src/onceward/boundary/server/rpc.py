@@ -14,8 +14,9 @@ from onceward.boundary.boundary import Boundary
 from onceward.boundary.errors import BoundaryError, ConflictingDuplicate, InvalidArgument
 from onceward.boundary.server.codecs import ReadyPage, refusal
 from onceward.boundary.v1 import boundary_pb as pb
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.boundary")
+_log = OwnLogger(logging.getLogger("onceward.boundary"))
 
 LARGEST_UNARY = 32 * 1024 * 1024
 """Bytes of one message. Larger objects are sent in pieces."""

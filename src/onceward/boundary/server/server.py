@@ -23,8 +23,9 @@ from onceward.boundary.server.access import CERTIFICATE, Certificate, Guard, Pee
 from onceward.boundary.server.asgi import Application
 from onceward.boundary.tls import ServerTls, why_refused
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.boundary")
+_log = OwnLogger(logging.getLogger("onceward.boundary"))
 
 GRACE = 5.0
 """Seconds that running calls get when the server stops."""

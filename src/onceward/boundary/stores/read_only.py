@@ -10,9 +10,8 @@ import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from onceward.boundary.errors import Unavailable
 from onceward.boundary.store import Bounds, Objects
 from onceward.boundary.stores import check_exists, directory_of, open_store, sqlite
 from onceward.boundary.stores.files import FileObjects
@@ -55,22 +54,17 @@ class SqliteStoreReader:
         self.objects = objects
 
     async def read(self, after: int, limit: int) -> list[Record]:
-        return self._query(sqlite.READ, after, min(limit, ROWS))
+        with sqlite.readable():
+            return self._connection.execute(sqlite.READ, (after, min(limit, ROWS))).fetchall()
 
     async def bounds(self) -> Bounds:
-        [(first, last, removed)] = self._query(sqlite.BOUNDS)
-        last = max(last or 0, removed)
-        return Bounds(last + 1 if first is None else first, last)
+        with sqlite.readable():
+            return sqlite.bounds_of(self._connection)
 
     async def position(self, name: str, *, create: bool) -> int | None:
-        rows = self._query(sqlite.POSITION, name)
-        return int(rows[0][0]) if rows else None
-
-    def _query(self, sql: str, *values: str | int) -> list[Any]:
-        try:
-            return self._connection.execute(sql, values).fetchall()
-        except sqlite3.Error as error:
-            raise Unavailable(f"the log cannot be read: {error}; try again") from error
+        with sqlite.readable():
+            row = self._connection.execute(sqlite.POSITION, (name,)).fetchone()
+        return int(row[0]) if row else None
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -99,7 +99,7 @@ class SqliteBoundaryStore:
             try:
                 self._writing = opening.enter_context(closing(_connect(path)))
                 self._reading = opening.enter_context(closing(_connect(path)))
-                self._last = self._bounds(self._writing).last
+                self._last = bounds_of(self._writing).last
                 self.objects = FileObjects(self.directory / "objects")
             except (sqlite3.Error, OSError) as error:
                 raise ConfigurationError(f"{path} cannot be opened as a boundary's log: {error}") from error
@@ -132,7 +132,7 @@ class SqliteBoundaryStore:
     async def read(self, after: int, limit: int) -> list[Record]:
         records: list[Record] = []
         size = 0
-        with _readable():
+        with readable():
             for each in self._reading.execute(READ, (after, limit)):
                 size += len(each[1])
                 if records and size > LARGEST_PAGE_BYTES:
@@ -141,11 +141,11 @@ class SqliteBoundaryStore:
         return records
 
     async def bounds(self) -> Bounds:
-        with _readable():
-            return self._bounds(self._reading)
+        with readable():
+            return bounds_of(self._reading)
 
     async def size(self) -> int:
-        with _readable():
+        with readable():
             pages, free, page = (
                 self._reading.execute(f"PRAGMA {name}").fetchone()[0]
                 for name in ("page_count", "freelist_count", "page_size")
@@ -174,15 +174,10 @@ class SqliteBoundaryStore:
             if removed < MOST_REMOVED:
                 return total
 
-    def _bounds(self, connection: sqlite3.Connection) -> Bounds:
-        first, last, removed = connection.execute(BOUNDS).fetchone()
-        last = max(last or 0, removed)
-        return Bounds(last + 1 if first is None else first, last)
-
     # ── cursors ─────────────────────────────────────────────────────────────────────────────────────────
 
     async def position(self, name: str, *, create: bool) -> int | None:
-        with _readable():
+        with readable():
             row = self._reading.execute(POSITION, (name,)).fetchone()
         if row is not None:
             return int(row[0])
@@ -200,7 +195,7 @@ class SqliteBoundaryStore:
         return position
 
     async def cursors(self) -> list[Cursor]:
-        with _readable():
+        with readable():
             return [Cursor(*row) for row in self._reading.execute(CURSORS)]
 
     async def close(self) -> None:
@@ -310,8 +305,14 @@ class SqliteBoundaryStore:
         return Appended(self._last)
 
 
+def bounds_of(connection: sqlite3.Connection) -> Bounds:
+    first, last, removed = connection.execute(BOUNDS).fetchone()
+    last = max(last or 0, removed)
+    return Bounds(last + 1 if first is None else first, last)
+
+
 @contextmanager
-def _readable() -> Iterator[None]:
+def readable() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:

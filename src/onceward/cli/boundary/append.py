@@ -17,7 +17,7 @@ import typer
 
 from onceward.cli.boundary.options import HERE, Url, connect
 from onceward.cli.boundary.transfers import pieces_of, progress_of, size_of
-from onceward.cli.exit import MISUSED, AsJson, fail
+from onceward.cli.exit import MISUSED, AsJson, fail, option
 from onceward.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -34,56 +34,34 @@ INSTEAD = "Or many facts"
 
 def append(
     subject: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND:ID", help="What it is about, as in batch:B1042.", rich_help_panel=ALL_NEEDED
-        ),
+        str | None, option("KIND:ID", "What it is about, as in batch:B1042.", rich_help_panel=ALL_NEEDED)
     ] = None,
     predicate: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="What happened, in lower_snake_case.", rich_help_panel=ALL_NEEDED),
+        str | None, option("NAME", "What happened, in lower_snake_case.", rich_help_panel=ALL_NEEDED)
     ] = None,
     value: Annotated[
         str | None,
-        typer.Option(
-            "--object",
-            metavar="JSON|@FILE|-",
-            help="Details; - reads standard input.",
-            rich_help_panel=ALL_NEEDED,
-        ),
+        option("JSON|@FILE|-", "Details; - reads standard input.", "--object", rich_help_panel=ALL_NEEDED),
     ] = None,
-    from_zone: Annotated[
-        str | None, typer.Option(metavar="ZONE", help="Where it happened.", rich_help_panel=ALL_NEEDED)
-    ] = None,
-    to_zone: Annotated[
-        str | None, typer.Option(metavar="ZONE", help="Zone it is for.", rich_help_panel=ALL_NEEDED)
-    ] = None,
+    from_zone: Annotated[str | None, option("ZONE", "Where it happened.", rich_help_panel=ALL_NEEDED)] = None,
+    to_zone: Annotated[str | None, option("ZONE", "Zone it is for.", rich_help_panel=ALL_NEEDED)] = None,
     message_id: Annotated[
         str | None,
-        typer.Option(
-            metavar="ID",
-            help="The same for every retry, and for nothing else.",
-            rich_help_panel=ONE_NEEDED,
-        ),
+        option("ID", "The same for every retry, and for nothing else.", rich_help_panel=ONE_NEEDED),
     ] = None,
     id_part: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Part to derive the id from, as in `message_id_for`; repeatable.",
+        option(
+            "TEXT",
+            "Part to derive the id from, as in `message_id_for`; repeatable.",
             rich_help_panel=ONE_NEEDED,
         ),
     ] = None,
-    label: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A hint for operators; repeatable.")
-    ] = None,
-    correlation_id: Annotated[str, typer.Option(metavar="ID", help="Id of the wider conversation.")] = "",
-    causation_id: Annotated[str, typer.Option(metavar="ID", help="Id of the message that led to this.")] = "",
+    label: Annotated[list[str] | None, option("NAME=VALUE", "A hint for operators; repeatable.")] = None,
+    correlation_id: Annotated[str, option("ID", "Id of the wider conversation.")] = "",
+    causation_id: Annotated[str, option("ID", "Id of the message that led to this.")] = "",
     lines: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|-", help="File with {envelope, fact} on each line.", rich_help_panel=INSTEAD
-        ),
+        str | None, option("FILE|-", "File with {envelope, fact} on each line.", rich_help_panel=INSTEAD)
     ] = None,
     url: Url = HERE,
     as_json: AsJson = False,

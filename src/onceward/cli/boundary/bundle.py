@@ -13,10 +13,11 @@ import msgspec
 import typer
 
 from onceward.cli.boundary.forward import Zone, receiving_side
-from onceward.cli.boundary.options import HERE, INTERRUPTED, Url, check_url, require_extra
+from onceward.cli.boundary.options import HERE, Url, check_url, handle_errors, require_extra
 from onceward.cli.boundary.transfers import progress_of
-from onceward.cli.exit import MISUSED, AsJson, fail
-from onceward.cli.output import print_json
+from onceward.cli.exit import MISUSED, AsJson, argument, fail, flag, option, refuse_mistakes
+from onceward.cli.output import print_json, print_result
+from onceward.errors import OncewardError
 
 if TYPE_CHECKING:
     from onceward.boundary.bundle import Contents, Header, Import
@@ -25,27 +26,23 @@ Progress = Callable[[int], object]
 
 
 def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The bundle to write.")],
-    store: Annotated[
-        str, typer.Option(metavar="STORE", help="A directory, postgresql://… or nats://…; only read.")
-    ],
-    zone: Annotated[str, typer.Option(metavar="NAME", help="The zone that owns the log.")],
+    file: Annotated[Path, argument("FILE", "The bundle to write.")],
+    store: Annotated[str, option("STORE", "A directory, postgresql://… or nats://…; only read.")],
+    zone: Annotated[str, option("NAME", "The zone that owns the log.")],
     since: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="OFFSET", help="Start after this fact; 0 starts at the first."),
+        int | None, option("OFFSET", "Start after this fact; 0 starts at the first.", min=0)
     ] = None,
     consumer: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Start after what this consumer has confirmed, instead of --since. Its cursor does not move.",
+        option(
+            "NAME",
+            "Start after what this consumer has confirmed, instead of --since. Its cursor does not move.",
         ),
     ] = None,
     through: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="OFFSET", show_default="the last", help="Up to and including this fact."),
+        int | None, option("OFFSET", "Up to and including this fact.", min=1, show_default="the last")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    force: Annotated[bool, flag("Overwrite an existing file.", "--force")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write facts and their artifacts into one file, for `import` on the other side. Works beside a running server.
@@ -61,13 +58,23 @@ def export(
         fail("pass either --since OFFSET or --consumer NAME", as_json, MISUSED)
     if file.exists() and not force:
         fail(f"{file} already exists; name another file, or overwrite it with --force", as_json, MISUSED)
+
+    async def run(progress: Progress) -> tuple[Header, Contents] | None:
+        from onceward.boundary import bundle
+        from onceward.boundary.stores.read_only import open_reader
+
+        async with open_reader(store) as look:
+            start = since if consumer is None else await look.position(consumer, create=False)
+            if start is None:
+                raise bundle.BundleError(f"{store} has no consumer {consumer!r}; start with --since 0")
+            if start >= min((await look.bounds()).last, through or start + 1):
+                return None
+            return await bundle.export(look, zone, start, through, str(file), progress)
+
     with _handle_errors(file, as_json), progress_of("exporting", None, as_json) as progress:
-        done = asyncio.run(_export(store, zone, since, consumer, through, file, progress.advance))
+        done = asyncio.run(run(progress.advance))
     if done is None:
-        if as_json:
-            print_json({"facts": 0})
-        else:
-            typer.echo("Nothing new; no file was written.")
+        print_result({"facts": 0}, "Nothing new; no file was written.", as_json)
         return
     header, contents = done
     if as_json:
@@ -83,43 +90,18 @@ def export(
         )
 
 
-async def _export(
-    store: str,
-    zone: str,
-    since: int | None,
-    consumer: str | None,
-    through: int | None,
-    file: Path,
-    progress: Progress,
-) -> tuple[Header, Contents] | None:
-    from onceward.boundary.bundle import BundleError, export
-    from onceward.boundary.stores.read_only import open_reader
-
-    async with open_reader(store) as look:
-        if consumer is not None:
-            since = await look.position(consumer, create=False)
-        if since is None:
-            raise BundleError(f"{store} has no consumer {consumer!r}; start with --since 0")
-        if since >= min((await look.bounds()).last, through or since + 1):
-            return None
-        return await export(look, zone, since, through, str(file), progress)
-
-
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A bundle written by `export`.")],
+    file: Annotated[Path, argument("FILE", "A bundle written by `export`.")],
     zone: Zone,
     url: Url = HERE,
     store: Annotated[
         str | None,
-        typer.Option(
-            metavar="STORE",
-            help="Store to use instead of a URL, which is faster; a directory must not have a running server.",
+        option(
+            "STORE",
+            "Store to use instead of a URL, which is faster; a directory must not have a running server.",
         ),
     ] = None,
-    skip: Annotated[
-        list[int] | None,
-        typer.Option(metavar="OFFSET", help="Skip this fact of the bundle; repeatable."),
-    ] = None,
+    skip: Annotated[list[int] | None, option("OFFSET", "Skip this fact of the bundle; repeatable.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Import the facts and artifacts of a bundle. Safe to repeat: what is already here stays unchanged.
@@ -176,16 +158,11 @@ def _summary(taking: Import) -> str:
 
 @contextmanager
 def _handle_errors(file: Path, as_json: bool, so_far: list[str] | None = None) -> Iterator[None]:
-    from onceward.errors import ConfigurationError, OncewardError
-
-    try:
-        with require_extra(as_json):
-            yield
-    except ConfigurationError as error:
-        fail(str(error), as_json, MISUSED)
-    except OncewardError as error:
-        fail("; ".join([str(error), *(so_far or ())]), as_json)
-    except OSError as error:
-        fail(f"{file}: {error.strerror or error}", as_json)
-    except KeyboardInterrupt:
-        fail("interrupted; it is safe to repeat", as_json, INTERRUPTED)
+    with handle_errors(as_json):
+        try:
+            with refuse_mistakes(as_json):
+                yield
+        except OncewardError as error:
+            fail("; ".join([str(error), *(so_far or ())]), as_json)
+        except OSError as error:
+            fail(f"{file}: {error.strerror or error}", as_json)

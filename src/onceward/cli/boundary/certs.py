@@ -7,29 +7,23 @@ from typing import Annotated
 
 import typer
 
-from onceward.cli.boundary.options import require_extra
-from onceward.cli.exit import MISUSED, AsJson, fail
+from onceward.cli.boundary.options import handle_errors
+from onceward.cli.exit import AsJson, argument, option
 from onceward.cli.output import print_json
 
 
 def certs(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Directory for the files; created if missing.")
-    ],
+    directory: Annotated[Path, argument("DIR", "Directory for the files; created if missing.")],
     zone: Annotated[
-        list[str] | None,
-        typer.Option("--zone", metavar="NAME", help="A zone: server and client; repeatable."),
+        list[str] | None, option("NAME", "A zone: server and client; repeatable.", "--zone")
     ] = None,
     peer: Annotated[
-        list[str] | None,
-        typer.Option("--peer", metavar="NAME", help="An application: client only; repeatable."),
+        list[str] | None, option("NAME", "An application: client only; repeatable.", "--peer")
     ] = None,
     host: Annotated[
         list[str] | None,
-        typer.Option(
-            "--host",
-            metavar="NAME|IP",
-            help="Host of the servers, in addition to localhost and 127.0.0.1; repeatable.",
+        option(
+            "NAME|IP", "Host of the servers, in addition to localhost and 127.0.0.1; repeatable.", "--host"
         ),
     ] = None,
     days: Annotated[int, typer.Option(help="Days until they expire.")] = 365,
@@ -43,29 +37,24 @@ def certs(
 
     Exit code: 0; 2 for wrong arguments, or if a file cannot be written or exists for something else.
     """
-    from onceward.errors import ConfigurationError
+    with handle_errors(as_json):
+        from onceward.boundary.certs import make_certificates
 
-    try:
-        with require_extra(as_json):
-            from onceward.boundary.certs import make_certificates
-
-            made = make_certificates(directory, zone or (), host or (), days, peer or ())
-    except ConfigurationError as error:
-        fail(str(error), as_json, MISUSED)
-    rows = [
-        {
-            "identity": each.identity,
-            "cert": str(each.tls.cert),
-            "key": str(each.tls.key),
-            "ca": str(each.tls.ca),
-            "is_new": each.is_new,
-        }
-        for each in made
-    ]
+        made = make_certificates(directory, zone or (), host or (), days, peer or ())
     if as_json:
-        print_json(rows)
+        files = ("cert", "key", "ca")
+        print_json(
+            [
+                {
+                    "identity": each.identity,
+                    **{name: str(getattr(each.tls, name)) for name in files},
+                    "is_new": each.is_new,
+                }
+                for each in made
+            ]
+        )
         return
-    for row in rows:
-        kept = "" if row["is_new"] else " (already there, unchanged)"
-        typer.echo(f"{row['identity']}: {row['cert']}, {row['key']}{kept}")
-    typer.echo(f"Signed by {rows[0]['ca']}. For development only; do not use in production.")
+    for each in made:
+        kept = "" if each.is_new else " (already there, unchanged)"
+        typer.echo(f"{each.identity}: {each.tls.cert}, {each.tls.key}{kept}")
+    typer.echo(f"Signed by {made[0].tls.ca}. For development only; do not use in production.")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
-from onceward.cli.boundary.options import INTERRUPTED, require_extra
-from onceward.cli.exit import MISUSED, AsJson, fail
-from onceward.cli.output import print_json
+from onceward.cli.boundary.options import handle_errors, name_option
+from onceward.cli.exit import MISUSED, AsJson, fail, option
+from onceward.cli.output import print_json, progress_bars
 
 if TYPE_CHECKING:
     from onceward.boundary.copy import Copied
@@ -22,8 +19,8 @@ STORES = "A directory, postgresql://… or nats://…."
 
 
 def copy(
-    source: Annotated[str, typer.Option("--from", metavar="STORE", help=STORES)],
-    target: Annotated[str, typer.Option("--to", metavar="STORE", help=STORES)],
+    source: Annotated[str, option("STORE", STORES, "--from")],
+    target: Annotated[str, option("STORE", STORES, "--to")],
     as_json: AsJson = False,
 ) -> None:
     """Copy a boundary to another store: objects, facts in order with ids and times, and cursors.
@@ -33,21 +30,12 @@ def copy(
 
     Exit code: 0; 1 if a store cannot be reached or the target has other facts in it; 2 for wrong arguments.
     """
-    from onceward.errors import ConfigurationError, OncewardError
-
     if source == target:
         fail("--from and --to are the same store", as_json, MISUSED)
-    try:
-        with require_extra(as_json):
-            copied = asyncio.run(_copy(source, target))
-    except ConfigurationError as error:
-        fail(str(error), as_json, MISUSED)
-    except OncewardError as error:
-        fail(str(error), as_json)
-    except KeyboardInterrupt:
-        fail("interrupted; repeat it to continue", as_json, INTERRUPTED)
+    with handle_errors(as_json, interrupted="repeat it to continue"):
+        copied = asyncio.run(_copy(source, target, as_json))
     if as_json:
-        print_json(msgspec.to_builtins(copied))
+        print_json(copied)
         return
     typer.echo(
         f"{copied.facts:,} facts, {copied.objects:,} objects and {copied.cursors:,} cursors are now in {target}"
@@ -56,36 +44,18 @@ def copy(
         typer.echo("Expired facts left holes in the source, so offsets are new and cursors were adjusted.")
 
 
-async def _copy(source: str, target: str) -> Copied:
-    from contextlib import AsyncExitStack
-
-    from rich.console import Console
-    from rich.progress import Progress, TextColumn
-
+async def _copy(source: str, target: str, as_json: bool) -> Copied:
     from onceward.boundary.copy import copy as copy_store
     from onceward.boundary.stores import check_exists, open_store
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), TextColumn("{task.completed:,}"))
     async with AsyncExitStack() as stores:
-        with _name_option("--from"):
+        with name_option("--from"):
             check_exists(source)
             old = await open_store(source)
         stores.push_async_callback(old.close)
-        with _name_option("--to"):
+        with name_option("--to"):
             new = await open_store(target)
         stores.push_async_callback(new.close)
-        with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as progress:
+        with progress_bars(as_json, "{task.description}", "{task.completed:,}") as progress:
             bars = {what: progress.add_task(what, total=None) for what in ("objects", "facts")}
             return await copy_store(old, new, lambda what, count: progress.advance(bars[what], count))
-
-
-@contextmanager
-def _name_option(option: str) -> Iterator[None]:
-    """Name the option of the store that an error is about."""
-    from onceward.errors import ConfigurationError
-
-    try:
-        yield
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{option}: {error}") from None

@@ -6,13 +6,14 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from onceward.cli.boundary.append import as_line
 from onceward.cli.boundary.options import HERE, INTERRUPTED, Consumer, Url, connect
 from onceward.cli.dlq.options import shorten
-from onceward.cli.exit import AsJson
-from onceward.cli.output import WIDE, iso_time, print_json
+from onceward.cli.exit import AsJson, flag, option
+from onceward.cli.output import WIDE, iso_time, print_result
 
 if TYPE_CHECKING:
     from onceward.boundary import Page, StoredFact
@@ -25,8 +26,8 @@ IDLE_SECONDS = 0.1
 
 def fetch(
     consumer: Consumer,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number.")] = PAGE,
-    confirming: Annotated[bool, typer.Option("--confirm", help="Confirm them after printing.")] = False,
+    limit: Annotated[int, option("N", "Maximum number.", min=1)] = PAGE,
+    confirming: Annotated[bool, flag("Confirm them after printing.", "--confirm")] = False,
     url: Url = HERE,
     as_json: AsJson = False,
 ) -> None:
@@ -50,7 +51,7 @@ def fetch(
 
 def confirm(
     consumer: Consumer,
-    offset: Annotated[int, typer.Option(metavar="N", help="Highest offset that is handled.")],
+    offset: Annotated[int, option("N", "Highest offset that is handled.")],
     url: Url = HERE,
     as_json: AsJson = False,
 ) -> None:
@@ -60,15 +61,12 @@ def confirm(
     """
     with connect(url, as_json) as (client, runner):
         position = runner.run(client.confirm(consumer, offset))
-    if as_json:
-        print_json({"cursor_advanced_to": position})
-    else:
-        typer.echo(f"The cursor of {consumer} is at {position}.")
+    print_result({"cursor_advanced_to": position}, f"The cursor of {consumer} is at {position}.", as_json)
 
 
 def tail(
     consumer: Consumer,
-    once: Annotated[bool, typer.Option("--once", help="Stop at the end of the log.")] = False,
+    once: Annotated[bool, flag("Stop at the end of the log.", "--once")] = False,
     url: Url = HERE,
     as_json: AsJson = False,
 ) -> None:
@@ -129,8 +127,6 @@ def _print_gap(page: Page, consumer: str, as_json: bool) -> None:
     """Print a gap to stderr, and with `--json` also to stdout, where scripts read it."""
     if page.gap is None:
         return
-    import msgspec
-
     first, last = page.gap.first_missing, page.gap.last_missing
     typer.secho(
         f"GAP: facts {first} to {last} expired before {consumer} confirmed them; it will not get them",

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onceward.cli.boundary.options import client_for, require_extra
-from onceward.cli.exit import MISUSED, AsJson, fail
-from onceward.cli.output import print_json
+from onceward.cli.exit import AsJson, fail, flag, option, refuse_mistakes
+from onceward.cli.output import print_result, progress_bars
+from onceward.errors import OncewardError
 
 if TYPE_CHECKING:
     from onceward.boundary import AsyncBoundaryClient
@@ -30,34 +31,26 @@ WORDS = {
 }
 REFRESH_SECONDS = 0.1
 
-Source = Annotated[str, typer.Option("--from", metavar="URL", help="Boundary to pull facts from.")]
-Zone = Annotated[str, typer.Option("--zone", metavar="NAME", help="The receiving zone.")]
+Source = Annotated[str, option("URL", "Boundary to pull facts from.", "--from")]
+Zone = Annotated[str, option("NAME", "The receiving zone.", "--zone")]
 Origins = Annotated[
-    list[str] | None,
-    typer.Option("--from-zone", metavar="ZONE", help="Zone that the source may send facts of; repeatable."),
+    list[str] | None, option("ZONE", "Zone that the source may send facts of; repeatable.", "--from-zone")
 ]
 Addressees = Annotated[
-    list[str] | None,
-    typer.Option("--to-zone", metavar="ZONE", help="Pull only facts for this zone; repeatable."),
+    list[str] | None, option("ZONE", "Pull only facts for this zone; repeatable.", "--to-zone")
 ]
 
 
 def forward(
     source: Source,
-    target: Annotated[
-        str,
-        typer.Option("--to", metavar="URL|STORE", help="Receiving boundary, or its store, which is faster."),
-    ],
+    target: Annotated[str, option("URL|STORE", "Receiving boundary, or its store, which is faster.", "--to")],
     zone: Zone,
     consumer: Annotated[
-        str,
-        typer.Option(metavar="NAME", show_default="zone:<the zone>", help="Consumer name at the source."),
+        str, option("NAME", "Consumer name at the source.", show_default="zone:<the zone>")
     ] = "",
     from_zone: Origins = None,
     to_zone: Addressees = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="Stop at the end of the source, or at a failure.")
-    ] = False,
+    once: Annotated[bool, flag("Stop at the end of the source, or at a failure.", "--once")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Pull facts and their artifacts from one boundary into another. Each is confirmed once it is durable there.
@@ -74,7 +67,6 @@ def forward(
     with require_extra(as_json):
         from onceward.boundary.links.link import ZoneLink
         from onceward.boundary.server.process import start_logging
-    from onceward.errors import ConfigurationError, OncewardError
 
     async def run() -> None:
         await client_for(source, "--from").close()  # refuses an invalid URL before anything is opened
@@ -99,18 +91,13 @@ def forward(
 
     counts: dict[str, int] = {}
     try:
-        with require_extra(as_json):
+        with refuse_mistakes(as_json), require_extra(as_json):
             asyncio.run(run())
-    except ConfigurationError as error:
-        fail(str(error), as_json, MISUSED)
     except OncewardError as error:
         fail(f"{error} ({_summary(counts)}; it is safe to repeat)", as_json)
     except _CutOff as error:
         raise typer.Exit(128 + error.signal) from None
-    if as_json:
-        print_json(dict.fromkeys(WORDS, 0) | counts)
-    else:
-        typer.echo(f"{_summary(counts)}.")
+    print_result(dict.fromkeys(WORDS, 0) | counts, f"{_summary(counts)}.", as_json)
 
 
 @asynccontextmanager
@@ -160,14 +147,9 @@ async def _run_until_stopped(link: ZoneLink, once: bool) -> None:
 @contextmanager
 def _show_progress(link: ZoneLink, as_json: bool) -> Iterator[None]:
     """Show progress on a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn
+    from rich.progress import SpinnerColumn
 
-    console = Console(stderr=True)
-    if as_json or not console.is_terminal:
-        yield
-        return
-    with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as bars:
+    with progress_bars(as_json, SpinnerColumn(), "{task.description}") as bars:
         bar = bars.add_task("connecting", total=None)
         watching = asyncio.create_task(_watch(link, partial(bars.update, bar)))
         try:

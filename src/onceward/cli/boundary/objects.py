@@ -10,30 +10,27 @@ from collections.abc import AsyncIterator
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from onceward.cli.boundary.options import HERE, Url, client_for, handle_errors
 from onceward.cli.boundary.transfers import pieces_of, progress_of, size_of
-from onceward.cli.exit import MISUSED, AsJson, fail
-from onceward.cli.output import print_json
+from onceward.cli.exit import MISUSED, AsJson, argument, fail, flag, option
+from onceward.cli.output import print_result
 
 if TYPE_CHECKING:
     from onceward.boundary import ObjectRef
 
-Bucket = Annotated[str, typer.Argument(metavar="BUCKET", help="Bucket, such as batch-files.")]
-Key = Annotated[str, typer.Argument(metavar="KEY", help="Name in the bucket.")]
+Bucket = Annotated[str, argument("BUCKET", "Bucket, such as batch-files.")]
+Key = Annotated[str, argument("KEY", "Name in the bucket.")]
 
 
 def put(
     bucket: Bucket,
     key: Key,
-    file: Annotated[str, typer.Argument(metavar="FILE|-", help="File to store; - reads standard input.")],
+    file: Annotated[str, argument("FILE|-", "File to store; - reads standard input.")],
     media_type: Annotated[
         str | None,
-        typer.Option(
-            metavar="TYPE", show_default="guessed from the name", help="Media type, such as application/pdf."
-        ),
+        option("TYPE", "Media type, such as application/pdf.", show_default="guessed from the name"),
     ] = None,
     url: Url = HERE,
     as_json: AsJson = False,
@@ -52,10 +49,7 @@ def put(
         fail(f"{file} cannot be read: {error.strerror}", as_json, MISUSED)
     with source, handle_errors(as_json):
         ref = asyncio.run(_send(source, bucket, key, given, url, as_json))
-    if as_json:
-        print_json(msgspec.to_builtins(ref))
-    else:
-        typer.echo(f"Stored {bucket}/{key}: {ref.size:,} bytes of {given}, {ref.digest}")
+    print_result(ref, f"Stored {bucket}/{key}: {ref.size:,} bytes of {given}, {ref.digest}", as_json)
 
 
 async def _send(
@@ -77,13 +71,11 @@ def get(
     key: Key,
     file: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[FILE|-]",
-            show_default="the key's last part, here",
-            help="File to write; - is standard output.",
+        argument(
+            "[FILE|-]", "File to write; - is standard output.", show_default="the key's last part, here"
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    force: Annotated[bool, flag("Overwrite an existing file.", "--force")] = False,
     url: Url = HERE,
     as_json: AsJson = False,
 ) -> None:
@@ -107,10 +99,7 @@ def get(
         fail(f"{place} cannot be written: {error.strerror or error}", as_json)
     finally:
         part.unlink(missing_ok=True)
-    if as_json:
-        print_json(msgspec.to_builtins(ref))
-    else:
-        typer.echo(f"Wrote {place}: {ref.size:,} bytes, verified: {ref.digest}")
+    print_result(ref, f"Wrote {place}: {ref.size:,} bytes, verified: {ref.digest}", as_json)
 
 
 def _check_place(place: Path, force: bool, as_json: bool) -> None:

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from onceward.cli.exit import MISUSED, fail
+from onceward.cli.exit import MISUSED, fail, option, refuse_mistakes
+from onceward.errors import ConfigurationError, OncewardError
 
 if TYPE_CHECKING:
     from onceward.boundary import AsyncBoundaryClient
@@ -22,18 +21,11 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 FILES = {each: f"ONCEWARD_BOUNDARY_{each.upper()}" for each in ("ca", "cert", "key")}
 
-Url = Annotated[
-    str, typer.Option("--url", metavar="URL", envvar="ONCEWARD_BOUNDARY_URL", help="URL of the boundary.")
-]
+Url = Annotated[str, option("URL", "URL of the boundary.", "--url", envvar="ONCEWARD_BOUNDARY_URL")]
 HERE = "http://127.0.0.1:7700"
 """Where `onceward boundary serve` listens by default."""
 Consumer = Annotated[
-    str,
-    typer.Option(
-        "--consumer",
-        metavar="NAME",
-        help="Consumer name that owns the cursor; must be stable across restarts.",
-    ),
+    str, option("NAME", "Consumer name that owns the cursor; must be stable across restarts.", "--consumer")
 ]
 
 
@@ -59,18 +51,14 @@ def client_for(url: str, option: str = "--url") -> AsyncBoundaryClient:
 
 def check_url(url: str, option: str = "--url") -> str:
     from onceward.boundary.client import transport
-    from onceward.errors import ConfigurationError
 
-    try:
+    with name_option(option):
         return transport.check_url(url)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{option}: {error}") from None
 
 
 def tls_for(url: str) -> Tls | None:
     """The certificate files that the environment names for an https:// URL, if any."""
     from onceward.boundary.tls import Tls, client_context
-    from onceward.errors import ConfigurationError
 
     given = {each: os.environ.get(name, "") for each, name in FILES.items()}
     if not url.startswith("https://") or not any(given.values()):
@@ -79,27 +67,32 @@ def tls_for(url: str) -> Tls | None:
     if missing := [FILES[each] for each, path in given.items() if not path]:
         raise ConfigurationError(f"set {names} together: {' and '.join(missing)} is not set")
     files = Tls(**given)
-    try:
+    with name_option(names):
         client_context(files)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{names}: {error}") from None
     return files
 
 
 @contextmanager
-def handle_errors(as_json: bool) -> Iterator[None]:
+def handle_errors(
+    as_json: bool, interrupted: str = "nothing is left half done, and it is safe to repeat"
+) -> Iterator[None]:
     """End the command with one line that says what to do if anything goes wrong with a boundary."""
-    from onceward.errors import ConfigurationError, OncewardError
-
     try:
-        with require_extra(as_json):
+        with refuse_mistakes(as_json), require_extra(as_json):
             yield
-    except ConfigurationError as error:
-        fail(str(error), as_json, MISUSED)
     except OncewardError as error:
         fail(str(error), as_json)
     except KeyboardInterrupt:
-        fail("interrupted; nothing is left half done, and it is safe to repeat", as_json, INTERRUPTED)
+        fail(f"interrupted; {interrupted}", as_json, INTERRUPTED)
+
+
+@contextmanager
+def name_option(option: str) -> Iterator[None]:
+    """Name the option, or the variables, that an error is about."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{option}: {error}") from None
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onceward.cli.boundary.options import require_extra
-from onceward.cli.exit import FAILED, LogFormat, refuse
+from onceward.cli.exit import FAILED, LogFormat, flag, option, refuse
+from onceward.errors import ConfigurationError, OncewardError
 
 if TYPE_CHECKING:
     from onceward.boundary.server.config import Config
@@ -33,43 +34,25 @@ class LogLevel(StrEnum):
 
 def serve(
     config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="TOML file with settings, TLS, peers and links. Options win over it."
-        ),
+        Path | None, option("FILE", "TOML file with settings, TLS, peers and links. Options win over it.")
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT", show_default=LISTEN, help="Address to listen on; port 0 picks a free port."
-        ),
+        option("HOST:PORT", "Address to listen on; port 0 picks a free port.", show_default=LISTEN),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            show_default=DATA,
-            help="Directory of facts, cursors and objects; created if missing.",
-        ),
+        option("DIR", "Directory of facts, cursors and objects; created if missing.", show_default=DATA),
     ] = None,
     store: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Store to use instead of --data: postgresql://…, nats://…, or a directory."
-        ),
+        str | None, option("URL", "Store to use instead of --data: postgresql://…, nats://…, or a directory.")
     ] = None,
-    consumer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Consumer to register; repeatable."),
-    ] = None,
+    consumer: Annotated[list[str] | None, option("NAME", "Consumer to register; repeatable.")] = None,
     strict_consumers: Annotated[
-        bool,
-        typer.Option(
-            "--strict-consumers", help="Do not register a consumer at its first fetch; see --consumer."
-        ),
+        bool, flag("Do not register a consumer at its first fetch; see --consumer.", "--strict-consumers")
     ] = False,
     require_artifacts: Annotated[
-        bool, typer.Option("--require-artifacts", help="Refuse a fact whose object is missing.")
+        bool, flag("Refuse a fact whose object is missing.", "--require-artifacts")
     ] = False,
     log_format: Annotated[
         LogFormat | None,
@@ -94,7 +77,6 @@ def serve(
     with require_extra(as_json=False):
         from onceward.boundary.server.config import Config, read_config
         from onceward.boundary.server.process import start_logging
-    from onceward.errors import ConfigurationError, OncewardError
 
     form = log_format or (LogFormat.CONSOLE if sys.stderr.isatty() else LogFormat.JSON)
     start_logging(form, log_level)
@@ -125,7 +107,6 @@ def _run(config: Config, path: Path | None, listen: str, kept_in: str, settings:
     from onceward.boundary.server.process import running
     from onceward.boundary.server.server import parse_address
     from onceward.boundary.stores import open_store
-    from onceward.errors import ConfigurationError
 
     address = parse_address(listen)
     code = 0

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onceward.cli.boundary.forward import Source
-from onceward.cli.boundary.options import Consumer, connect, require_extra
+from onceward.cli.boundary.options import Consumer, connect, name_option
 from onceward.cli.dlq.options import Operator, who
-from onceward.cli.exit import MISUSED, AsJson, fail
+from onceward.cli.exit import MISUSED, AsJson, fail, option
 from onceward.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -20,15 +20,10 @@ if TYPE_CHECKING:
 def skip(
     source: Source,
     consumer: Consumer,
-    offset: Annotated[
-        int | None, typer.Option(metavar="N", help="Offset at the source; must be the link's next fact.")
-    ] = None,
-    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why it may be skipped.")] = None,
+    offset: Annotated[int | None, option("N", "Offset at the source; must be the link's next fact.")] = None,
+    reason: Annotated[str | None, option("TEXT", "Why it may be skipped.")] = None,
     here: Annotated[
-        str | None,
-        typer.Option(
-            "--to", metavar="STORE", help="Store of the receiving side, to show what it has instead."
-        ),
+        str | None, option("STORE", "Store of the receiving side, to show what it has instead.", "--to")
     ] = None,
     operator: Operator = None,
     as_json: AsJson = False,
@@ -48,7 +43,7 @@ def skip(
         fail("--reason is empty; say why this fact may be skipped", as_json, MISUSED)
     with connect(source, as_json, "--from") as (client, runner):
         theirs = runner.run(_next(client, consumer, as_json))
-        ours = None if here is None else _find(here, theirs.message_id, as_json)
+        ours = None if here is None else _find(here, theirs.message_id)
         if offset is not None and offset != theirs.offset:
             fail(
                 f"the next fact of {consumer} is at offset {theirs.offset}, not {offset}; only that one can be skipped",
@@ -82,21 +77,18 @@ def skip(
 
 
 async def _next(client: AsyncBoundaryClient, consumer: str, as_json: bool) -> StoredFact:
-    await client.confirm(
-        consumer, 0
-    )  # moves nothing, but refuses a misspelled name, which a fetch would register
+    # It moves nothing, but refuses a misspelled name, which a fetch would register.
+    await client.confirm(consumer, 0)
     page = await client.fetch(consumer, 1)
     if not page.facts:
         fail(f"nothing is waiting for {consumer}, so there is nothing to skip", as_json)
     return page.facts[0]
 
 
-def _find(store: str, message_id: str, as_json: bool) -> StoredFact | None:
+def _find(store: str, message_id: str) -> StoredFact | None:
     """The fact with this id on the receiving side. Scans the log, which takes seconds and happens rarely."""
-    with require_extra(as_json):
-        from onceward.boundary.stores.read_only import open_reader
-        from onceward.boundary.wire import stored
-    from onceward.errors import ConfigurationError
+    from onceward.boundary.stores.read_only import open_reader
+    from onceward.boundary.wire import stored
 
     async def find() -> StoredFact | None:
         at, wanted = 0, message_id.encode()
@@ -108,10 +100,8 @@ def _find(store: str, message_id: str, as_json: bool) -> StoredFact | None:
                 at = records[-1][0]
         return None
 
-    try:
+    with name_option("--to"):
         return asyncio.run(find())
-    except ConfigurationError as error:
-        fail(f"--to: {error}", as_json, MISUSED)
 
 
 def _fields(fact: StoredFact) -> dict[str, Any]:
@@ -136,11 +126,8 @@ def _print_sides(theirs: dict[str, Any], ours: dict[str, Any] | None, here: str 
     if ours is None:
         if here is not None:
             typer.echo(f"{here} has no fact with this id.")
-        print_table(
-            [{"field": key, "source": str(value)} for key, value in theirs.items()],
-            {"field": "", "source": "source"},
-            "",
-        )
+        rows = [{"field": key, "source": str(value)} for key, value in theirs.items()]
+        print_table(rows, {"field": "", "source": "source"}, "")
         return
     rows = [
         {

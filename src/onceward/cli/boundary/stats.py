@@ -22,9 +22,10 @@ def consumers(url: Url = HERE, as_json: AsJson = False) -> None:
             "name": each["name"],
             "offset": each["offset"],
             "backlog": each["backlog"],
-            "confirmed_at": _moment(each["confirmed_at_unix_ms"]),
+            "confirmed_at": iso_time(at and at / 1000),
         }
         for each in _get_stats(url, as_json)["consumers"]
+        for at in (each["confirmed_at_unix_ms"],)
     ]
     if as_json:
         print_json(found)
@@ -85,7 +86,3 @@ def _get_stats(url: str, as_json: bool) -> dict[str, Any]:
             fail(describe_unreachable(url, error), as_json)
         except (ValueError, LookupError, TypeError):
             fail(f"{page} does not answer like a boundary; check --url", as_json)
-
-
-def _moment(milliseconds: int | None) -> str | None:
-    return None if milliseconds is None else iso_time(milliseconds / 1000)

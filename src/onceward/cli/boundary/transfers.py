@@ -9,7 +9,9 @@ import select
 import stat
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from onceward.cli.output import progress_bars
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -44,46 +46,31 @@ def size_of(source: IO[bytes]) -> int | None:
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-class Bar:
-    """The progress bar of a transfer, if there is a terminal."""
+class Bar(NamedTuple):
+    """The progress bar of a transfer."""
 
-    def __init__(self, bars: Progress | None = None, task: TaskID | None = None) -> None:
-        self._bars = bars
-        self._task = task
+    bars: Progress
+    task: TaskID
 
     def advance(self, size: int) -> None:
-        if self._bars is not None and self._task is not None:
-            self._bars.advance(self._task, size)
+        self.bars.advance(self.task, size)
 
     def whole(self, size: int) -> None:
         """Set the total number of bytes."""
-        if self._bars is not None and self._task is not None:
-            self._bars.update(self._task, total=size)
+        self.bars.update(self.task, total=size)
 
 
 @contextmanager
 def progress_of(what: str, total: int | None, as_json: bool) -> Iterator[Bar]:
     """A progress bar on a terminal, nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TransferSpeedColumn,
-    )
+    from rich import progress
 
-    console = Console(stderr=True)
-    if as_json or not console.is_terminal:
-        yield Bar()
-        return
     columns = (
-        TextColumn(what, markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
+        progress.TextColumn(what, markup=False),
+        progress.BarColumn(),
+        progress.TaskProgressColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bars:
+    with progress_bars(as_json, *columns) as bars:
         yield Bar(bars, bars.add_task("", total=total))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from onceward._text import quantity
@@ -17,7 +19,6 @@ from onceward.cli.dlq.options import (
     Yes,
     add_filter_options,
     age,
-    as_plain,
     confirm,
     open_letters,
     shorten,
@@ -25,8 +26,8 @@ from onceward.cli.dlq.options import (
     who,
 )
 from onceward.cli.dlq.redrive import redrive, redrives
-from onceward.cli.exit import FAILED, AsJson, fail
-from onceward.cli.output import for_people, print_json, print_table
+from onceward.cli.exit import FAILED, AsJson, argument, fail, flag
+from onceward.cli.output import for_people, print_json, print_result, print_table
 
 if TYPE_CHECKING:
     from onceward.deadletters import DeadLetter, DeadLetters
@@ -38,12 +39,7 @@ dlq = typer.Typer(
 
 @dlq.command("list")
 @add_filter_options()
-def list_(
-    database: Database,
-    wanted: Wanted,
-    limit: Limit = 50,
-    as_json: AsJson = False,
-) -> None:
+def list_(database: Database, wanted: Wanted, limit: Limit = 50, as_json: AsJson = False) -> None:
     """List dead letters, the longest dead first.
 
     Exit code: 0, even if there are none; 1 if the database fails; 2 for wrong arguments or missing tables.
@@ -56,7 +52,7 @@ def list_(
         total = len(found) if len(found) < limit else letters.count(chosen)
         others = "" if found else _others(letters, chosen.consumer)
     if as_json:
-        print_json([as_plain(letter) for letter in found])
+        print_json(found)
         return
     columns = {
         "id": "id",
@@ -100,9 +96,9 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
 
 @dlq.command()
 def show(
-    letter_id: Annotated[int, typer.Argument(metavar="ID", help="Number in `onceward dlq list`.")],
+    letter_id: Annotated[int, argument("ID", "Number in `onceward dlq list`.")],
     database: Database,
-    raw: Annotated[bool, typer.Option("--raw", help="Write the original body to standard output.")] = False,
+    raw: Annotated[bool, flag("Write the original body to standard output.", "--raw")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show everything about one letter: its history and what was delivered.
@@ -123,7 +119,7 @@ def show(
     if raw:
         typer.get_binary_stream("stdout").write(body)
         return
-    plain = as_plain(found[0])
+    plain = msgspec.to_builtins(found[0])
     if as_json:
         print_json({**plain, **_readable(body), "body": base64.b64encode(body).decode()})
         return
@@ -133,12 +129,10 @@ def show(
     ]
     labels = {"attempts": "deliveries"}
     rows = [{"field": labels.get(name, name), "value": value} for name, value in plain.items()]
-    print_table(
-        [*rows, {"field": "body", "value": _format_body(body)}], {"field": "field", "value": "value"}, ""
-    )
-    print_table(
-        history, {"attempt": "delivery", "at": "at (UTC)", "category": "category", "error": "error"}, ""
-    )
+    rows.append({"field": "body", "value": _format_body(body)})
+    print_table(rows, {"field": "field", "value": "value"}, "")
+    columns = {"attempt": "delivery", "at": "at (UTC)", "category": "category", "error": "error"}
+    print_table(history, columns, "")
 
 
 dlq.command()(redrive)
@@ -171,38 +165,28 @@ def discard(
 @dlq.command()
 @add_filter_options()
 def hold(
-    database: Database,
-    reason: Reason,
-    wanted: Wanted,
-    operator: Operator = None,
-    as_json: AsJson = False,
+    database: Database, reason: Reason, wanted: Wanted, operator: Operator = None, as_json: AsJson = False
 ) -> None:
     """Protect letters from every purge until they are released.
 
     Exit code: 0; 1 if there was none or the database fails; 2 for wrong arguments or missing tables.
     """
     with open_letters(database, as_json) as letters:
-        chosen = wanted()
-        number = letters.hold(chosen, reason=reason, operator=who(operator))
+        number = letters.hold(wanted(), reason=reason, operator=who(operator))
     _report("held", number, as_json)
 
 
 @dlq.command()
 @add_filter_options()
 def release(
-    database: Database,
-    reason: Reason,
-    wanted: Wanted,
-    operator: Operator = None,
-    as_json: AsJson = False,
+    database: Database, reason: Reason, wanted: Wanted, operator: Operator = None, as_json: AsJson = False
 ) -> None:
     """End the hold on letters.
 
     Exit code: 0; 1 if there was none or the database fails; 2 for wrong arguments or missing tables.
     """
     with open_letters(database, as_json) as letters:
-        chosen = wanted()
-        number = letters.release(chosen, reason=reason, operator=who(operator))
+        number = letters.release(wanted(), reason=reason, operator=who(operator))
     _report("released", number, as_json)
 
 
@@ -218,10 +202,7 @@ def purge(database: Database, operator: Operator = None, yes: Yes = False, as_js
     with open_letters(database, as_json) as letters:
         confirm("Delete resolved and discarded letters older than 90 days?", yes, as_json)
         number = letters.purge(operator=who(operator))
-    if as_json:
-        print_json({"removed": number})
-    else:
-        typer.echo(f"{quantity(number, 'letter')} deleted.")
+    print_result({"removed": number}, f"{quantity(number, 'letter')} deleted.", as_json)
 
 
 def _report(what: str, number: int, as_json: bool) -> None:
@@ -237,8 +218,6 @@ def _report(what: str, number: int, as_json: bool) -> None:
 def _readable(body: bytes) -> dict[str, Any]:
     """For JSON output: the payload, if the body is a transaction or JSON."""
     import json
-
-    import msgspec
 
     from onceward.connectors.codec import DecodeError, decode
 
@@ -256,14 +235,11 @@ def _format_body(body: bytes) -> Any:
     """For tables: JSON or a transaction's payload as text, anything else as its first bytes."""
     from onceward.connectors.codec import DecodeError, decode
 
-    try:
+    with suppress(DecodeError):
         return shorten(repr(decode(body).payload), 2000)
-    except DecodeError:
-        pass
-    try:
+    with suppress(UnicodeDecodeError):
         return shorten(body.decode(), 2000)
-    except UnicodeDecodeError:
-        return body[:100].hex(" ") + (" …" if len(body) > 100 else "")
+    return body[:100].hex(" ") + (" …" if len(body) > 100 else "")
 
 
 dlq.command()(export)

@@ -10,6 +10,7 @@ import typer
 from onceward.cli.dlq.options import shorten
 from onceward.cli.exit import FAILED
 from onceward.cli.output import print_json, print_table
+from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -48,19 +49,17 @@ def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, a
     readable: dict[int, Transaction] = {}
     predicted: dict[int, Prediction] = {}
     for letter in found:
+        problem = "poison is never redriven" if letter.category == "poison" else ""
         try:
-            readable[letter.id] = _transaction(letters, letter)
+            transaction = _transaction(letters, letter)
         except DecodeError as error:
+            problem = problem or str(error)
+        if problem:
             predicted[letter.id] = Prediction(
-                transaction_id=letter.message_id, outcome=PredictedOutcome.BREACH, detail=str(error)
+                transaction_id=letter.message_id, outcome=PredictedOutcome.BREACH, detail=problem
             )
-        if letter.category == "poison":
-            readable.pop(letter.id, None)
-            predicted[letter.id] = Prediction(
-                transaction_id=letter.message_id,
-                outcome=PredictedOutcome.BREACH,
-                detail="poison is never redriven",
-            )
+        else:
+            readable[letter.id] = transaction
     predictions = _predict(task, list(readable.values()), engine)
     predicted |= dict(zip(readable, predictions, strict=True))
     ordered = {letter.id: predicted[letter.id] for letter in found}
@@ -85,7 +84,6 @@ def _build_task(path: str, engine: Engine) -> Any:
     from onceward._imports import import_name
     from onceward.app.build import as_task
     from onceward.connectors import AsyncMemoryConnector, MemoryConnector
-    from onceward.errors import ConfigurationError
     from onceward.inbox import Inbox
     from onceward.task.base import AsyncTask, BaseTask
 
@@ -105,8 +103,6 @@ def _build_task(path: str, engine: Engine) -> Any:
 
 def _check_consumer(task: Any, path: str, wanted: Filter) -> None:
     """Refuse the task of another consumer: what it would do with the letters means nothing."""
-    from onceward.errors import ConfigurationError
-
     contract = getattr(task, "contract", None)
     if contract is not None and contract.consumer_id != wanted.consumer:
         raise ConfigurationError(

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import msgspec
 
 from onceward._text import quantity
 from onceward.cli.database import Database
-from onceward.cli.dlq.options import Operator, Wanted, add_filter_options, as_plain, open_letters, who
-from onceward.cli.exit import MISUSED, AsJson, fail
-from onceward.cli.output import print_json
+from onceward.cli.dlq.options import Operator, Wanted, add_filter_options, open_letters, who
+from onceward.cli.exit import MISUSED, AsJson, argument, fail
+from onceward.cli.output import print_result, progress_bars
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from onceward.deadletters import DeadLetters, Filter
 
 PAGE = 100
@@ -25,7 +26,7 @@ PAGE = 100
 
 @add_filter_options()
 def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE", dir_okay=False, help="New file to write.")],
+    file: Annotated[Path, argument("FILE", "New file to write.", dir_okay=False)],
     database: Database,
     wanted: Wanted,
     operator: Operator = None,
@@ -51,20 +52,18 @@ def export(
         run_blocking(letters.operations.note(who(operator), "export", details))
         part = file.with_name(f"{file.name}.part")
         try:
-            with part.open("w", encoding="utf-8") as lines, _progress(total, as_json) as progress:
+            with part.open("w", encoding="utf-8") as lines, _progress(as_json) as bars:
                 number = 0
-                for line in _lines(letters, chosen):
+                for line in bars.track(_lines(letters, chosen), total):
                     lines.write(line + "\n")
                     number += 1
-                    progress(number)
             part.rename(file)
         except OSError as error:
             part.unlink(missing_ok=True)
             fail(f"{file} cannot be written: {error.strerror or error}", as_json)
-    if as_json:
-        print_json({"letters": number, "file": str(file)})
-    else:
-        typer.echo(f"{quantity(number, 'letter')} written to {file}")
+    print_result(
+        {"letters": number, "file": str(file)}, f"{quantity(number, 'letter')} written to {file}", as_json
+    )
 
 
 def _lines(letters: DeadLetters, wanted: Filter) -> Iterator[str]:
@@ -74,21 +73,11 @@ def _lines(letters: DeadLetters, wanted: Filter) -> Iterator[str]:
     while page := run_blocking(letters.operations.find(wanted, PAGE, after)):
         for letter in page:
             body = base64.b64encode(letters.body(letter.id)).decode()
-            yield json.dumps({**as_plain(letter), "body": body}, ensure_ascii=False)
+            yield json.dumps({**msgspec.to_builtins(letter), "body": body}, ensure_ascii=False)
         after = page[-1].id
 
 
-@contextmanager
-def _progress(total: int, as_json: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal, nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def _progress(as_json: bool) -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 
-    console = Console(stderr=True)
-    if as_json or not console.is_terminal:
-        yield lambda number: None
-        return
-    columns = (TextColumn("exporting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        task = bars.add_task("", total=total)
-        yield lambda number: bars.update(task, completed=number)
+    return progress_bars(as_json, "exporting", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -15,10 +15,10 @@ import typer
 
 from onceward.cli.completion import one_of
 from onceward.cli.database import open_engine
-from onceward.cli.exit import MISUSED, fail
+from onceward.cli.exit import MISUSED, fail, flag, option
 
 if TYPE_CHECKING:
-    from onceward.deadletters import DeadLetter, DeadLetters, Filter
+    from onceward.deadletters import DeadLetters, Filter
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 FILTER = "Which letters"
@@ -33,57 +33,37 @@ def seconds(text: str) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
-def _option(*names: str, metavar: str, **more: Any) -> Any:
-    return typer.Option(*names, metavar=metavar, rich_help_panel=FILTER, **more)
+def _option(kind: Any, name: str, metavar: str, **more: Any) -> Any:
+    return Annotated[kind | None, typer.Option(name, metavar=metavar, rich_help_panel=FILTER, **more)]
 
-
-Consumer = Annotated[str | None, _option("--consumer", metavar="NAME", help="Consumer name.")]
-EventType = Annotated[str | None, _option("--type", metavar="TYPE", help="Event type.")]
-Category = Annotated[
-    str | None,
-    _option("--category", metavar="NAME", **one_of("infrastructure", "contract", "business", "poison")),
-]
-Status = Annotated[
-    str | None,
-    _option("--status", metavar="NAME", **one_of("open", "redriven", "resolved", "discarded")),
-]
-OlderThan = Annotated[
-    float | None,
-    _option(
-        "--older-than", metavar="SPAN", parser=seconds, help="Dead for at least this long: 90s, 15m, 2h, 3d."
-    ),
-]
-YoungerThan = Annotated[
-    float | None,
-    _option("--younger-than", metavar="SPAN", parser=seconds, help="Dead for at most this long."),
-]
-Text = Annotated[str | None, _option("--text", metavar="TEXT", help="Text contained in the error.")]
-Ids = Annotated[list[int] | None, _option("--id", metavar="ID", help="Number of the letter; repeatable.")]
-MessageId = Annotated[str | None, _option("--message-id", metavar="ID", help="Id of the message.")]
-Aggregate = Annotated[str | None, _option("--aggregate", metavar="ID", help="Id of the aggregate.")]
 
 Operator = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", show_default="your user name", help="Your name, for the audit log."),
+    str | None, option("NAME", "Your name, for the audit log.", show_default="your user name")
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-Limit = Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number.")]
-Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why, such as a ticket; kept in the audit log.")]
+Yes = Annotated[bool, flag("Do not ask for confirmation.", "--yes", "-y")]
+Limit = Annotated[int, option("N", "Maximum number.", min=1)]
+Reason = Annotated[str, option("TEXT", "Why, such as a ticket; kept in the audit log.")]
 
 
-FILTERS = {
-    "consumer": Consumer,
-    "event_type": EventType,
-    "category": Category,
-    "status": Status,
-    "older_than": OlderThan,
-    "younger_than": YoungerThan,
-    "text": Text,
-    "ids": Ids,
-    "message_id": MessageId,
-    "aggregate": Aggregate,
+FILTERS: dict[str, Any] = {
+    "consumer": _option(str, "--consumer", "NAME", help="Consumer name."),
+    "event_type": _option(str, "--type", "TYPE", help="Event type."),
+    "category": _option(
+        str, "--category", "NAME", **one_of("infrastructure", "contract", "business", "poison")
+    ),
+    "status": _option(str, "--status", "NAME", **one_of("open", "redriven", "resolved", "discarded")),
+    "older_than": _option(
+        float, "--older-than", "SPAN", parser=seconds, help="Dead for at least this long: 90s, 15m, 2h, 3d."
+    ),
+    "younger_than": _option(
+        float, "--younger-than", "SPAN", parser=seconds, help="Dead for at most this long."
+    ),
+    "text": _option(str, "--text", "TEXT", help="Text contained in the error."),
+    "ids": _option(list[int], "--id", "ID", help="Number of the letter; repeatable."),
+    "message_id": _option(str, "--message-id", "ID", help="Id of the message."),
+    "aggregate_id": _option(str, "--aggregate", "ID", help="Id of the aggregate."),
 }
-"""The options of a filter, by the parameters of `wanted_of`."""
+"""The options of a filter, by the fields of `Filter`."""
 
 Wanted = Callable[..., Any]
 """Builds the filter from the options. Call it inside `open_letters`, which reports a wrong option in one line."""
@@ -97,7 +77,7 @@ def add_filter_options(*, status: bool = True) -> Callable[[Callable[..., None]]
         @functools.wraps(command)
         def run(**given: Any) -> None:
             chosen = dict.fromkeys(FILTERS) | {name: given.pop(name) for name in options}
-            command(wanted=lambda **more: wanted_of(**(chosen | more)), **given)
+            command(wanted=lambda **more: _filter(**(chosen | more)), **given)
 
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
@@ -115,32 +95,10 @@ def add_filter_options(*, status: bool = True) -> Callable[[Callable[..., None]]
     return give
 
 
-def wanted_of(
-    consumer: str | None,
-    event_type: str | None,
-    category: str | None,
-    status: str | None,
-    older_than: float | None,
-    younger_than: float | None,
-    text: str | None,
-    ids: list[int] | None,
-    message_id: str | None,
-    aggregate: str | None,
-) -> Filter:
+def _filter(ids: list[int] | None, **given: Any) -> Filter:
     from onceward.deadletters import Filter
 
-    return Filter(
-        consumer=consumer,
-        event_type=event_type,
-        category=category,  # type: ignore[arg-type]
-        status=status,  # type: ignore[arg-type]
-        older_than=older_than,
-        younger_than=younger_than,
-        text=text,
-        ids=tuple(ids or ()),
-        message_id=message_id,
-        aggregate_id=aggregate,
-    )
+    return Filter(ids=tuple(ids or ()), **given)
 
 
 @contextmanager
@@ -166,14 +124,6 @@ def confirm(question: str, yes: bool, as_json: bool) -> None:
         fail(f"{question} There is no terminal to ask on; confirm with --yes", as_json, MISUSED)
     if not typer.confirm(question):
         fail("Nothing was done.", as_json)
-
-
-def as_plain(letter: DeadLetter) -> dict[str, Any]:
-    """A letter as JSON-compatible data."""
-    import msgspec
-
-    plain: dict[str, Any] = msgspec.to_builtins(letter)
-    return plain
 
 
 def age(moment: datetime) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from onceward._text import quantity
@@ -19,7 +20,7 @@ from onceward.cli.dlq.options import (
     open_letters,
     who,
 )
-from onceward.cli.exit import MISUSED, AsJson, fail
+from onceward.cli.exit import MISUSED, AsJson, fail, flag, option
 from onceward.cli.output import for_people, iso_time, print_json, print_table
 
 if TYPE_CHECKING:
@@ -30,29 +31,26 @@ if TYPE_CHECKING:
 def redrive(
     database: Database,
     wanted: Wanted,
-    rca: Annotated[int | None, typer.Option(metavar="N", help="Number of an open root cause.")] = None,
+    rca: Annotated[int | None, option("N", "Number of an open root cause.")] = None,
     cause_category: Annotated[
         str | None, typer.Option(metavar="NAME", **one_of("infrastructure", "contract", "business"))
     ] = None,
-    root_cause: Annotated[str | None, typer.Option(metavar="TEXT", help="Why the letters died.")] = None,
-    fix_ref: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The deployed fix, such as a version or a change.")
-    ] = None,
-    rate: Annotated[int, typer.Option(metavar="N", help="Letters per minute, at most 1000.")] = 100,
+    root_cause: Annotated[str | None, option("TEXT", "Why the letters died.")] = None,
+    fix_ref: Annotated[str | None, option("TEXT", "The deployed fix, such as a version or a change.")] = None,
+    rate: Annotated[int, option("N", "Letters per minute, at most 1000.")] = 100,
     redrive_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="Your own id; a redrive with the same id does nothing.")
+        str | None, option("ID", "Your own id; a redrive with the same id does nothing.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Try them in a transaction that is rolled back; needs --task.")
+        bool, flag("Try them in a transaction that is rolled back; needs --task.", "--dry-run")
     ] = False,
     task: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODULE:NAME",
-            help="The consumer: a function of an app, a class, or a function that returns a task.",
+        option(
+            "MODULE:NAME", "The consumer: a function of an app, a class, or a function that returns a task."
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number in a dry run.")] = 100,
+    limit: Annotated[int, option("N", "Maximum number in a dry run.", min=1)] = 100,
     operator: Operator = None,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -79,9 +77,7 @@ def redrive(
         _check_redrive(letters, chosen, cause, rate, yes, as_json)
         made = letters.redrive(chosen, rca=cause, operator=who(operator), rate=rate, redrive_id=redrive_id)
     if as_json:
-        import msgspec
-
-        print_json(msgspec.to_builtins(made))
+        print_json(made)
     elif made.repeated:
         typer.echo(
             f"Redrive {made.id} already exists, with {quantity(made.letters, 'letter')}. Nothing was done."
@@ -120,8 +116,6 @@ def _check_redrive(
     letters: DeadLetters, wanted: Filter, cause: Rca | int, rate: int, yes: bool, as_json: bool
 ) -> None:
     """Refuse what is not allowed before asking for confirmation."""
-    import msgspec
-
     from onceward.deadletters.redrive import check
 
     check(wanted, cause, rate)

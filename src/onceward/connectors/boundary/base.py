@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, Unpack
 
 from onceward._sync import run_blocking
 from onceward.boundary.client.client import BoundaryClient
@@ -24,11 +24,12 @@ from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.boundary.facts import as_body, as_fact
 from onceward.connectors.boundary.window import WindowQueue
 from onceward.connectors.codec import current_trace_context
-from onceward.connectors.lease_rules import LeaseRules, OnFailure
+from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction
 
-_log = logging.getLogger("onceward.connectors.boundary.connector")
+_log = OwnLogger(logging.getLogger("onceward.connectors.boundary"))
 
 MOST_HELD = LARGEST_PAGE
 """Facts beyond the cursor: pages begin at the cursor, and the boundary serves no larger ones."""
@@ -48,6 +49,9 @@ class FactConnector(Generic[C]):
     """The connector of both modes: `_call`, `_sleep` and `_together` block in one and await in the other."""
 
     _needs: type[C]
+    _call: Callable[..., Awaitable[Any]]
+    _sleep: Callable[[float], Awaitable[None]]
+    _together: Callable[[Work, int], Awaitable[None]]
 
     def __init__(
         self,
@@ -56,19 +60,11 @@ class FactConnector(Generic[C]):
         *,
         from_zone: str | None = None,
         to_zone: str | None = None,
-        lease: float = 60.0,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 1.0,
-        on_failure: OnFailure = "auto",
         clock: Callable[[], float] = time.time,
+        **settings: Unpack[LeaseSettings],
     ) -> None:
         self._check_client(client)
-        rules = LeaseRules(
-            lease=lease,
-            max_deliveries=max_deliveries,
-            redelivery_delay=redelivery_delay,
-            on_failure=on_failure,
-        )
+        rules = LeaseRules(**settings)
         _check_settings(consumer_name, from_zone, to_zone)
         self._client: C = client
         self._consumer = consumer_name
@@ -87,15 +83,6 @@ class FactConnector(Generic[C]):
                 f"{type(self).__name__} needs a {self._needs.__name__}, not {type(client).__name__}; use "
                 "BoundaryConnector with BoundaryClient, AsyncBoundaryConnector with AsyncBoundaryClient"
             )
-
-    async def _call(self, method: str, *arguments: Any) -> Any:
-        raise NotImplementedError
-
-    async def _sleep(self, seconds: float) -> None:
-        raise NotImplementedError
-
-    async def _together(self, work: Work, times: int) -> None:
-        raise NotImplementedError
 
     # ── facts in ────────────────────────────────────────────────────────────────────────────────────────
 

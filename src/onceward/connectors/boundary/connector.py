@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from onceward._sync import run_blocking
 from onceward.boundary.client.client import BoundaryClient
+from onceward.connectors.base import Closing
 from onceward.connectors.boundary.base import FactConnector, Work, run_together
-from onceward.connectors.dead_message import DeadMessage
+from onceward.connectors.lease_rules import DeadMessage
 from onceward.transaction import Settlement, Transaction
 
 
-class BoundaryConnector(FactConnector[BoundaryClient]):
+class BoundaryConnector(FactConnector[BoundaryClient], Closing):
     """A `Connector` to a boundary: `BoundaryConnector(BoundaryClient(url), "plant-a-receiver")`.
 
     To consume it needs the durable `consumer_name`, to produce `from_zone` and `to_zone`. Transactions carry facts:
@@ -72,14 +72,6 @@ class BoundaryConnector(FactConnector[BoundaryClient]):
     def close(self) -> None:
         """Close the connector. Idempotent. What is not confirmed is redelivered to the next fetch under this name."""
         self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class OwningBoundaryConnector(BoundaryConnector):

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
+from onceward.connectors.base import AsyncClosing
 from onceward.connectors.boundary.base import FactConnector, Work, run_together_async
-from onceward.connectors.dead_message import DeadMessage
+from onceward.connectors.lease_rules import DeadMessage
 from onceward.transaction import Settlement, Transaction
 
 
-class AsyncBoundaryConnector(FactConnector[AsyncBoundaryClient]):
+class AsyncBoundaryConnector(FactConnector[AsyncBoundaryClient], AsyncClosing):
     """An `AsyncConnector` to a boundary: `AsyncBoundaryConnector(AsyncBoundaryClient(url), "plant-a-receiver")`.
 
     To consume it needs the durable `consumer_name`, to produce `from_zone` and `to_zone`. Transactions carry facts:
@@ -74,14 +74,6 @@ class AsyncBoundaryConnector(FactConnector[AsyncBoundaryClient]):
     async def close_async(self) -> None:
         """Close the connector. Idempotent. What is not confirmed is redelivered to the next fetch under this name."""
         self._close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close_async()
 
 
 class AsyncOwningBoundaryConnector(AsyncBoundaryConnector):

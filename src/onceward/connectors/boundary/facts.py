@@ -30,9 +30,10 @@ from onceward.connectors.codec import (
     sanitize_metadata,
     with_trace_context,
 )
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Transaction
 
-_log = logging.getLogger(__name__)
+_log = OwnLogger(logging.getLogger("onceward.connectors.boundary_facts"))
 
 PARTS = {"subject", "predicate", "object"}
 OF_THE_FACT = {"event_type": "predicate", "aggregate_id": "subject"}

@@ -55,12 +55,19 @@ def check(address: Address) -> None:
 
 def open_log(address: Address, *, asynchronous: bool) -> Any:
     with required_package("connectrpc", "boundary"), required_package("pyqwest", "boundary"):
-        from onceward.connectors.boundary.factory import open_boundary
+        from onceward.boundary.client.client import BoundaryClient
+        from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
+        from onceward.boundary.tls import Tls
+        from onceward.connectors.boundary.connector import OwningBoundaryConnector
+        from onceward.connectors.boundary.connector_asyncio import AsyncOwningBoundaryConnector
 
     settings = dict(address.settings)
     consumer = settings.pop("consumer", None)
     tls = {name: settings.pop(name) for name in FILES & settings.keys()}
-    return open_boundary(server_of(address), consumer, tls, settings, asynchronous=asynchronous)
+    url, files = server_of(address), Tls(**tls) if tls else None
+    if asynchronous:
+        return AsyncOwningBoundaryConnector(AsyncBoundaryClient(url, tls=files), consumer, **settings)
+    return OwningBoundaryConnector(BoundaryClient(url, tls=files), consumer, **settings)
 
 
 def facts(address: Address) -> SourceFacts:

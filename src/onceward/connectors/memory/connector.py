@@ -12,13 +12,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 from threading import RLock
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, Unpack
 
 from onceward.connectors.base import ConnectorClosedError
-from onceward.connectors.dead_message import BurialReason, DeadMessage, read_dead_message
-from onceward.connectors.deliveries import Held
-from onceward.connectors.lease_rules import LeaseRules, OnFailure
-from onceward.connectors.leases import AsyncLeasingConnector, AvailableRow, LeasingConnector
+from onceward.connectors.lease_rules import (
+    BurialReason,
+    DeadMessage,
+    LeaseRules,
+    LeaseSettings,
+    read_dead_message,
+)
+from onceward.connectors.leases import AsyncLeasingConnector, AvailableRow, Held, LeasingConnector
 from onceward.task.exceptions import ExceptionCategory
 
 P = ParamSpec("P")
@@ -31,48 +35,19 @@ READY = 0.0
 class MemoryConnector(LeasingConnector):
     """A `Connector` without a wire. Threads may share it; other processes do not see it.
 
-    `clock` returns the time, in seconds, by which leases and delays are measured; tests pass their own.
+    `LeaseRules` explains the settings. `clock` returns the time, in seconds, by which leases and delays are
+    measured; tests pass their own.
     """
 
-    def __init__(
-        self,
-        *,
-        lease: float = 60.0,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 1.0,
-        on_failure: OnFailure = "auto",
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        rules = LeaseRules(
-            lease=lease,
-            max_deliveries=max_deliveries,
-            redelivery_delay=redelivery_delay,
-            on_failure=on_failure,
-        )
-        super().__init__(MemoryLeaseStore(), rules, clock)
+    def __init__(self, *, clock: Callable[[], float] = time.time, **settings: Unpack[LeaseSettings]) -> None:
+        super().__init__(MemoryLeaseStore(), LeaseRules(**settings), clock)
 
 
 class AsyncMemoryConnector(AsyncLeasingConnector):
     """An `AsyncConnector` without a wire; settings as for `MemoryConnector`."""
 
-    def __init__(
-        self,
-        *,
-        lease: float = 60.0,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 1.0,
-        on_failure: OnFailure = "auto",
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        super().__init__(
-            MemoryConnector(
-                lease=lease,
-                max_deliveries=max_deliveries,
-                redelivery_delay=redelivery_delay,
-                on_failure=on_failure,
-                clock=clock,
-            )
-        )
+    def __init__(self, *, clock: Callable[[], float] = time.time, **settings: Unpack[LeaseSettings]) -> None:
+        super().__init__(MemoryConnector(clock=clock, **settings))
 
     async def _call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         # A real wire always yields to other tasks; a loop that relies on it must not hang here.

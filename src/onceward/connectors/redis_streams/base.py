@@ -6,20 +6,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from onceward._redis.wire import BlockingRedisWire
 from onceward._redis.wire_asyncio import AsyncRedisWire
 from onceward._sync import run_blocking
 from onceward.connectors.base import ConnectorClosedError
-from onceward.connectors.lease_rules import LeaseRules, OnFailure
+from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
 from onceward.connectors.redis_streams.protocol import Exchange, StreamQueue
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
 Batch = Sequence[Transaction]
 
-_log = logging.getLogger("onceward.connectors.redis_streams.connector")
+_log = OwnLogger(logging.getLogger("onceward.connectors.redis_streams.connector"))
 
 
 class StreamConnector:
@@ -36,23 +37,23 @@ class StreamConnector:
         stream: str,
         group: str = "onceward",
         *,
-        lease: float = 60.0,
-        max_deliveries: int = 5,
-        redelivery_delay: float = 1.0,
-        on_failure: OnFailure = "auto",
         maxlen: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        **settings: Unpack[LeaseSettings],
     ) -> None:
-        rules = LeaseRules(
-            lease=lease,
-            max_deliveries=max_deliveries,
-            redelivery_delay=redelivery_delay,
-            on_failure=on_failure,
-        )
-        self.lease = lease
+        rules = LeaseRules(**settings)
+        self.lease = rules.lease
         self._wire = wire
         self._queue = StreamQueue(wire.server, stream, group, rules, maxlen, clock)
         self._closed = False
+
+    @property
+    def owner(self) -> str | None:
+        return self._queue.owner
+
+    @owner.setter
+    def owner(self, name: str) -> None:
+        self._queue.owner = name
 
     def _check_open(self) -> None:
         if self._closed:
@@ -64,17 +65,28 @@ class StreamConnector:
         if extra:
             raise TypeError(f"{type(self).__name__} has no fetch option {', '.join(map(repr, extra))}")
 
-    async def _perform(self, exchange: Exchange) -> Any:
+    async def _perform(
+        self, exchange: Exchange, wire: BlockingRedisWire | AsyncRedisWire | None = None
+    ) -> Any:
         self._check_open()
+        wire = wire or self._wire
         replies: Any = None
         try:
             while True:
-                replies = await self._wire.exchange(exchange.send(replies))
+                replies = await wire.exchange(exchange.send(replies))
         except StopIteration as end:
             return end.value
         finally:
             if self._closed:  # closed while this used a connection
-                await self._wire.close()
+                await wire.close()
+
+    def extend_from_thread(self, transactions: Batch, /) -> None:
+        """See `AsyncConnector.extend_from_thread`. Connects again each time: this is needed rarely."""
+        wire = self._wire.blocking()
+        try:
+            run_blocking(self._perform(self._queue.extend(self._queue.fetched_here(transactions)), wire))
+        finally:
+            run_blocking(wire.close())
 
     async def _fetch(self, size: int) -> Batch:
         taken: Batch = await self._perform(self._queue.fetch(size))

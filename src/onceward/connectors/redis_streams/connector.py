@@ -4,20 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from redis import Redis
 
 from onceward._redis.wire import BlockingRedisWire
 from onceward._sync import run_blocking
-from onceward.connectors.dead_message import DeadMessage
+from onceward.connectors.base import Closing
+from onceward.connectors.lease_rules import DeadMessage
 from onceward.connectors.redis_streams.base import StreamConnector, client_of, take
 from onceward.connectors.redis_streams.batches import BlockingCoalescer
 from onceward.transaction import Settlement, Transaction
 
 
-class RedisStreamsConnector(StreamConnector):
+class RedisStreamsConnector(StreamConnector, Closing):
     """`RedisStreamsConnector("redis://localhost", "orders")`: the `Connector` contract on a stream."""
 
     def __init__(self, redis: Any, stream: str, group: str = "onceward", **settings: Any) -> None:
@@ -42,6 +42,11 @@ class RedisStreamsConnector(StreamConnector):
         """Restart the idle time of these deliveries."""
         run_blocking(self._perform(self._queue.extend(transactions)))
 
+    def release_owner(self, owner: str) -> int:
+        """Free the entries of a dead owner now; they count as lost. Return how many there were."""
+        released: int = run_blocking(self._perform(self._queue.release_owner(owner)))
+        return released
+
     def counts(self) -> dict[str, int]:
         """Count the messages that are `ready`, `leased`, `delayed` and `dead` now, each up to ten thousand."""
         found: dict[str, int] = run_blocking(self._perform(self._queue.counts()))
@@ -60,11 +65,3 @@ class RedisStreamsConnector(StreamConnector):
         """Close our own connections, not those of the given client. Idempotent."""
         self._closed = True
         run_blocking(self._wire.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

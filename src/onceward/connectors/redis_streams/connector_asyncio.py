@@ -8,19 +8,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from redis.asyncio import Redis as AsyncRedis
 
 from onceward._redis.wire_asyncio import AsyncRedisWire
-from onceward.connectors.dead_message import DeadMessage
+from onceward.connectors.base import AsyncClosing
+from onceward.connectors.lease_rules import DeadMessage
 from onceward.connectors.redis_streams.base import StreamConnector, client_of, take_async
 from onceward.connectors.redis_streams.batches import AsyncCoalescer
 from onceward.transaction import Settlement, Transaction
 
 
-class AsyncRedisStreamsConnector(StreamConnector):
+class AsyncRedisStreamsConnector(StreamConnector, AsyncClosing):
     """`AsyncRedisStreamsConnector("redis://localhost", "orders")`: the `AsyncConnector` contract on a stream."""
 
     def __init__(self, redis: Any, stream: str, group: str = "onceward", **settings: Any) -> None:
@@ -48,6 +48,11 @@ class AsyncRedisStreamsConnector(StreamConnector):
         """Restart the idle time of these deliveries."""
         await self._perform(self._queue.extend(transactions))
 
+    async def release_owner_async(self, owner: str) -> int:
+        """Free the entries of a dead owner now; they count as lost. Return how many there were."""
+        released: int = await self._perform(self._queue.release_owner(owner))
+        return released
+
     async def counts_async(self) -> dict[str, int]:
         """Count the messages that are `ready`, `leased`, `delayed` and `dead` now, each up to ten thousand."""
         found: dict[str, int] = await self._perform(self._queue.counts())
@@ -66,11 +71,3 @@ class AsyncRedisStreamsConnector(StreamConnector):
         """Close our own connections, not those of the given client. Idempotent."""
         self._closed = True
         await self._wire.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close_async()

@@ -12,7 +12,7 @@ from onceward.connectors.reports import Durability, ServerUnreachable, SourceCou
 from onceward.connectors.scheme import LEASE_SETTINGS, Scheme, Setting
 from onceward.connectors.sqlite import statements as sql
 from onceward.connectors.sqlite.connector import AsyncSqliteConnector, SqliteConnector
-from onceward.connectors.sqlite.database import Synchronous
+from onceward.connectors.sqlite.store import Synchronous
 from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -1,51 +1,194 @@
-"""The rows of a leasing queue, in SQLite. `statements` has the SQL."""
+"""The rows of a leasing queue, in one SQLite file: the connection to it, one transaction at a time, and forks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import RLock
+from typing import Any, Literal, TypeVar, get_args
+from weakref import WeakSet
 
-from onceward.connectors.dead_message import BurialReason, DeadMessage, read_dead_message
-from onceward.connectors.deliveries import Held
-from onceward.connectors.leases import AvailableRow
+from onceward.connectors.base import ConnectorClosedError
+from onceward.connectors.lease_rules import BurialReason, DeadMessage, read_dead_message
+from onceward.connectors.leases import AvailableRow, Held
 from onceward.connectors.sqlite import statements as sql
-from onceward.connectors.sqlite.database import Database
+from onceward.errors import ConfigurationError, OncewardError
 from onceward.task.exceptions import ExceptionCategory
 
 Values = TypeVar("Values", bound=tuple[Any, ...])
+Synchronous = Literal["OFF", "NORMAL", "FULL", "EXTRA"]
+
+OPEN_WAIT = 10.0
+"""Seconds to wait for processes that are opening, creating or recovering the same file."""
+POLL = 0.01
+"""Seconds SQLite itself waits for another writer. Its own waits grow to 0.1 s and are unfair under load;
+retrying soon gives every process its turn."""
 
 
-class SqliteLeaseStore:
-    """A `LeaseStore` in one file."""
+class DatabaseBusyError(OncewardError, TimeoutError):
+    """Other processes kept the queue file locked for too long. Nothing was changed."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self.transaction = database.transaction
-        self.close = database.close
+
+class Database:
+    """A connection that threads share behind one lock, never carried across a fork: see the end of this file."""
+
+    def __init__(self, path: str | os.PathLike[str], synchronous: Synchronous) -> None:
+        if synchronous not in get_args(Synchronous):
+            raise ConfigurationError(
+                f"synchronous must be one of {', '.join(get_args(Synchronous))}, not {synchronous!r}"
+            )
+        self.path = _resolve(path)
+        self._synchronous = synchronous
+        self.lock = RLock()
+        self._closed = False
+        self.cursor = self._open()
+        """The cursor of the current transaction."""
+        self._connected = True
+        _open_databases.add(self)
+
+    @contextmanager
+    def transaction(self, wait: float) -> Iterator[None]:
+        """Run a write transaction: one at a time across all processes, all or none, durable at its end."""
+        with self.lock:
+            if self._closed:
+                raise ConnectorClosedError(
+                    f"the connector to {self.path} is closed; create a new one to continue"
+                )
+            if not self._connected:
+                self.cursor = self._open()
+                self._connected = True
+            cursor = self.cursor
+            if cursor.connection.in_transaction:  # left over when an interrupt came between BEGIN and try
+                cursor.execute(sql.ROLLBACK)
+            self._execute_when_unlocked(cursor, sql.BEGIN, wait)
+            try:
+                yield
+                cursor.execute(sql.COMMIT)
+            except BaseException:
+                _roll_back(cursor)
+                raise
+
+    def close(self) -> None:
+        with self.lock:
+            self._closed = True
+            self.disconnect()
+            _open_databases.discard(self)
+
+    def disconnect(self) -> None:
+        """Close the connection; the next transaction opens another."""
+        if self._connected:
+            self.cursor.connection.close()
+            self._connected = False
+
+    def _execute_when_unlocked(
+        self, cursor: sqlite3.Cursor, statement: str, wait: float, pause: float = 0.0
+    ) -> None:
+        """Execute it once no other process holds the lock. `pause` is for statements that do not wait themselves."""
+        deadline = time.monotonic() + wait
+        while True:
+            try:
+                cursor.execute(statement)
+                return
+            except sqlite3.OperationalError as error:
+                # The low byte is the primary code: BUSY has variants for recovery and for snapshots.
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    raise
+            if time.monotonic() >= deadline:
+                raise DatabaseBusyError(
+                    f"other processes kept {self.path} locked for {wait:g} s; nothing was changed"
+                )
+            if pause:
+                time.sleep(pause)
+
+    def _open(self) -> sqlite3.Cursor:
+        connection = sqlite3.connect(self.path, timeout=POLL, isolation_level=None, check_same_thread=False)
+        try:
+            cursor = connection.cursor()
+            self._prepare(cursor)
+        except sqlite3.DatabaseError as error:
+            connection.close()
+            raise ConfigurationError(
+                f"{self.path} cannot be opened as a queue: {error}; "
+                "use a path in a writable directory, to a new file or one that this connector created"
+            ) from error
+        except BaseException:
+            connection.close()
+            raise
+        return cursor
+
+    def _prepare(self, cursor: sqlite3.Cursor) -> None:
+        # The first read also recovers after a crash.
+        self._execute_when_unlocked(cursor, sql.READ_USER_VERSION, OPEN_WAIT, POLL)
+        self._execute_when_unlocked(cursor, sql.BEGIN, OPEN_WAIT)
+        try:
+            self._check_or_create(cursor)
+            cursor.execute(sql.COMMIT)
+        except BaseException:
+            _roll_back(cursor)
+            raise
+        self._execute_when_unlocked(cursor, sql.USE_WAL, OPEN_WAIT, POLL)
+        if cursor.fetchone()[0] != "wal":
+            raise ConfigurationError(
+                f"{self.path} is on a file system without shared memory, which SQLite needs to share it between "
+                "processes; put it on a local disk"
+            )
+        cursor.execute(sql.USE_SYNCHRONOUS.format(self._synchronous))
+
+    def _check_or_create(self, cursor: sqlite3.Cursor) -> None:
+        if cursor.execute(sql.READ_IS_EMPTY).fetchone()[0]:
+            for statement in sql.SCHEMA:
+                cursor.execute(statement)
+            return
+        if cursor.execute(sql.READ_APPLICATION_ID).fetchone()[0] != sql.APPLICATION_ID:
+            raise ConfigurationError(
+                f"{self.path} is a database of another program; use a separate file for the queue"
+            )
+        version = cursor.execute(sql.READ_USER_VERSION).fetchone()[0]
+        if version > sql.SCHEMA_VERSION:
+            raise ConfigurationError(
+                f"{self.path} was written by a newer onceward (schema {version}; this one supports up to "
+                f"{sql.SCHEMA_VERSION}); upgrade onceward"
+            )
+        for older in range(version, sql.SCHEMA_VERSION):
+            for statement in sql.UPGRADES[older]:
+                cursor.execute(statement)
+
+
+class SqliteLeaseStore(Database):
+    """A `LeaseStore` in one file. `statements` has the SQL."""
 
     def append(self, bodies: Sequence[bytes], now: float) -> None:
-        cursor = self._database.cursor
+        cursor = self.cursor
         cursor.executemany(sql.APPEND, [(now, body) for body in bodies])
         cursor.execute(sql.COUNT_APPENDED, (len(bodies),))
 
     def available(self, now: float, limit: int) -> Sequence[AvailableRow]:
-        cursor = self._database.cursor
+        cursor = self.cursor
         rows: list[AvailableRow] = cursor.execute(sql.AVAILABLE_AGAIN, (now, limit)).fetchall()
         if len(rows) < limit:
             rows += cursor.execute(sql.READY, (limit - len(rows),)).fetchall()
         return rows
 
     def lease(self, rows: Sequence[AvailableRow], token: int, until: float) -> None:
-        self._database.cursor.executemany(sql.LEASE, [(until, token, row[3], row[0]) for row in rows])
+        self.cursor.executemany(sql.LEASE, [(until, token, row[3], row[0]) for row in rows])
 
     def extend(self, deliveries: Sequence[Held], until: float) -> Sequence[Held]:
         missed = self._execute_all(sql.EXTEND, [(until, *held) for held in deliveries])
         return [(key, token) for _, key, token in missed]
 
+    def release(self, first: int, last: int, now: float) -> int:
+        """End the leases of all deliveries whose token is in this range. Return how many."""
+        values = {"now": now, "first": first, "last": last}
+        return self.cursor.execute(sql.RELEASE, values).rowcount
+
     def remove(self, deliveries: Sequence[Held]) -> Sequence[Held]:
         missed = self._execute_all(sql.REMOVE, deliveries)
         if len(missed) < len(deliveries):
-            self._database.cursor.execute(sql.COUNT_DONE, (len(deliveries) - len(missed),))
+            self.cursor.execute(sql.COUNT_DONE, (len(deliveries) - len(missed),))
         return missed
 
     def give_back(self, key: int, token: int, visible_at: float) -> bool:
@@ -73,23 +216,20 @@ class SqliteLeaseStore:
         error: str | None = None,
         history: str = "",
     ) -> bool:
-        self._change_one(
-            sql.COPY_TO_DEAD_LETTERS, transaction_id, reason, category, error, now, history, key, token
-        )
-        return self._change_one(sql.REMOVE, key, token)
+        values = (transaction_id, reason, category, error, now, history, key, token)
+        self.cursor.execute(sql.COPY_TO_DEAD_LETTERS, values)
+        return self.cursor.execute(sql.REMOVE, (key, token)).rowcount == 1
 
     def counts(self, now: float) -> dict[str, int]:
-        counts = self._database.cursor.execute(sql.COUNTS, {"now": now}).fetchone()
+        counts = self.cursor.execute(sql.COUNTS, {"now": now}).fetchone()
         return dict(zip(("ready", "leased", "delayed", "dead"), counts, strict=True))
 
     def dead(self, limit: int) -> list[DeadMessage]:
-        return [
-            read_dead_message((row[0], row[8]), *row[1:])
-            for row in self._database.cursor.execute(sql.DEAD_LETTERS, (limit,))
-        ]
+        rows = self.cursor.execute(sql.DEAD_LETTERS, (limit,))
+        return [read_dead_message((row[0], row[8]), *row[1:]) for row in rows]
 
     def forget_dead(self, keys: Sequence[tuple[int, float]]) -> None:
-        cursor = self._database.cursor
+        cursor = self.cursor
         cursor.executemany(sql.FORGET_DEAD, keys)
         if cursor.rowcount > 0:  # they may have been removed before
             cursor.execute(sql.COUNT_MOVED, (cursor.rowcount,))
@@ -99,7 +239,7 @@ class SqliteLeaseStore:
         are searched for only if the count is short."""
         if not rows:
             return ()
-        cursor = self._database.cursor
+        cursor = self.cursor
         cursor.execute(sql.SAVEPOINT)
         if cursor.executemany(statement, rows).rowcount == len(rows):
             cursor.execute(sql.KEEP_SAVEPOINT)
@@ -108,4 +248,45 @@ class SqliteLeaseStore:
         return [row for row in rows if not self._change_one(statement, *row)]
 
     def _change_one(self, statement: str, *values: object) -> bool:
-        return self._database.cursor.execute(statement, values).rowcount == 1
+        return self.cursor.execute(statement, values).rowcount == 1
+
+
+def _resolve(path: str | os.PathLike[str]) -> Path:
+    if str(path) in ("", ":memory:"):
+        raise ConfigurationError("a SQLite queue needs a file; for a queue in memory use MemoryConnector")
+    absolute = Path(path).absolute()  # the working directory may change before it is reopened
+    if not absolute.parent.is_dir():
+        raise ConfigurationError(
+            f"the directory of the queue file does not exist: {absolute.parent}; create it first"
+        )
+    if absolute.is_dir():
+        raise ConfigurationError(f"{absolute} is a directory; use the path of a file in it")
+    return absolute
+
+
+def _roll_back(cursor: sqlite3.Cursor) -> None:
+    if cursor.connection.in_transaction:
+        cursor.execute(sql.ROLLBACK)
+
+
+# Carrying a connection across a fork corrupts the locking of the file, even if the child only closes it. So it
+# is closed before a fork, and parent and child each open their own when they next need one. The lock is held
+# meanwhile: no transaction is cut in half, and both release it after the fork.
+
+_open_databases: WeakSet[Database] = WeakSet()
+_forking: list[Database] = []
+
+
+def _before_fork() -> None:
+    for database in list(_open_databases):
+        database.lock.acquire()
+        _forking.append(database)
+        database.disconnect()
+
+
+def _after_fork() -> None:
+    while _forking:
+        _forking.pop().lock.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

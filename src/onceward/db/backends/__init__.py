@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 from sqlalchemy import Connection
 from sqlalchemy.engine import Dialect
@@ -15,6 +15,9 @@ from onceward.errors import ConfigurationError
 
 
 class Backend(Protocol):
+    cancels_late: bool
+    """Whether a cancel may reach a statement after the one it was meant for."""
+
     def begin(self, connection: Connection) -> None:
         """Begin a real transaction that includes reads and savepoints from the first statement on."""
 
@@ -41,6 +44,9 @@ class Backend(Protocol):
 
     def lock_timeout(self, connection: Connection, seconds: float) -> AbstractContextManager[None]:
         """Limit every wait for a lock inside the block. An error inside it leaves the transaction usable."""
+
+    def cancel(self, driver: Any) -> None:
+        """Cancel the statement that runs on this driver connection. Called from another thread."""
 
     def take_advisory_lock(self, connection: Connection, key: int) -> None:
         """Take the lock and keep it until the transaction ends."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import BigInteger, Connection, func, literal, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
@@ -21,12 +21,17 @@ UNAVAILABLE: Final = ("08", "57P", "53")
 READ_ONLY: Final = "25006"
 """After a failover, for example, when the connected server has become a standby."""
 
+CANCEL_TIMEOUT: Final = 5.0
+"""Seconds to ask the server to cancel a statement."""
+
 _READ_LOCK_TIMEOUT = text("SELECT current_setting('lock_timeout')")
 _XACT_ID = text("SELECT pg_current_xact_id_if_assigned()::text")
 _SET_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :value, true)")  # true: as SET LOCAL
 
 
 class PostgreSql:
+    cancels_late = True
+
     def begin(self, connection: Connection) -> None:
         if getattr(connection.connection.dbapi_connection, "autocommit", False):
             raise ConfigurationError(
@@ -75,6 +80,12 @@ class PostgreSql:
             connection.execute(_SET_LOCK_TIMEOUT, {"value": str(milliseconds)}).close()
             yield
             connection.execute(_SET_LOCK_TIMEOUT, {"value": before}).close()
+
+    def cancel(self, driver: Any) -> None:
+        if hasattr(driver, "cancel_safe"):
+            driver.cancel_safe(timeout=CANCEL_TIMEOUT)
+        elif hasattr(driver, "cancel"):  # psycopg2
+            driver.cancel()
 
     def take_advisory_lock(self, connection: Connection, key: int) -> None:
         # The xact form is released when the transaction ends, so it cannot leak with a pooled connection.

@@ -38,6 +38,8 @@ _listening: WeakSet[Dialect] = WeakSet()
 
 
 class Sqlite:
+    cancels_late = False
+
     def begin(self, connection: Connection) -> None:
         driver: Any = connection.connection.driver_connection
         if driver.in_transaction and not _is_always_in_transaction(driver):
@@ -87,6 +89,9 @@ class Sqlite:
     @contextmanager
     def lock_timeout(self, connection: Connection, seconds: float) -> Iterator[None]:
         yield  # the session locked the whole database when it began
+
+    def cancel(self, driver: Any) -> None:
+        driver.interrupt()
 
     def take_advisory_lock(self, connection: Connection, key: int) -> None:
         """Do nothing: no other session can write to this database until this one ends."""

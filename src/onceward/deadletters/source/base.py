@@ -10,23 +10,88 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from onceward.connectors.base import ConnectorClosedError
-from onceward.connectors.deliveries import LeasedDeliveries
+from onceward.connectors.leases import LeasedDeliveries
 from onceward.deadletters.burial import burial_of_dead
 from onceward.deadletters.operations import DeadLetterOperations
-from onceward.deadletters.source.ports import SourcePort
 from onceward.errors import ConfigurationError
+from onceward.middleware import SourceCalls
+from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
-_log = logging.getLogger("onceward.deadletters.source")
+_log = OwnLogger(logging.getLogger("onceward.connectors.dead_letters"))
 
 CHECK_EVERY = 1.0
 """Seconds between checks for redriven letters while the source has work, so they do not slow it down."""
 MOVED_AT_ONCE = 10
 """Letters moved in one transaction: they may be large."""
+LETTER_METHODS = ("dead_letters", "forget_dead")
+"""Methods of a source whose dead letters can be moved."""
+
+
+class SourcePort(ABC):
+    """How a source is called, in threads and in asyncio."""
+
+    gives_letters = True
+    suffix: ClassVar[str]
+    """Suffix of the source's method names."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = NoSource() if source is None else source
+
+    def check(self) -> None:
+        """Raise `ConfigurationError` if dead letters cannot be moved away from the source."""
+        names = [name + self.suffix for name in LETTER_METHODS]
+        missing = [name for name in names if not hasattr(self.source, name)]
+        if missing:
+            raise ConfigurationError(
+                f"{type(self.source).__name__} has no {missing[0]}; to move its dead letters, a source needs "
+                f"{' and '.join(names)}, like onceward's own connectors"
+            )
+
+    @abstractmethod
+    async def ask(self, method: str, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class BlockingSourcePort(SourcePort):
+    suffix = ""
+
+    async def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.source, method)(*args, **kwargs)
+
+
+class AsyncSourcePort(SourcePort):
+    suffix = "_async"
+
+    async def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await getattr(self.source, method + self.suffix)(*args, **kwargs)
+
+
+class WrappedSourcePort(SourcePort):
+    """A source as middleware receives it."""
+
+    def __init__(self, calls: SourceCalls) -> None:
+        super().__init__(calls.connector)
+        self._calls = {
+            "fetch_transactions": calls.fetch,
+            "settle_transactions": calls.settle,
+            "extend_transactions": calls.extend,
+        }
+        self._ask = calls.ask
+        self.gives_letters = all(
+            hasattr(self.source, name) or hasattr(self.source, f"{name}_async") for name in LETTER_METHODS
+        )
+
+    def check(self) -> None:
+        """Accept any source: one that keeps its dead letters still receives redriven ones."""
+
+    async def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        call = self._calls.get(method)
+        return await (self._ask(method, *args) if call is None else call(*args, **kwargs))
 
 
 class LetterSource:
@@ -88,7 +153,7 @@ class LetterSource:
         ours, rest = [], []
         failed = False
         for settlement in settlements:
-            delivery = self._redriven.find(settlement.transaction)
+            delivery = self._redriven.get(id(settlement.transaction))
             if delivery is None:
                 rest.append(settlement)
                 failed |= settlement.verdict is Verdict.FAILED
@@ -110,7 +175,7 @@ class LetterSource:
     async def extend(self, transactions: Sequence[Transaction]) -> None:
         ours, rest = [], []
         for transaction in transactions:
-            delivery = self._redriven.find(transaction)
+            delivery = self._redriven.get(id(transaction))
             if delivery is None:
                 rest.append(transaction)
             elif not delivery.settled:
@@ -137,3 +202,27 @@ class LetterSource:
                 moved += keys
         except Exception as error:  # noqa: BLE001
             _log.error("cannot move dead letters to the store; they stay in their source for now: %s", error)
+
+
+class NoSource:
+    """An empty source, to deliver only redriven letters."""
+
+    def fetch_transactions(self, _: int, /) -> Sequence[Transaction]:
+        return ()
+
+    async def fetch_transactions_async(self, _: int, /) -> Sequence[Transaction]:
+        return ()
+
+    def dead_letters(self, _: int) -> Sequence[Any]:
+        return ()
+
+    async def dead_letters_async(self, _: int) -> Sequence[Any]:
+        return ()
+
+    def forget_dead(self, _: Sequence[Any]) -> None: ...
+
+    async def forget_dead_async(self, _: Sequence[Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+    async def close_async(self) -> None: ...

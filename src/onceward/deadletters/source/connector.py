@@ -9,8 +9,7 @@ from typing import Any, Self
 
 from onceward._sync import run_blocking
 from onceward.deadletters.dead_letters import DeadLetters
-from onceward.deadletters.source.base import LetterSource
-from onceward.deadletters.source.ports import BlockingSourcePort
+from onceward.deadletters.source.base import BlockingSourcePort, LetterSource
 from onceward.errors import ConfigurationError
 from onceward.transaction import Settlement, Transaction
 

@@ -10,8 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from onceward.deadletters.dead_letters_asyncio import AsyncDeadLetters
-from onceward.deadletters.source.base import LetterSource
-from onceward.deadletters.source.ports import AsyncSourcePort
+from onceward.deadletters.source.base import AsyncSourcePort, LetterSource
 from onceward.errors import ConfigurationError
 from onceward.transaction import Settlement, Transaction
 

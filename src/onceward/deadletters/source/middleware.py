@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from onceward.deadletters.dead_letters import DeadLetters
-from onceward.deadletters.source.base import LetterSource
-from onceward.deadletters.source.ports import WrappedSourcePort
+from onceward.deadletters.source.base import LetterSource, WrappedSourcePort
 from onceward.middleware import Middleware, SourceCalls
 
 

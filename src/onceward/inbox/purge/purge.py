@@ -28,7 +28,7 @@ from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.partitions import PurgeInProgressError
 from onceward.inbox.stores.sqlite import SqliteStore
 from onceward.inbox.stores.types import as_date
-from onceward.storage import migrations
+from onceward.storage.database import check_tables
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class Purge:
     def _begin(self, transaction: DbTransaction, wanted: str | None, report: PurgeReport) -> PurgePlan:
         """PurgePlan what to remove, and raise the horizons. Nothing is removed before this is committed."""
         store = self._store
-        migrations.check(transaction, store)
+        check_tables(transaction, store)
         registered = {row["consumer_id"]: str(row["contract"]) for row in store.registrations(transaction)}
         if wanted is not None and wanted not in registered:
             known = ", ".join(registered) or "none"

@@ -25,51 +25,58 @@ T = TypeVar("T")
 class InboxSession(DbSession):
     """A `DbSession` whose commit includes the inbox's row for `event`."""
 
-    def __init__(self, engine: Engine, event: Event) -> None:
-        super().__init__(engine)
-        self.event = event
-        """The event in flight, as it was delivered."""
+    event: Event
+    """The event in flight, as it was delivered."""
 
-    def effect(self, name: str, call: Callable[[str], Any], *, reconcile: Reconcile | None = None) -> Any:
+    def effect(
+        self,
+        name: str,
+        call: Callable[[str], Any],
+        *,
+        reconcile: Reconcile | None = None,
+        cancel: Callable[[], object] | None = None,
+    ) -> Any:
         """Run `call(key)`, an effect outside the database, and never again once its outcome is known.
 
         The key is the same over every retry and every new claim of the event; pass it to the provider as the
         idempotency key. The result of `call` is stored, and a retry gets it without calling again. After a crash in
         between it is unknown whether the effect happened: then `reconcile(key)` returns `Done(result)` or
         `NOT_DONE`; without it, `call` is repeated with the same key. Needs a contract with `mode="effectful"`.
+
+        `cancel()` is called in another thread if the attempt runs out of time during the call, and shall end it: close
+        the socket of a client that only this call uses.
         """
         raise EffectError(NOT_EFFECTFUL)
-
-    async def _enter(self) -> None:
-        self.__enter__()
-
-    async def _leave(self, error: BaseException | None) -> None:
-        self.__exit__(None, error, None)
-
-    async def _apply(self, operation: Callable[..., T], *args: Any) -> T:
-        return self._run(operation, *args)
 
 
 class EffectfulSession(InboxSession):
     """Opens its transaction only when the handler uses the database, and holds none during an effect."""
 
     def __init__(self, engine: Engine, event: Event, claim: Claim, ledger: Ledger) -> None:
-        super().__init__(engine, event)
+        super().__init__(engine)
+        self.event = event
         self._claim = claim
         self._ledger: Ledger | None = ledger
         self._inner: DbSession | None = None
-        self._run = self._run_lazily
+        self.run = self._run_lazily
 
     @property
     def committed(self) -> bool:
         return self._inner is not None and self._inner.committed
 
-    def effect(self, name: str, call: Callable[[str], Any], *, reconcile: Reconcile | None = None) -> Any:
+    def effect(
+        self,
+        name: str,
+        call: Callable[[str], Any],
+        *,
+        reconcile: Reconcile | None = None,
+        cancel: Callable[[], object] | None = None,
+    ) -> Any:
         if self._ledger is None:
             raise EffectError(NOT_DECIDED)
         self._let_go()
         try:
-            return run_blocking(self._ledger.effect(name, call, reconcile))
+            return run_blocking(self._ledger.effect(name, call, reconcile, cancel))
         except Raised as carried:
             raised = carried.unwrap()
         raise raised
@@ -83,22 +90,19 @@ class EffectfulSession(InboxSession):
             inner = DbSession(self._engine)
             inner.__enter__()
             self._inner = inner
-        return self._inner._run(operation, *args, **kwargs)
+        return self._inner.run(operation, *args, **kwargs)
 
     def _let_go(self) -> None:
         """End the transaction, in which nothing was written yet, so nothing is locked during the call."""
         inner = self._inner
         if inner is None:
             return
-        if inner._run(has_written):
+        if inner.run(has_written):
             raise SessionError(WRITTEN)
         self._inner = None
         inner.__exit__(None, None, None)
 
-    async def _enter(self) -> None:
-        """Do nothing: the transaction begins with the first statement."""
-
-    async def _leave(self, error: BaseException | None) -> None:
+    async def leave(self, error: BaseException | None) -> None:
         self._ledger = None
         if self._inner is not None:
             self._inner.__exit__(None, error, None)
@@ -119,7 +123,5 @@ class Joined:
     def effect(self, *_: Any, **__: Any) -> Any:
         raise EffectError(NOT_EFFECTFUL)
 
-    async def _enter(self) -> None: ...
-    async def _leave(self, error: BaseException | None) -> None: ...
-    async def _apply(self, operation: Callable[..., T], *args: Any) -> T:
-        return self._session._run(operation, *args)
+    async def apply(self, operation: Callable[..., T], *args: Any) -> T:
+        return self._session.run(operation, *args)

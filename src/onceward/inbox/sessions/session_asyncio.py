@@ -2,7 +2,7 @@
 
 # make faces writes session.py, with
 #   run_blocking: self._ledger
-#   port: _enter, _leave, _apply
+#   port: leave, apply
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ T = TypeVar("T")
 class AsyncInboxSession(AsyncDbSession):
     """An `AsyncDbSession` whose commit includes the inbox's row for `event`."""
 
-    def __init__(self, engine: AsyncEngine, event: Event) -> None:
-        super().__init__(engine)
-        self.event = event
-        """The event in flight, as it was delivered."""
+    event: Event
+    """The event in flight, as it was delivered."""
 
     async def effect(
-        self, name: str, call: Callable[[str], Awaitable[Any]], *, reconcile: Reconcile | None = None
+        self,
+        name: str,
+        call: Callable[[str], Awaitable[Any]],
+        *,
+        reconcile: Reconcile | None = None,
+        cancel: Callable[[], object] | None = None,
     ) -> Any:
         """Run `await call(key)`, an effect outside the database, and never again once its outcome is known.
 
@@ -42,41 +45,41 @@ class AsyncInboxSession(AsyncDbSession):
         idempotency key. The result of `call` is stored, and a retry gets it without calling again. After a crash in
         between it is unknown whether the effect happened: then `await reconcile(key)` returns `Done(result)` or
         `NOT_DONE`; without it, `call` is repeated with the same key. Needs a contract with `mode="effectful"`.
+
+        `cancel()` is called in another thread if the attempt runs out of time during the call, and shall end it: close
+        the socket of a client that only this call uses.
         """
         raise EffectError(NOT_EFFECTFUL)
-
-    async def _enter(self) -> None:
-        await self.__aenter__()
-
-    async def _leave(self, error: BaseException | None) -> None:
-        await self.__aexit__(None, error, None)
-
-    async def _apply(self, operation: Callable[..., T], *args: Any) -> T:
-        return await self._run(operation, *args)
 
 
 class AsyncEffectfulSession(AsyncInboxSession):
     """Opens its transaction only when the handler uses the database, and holds none during an effect."""
 
     def __init__(self, engine: AsyncEngine, event: Event, claim: Claim, ledger: Ledger) -> None:
-        super().__init__(engine, event)
+        super().__init__(engine)
+        self.event = event
         self._claim = claim
         self._ledger: Ledger | None = ledger
         self._inner: AsyncDbSession | None = None
-        self._run = self._run_lazily
+        self.run = self._run_lazily
 
     @property
     def committed(self) -> bool:
         return self._inner is not None and self._inner.committed
 
     async def effect(
-        self, name: str, call: Callable[[str], Awaitable[Any]], *, reconcile: Reconcile | None = None
+        self,
+        name: str,
+        call: Callable[[str], Awaitable[Any]],
+        *,
+        reconcile: Reconcile | None = None,
+        cancel: Callable[[], object] | None = None,
     ) -> Any:
         if self._ledger is None:
             raise EffectError(NOT_DECIDED)
         await self._let_go()
         try:
-            return await self._ledger.effect(name, call, reconcile)
+            return await self._ledger.effect(name, call, reconcile, cancel)
         except Raised as carried:
             raised = carried.unwrap()
         raise raised
@@ -90,22 +93,19 @@ class AsyncEffectfulSession(AsyncInboxSession):
             inner = AsyncDbSession(self._engine)
             await inner.__aenter__()
             self._inner = inner
-        return await self._inner._run(operation, *args, **kwargs)
+        return await self._inner.run(operation, *args, **kwargs)
 
     async def _let_go(self) -> None:
         """End the transaction, in which nothing was written yet, so nothing is locked during the call."""
         inner = self._inner
         if inner is None:
             return
-        if await inner._run(has_written):
+        if await inner.run(has_written):
             raise SessionError(WRITTEN)
         self._inner = None
         await inner.__aexit__(None, None, None)
 
-    async def _enter(self) -> None:
-        """Do nothing: the transaction begins with the first statement."""
-
-    async def _leave(self, error: BaseException | None) -> None:
+    async def leave(self, error: BaseException | None) -> None:
         self._ledger = None
         if self._inner is not None:
             await self._inner.__aexit__(None, error, None)
@@ -126,7 +126,5 @@ class AsyncJoined:
     async def effect(self, *_: Any, **__: Any) -> Any:
         raise EffectError(NOT_EFFECTFUL)
 
-    async def _enter(self) -> None: ...
-    async def _leave(self, error: BaseException | None) -> None: ...
-    async def _apply(self, operation: Callable[..., T], *args: Any) -> T:
-        return await self._session._run(operation, *args)
+    async def apply(self, operation: Callable[..., T], *args: Any) -> T:
+        return await self._session.run(operation, *args)

@@ -1,7 +1,7 @@
 """The rows of an inbox, and the SQL that all databases share.
 
 Every method takes the caller's transaction, or connection, as its first argument, so the same code serves threads and
-asyncio. See `onceward.storage.sql` for `{now}` in a statement.
+asyncio. See `onceward.storage.database` for `{now}` in a statement.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.stores.types import Attempts, Effect, Found, Key, Overtaken, PurgeStep, Records
-from onceward.storage.sql import Sql
+from onceward.storage.database import Sql
 
 
 class RetentionStore(Sql, ABC):
@@ -98,8 +98,13 @@ class RetentionStore(Sql, ABC):
 class Store(RetentionStore):
     """Reads and writes the rows of an inbox."""
 
+    owner: str | None = None
+    """The process that the leases of starts belong to; see `onceward.inbox.stores.owners`."""
     has_days = False
     """Whether `prepare_day` must be called before events of a day can be admitted."""
+    limit_waiting = ""
+    """SQL that limits how long a transaction waits for a row, if it could wait long: the process that locked it may be
+    frozen."""
 
     # ── what differs between databases ──────────────────────────────────────────────────────────────────
 
@@ -148,10 +153,6 @@ class Store(RetentionStore):
     def tables(self, transaction: DbTransaction) -> set[str]:
         """Return the names of the existing tables."""
 
-    @abstractmethod
-    def limit_waiting(self, transaction: DbTransaction) -> None:
-        """Limit how long this transaction waits for a row: the process that locked it may be frozen."""
-
     def _one(self, transaction: DbTransaction, sql: str, key: Key, **more: Any) -> Any:
         return self.run(transaction, sql, consumer=key[0], tracking=key[1], day=key[2], **more).first()
 
@@ -163,16 +164,12 @@ class Store(RetentionStore):
 
     def start(self, transaction: DbTransaction, key: Key, at_most: int, lease: float) -> Attempts | None:
         """Count one start, with a lease. Returns None if too many have no end, or another lease is active."""
-        row = self._one(transaction, _START, key, limit=at_most, lease=lease)
+        row = self._one(transaction, _START, key, limit=at_most, lease=lease, owner=self.owner)
         return None if row is None else Attempts(row.starts, row.ends)
 
     def attempts(self, transaction: DbTransaction, key: Key) -> Attempts:
         row = self._one(transaction, _ATTEMPTS, key)
         return Attempts(0, 0) if row is None else Attempts(row.starts, row.ends, float(row.locked_for))
-
-    def end(self, transaction: DbTransaction, key: Key, token: int, error: str | None) -> None:
-        """Count one end, and end its lease unless another start has it by now."""
-        self._execute(transaction, _END, key, token=token, error=error)
 
     def renew(self, transaction: DbTransaction, key: Key, token: int, lease: float) -> bool:
         """Extend a lease. Returns False if another worker has the event now."""
@@ -307,10 +304,10 @@ _PURGE = """
 """
 
 _START = """
-    INSERT INTO onceward_attempts (consumer_id, tracking_id, event_day, starts, ends, locked_until, last_at)
-    VALUES (:consumer, :tracking, :day, 1, 0, {now} + CAST(:lease AS double precision), {now})
-    ON CONFLICT (consumer_id, tracking_id) DO UPDATE SET
-        starts = onceward_attempts.starts + 1, locked_until = excluded.locked_until, last_at = excluded.last_at
+    INSERT INTO onceward_attempts (consumer_id, tracking_id, event_day, starts, ends, locked_until, last_at, owner)
+    VALUES (:consumer, :tracking, :day, 1, 0, {now} + CAST(:lease AS double precision), {now}, :owner)
+    ON CONFLICT (consumer_id, tracking_id) DO UPDATE SET starts = onceward_attempts.starts + 1,
+        locked_until = excluded.locked_until, last_at = excluded.last_at, owner = excluded.owner
     WHERE onceward_attempts.starts - onceward_attempts.ends < :limit
         AND (onceward_attempts.locked_until IS NULL OR onceward_attempts.locked_until <= {now})
     RETURNING starts, ends
@@ -318,11 +315,6 @@ _START = """
 _ATTEMPTS = """
     SELECT starts, ends, coalesce(locked_until - {now}, 0) AS locked_for FROM onceward_attempts
     WHERE consumer_id = :consumer AND tracking_id = :tracking
-"""
-_END = """
-    UPDATE onceward_attempts SET ends = ends + 1, last_error = :error, last_at = {now},
-        locked_until = CASE WHEN starts = :token THEN NULL ELSE locked_until END
-    WHERE consumer_id = :consumer AND tracking_id = :tracking AND ends < starts
 """
 _RENEW = """
     UPDATE onceward_attempts SET locked_until = {now} + CAST(:lease AS double precision)

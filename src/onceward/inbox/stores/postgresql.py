@@ -18,8 +18,6 @@ from onceward.inbox.stores.partitions import MAINTENANCE
 from onceward.inbox.stores.types import Found, Key, MissingDay, as_date
 
 CHECK_VIOLATION: Final = "23514"
-ROW_WAIT_MS: Final = "5000"
-"""How long a start waits for the row of its event, which is locked only briefly unless the other process is frozen."""
 DAYS_AHEAD: Final = 2
 """How many days in the future an event's own day may be: clocks differ, but each day needs a partition."""
 
@@ -30,6 +28,7 @@ class PostgreSqlStore(Store):
     records = """(SELECT consumer_id, event_day FROM onceward_dedup
         UNION ALL SELECT consumer_id, event_day FROM onceward_kept)"""
     ledgers = ("onceward_kept", "onceward_attempts", "onceward_effects")
+    limit_waiting = "SELECT set_config('lock_timeout', '5s', true)"
 
     def admit(self, transaction: DbTransaction, key: Key, digest: bytes) -> bool:
         lock = key_of(f"{key.consumer_id}:{key.tracking_id}")
@@ -67,7 +66,9 @@ class PostgreSqlStore(Store):
         self, transaction: DbTransaction, consumer_id: str, events: Sequence[Key], lease: float
     ) -> list[tuple[str, int]]:
         rows = json.dumps([(key.tracking_id, key.day) for key in events])
-        result = self.run(transaction, _RECORD_STARTS, consumer=consumer_id, rows=rows, lease=lease)
+        result = self.run(
+            transaction, _RECORD_STARTS, consumer=consumer_id, rows=rows, lease=lease, owner=self.owner
+        )
         return [(tracking_id, starts) for tracking_id, starts in result]
 
     def forget_attempts(
@@ -79,11 +80,6 @@ class PostgreSqlStore(Store):
         self, transaction: DbTransaction, consumer_id: str, tracking_ids: Sequence[str], lease: float
     ) -> None:
         self.run(transaction, _EXTEND, consumer=consumer_id, ids=list(tracking_ids), lease=lease)
-
-    def limit_waiting(self, transaction: DbTransaction) -> None:
-        self.run(
-            transaction, "SELECT set_config('lock_timeout', :milliseconds, true)", milliseconds=ROW_WAIT_MS
-        )
 
     def freeze_holds(self, connection: Connection) -> None:
         connection.exec_driver_sql("LOCK TABLE onceward_holds, onceward_consumers IN SHARE MODE")
@@ -121,11 +117,13 @@ _LOOK_UP = """
 """
 _FLOOR = "SELECT floor_day FROM onceward_horizons WHERE consumer_id = :consumer"
 _RECORD_STARTS = """
-    INSERT INTO onceward_attempts (consumer_id, tracking_id, event_day, starts, ends, locked_until, last_at)
-    SELECT :consumer, value ->> 0, CAST(value ->> 1 AS bigint), 1, 0, {now} + CAST(:lease AS double precision), {now}
+    INSERT INTO onceward_attempts (consumer_id, tracking_id, event_day, starts, ends, locked_until, last_at, owner)
+    SELECT :consumer, value ->> 0, CAST(value ->> 1 AS bigint), 1, 0, {now} + CAST(:lease AS double precision), {now},
+        CAST(:owner AS text)
     FROM jsonb_array_elements(CAST(:rows AS jsonb)) AS value
     ON CONFLICT (consumer_id, tracking_id) DO UPDATE SET
-        starts = onceward_attempts.starts + 1, locked_until = excluded.locked_until, last_at = excluded.last_at
+        starts = onceward_attempts.starts + 1, locked_until = excluded.locked_until, last_at = excluded.last_at,
+        owner = excluded.owner
     WHERE onceward_attempts.starts = onceward_attempts.ends
     RETURNING tracking_id, starts
 """

@@ -1,13 +1,17 @@
-"""The inbox's tables as plain SQL, for each database: `NNNN_name.up.sql`, and `NNNN_name.down.sql` to revert it."""
+"""The tables of inbox, dead letters and evidence as plain SQL, in a folder for each database.
+
+`NNNN_name.up.sql` makes a change and `NNNN_name.down.sql` reverts it. A change is a new number in every folder; never
+edit a file that a release has applied.
+"""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib.resources import files
 from typing import NamedTuple, Protocol
 
 from onceward.db.transaction import DbTransaction
-from onceward.errors import ConfigurationError
 
 TABLE = "onceward_migrations"
 CREATE_TABLE = f"""
@@ -32,7 +36,8 @@ class Migration(NamedTuple):
     down: str
 
 
-def migrations(dialect: str) -> list[Migration]:
+@cache
+def migrations(dialect: str) -> tuple[Migration, ...]:
     """Return all migrations of a database, oldest first."""
     folder = files(__package__) / dialect
     ups = sorted(each.name for each in folder.iterdir() if each.name.endswith(".up.sql"))
@@ -41,7 +46,7 @@ def migrations(dialect: str) -> list[Migration]:
         version, _, name = up.removesuffix(".up.sql").partition("_")
         down = folder / up.replace(".up.", ".down.")
         found.append(Migration(int(version), name, (folder / up).read_text(), down.read_text()))
-    return found
+    return tuple(found)
 
 
 def as_script(dialect: str) -> str:
@@ -79,21 +84,6 @@ def revert(transaction: DbTransaction, store: Migratable) -> list[str]:
         reverted.append(f"{migration.version:04} {migration.name}")
     connection.exec_driver_sql(f"DROP TABLE {TABLE}")
     return reverted
-
-
-def check(transaction: DbTransaction, store: Migratable) -> None:
-    """Raise `ConfigurationError` unless all migrations have been applied."""
-    if TABLE not in store.tables(transaction):
-        missing = "the tables of the inbox do not exist"
-    else:
-        rows = transaction.connection.exec_driver_sql(f"SELECT version FROM {TABLE}")
-        behind = {migration.version for migration in migrations(store.name)} - {row[0] for row in rows}
-        if not behind:
-            return
-        missing = f"migration {', '.join(map(str, sorted(behind)))} of the inbox is missing"
-    raise ConfigurationError(
-        f"{missing}; call inbox.migrate(), or run `onceward inbox migrate --database URL`"
-    )
 
 
 def statements(script: str) -> list[str]:

@@ -8,6 +8,7 @@ from onceward.task import plan
 from onceward.task.base import AsyncTask, Task
 from onceward.task.call import does_nothing, required, run_in_tasks, run_in_threads
 from onceward.task.exceptions import TransactionException
+from onceward.task.mixins import checks
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.report import Report
 from onceward.task.work import Outcome
@@ -59,7 +60,7 @@ class ConsumerMixin(Task):
 
     def _check(self) -> None:
         super()._check()
-        plan.check_consumer(self)
+        checks.check_consumer(self)
 
 
 class AsyncConsumerMixin(AsyncTask):
@@ -94,7 +95,7 @@ class AsyncConsumerMixin(AsyncTask):
 
     def _check(self) -> None:
         super()._check()
-        plan.check_consumer(self)
+        checks.check_consumer(self)
 
 
 class ConsumerTask(ConsumerMixin):

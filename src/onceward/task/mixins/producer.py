@@ -9,6 +9,7 @@ from onceward.task import plan
 from onceward.task.base import AsyncTask, Task
 from onceward.task.call import does_nothing, required, run_in_tasks, run_in_threads
 from onceward.task.exceptions import TransactionException
+from onceward.task.mixins import checks
 from onceward.task.mixins.consumer import AsyncConsumerMixin, ConsumerMixin
 from onceward.task.mixins.policies import ProducerPolicy
 from onceward.task.report import Report
@@ -54,7 +55,7 @@ class ProducerMixin(Task):
 
     def _check(self) -> None:
         super()._check()
-        plan.check_handlers(self, plan.PRODUCER_HANDLERS)
+        checks.check_handlers(self, checks.PRODUCER_HANDLERS)
 
 
 class AsyncProducerMixin(AsyncTask):
@@ -91,7 +92,7 @@ class AsyncProducerMixin(AsyncTask):
 
     def _check(self) -> None:
         super()._check()
-        plan.check_handlers(self, plan.PRODUCER_HANDLERS)
+        checks.check_handlers(self, checks.PRODUCER_HANDLERS)
 
 
 class ProducerTask(ProducerMixin):

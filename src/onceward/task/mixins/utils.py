@@ -14,12 +14,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
 from onceward.backoff import Backoff
-from onceward.task.ports_threads import interrupt
-from onceward.telemetry.context import attempt_expired as cancel_requested
+from onceward.task.cancellation import CancelToken, cancel_requested, on_cancel
+from onceward.telemetry.context import current_attempt
 
 __all__ = [
     "cancel_requested",
     "compute_backoff",
+    "on_cancel",
     "run_with_timeout",
     "run_with_timeout_async",
     "with_context",
@@ -61,27 +62,29 @@ def with_context_async(fn: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R
 def run_with_timeout(fn: Callable[P, R], timeout: float | None, /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Return `fn(*args)`, or raise `TimeoutError` after `timeout` seconds.
 
-    A thread cannot be killed: on timeout `AttemptInterrupted` is raised in it, and it ends when it next runs Python
-    code. A late result is discarded. For I/O, prefer the timeout of the library. This helper starts a thread per call;
+    A thread cannot be killed: on timeout it is asked to stop (`cancel_requested`, `on_cancel`) and goes on until it
+    does; a late result is discarded. For I/O, prefer the timeout of the library. This helper starts a thread per call;
     the engine does not.
     """
-    bound = with_context(fn)
     if timeout is None:
-        return bound(*args, **kwargs)
+        return with_context(fn)(*args, **kwargs)
+    token = CancelToken()
     outcome: list[tuple[Any, BaseException | None]] = []
+    context = contextvars.copy_context()
+    context.run(current_attempt.set, token)
 
     def call() -> None:
         try:
-            outcome.append((bound(*args, **kwargs), None))
+            outcome.append((context.run(fn, *args, **kwargs), None))
         except BaseException as error:  # noqa: BLE001  re-raised in the caller's thread
             outcome.append((None, error))
 
     thread = threading.Thread(target=call, name="onceward-timeout", daemon=True)
-    thread.start()
-    thread.join(timeout)
-    if thread.is_alive() or not outcome:
-        if thread.ident is not None:
-            interrupt(thread.ident)
+    with on_cancel(token.cancel):
+        thread.start()
+        thread.join(timeout)
+    if not outcome:
+        token.cancel()
         raise TimeoutError(f"{getattr(fn, '__qualname__', fn)} took longer than {timeout} s")
     value, error = outcome[0]
     if error is not None:

@@ -7,53 +7,44 @@ import asyncio
 import pytest
 
 from onceward.boundary.store import BoundaryStore
-from onceward.testing.boundary.suite import StoreSuite, fact
+from onceward.testing.boundary.suite import StoreSuite, fact, with_store
 
 
 class CursorCases(StoreSuite):
     @pytest.mark.req("BC-02", "BC-26")
-    def test_a_name_is_made_known_only_if_asked(self) -> None:
-        async def body(store: BoundaryStore) -> None:
-            assert await store.position("c", create=False) is None
-            assert await store.position("c", create=True) == 0
-            assert await store.position("c", create=False) == 0
-            assert [each.name for each in await store.cursors()] == ["c"]
-
-        self.on_store(body)
+    @with_store
+    async def test_a_name_is_made_known_only_if_asked(self, store: BoundaryStore) -> None:
+        assert await store.position("c", create=False) is None
+        assert await store.position("c", create=True) == 0
+        assert await store.position("c", create=False) == 0
+        assert [each.name for each in await store.cursors()] == ["c"]
 
     @pytest.mark.req("BC-02", "BC-26")
-    def test_names_are_independent_and_any_text(self) -> None:
+    @with_store
+    async def test_names_are_independent_and_any_text(self, store: BoundaryStore) -> None:
         names = ["a.b.*.>", "имя", "plant a", "A", "a"]
-
-        async def body(store: BoundaryStore) -> None:
-            await _fill(store, len(names))
-            for position, name in enumerate(names, 1):
-                assert await store.advance(name, position) == position
-            assert [await store.position(name, create=False) for name in names] == [1, 2, 3, 4, 5]
-            assert sorted(each.name for each in await store.cursors()) == sorted(names)
-
-        self.on_store(body)
+        await _fill(store, len(names))
+        for position, name in enumerate(names, 1):
+            assert await store.advance(name, position) == position
+        assert [await store.position(name, create=False) for name in names] == [1, 2, 3, 4, 5]
+        assert sorted(each.name for each in await store.cursors()) == sorted(names)
 
     @pytest.mark.req("BC-03", "BC-26")
-    def test_a_cursor_never_goes_back(self) -> None:
-        async def body(store: BoundaryStore) -> None:
-            await _fill(store, 9)
-            assert await store.advance("c", 7) == 7
-            assert await store.advance("c", 3) == 7
-            assert await store.advance("c", 7) == 7
-            assert await store.advance("c", 9) == 9
-
-        self.on_store(body)
+    @with_store
+    async def test_a_cursor_never_goes_back(self, store: BoundaryStore) -> None:
+        await _fill(store, 9)
+        assert await store.advance("c", 7) == 7
+        assert await store.advance("c", 3) == 7
+        assert await store.advance("c", 7) == 7
+        assert await store.advance("c", 9) == 9
 
     @pytest.mark.req("BC-03", "BC-26")
-    def test_of_confirms_at_once_the_highest_stays(self) -> None:
-        async def body(store: BoundaryStore) -> None:
-            await _fill(store, 20)
-            answers = await asyncio.gather(*(store.advance("c", offset) for offset in range(20, 0, -1)))
-            assert max(answers) == 20
-            assert await store.position("c", create=False) == 20
-
-        self.on_store(body)
+    @with_store
+    async def test_of_confirms_at_once_the_highest_stays(self, store: BoundaryStore) -> None:
+        await _fill(store, 20)
+        answers = await asyncio.gather(*(store.advance("c", offset) for offset in range(20, 0, -1)))
+        assert max(answers) == 20
+        assert await store.position("c", create=False) == 20
 
     @pytest.mark.req("BC-02", "BC-26")
     def test_cursors_are_there_after_opening_again(self) -> None:

@@ -7,22 +7,20 @@ import asyncio
 import pytest
 
 from onceward.boundary.store import BoundaryStore, Bounds
-from onceward.testing.boundary.suite import StoreSuite, fact
+from onceward.testing.boundary.suite import StoreSuite, fact, with_store
 
 
 class ExpiryCases(StoreSuite):
     @pytest.mark.req("BC-21", "BC-26")
-    def test_a_fact_expires_by_its_age_and_its_class(self) -> None:
-        async def body(store: BoundaryStore) -> None:
-            for number, stream in enumerate(["operational", "audit", "operational", "documents"], 1):
-                await store.append(fact(f"m{number}", stream=stream, appended_at=1000 + number))
-            assert await store.expire({"operational": 1003, "documents": 1003}) == 1
-            assert [each[0] for each in await store.read(0, 10)] == [2, 3, 4]
-            assert await store.expire({"operational": 1004, "audit": 1000}) == 1
-            assert [each[0] for each in await store.read(0, 10)] == [2, 4]
-            assert await store.bounds() == Bounds(2, 4)
-
-        self.on_store(body)
+    @with_store
+    async def test_a_fact_expires_by_its_age_and_its_class(self, store: BoundaryStore) -> None:
+        for number, stream in enumerate(["operational", "audit", "operational", "documents"], 1):
+            await store.append(fact(f"m{number}", stream=stream, appended_at=1000 + number))
+        assert await store.expire({"operational": 1003, "documents": 1003}) == 1
+        assert [each[0] for each in await store.read(0, 10)] == [2, 3, 4]
+        assert await store.expire({"operational": 1004, "audit": 1000}) == 1
+        assert [each[0] for each in await store.read(0, 10)] == [2, 4]
+        assert await store.bounds() == Bounds(2, 4)
 
     @pytest.mark.req("BC-21", "BC-26")
     def test_an_offset_is_not_used_again_though_all_facts_have_expired(self) -> None:
@@ -41,35 +39,29 @@ class ExpiryCases(StoreSuite):
         self.on_store(again)
 
     @pytest.mark.req("BC-26")
-    def test_many_facts_expire_while_others_are_appended(self) -> None:
-        async def body(store: BoundaryStore) -> None:
-            await asyncio.gather(*(store.append(fact(f"old{n}", appended_at=1000)) for n in range(4500)))
-            expiring = asyncio.create_task(store.expire({"operational": 2000}))
-            appended = await asyncio.gather(*(store.append(fact(f"new{n}")) for n in range(50)))
-            assert await expiring == 4500
-            assert sorted(each.offset for each in appended) == list(range(4501, 4551))
-            assert await store.bounds() == Bounds(4501, 4550)
-
-        self.on_store(body)
+    @with_store
+    async def test_many_facts_expire_while_others_are_appended(self, store: BoundaryStore) -> None:
+        await asyncio.gather(*(store.append(fact(f"old{n}", appended_at=1000)) for n in range(4500)))
+        expiring = asyncio.create_task(store.expire({"operational": 2000}))
+        appended = await asyncio.gather(*(store.append(fact(f"new{n}")) for n in range(50)))
+        assert await expiring == 4500
+        assert sorted(each.offset for each in appended) == list(range(4501, 4551))
+        assert await store.bounds() == Bounds(4501, 4550)
 
     @pytest.mark.req("BC-26")
-    def test_facts_can_be_dropped_up_to_an_offset(self) -> None:
-        async def body(store: BoundaryStore) -> None:
-            for number in range(5):
-                await store.append(fact(f"m{number}"))
-            assert await store.drop(3) == 3
-            assert await store.bounds() == Bounds(4, 5)
-            assert await store.drop(3) == 0
-            assert await store.drop(5) == 2
-            assert await store.bounds() == Bounds(6, 5)
-
-        self.on_store(body)
+    @with_store
+    async def test_facts_can_be_dropped_up_to_an_offset(self, store: BoundaryStore) -> None:
+        for number in range(5):
+            await store.append(fact(f"m{number}"))
+        assert await store.drop(3) == 3
+        assert await store.bounds() == Bounds(4, 5)
+        assert await store.drop(3) == 0
+        assert await store.drop(5) == 2
+        assert await store.bounds() == Bounds(6, 5)
 
     @pytest.mark.req("BC-26")
-    def test_the_size_grows_with_facts(self) -> None:
-        async def body(store: BoundaryStore) -> None:
-            before = await store.size()
-            await asyncio.gather(*(store.append(fact(f"m{number}", "x" * 10_000)) for number in range(100)))
-            assert before + 500_000 < await store.size() < before + 5_000_000
-
-        self.on_store(body)
+    @with_store
+    async def test_the_size_grows_with_facts(self, store: BoundaryStore) -> None:
+        before = await store.size()
+        await asyncio.gather(*(store.append(fact(f"m{number}", "x" * 10_000)) for number in range(100)))
+        assert before + 500_000 < await store.size() < before + 5_000_000

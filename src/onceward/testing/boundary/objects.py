@@ -11,7 +11,7 @@ import pytest
 from onceward.boundary.errors import NotFound, ObjectConflict
 from onceward.boundary.model import ObjectRef
 from onceward.boundary.store import BoundaryStore
-from onceward.testing.boundary.suite import StoreSuite
+from onceward.testing.boundary.suite import StoreSuite, with_store
 
 
 class ObjectCases(StoreSuite):
@@ -33,38 +33,34 @@ class ObjectCases(StoreSuite):
         self.on_store(read)
 
     @pytest.mark.req("BC-17", "BC-26")
-    def test_the_same_bytes_again_are_fine_and_other_bytes_are_refused(self) -> None:
-        async def body(store: BoundaryStore) -> None:
-            first = await store.objects.put("b", "k", _pieces(b"one"), "")
-            assert await store.objects.put("b", "k", _pieces(b"one"), "") == first
-            with pytest.raises(ObjectConflict):
-                await store.objects.put("b", "k", _pieces(b"two"), "")
-            assert await _blob(store, "b", "k") == b"one"
-
-        self.on_store(body)
+    @with_store
+    async def test_the_same_bytes_again_are_fine_and_other_bytes_are_refused(
+        self, store: BoundaryStore
+    ) -> None:
+        first = await store.objects.put("b", "k", _pieces(b"one"), "")
+        assert await store.objects.put("b", "k", _pieces(b"one"), "") == first
+        with pytest.raises(ObjectConflict):
+            await store.objects.put("b", "k", _pieces(b"two"), "")
+        assert await _blob(store, "b", "k") == b"one"
 
     @pytest.mark.req("BC-17", "BC-26")
-    def test_of_different_bytes_at_once_for_one_key_one_stays(self) -> None:
-        async def body(store: BoundaryStore) -> None:
-            blobs = [str(number).encode() * 1000 for number in range(8)]
-            outcomes = await asyncio.gather(
-                *(store.objects.put("b", "k", _pieces(blob), "") for blob in blobs), return_exceptions=True
-            )
-            kept = [each for each in outcomes if isinstance(each, ObjectRef)]
-            assert len(kept) == 1
-            assert sum(isinstance(each, ObjectConflict) for each in outcomes) == 7
-            assert await _blob(store, "b", "k") == blobs[outcomes.index(kept[0])]
-
-        self.on_store(body)
+    @with_store
+    async def test_of_different_bytes_at_once_for_one_key_one_stays(self, store: BoundaryStore) -> None:
+        blobs = [str(number).encode() * 1000 for number in range(8)]
+        outcomes = await asyncio.gather(
+            *(store.objects.put("b", "k", _pieces(blob), "") for blob in blobs), return_exceptions=True
+        )
+        kept = [each for each in outcomes if isinstance(each, ObjectRef)]
+        assert len(kept) == 1
+        assert sum(isinstance(each, ObjectConflict) for each in outcomes) == 7
+        assert await _blob(store, "b", "k") == blobs[outcomes.index(kept[0])]
 
     @pytest.mark.req("BC-26")
-    def test_an_object_that_is_not_there_is_not_found(self) -> None:
-        async def body(store: BoundaryStore) -> None:
-            assert await store.objects.head("b", "k") is None
-            with pytest.raises(NotFound, match="b/k"):
-                await store.objects.get("b", "k")
-
-        self.on_store(body)
+    @with_store
+    async def test_an_object_that_is_not_there_is_not_found(self, store: BoundaryStore) -> None:
+        assert await store.objects.head("b", "k") is None
+        with pytest.raises(NotFound, match="b/k"):
+            await store.objects.get("b", "k")
 
     @pytest.mark.req("BC-26")
     def test_an_upload_that_breaks_off_leaves_nothing(self) -> None:
@@ -82,21 +78,21 @@ class ObjectCases(StoreSuite):
         self.on_store(body)
 
     @pytest.mark.req("BC-26")
-    def test_an_object_may_be_empty_and_two_keys_may_have_the_same_bytes(self) -> None:
-        async def body(store: BoundaryStore) -> None:
-            await store.objects.put("b", "empty", _pieces(b""), "")
-            await store.objects.put("b", "one", _pieces(b"same"), "text/plain")
-            await store.objects.put("c", "two", _pieces(b"same"), "text/html")
-            assert await _blob(store, "b", "empty") == b""
-            assert await _blob(store, "b", "one") == await _blob(store, "c", "two") == b"same"
-            found = [(each.bucket, each.key, each.media_type) async for each in store.objects.refs()]
-            assert sorted(found) == [
-                ("b", "empty", ""),
-                ("b", "one", "text/plain"),
-                ("c", "two", "text/html"),
-            ]
-
-        self.on_store(body)
+    @with_store
+    async def test_an_object_may_be_empty_and_two_keys_may_have_the_same_bytes(
+        self, store: BoundaryStore
+    ) -> None:
+        await store.objects.put("b", "empty", _pieces(b""), "")
+        await store.objects.put("b", "one", _pieces(b"same"), "text/plain")
+        await store.objects.put("c", "two", _pieces(b"same"), "text/html")
+        assert await _blob(store, "b", "empty") == b""
+        assert await _blob(store, "b", "one") == await _blob(store, "c", "two") == b"same"
+        found = [(each.bucket, each.key, each.media_type) async for each in store.objects.refs()]
+        assert sorted(found) == [
+            ("b", "empty", ""),
+            ("b", "one", "text/plain"),
+            ("c", "two", "text/html"),
+        ]
 
     @pytest.mark.req("BC-26")
     @pytest.mark.parametrize(

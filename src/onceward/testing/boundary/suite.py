@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -54,3 +55,14 @@ class StoreSuite:
                 return await body(store)
 
         return asyncio.run(main())
+
+
+def with_store(test: Callable[[Any, BoundaryStore], Awaitable[None]]) -> Callable[[Any], None]:
+    """Turn a coroutine into a test that runs it on an open store."""
+
+    @functools.wraps(test)
+    def run(self: StoreSuite) -> None:
+        self.on_store(functools.partial(test, self))
+
+    del run.__wrapped__  # pytest would take `store` for a fixture
+    return run

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from threading import Thread
-from types import TracebackType
 from typing import Any, Self
 
 from onceward.task.exceptions import TransactionException
@@ -56,9 +55,7 @@ class ConnectorDriver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.close()
         finally:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 from sqlalchemy import Engine
@@ -191,9 +190,7 @@ class InboxDriver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # A heart with a short lease may be about to beat, with a connection that nobody would close.
         hearts = self.inbox.processor.heartbeat.held
         until(lambda: all(lease > 10 for lease in list(hearts)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from onceward.inbox import Busy, Event, Handling, LeaseLostError, suspects
+from onceward.inbox import Busy, Event, Handling, LeaseLostError, attempts
 from onceward.testing.inbox.driver import InboxDriver
 from onceward.testing.inbox.effects import Provider, charging, effectful
 from onceward.testing.inbox.samples import Held, event, never, raising, write
@@ -29,7 +29,7 @@ class Fences(InboxSuite):
     def test_an_inbox_does_not_claim_again_what_an_attempt_of_its_own_still_has_in_hand(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(suspects, "PATIENCE", 0.1)
+        monkeypatch.setattr(attempts, "PATIENCE", 0.1)
         with self.inbox(effectful()) as inbox, Held() as slow:
             self.begin_zombie(inbox, slow)
             self.advance(inbox, effectful().lease + 1)

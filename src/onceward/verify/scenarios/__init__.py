@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from onceward.inbox.evidence.evidence import DUPLICATES, REPLAY
-from onceward.verify import report
+from onceward.verify.report import CLEAN
 from onceward.verify.scenarios.clean import clean
 from onceward.verify.scenarios.duplicates import at_once, in_processes, in_series, replay
 from onceward.verify.scenarios.effects import early_effects, outside_calls
@@ -19,21 +19,21 @@ from onceward.verify.trial import Assessment, Trial
 Scenario = Callable[[Trial], Assessment]
 
 SCENARIOS: dict[str, Scenario] = {
-    report.CLEAN: clean,
+    CLEAN: clean,
     DUPLICATES: in_series,
-    report.AT_ONCE: at_once,
-    report.IN_PROCESSES: in_processes,
+    "duplicates-at-once": at_once,
+    "duplicates-in-processes": in_processes,
     REPLAY: replay,
-    report.ORDER: order,
-    report.UNKNOWN_FIELDS: unknown_fields,
-    report.MISSING_FIELDS: missing_fields,
-    report.OLD_VERSIONS: old_versions,
-    report.REFUSED: refused_events,
-    report.EXCEPTIONS: exceptions,
-    report.KILLS: kills,
-    report.STATE: state,
-    report.EARLY_EFFECTS: early_effects,
-    report.OUTSIDE_CALLS: outside_calls,
+    "order": order,
+    "unknown-fields": unknown_fields,
+    "missing-fields": missing_fields,
+    "old-versions": old_versions,
+    "refused": refused_events,
+    "exceptions": exceptions,
+    "kills": kills,
+    "state": state,
+    "early-effects": early_effects,
+    "outside-calls": outside_calls,
 }
-NEEDS_NO_ORACLE = (report.CLEAN, report.EARLY_EFFECTS, report.OUTSIDE_CALLS)
+NEEDS_NO_ORACLE = (CLEAN, "early-effects", "outside-calls")
 """Scenarios that run even if a clean delivery fails."""

@@ -26,8 +26,9 @@ from nats.errors import Error as NatsError
 
 from onceward.boundary.errors import Unavailable
 from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
 
-_log = logging.getLogger("onceward.boundary")
+_log = OwnLogger(logging.getLogger("onceward.boundary"))
 
 CALL_WAIT = 5.0
 """Seconds until an unanswered call is given up."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
+from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
+from onceward.task.cancellation import current_token
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class AsyncSessionPort:
-    """One transaction on one connection of the engine. Operations of several tasks run one after another."""
+    """A `DbTransaction` in asyncio. Operations of several tasks run one after another."""
 
     def __init__(self, engine: AsyncEngine, session: str) -> None:
         if not isinstance(engine, AsyncEngine):
@@ -29,7 +31,12 @@ class AsyncSessionPort:
         self.transaction = DbTransaction(engine.sync_engine, session)
         self._turn = asyncio.Lock()
 
-    async def begin(self) -> None:
+    @property
+    def committed(self) -> bool:
+        return self.transaction.committed
+
+    async def __aenter__(self) -> None:
+        self.transaction.token = current_token()
         with self.transaction.opening():
             self._connection: AsyncConnection = await self._engine.connect()
             await self._connection.run_sync(self.transaction.begin)
@@ -39,8 +46,15 @@ class AsyncSessionPort:
     ) -> T:
         return await self._in_turn(lambda: self.transaction.run(operation, *args, **kwargs))
 
-    async def end(self, error: BaseException | None) -> None:
-        await _finish(self._in_turn(partial(self.transaction.end, error)))
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await _finish(self._in_turn(partial(self.transaction.__exit__, kind, error, trace)))
+
+    async def leave(self, error: BaseException | None) -> None:
+        await self.__aexit__(None, error, None)
+
+    enter = __aenter__
 
     async def _in_turn(self, call: Callable[[], T]) -> T:
         async with self._turn:
