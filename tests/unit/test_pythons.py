@@ -13,7 +13,7 @@ NAMED = [version for each in PROJECT["classifiers"] for version in re.findall(r"
 
 def test_every_place_names_the_same_versions() -> None:
     readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
-    assert f"tested on Linux with Python {', '.join(NAMED[:-1])} and {NAMED[-1]}," in readme
+    assert f"tested on Linux with Python {NAMED[0]} to {NAMED[-1]}," in readme
     assert f"Python {NAMED[0]} or later." in readme
     assert PROJECT["requires-python"] == f">={NAMED[0]}"
     assert f"Python {NAMED[0]} or later" in (ROOT / "Makefile").read_text("utf-8")
