@@ -1,10 +1,8 @@
 """The engine's ports in asyncio.
 
 Workers are tasks. A life runs inside its worker's task, but in its own context, so a transaction does not cost a
-task. All time limits share one timer.
-
-User code may cancel its task and leave a count of `Task.cancelling` behind, as `asyncio.TaskGroup` of 3.11 does. So not
-the count but `AsyncPorts.is_cancelled` tells whether a call was cancelled, and each attempt starts with a clean task.
+task. User code may leave a count of `Task.cancelling` behind, as `asyncio.TaskGroup` of 3.11 does; so
+`AsyncPorts.is_cancelled` says whether a call was cancelled, and each attempt starts with a clean task.
 """
 
 from __future__ import annotations

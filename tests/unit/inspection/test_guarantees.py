@@ -194,6 +194,8 @@ def test_every_rule_applies_to_some_facts_above_and_nothing_promises_exactly_onc
     cases += [
         Facts(**{**GOOD, "proven": False}),
         Facts(**{**GOOD, "proven": False, "production": True}),
+        Facts(**{**GOOD, "connections": 20, "max_connections": 97}),
+        Facts(**{**GOOD, "connections": 120, "max_connections": 97}),
     ]
     unused = [rule.why for rule in RULES if not any(rule.applies(case) for case in cases)]
     assert unused == []
