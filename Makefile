@@ -1,7 +1,11 @@
 # Every target sets up what it needs. Required: git, make and Python 3.11 or later.
+# make test PYTHON=python3.13 uses that one; when its version changes, the environment is made again.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+LIB    := $(VENV)/lib/python$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+CORE   := $(LIB)/.core
+TEST   := $(LIB)/.test
 SITE    = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Most of the time tests wait for the disk, to survive a power cut; kill -9 they survive in memory, too.
@@ -13,14 +17,14 @@ MEMORY  = $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 8000000 { 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || grep '##' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.core ## Produce, consume, crash and balance thousands of orders (under a minute)
+demo: $(CORE) ## Produce, consume, crash and balance thousands of orders (under a minute)
 	@$(BIN)/onceward demo
 
-test: $(VENV)/.test ## Run every test
+test: $(TEST) ## Run every test
 	@files=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/onceward-XXXXXX") && trap 'rm -rf "$$files"' EXIT && \
 	trap 'exit 130' INT TERM && TMPDIR=$$files $(BIN)/python -m pytest -n 3 --dist loadscope
 
-lint: $(VENV)/.test ## Check style, types, import directions, generated files and docs
+lint: $(TEST) ## Check style, types, import directions, generated files and docs
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
@@ -31,28 +35,28 @@ lint: $(VENV)/.test ## Check style, types, import directions, generated files an
 	@$(BIN)/python tools/faces.py --check
 	@$(SITE) --site-dir $(VENV)/site > $(VENV)/site.log 2>&1 || { cat $(VENV)/site.log; exit 1; }
 
-bench: $(VENV)/.test ## Measure against bare loops in the same run, and print ratios
+bench: $(TEST) ## Measure against bare loops in the same run, and print ratios
 	@$(BIN)/python -m bench
 
-soak: $(VENV)/.test ## Abuse the engine at random for 20 minutes, checked against a model (MINUTES=20)
+soak: $(TEST) ## Abuse the engine at random for 20 minutes, checked against a model (MINUTES=20)
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),20)
 
-conformance: $(VENV)/.test ## Regenerate docs/reference/conformance.md
+conformance: $(TEST) ## Regenerate docs/reference/conformance.md
 	@$(BIN)/python spec/conformance.py
 
-reference: $(VENV)/.test ## Regenerate docs/reference/cli.md from the commands
+reference: $(TEST) ## Regenerate docs/reference/cli.md from the commands
 	@$(BIN)/python spec/cli_reference.py
 
-proto: $(VENV)/.test ## Regenerate src/onceward/boundary/v1 from boundary.proto
+proto: $(TEST) ## Regenerate src/onceward/boundary/v1 from boundary.proto
 	@$(BIN)/python proto/generate.py
 
-faces: $(VENV)/.test ## Regenerate the blocking public classes from the asyncio ones
+faces: $(TEST) ## Regenerate the blocking public classes from the asyncio ones
 	@$(BIN)/python tools/faces.py
 
-docs: $(VENV)/.test ## Build the documentation into site/
+docs: $(TEST) ## Build the documentation into site/
 	@$(SITE)
 
-format: $(VENV)/.test ## Fix and format the code
+format: $(TEST) ## Fix and format the code
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
 clean: ## Remove everything that make created
@@ -60,15 +64,15 @@ clean: ## Remove everything that make created
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # hatchling and editables build the package here; pip's isolated environment would be unpinned.
-$(VENV)/.core: pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) …"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "onceward needs Python 3.11 or later; run make PYTHON=/path/to/python3.11")'
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(if $(wildcard $(LIB)),,--clear) $(VENV)
 	@$(PIP) install --constraint constraints.txt hatchling editables
 	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[boundary]'
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.core
+$(TEST): $(CORE)
 	@echo "Installing test dependencies …"
 	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[test]'
 	@touch $@

@@ -5,8 +5,10 @@ Also records which requirements passed, and fails the suite if one that should p
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -15,6 +17,15 @@ from hypothesis import HealthCheck, settings
 from onceward.testing import servers
 from spec import conformance
 from tests.support.world import World
+
+TERMINAL = (
+    "COLUMNS", "LINES", "TERM", "NO_COLOR", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TERMINAL_WIDTH",
+    "TTY_COMPATIBLE", "TTY_INTERACTIVE",
+)  # fmt: skip
+for each in TERMINAL:
+    os.environ.pop(each, None)
+# It keeps what it finds in the environment when it is imported: in the middle of a test, that would be the test's own.
+import_module("typer.rich_utils")
 
 CLAIMED = pytest.StashKey[set[str]]()
 REQUIREMENT = "requirement"
@@ -31,9 +42,9 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 @pytest.fixture(scope="session")
-def redis_url() -> Iterator[str]:
-    """A real Redis for the whole run. Tests use their own keys."""
-    with servers.redis_server() as server:
+def redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A real Valkey for the whole run, or the Redis that `every_redis` asks for. Tests use their own keys."""
+    with servers.redis_server(oldest=getattr(request, "param", False)) as server:
         yield server.url
 
 

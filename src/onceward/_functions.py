@@ -17,13 +17,13 @@ from typing import Any
 
 from onceward.errors import ConfigurationError
 
-_LAZY = {GeneratorType: "a generator", AsyncGeneratorType: "an async generator", CoroutineType: "a coroutine"}
+LAZY = {GeneratorType: "a generator", AsyncGeneratorType: "an async generator", CoroutineType: "a coroutine"}
 
 
 def has_run(result: Any) -> bool:
     """Whether a function that returned this has run to its end."""
     kind = type(result)
-    return kind not in _LAZY and not hasattr(kind, "__await__")
+    return kind not in LAZY and not hasattr(kind, "__await__")
 
 
 def check_result(result: Any, function: Any) -> Any:
@@ -42,7 +42,7 @@ def explain_unrun(result: Any) -> str:
     elif isinstance(result, asyncio.Future):
         with suppress(RuntimeError):  # its event loop is closed
             result.get_loop().call_soon_threadsafe(result.cancel)
-    what = _LAZY.get(kind, f"an awaitable ({kind.__name__})")
+    what = LAZY.get(kind, f"an awaitable ({kind.__name__})")
     if kind in (GeneratorType, AsyncGeneratorType):
         return f"returned {what}, so its code has not run; do not use `yield`, or loop over what yields"
     return f"returned {what}, so its code has not run; await it in an `async def` of the asyncio class"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
-from onceward._functions import check_result
+from onceward._functions import LAZY, explain_unrun, name_of
 
 T = TypeVar("T")
 
@@ -48,7 +48,11 @@ def as_coroutine(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, A
             result = function(*args, **kwargs)
         except StopIteration as error:
             raise Raised(error) from error
-        return check_result(result, function)
+        if type(result) in LAZY or hasattr(
+            type(result), "__await__"
+        ):  # inlined `check_result`: it runs each time
+            raise TypeError(f"{name_of(function)} {explain_unrun(result)}")
+        return result
 
     return call
 

@@ -6,13 +6,14 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psycopg
+
+from onceward.testing.servers import make_socket_directory
 
 
 class OwnPostgres:
@@ -50,7 +51,7 @@ class OwnPostgres:
 
 @contextmanager
 def own_postgres() -> Iterator[OwnPostgres]:
-    folder = Path(tempfile.mkdtemp(prefix="onceward-pg-"))
+    folder = make_socket_directory("onceward-pg-")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         server = OwnPostgres(folder)

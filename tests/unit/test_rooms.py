@@ -30,9 +30,7 @@ LIBRARY = "a library"
 OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
 """Public, for all their underscores."""
 
-PRIVATE_USES: set[str] = {
-    "_redis/wire_asyncio.py: connection._reader._loop",  # of asyncio
-}
+PRIVATE_USES: set[str] = set()
 """Files with the private names of other rooms that they use."""
 PARTICIPLES: set[str] = set()
 """Files that are still named by a participle."""

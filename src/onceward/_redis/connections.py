@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
+import redis
 from hiredis import pack_command
 from redis.exceptions import RedisError, ResponseError
 
@@ -70,6 +71,16 @@ class Connections:
         kept = {name: value for name, value in given.items() if not name.startswith(_LEFT_OUT)}
         timeouts = {"socket_timeout": socket_timeout, "socket_connect_timeout": self._connect_timeout}
         return self._made(**(kept | _OUR_RULES | timeouts))
+
+    def blocking_client(self) -> redis.Redis:
+        """Return a client for threads with the same settings; it is never connected itself."""
+        kind = getattr(redis.connection, self._made.__name__, None)
+        if kind is None:
+            raise ConfigurationError(f"{self._made.__qualname__} has no counterpart for threads")
+        given = self._pool.connection_kwargs
+        kept = {name: value for name, value in given.items() if not name.startswith(_LEFT_OUT)}
+        pool = redis.ConnectionPool(connection_class=kind, **(kept | _OUR_RULES))
+        return redis.Redis(connection_pool=pool)
 
     def patience(self, block_ms: int | None) -> float | None:
         """Seconds to wait for a reply, to a command that blocks in Redis for `block_ms` or one that does not."""

@@ -26,6 +26,10 @@ class BlockingRedisWire:
         self._stop = stop
         self._free: deque[_Line] = deque()
 
+    def blocking(self) -> BlockingRedisWire:
+        """Another wire to the same server."""
+        return BlockingRedisWire(self._connections.blocking_client())
+
     async def exchange(
         self,
         commands: Sequence[RedisCommand],

@@ -15,6 +15,7 @@ from redis.asyncio.connection import AbstractConnection
 
 from onceward._redis.connections import FAILURES, Connections, RedisCommand, drain, is_worth_waiting, pack
 from onceward._redis.stop import AsyncStop
+from onceward._redis.wire import BlockingRedisWire
 
 _NONE_YET: Final = object()
 """Stands for a reply that has not arrived, because nothing waited for it or a stop ended the wait."""
@@ -29,6 +30,10 @@ class AsyncRedisWire:
         self._stop = AsyncStop() if stop is None else stop
         self._free: deque[Any] = deque()
         weakref.finalize(self, _abandon_all, self._free)
+
+    def blocking(self) -> BlockingRedisWire:
+        """A wire to the same server that needs no event loop."""
+        return BlockingRedisWire(self._connections.blocking_client())
 
     async def exchange(
         self,
@@ -46,6 +51,7 @@ class AsyncRedisWire:
             async with asyncio.timeout(patience):
                 if not connection.is_connected:
                     await connection.connect()
+                    connection.loop = asyncio.get_running_loop()
                 await connection.send_packed_command(pack(commands), check_health=False)
                 for number in range(len(commands)):
                     if number != blocking:
@@ -102,7 +108,7 @@ def _is_usable(connection: Any) -> bool:
     """Whether Redis has left it open since its last use, and it belongs to the running event loop."""
     return (
         connection.is_connected
-        and connection._reader._loop is asyncio.get_running_loop()
+        and connection.loop is asyncio.get_running_loop()
         and not connection._reader.at_eof()
         and not connection._writer.transport.is_closing()
     )

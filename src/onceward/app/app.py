@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
 from onceward._functions import code_of, is_async, yields
+from onceward.app.engines import SharedEngines, open_engine
 from onceward.app.settings import AppSettings, Resolved, resolve
 from onceward.app.signature import Signature
 from onceward.connectors.urls import Address
@@ -91,13 +92,18 @@ class Producer:
 class Onceward:
     """`app = Onceward("shop", database="sqlite:///shop.db")`; then decorate functions and `onceward run module:app`.
 
-    Keywords are settings; the others come from ONCEWARD_… variables, `onceward.toml` or `[tool.onceward]`.
+    Keywords are settings. ONCEWARD_… variables, `onceward.toml` and `[tool.onceward]` win over them.
     """
 
     def __init__(self, name: str = "app", *, middleware: Sequence[Middleware] = (), **settings: Any) -> None:
         self.name = name
         self.middleware = check_middleware(middleware, name)
         """Wraps every consumer and producer of this app, outermost first."""
+        self.owner: str | None = None
+        """The name of this process for its leases. `onceward run` sets it, and ends them if the process dies."""
+        self.only: tuple[str, ...] = ()
+        """The consumers that run in this process; empty for all. `onceward run` sets it."""
+        self.engines = SharedEngines(self)
         self._resolved = resolve(settings)
         self.consumers = Consumers()
         self.producers: dict[str, Producer] = {}
@@ -119,21 +125,17 @@ class Onceward:
 
     def create_engine(self) -> Engine:
         """Return a SQLAlchemy engine on the app's database, for your own tables and queries. You `dispose` of it."""
-        import sqlalchemy
-
-        from onceward.app.build import database_url
-
-        return sqlalchemy.create_engine(database_url(self._database(), asynchronous=False))
+        engine: Engine = open_engine(self, asynchronous=False)
+        return engine
 
     def create_async_engine(self) -> AsyncEngine:
         """`create_engine` for asyncio."""
-        import sqlalchemy.ext.asyncio
+        engine: AsyncEngine = open_engine(self, asynchronous=True)
+        return engine
 
-        from onceward.app.build import database_url
-
-        return sqlalchemy.ext.asyncio.create_async_engine(database_url(self._database(), asynchronous=True))
-
-    def _database(self) -> str:
+    @property
+    def database(self) -> str:
+        """The URL of its database; raises ConfigurationError if it has none."""
         if self.settings.database is None:
             raise ConfigurationError(
                 f"{self.name} has no database: write Onceward({self.name!r}, database='sqlite:///shop.db'), or set "

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from onceward._sync import run_blocking
 from onceward.app.app import Consumer, Onceward, consumers_of
+from onceward.connectors.owners import set_owner
 from onceward.errors import ConfigurationError
 from onceward.middleware import Middleware
 from onceward.task.mixins.consumer import AsyncConsumerTask, ConsumerTask
-from onceward.transaction import Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,32 +28,16 @@ Layer = Middleware | type[Middleware]
 
 def task_class(consumer: Consumer) -> type[Any]:
     """Return the task class of a consumer, with its name. Evidence is bound to the function's module."""
-    function, signature = consumer.function, consumer.signature
-
-    if consumer.asynchronous:
-
-        async def process_async(self: Any, transaction: Transaction, /, *session: Any, **_: Any) -> Any:
-            return await function(**signature.arguments(transaction, *session))
-
-        return type(consumer.name, (AsyncConsumerTask,), _body(consumer, process_async))
-
-    def process(self: Any, transaction: Transaction, /, *session: Any, **_: Any) -> Any:
-        return function(**signature.arguments(transaction, *session))
-
-    return type(consumer.name, (ConsumerTask,), _body(consumer, process))
-
-
-def _body(consumer: Consumer, process: Callable[..., Any]) -> dict[str, Any]:
-    process.__wrapped__ = consumer.function  # type: ignore[attr-defined]
-    process.__qualname__ = consumer.function.__qualname__
-    return {
-        "process_transaction": process,
+    function = consumer.function
+    body = {
+        "process_transaction": consumer.signature.method(function, asynchronous=consumer.asynchronous),
         "contract": consumer.contract,
         "verification": consumer.verification,
-        "__module__": consumer.function.__module__,
-        "__qualname__": consumer.function.__qualname__,
-        "__doc__": consumer.function.__doc__,
+        "__module__": function.__module__,
+        "__qualname__": function.__qualname__,
+        "__doc__": function.__doc__,
     }
+    return type(consumer.name, (AsyncConsumerTask if consumer.asynchronous else ConsumerTask,), body)
 
 
 def in_an_app(thing: Any) -> tuple[Onceward, Consumer] | None:
@@ -102,14 +86,15 @@ async def _build_task(
     """Written for both modes: see `onceward._sync`."""
     app.check()
     connector = consumer.source.open(asynchronous=asynchronous)
+    set_owner(connector, app.owner)
     at_the_end(connector.close_async if asynchronous else connector.close)
     chain = [*middleware]
     if app.settings.database is not None:
-        engine = app.create_async_engine() if asynchronous else app.create_engine()
-        at_the_end(engine.dispose)
-        chain.append(await _dead_letters(engine, consumer, asynchronous))
+        engine = app.engines.take(asynchronous=asynchronous)
+        at_the_end(app.engines.give_back_async if asynchronous else app.engines.give_back)
+        chain.append(await _dead_letters(engine, app, consumer, asynchronous))
         if consumer.contract is not None:
-            inbox = await _inbox(engine, app.settings.env, consumer.contract, asynchronous)
+            inbox = await _inbox(engine, app, consumer.contract, asynchronous)
             chain.insert(0, inbox.middleware())
     task = task_class(consumer)({"source": connector}, settings=app.settings.engine)
     task.middleware = (*app.middleware, *chain)
@@ -126,19 +111,21 @@ def middleware_of(app: Onceward, consumer: Consumer, *more: Layer) -> list[Layer
     return [*app.middleware, *inbox, *more, *letters]
 
 
-async def _dead_letters(engine: Any, consumer: Consumer, asynchronous: bool) -> Middleware:
+async def _dead_letters(engine: Any, app: Onceward, consumer: Consumer, asynchronous: bool) -> Middleware:
     from onceward.deadletters import AsyncDeadLetters, DeadLetters
     from onceward.deadletters.source.middleware import DeadLetterMiddleware
 
     letters = AsyncDeadLetters(engine) if asynchronous else DeadLetters(engine)
+    letters.operations.owner = app.owner
     await _await_if_needed(letters.migrate())
     return DeadLetterMiddleware(letters, consumer=consumer_id(consumer), origin=consumer.source.origin)
 
 
-async def _inbox(engine: Any, env: str, contract: Contract, asynchronous: bool) -> Any:
+async def _inbox(engine: Any, app: Onceward, contract: Contract, asynchronous: bool) -> Any:
     from onceward.inbox import AsyncInbox, Inbox
 
-    inbox = AsyncInbox(engine, env=env) if asynchronous else Inbox(engine, env=env)
+    inbox = (AsyncInbox if asynchronous else Inbox)(engine, env=app.settings.env)
+    inbox.processor.store.owner = app.owner
     await _await_if_needed(inbox.migrate())
     await _await_if_needed(inbox.register(contract))
     return inbox

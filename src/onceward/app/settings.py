@@ -1,9 +1,9 @@
-"""An app's settings and where each came from: keyword, environment, file, default; the first that has one wins.
+"""An app's settings and where each came from: environment, file, code, default; the first that has one wins.
 
-Onceward("shop", database="sqlite:///shop.db")      keyword
 ONCEWARD_DATABASE=sqlite:///shop.db                 environment; ONCEWARD_CONSUMERS__CHARGE__SOURCE=… for one consumer,
                                                     ONCEWARD_PRODUCERS__PLACE__SINK=… for one producer
 database = "sqlite:///shop.db"                      onceward.toml, or [tool.onceward] in pyproject.toml
+Onceward("shop", database="sqlite:///shop.db")      keyword; arguments of a decorator are code, too
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PositiveInt, ValidationError
 
 from onceward.errors import ConfigurationError
 from onceward.task.mixins.policies import OptionalCount, Policy, Seconds, none_from_text
@@ -59,6 +59,10 @@ class AppSettings(Policy):
     )
     env: Annotated[str, AfterValidator(_check_env)] = Field(
         default="development", description="`production` requires evidence; see onceward verify."
+    )
+    pool_size: OptionalCount = Field(
+        default=None,
+        description="Connections to the database per process, at most; as many as the concurrency needs if not set.",
     )
     processes: PositiveInt = Field(default=1, description="Worker processes.")
     concurrency: OptionalCount = Field(
@@ -171,12 +175,16 @@ def _layers(
     keywords: Mapping[str, Any], environ: Mapping[str, str], directory: Path
 ) -> list[tuple[str, dict[str, Any]]]:
     """From the weakest to the strongest."""
-    layers = _files(directory)
+    given = {
+        name: value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
+        for name, value in keywords.items()
+        if value is not None
+    }
+    layers = [("keyword", given), *_files(directory)]
     for name, text in environ.items():
         if name.startswith(PREFIX) and not name.startswith(FOREIGN) and not INJECTED.search(name):
             layers.append((name, _nested(name.removeprefix(PREFIX).lower().split("__"), text)))
-    given = {name: value for name, value in keywords.items() if value is not None}
-    return [*layers, ("keyword", given)]
+    return layers
 
 
 def _files(directory: Path) -> list[tuple[str, dict[str, Any]]]:

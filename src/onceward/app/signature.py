@@ -91,6 +91,20 @@ class Signature:
                 "decorator must pass them on, as with `def wrapper(*args, **kwargs)`"
             ) from None
 
+    def method(self, function: Callable[..., Any], *, asynchronous: bool) -> Callable[..., Any]:
+        """Return a `process_transaction` that calls the function."""
+
+        def process(_: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
+            return function(**self.arguments(transaction, *session))
+
+        async def process_async(_: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
+            return await function(**self.arguments(transaction, *session))
+
+        made: Any = process_async if asynchronous else process
+        made.__wrapped__ = function
+        made.__qualname__ = function.__qualname__
+        return made  # type: ignore[no-any-return]
+
     def arguments(self, transaction: Transaction, session: Any = None) -> dict[str, Any]:
         """The arguments by name. Raises TransactionException (business) if the payload does not fit."""
         given: dict[str, Any] = {}

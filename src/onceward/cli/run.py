@@ -24,6 +24,8 @@ Examples:
 
 - `onceward run shop:app --processes 4 --health 0.0.0.0:8080` in production, with probes and metrics
 
+- `onceward run shop:app --only charge,refund` to run two of its consumers, here or on another machine
+
 - `onceward run shop:app --drain` to process what is there and exit
 
 - `onceward run shop:app --reload` during development
@@ -36,6 +38,10 @@ def run(
     concurrency: Annotated[
         int | None,
         option("N", "Messages in flight per consumer and process.", min=1, show_default="from each policy"),
+    ] = None,
+    only: Annotated[
+        str | None,
+        option("NAME[,NAME]", "Run only these consumers, separated by commas.", show_default="all"),
     ] = None,
     drain: Annotated[bool, flag("Exit when the sources are empty.", "--drain")] = False,
     env: Annotated[
@@ -77,7 +83,8 @@ def run(
             app = _load(target)
             app.override("command line", concurrency=concurrency, **options)
             form = LogFormat(app.settings.log_format)
-            check(app)
+            names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
+            check(app, names)
             start_logging(form, app.settings.log_level)
             assignment = Assignment(
                 target=target,
@@ -88,6 +95,7 @@ def run(
                 log_level=app.settings.log_level,
                 env=env,
                 concurrency=concurrency,
+                only=names,
             )
         code = run_app(app, assignment, reload=reload)
     except ConfigurationError as error:

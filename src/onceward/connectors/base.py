@@ -1,7 +1,10 @@
 """The contract between engines and wires: two protocols of five methods, specified by their docstrings.
 
 Anything with `fetch_transactions` (or `fetch_transactions_async`) is a source; the engine uses the other
-methods if they exist. `onceward.testing.connectors.ConnectorConformance` checks an implementation.
+methods if they exist. A connector may also have an attribute `owner`, set before the first fetch, and a method
+`release_owner(owner)` that ends all leases of that owner at once and counts them as lost: `onceward run` calls it
+when a worker is dead. Without it they end by themselves. `onceward.testing.connectors.ConnectorConformance` checks an
+implementation.
 """
 
 from __future__ import annotations
@@ -108,7 +111,12 @@ class AsyncConnector(Protocol):
         ...
 
     async def extend_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
-        """As `Connector.extend_transactions`."""
+        """As `Connector.extend_transactions`.
+
+        A connector may also have `extend_from_thread(transactions)`, a plain method that blocks. While a handler blocks
+        the event loop, the engine calls it from another thread, so leases do not expire. It must not need the event
+        loop, and skips transactions that were not fetched here.
+        """
         ...
 
     async def close_async(self) -> None:

@@ -8,6 +8,7 @@ or when its lease expires, for example because its process was killed.
 from __future__ import annotations
 
 import math
+import sys
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Literal, TypedDict, get_args
@@ -101,6 +102,15 @@ class LeaseRules(msgspec.Struct, frozen=True, kw_only=True):
         if deliveries >= self.max_deliveries:
             return Bury(BurialReason.MAX_DELIVERIES)
         return Redeliver(self.backoff.delay(deliveries - 1))
+
+    def describe_next(self, error: TransactionException | None, deliveries: int) -> str:
+        """What becomes of a message whose delivery number `deliveries` failed, for the log."""
+        category = None if error is None else failure_category(error)
+        decision = self.after_failure(category, deliveries)
+        if isinstance(decision, Bury):
+            return f"delivery {deliveries} failed; it is now a dead letter ({decision.reason})"
+        limit = "" if self.max_deliveries == sys.maxsize else f" of {self.max_deliveries}"
+        return f"delivery {deliveries}{limit} failed; it will be redelivered in {decision.delay:.3g} s"
 
     @property
     def backoff(self) -> Backoff:

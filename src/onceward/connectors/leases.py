@@ -9,7 +9,6 @@ ready ──fetch──► leased ──DONE──► gone
 from __future__ import annotations
 
 import logging
-import secrets
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -18,6 +17,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 from onceward.connectors.base import AsyncClosing, Closing
 from onceward.connectors.codec import DecodeError, decode, encode_all
 from onceward.connectors.lease_rules import BurialReason, Bury, DeadMessage, LeaseRules, describe_failure
+from onceward.connectors.owners import new_token
 from onceward.task.exceptions import ExceptionCategory
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
@@ -163,6 +163,7 @@ class LeasingConnector(Closing):
     def __init__(self, store: LeaseStore, rules: LeaseRules, clock: Callable[[], float]) -> None:
         self.rules = rules
         self.lease = rules.lease
+        self.owner: str | None = None
         self._store = store
         self._clock = clock
         self._deliveries = LeasedDeliveries()
@@ -177,7 +178,7 @@ class LeasingConnector(Closing):
         with self._store.transaction(FETCH_WAIT):
             now = self._clock()
             rows, transactions, buried = self._choose(batch_size, now)
-            token = secrets.randbits(63)
+            token = new_token(self.owner)
             self._store.lease(rows, token, now + self.lease)
         for level, message, *args in buried:
             _log.log(level, message, *args)
@@ -217,6 +218,10 @@ class LeasingConnector(Closing):
                 settlement.transaction.id,
                 settlement.verdict,
             )
+        for held, (settlement, delivery) in ending.items():
+            if settlement.verdict == Verdict.FAILED and held not in lost:
+                what = self.rules.describe_next(settlement.error, delivery.deliveries)
+                _log.info("transaction %s: %s", settlement.transaction.id, what)
 
     def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Keep these deliveries for another `lease` from now, except those already settled."""
@@ -230,6 +235,10 @@ class LeasingConnector(Closing):
             lost = self._store.extend(list(running), self._clock() + self.lease)
         for held in lost:
             _log.warning("transaction %s: lease expired, too late to extend it", running[held].id)
+
+    def fetched_here(self, transactions: Sequence[Transaction], /) -> list[Transaction]:
+        """Those of these that this connector has delivered."""
+        return [each for each in transactions if id(each) in self._deliveries]
 
     def counts(self) -> dict[str, int]:
         """Count the messages that are `ready`, `leased`, `delayed` and `dead` now."""
@@ -327,6 +336,10 @@ class AsyncLeasingConnector(AsyncClosing):
     async def extend_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
         """As `LeasingConnector.extend_transactions`."""
         await self._call(self._wire.extend_transactions, transactions)
+
+    def extend_from_thread(self, transactions: Sequence[Transaction], /) -> None:
+        """See `AsyncConnector.extend_from_thread`."""
+        self._wire.extend_transactions(self._wire.fetched_here(transactions))
 
     async def counts_async(self) -> dict[str, int]:
         """As `LeasingConnector.counts`."""

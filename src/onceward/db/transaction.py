@@ -4,7 +4,9 @@
                       │               ▲
                       └─► LOST ───────┘         only a rollback is possible
 
-Everything here works on a plain SQLAlchemy connection. Under asyncio, SQLAlchemy runs it in a greenlet.
+If the attempt that opens a session runs out of time, the statement that runs in a thread is canceled, and there is no
+other, and no commit. Everything here works on a plain SQLAlchemy connection; under asyncio, SQLAlchemy runs it in a
+greenlet.
 """
 
 from __future__ import annotations
@@ -63,26 +65,21 @@ CANNOT_END = {state: CANNOT_USE[state] for state in (SessionState.NEW, SessionSt
 
 
 class DbTransaction:
-    """One transaction, as a block in threads. `name` is the session's class, which the messages use.
-
-    If the attempt that opens it runs out of time, nothing is committed. In threads the running statement is canceled,
-    and there is no other; in asyncio its task is.
-    """
+    """One transaction, as a block in threads. `name` is the session's class, which the messages use."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self.backend = BACKENDS.get(engine.dialect.name) or backend_of(engine.dialect)
         self.committed = False
         self.had_conflict = False
         """Set by an optimistic update that found another version; see `occ_update`."""
-        self.discards = False
-        """Whether to close the connection at the end: a statement was canceled, and the server may not know yet."""
+        self.token: CancelToken | None = None
+        """Of the attempt that opens it, if that has a time limit. Once it is set, only a rollback is possible."""
+        self._canceller: Canceller | None = None
         self._engine = engine
         self._name = name
         self._state = SessionState.NEW
         self._connection: Connection | None = None
         self._failure: BaseException | None = None
-        self._token: CancelToken | None = None
-        self._canceller: Canceller | None = None
 
     @property
     def connection(self) -> Connection:
@@ -94,7 +91,16 @@ class DbTransaction:
     def __enter__(self) -> Self:
         raise_if_cancelled()
         with self.opening():
-            self.begin(self._engine.connect())
+            connection = self._engine.connect()
+            self.token = current_token()
+            if self.token is not None:
+                driver = connection.connection.driver_connection
+                self._canceller = self.token.add(partial(self.backend.cancel, driver))
+            try:
+                self.begin(connection)
+            except BaseException:
+                self._forget_canceller()
+                raise
         return self
 
     @contextmanager
@@ -115,14 +121,9 @@ class DbTransaction:
 
     def begin(self, connection: Connection) -> None:
         self._connection = connection
-        self._token = current_token()
-        if self._token is not None and not connection.dialect.is_async:
-            driver = connection.connection.driver_connection
-            self._canceller = self._token.add(partial(self.backend.cancel, driver))
         try:
             self.backend.begin(connection)
         except BaseException as error:
-            self._stop_cancelling()
             roll_back(connection, error)
             give_back(connection)
             if isinstance(error, DBAPIError) and self.backend.is_lock_timeout(error):
@@ -137,7 +138,7 @@ class DbTransaction:
     ) -> T:
         """Run one operation of the session, and remember its failure: the commit must not ignore it."""
         connection = self.connection
-        if self._canceller is not None and self._token is not None and self._token.expired:
+        if self.token is not None and self.token.expired:
             raise AttemptInterrupted("this attempt ran out of time; its session can only be rolled back")
         try:
             return operation(self, *args, **kwargs)
@@ -165,10 +166,10 @@ class DbTransaction:
         connection = self._connection
         assert connection is not None
         lost, self._state = self._state is SessionState.LOST, SessionState.ENDED
-        late: AttemptInterrupted | None = None
-        self._stop_cancelling()
-        if error is None and self._token is not None and self._token.expired:
-            error = late = AttemptInterrupted("this attempt ran out of time; its transaction was rolled back")
+        was_canceled = self._forget_canceller()
+        late = error is None and self.token is not None and self.token.expired
+        if late:
+            error = AttemptInterrupted("this attempt ran out of time; its transaction was rolled back")
         try:
             if error is not None:
                 roll_back(connection, error)
@@ -177,22 +178,23 @@ class DbTransaction:
         finally:
             self._failure = None  # its traceback leads back here
             try:
-                if self.discards:
+                if was_canceled and self.backend.cancels_late:
                     _discard(connection)
                 give_back(connection)
             finally:
                 if self._shared is not None:
                     free(self._shared)
-        if late is not None:
-            raise late
 
-    def _stop_cancelling(self) -> None:
-        """From here on, no statement is canceled."""
-        if self._token is None or self._canceller is None:
-            return
-        self._token.remove(self._canceller)
-        self.discards = self._canceller.called and self.backend.cancels_late
-        self._canceller = None
+        if late and error is not None:
+            raise error
+
+    def _forget_canceller(self) -> bool:
+        """Whether a statement was canceled. None is from here on."""
+        canceller, self._canceller = self._canceller, None
+        if canceller is None or self.token is None:
+            return False
+        self.token.remove(canceller)
+        return canceller.called
 
     def check_entered(self) -> None:
         if self._state in CANNOT_END:

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
+from onceward.task.cancellation import current_token
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,6 +36,7 @@ class AsyncSessionPort:
         return self.transaction.committed
 
     async def __aenter__(self) -> None:
+        self.transaction.token = current_token()
         with self.transaction.opening():
             self._connection: AsyncConnection = await self._engine.connect()
             await self._connection.run_sync(self.transaction.begin)

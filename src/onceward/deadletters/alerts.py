@@ -21,6 +21,7 @@ from onceward.deadletters.burial import Burial
 from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import METRICS, SCOPE
 from onceward.telemetry.logger import OwnLogger
+from onceward.telemetry.safety import SafeMeter
 
 _log = OwnLogger(logging.getLogger("onceward.deadletters"))
 
@@ -168,7 +169,7 @@ def _metrics() -> dict[str, Any] | None:
         return None
     known = _counters.get(id(provider))
     if known is None or known[0] is not provider:
-        meter = provider.get_meter(SCOPE)
+        meter = SafeMeter(provider, SCOPE)
         names = ("buried", "alerts", "redriven")
         counters: dict[str, Any] = {}
         for name in names:

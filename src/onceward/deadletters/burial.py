@@ -84,10 +84,6 @@ class Burial(msgspec.Struct, frozen=True, kw_only=True):
             history += (Failure(each.at, storable(each.error), each.attempt, each.category),)
         settle(self, "history", history)
 
-    @property
-    def digest(self) -> bytes:
-        return hashlib.sha256(self.body).digest()
-
 
 def burial_of(
     thing: Any,

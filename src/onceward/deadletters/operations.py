@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -38,6 +40,8 @@ class DeadLetterOperations:
         self._rows = Sql(ports.dialect.name, clock)
         self._alerts = alerts.Alerts()
         self._checked = False
+        self.owner: str | None = None
+        """The process that the leases of redriven letters belong to."""
 
     async def _transact(self, operation: Callable[..., T], *args: Any) -> T:
         if not self._checked:  # its error says how to create missing tables
@@ -152,7 +156,9 @@ class DeadLetterOperations:
 
     async def deliver(self, consumer: str, size: int, lease: float) -> list[Redelivery]:
         """Lease the redriven letters that are due."""
-        delivered, deaths = await self._transact(redrive_leases.deliver, self._rows, consumer, size, lease)
+        delivered, deaths = await self._transact(
+            redrive_leases.deliver, self._rows, consumer, size, lease, self.owner
+        )
         for message_id, outcome, error in deaths:
             alerts.report_redriven(consumer, message_id, outcome, error)
         return delivered
@@ -178,10 +184,9 @@ class DeadLetterOperations:
 def bury(transaction: DbTransaction, rows: Sql, burials: Sequence[Burial]) -> list[alerts.Buried]:
     """Store these. Return the new ones and, once per kind, how many letters are like them: all of a kind have the same
     numbers."""
-    new = [each for each in burials if _bury(transaction, rows, each)]
     buried: list[alerts.Buried] = []
     seen: set[tuple[str, str, str | None]] = set()
-    for burial in new:
+    for burial in list(filter(partial(_bury, transaction, rows), burials)):
         kind = (burial.consumer, burial.event_type, burial.aggregate_id)
         counts = None
         if kind not in seen:
@@ -214,7 +219,11 @@ def _bury(transaction: DbTransaction, rows: Sql, burial: Burial) -> bool:
         "error": burial.error,
         "kept": KEPT_SECONDS,
     }
-    identity = {"consumer": burial.consumer, "message_id": burial.message_id, "digest": burial.digest}
+    identity = {
+        "consumer": burial.consumer,
+        "message_id": burial.message_id,
+        "digest": hashlib.sha256(burial.body).digest(),
+    }
     new = {
         **values,
         **identity,

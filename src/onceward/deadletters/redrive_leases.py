@@ -40,7 +40,7 @@ def pace_lock(consumer: str) -> str:
 
 
 def deliver(
-    transaction: DbTransaction, rows: Sql, consumer: str, size: int, lease: float
+    transaction: DbTransaction, rows: Sql, consumer: str, size: int, lease: float, owner: str | None = None
 ) -> tuple[list[Redelivery], list[Death]]:
     """Lease letters whose redrive is due, no more in any minute than their rate.
 
@@ -61,7 +61,7 @@ def deliver(
             continue
         if in_a_minute >= row["rate"] or (lost and delivered):
             break
-        if not _lease(transaction, rows, row, lost, lease):
+        if not _lease(transaction, rows, row, lost, lease, owner):
             continue  # its worker settled it at the last moment
         in_a_minute += 1
         rows.run(transaction, _NOTE_DELIVERY, consumer=consumer, id=row["id"])
@@ -121,10 +121,19 @@ def _end(transaction: DbTransaction, rows: Sql, held: Held, settlement: Settleme
     return None if row is None else str(row["message_id"])
 
 
-def _lease(transaction: DbTransaction, rows: Sql, row: dict[str, Any], lost: int, lease: float) -> bool:
+def release_owner(transaction: DbTransaction, rows: Sql, owner: str) -> int:
+    """End the leases of a dead process now; they count as lost. Return how many are left because they are locked."""
+    skip = f"{rows.for_update} SKIP LOCKED" if rows.for_update else ""
+    rows.run(transaction, _RELEASE.replace("{skip}", skip), owner=owner)
+    return int(rows.run(transaction, _COUNT_HELD, owner=owner).scalar_one())
+
+
+def _lease(
+    transaction: DbTransaction, rows: Sql, row: dict[str, Any], lost: int, lease: float, owner: str | None
+) -> bool:
     was_lost = row["locked_until"] is not None
     history = _extend_history(transaction, rows, row, NEVER_ENDED) if was_lost else row["history"]
-    values = {"id": row["id"], "token": row["token"], "lost": lost, "lease": lease}
+    values = {"id": row["id"], "token": row["token"], "lost": lost, "lease": lease, "owner": owner}
     return rows.changed(transaction, _LEASE, history=history, more=int(was_lost), **values) == 1
 
 
@@ -177,9 +186,15 @@ _DELIVERED_LATELY = """
 """
 _LEASE = """
     UPDATE onceward_dead_letters SET token = token + 1, lost = :lost, history = :history, attempts = attempts + :more,
-        locked_until = {now} + CAST(:lease AS double precision)
+        locked_until = {now} + CAST(:lease AS double precision), owner = :owner
     WHERE id = :id AND token = :token AND status = 'redriven' AND (locked_until IS NULL OR locked_until <= {now})
 """
+_HELD_BY = "owner = :owner AND status = 'redriven' AND locked_until > {now}"
+_RELEASE = f"""
+    UPDATE onceward_dead_letters SET locked_until = {{now}}
+    WHERE id IN (SELECT id FROM onceward_dead_letters WHERE {_HELD_BY} {{skip}})
+"""
+_COUNT_HELD = f"SELECT count(*) FROM onceward_dead_letters WHERE {_HELD_BY}"
 _NOTE_DELIVERY = (
     "INSERT INTO onceward_redrive_handouts (consumer, at, letter_id) VALUES (:consumer, {now}, :id)"
 )

@@ -23,7 +23,7 @@ from onceward.inbox.contract import Contract
 from onceward.inbox.errors import AT_ONCE, Breach, Busy, ContractError
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Attempts, Key
-from onceward.task.cancellation import regardless
+from onceward.task.cancellation import cancel_requested, on_cancel, raise_if_cancelled, regardless
 from onceward.telemetry.logger import OwnLogger
 
 if TYPE_CHECKING:
@@ -203,15 +203,26 @@ class BlockingGate(Gate):
             if self.may_enter(alone):
                 self.let_in(alone)
                 return True
+        with on_cancel(self._wake):
+            return self._wait(alone)
+
+    def _wait(self, alone: bool) -> bool:
+        with self._lock:
             self.waiting += alone
             try:
-                if not self._changed.wait_for(lambda: self.may_enter(alone), PATIENCE):
+                self._changed.wait_for(lambda: self.may_enter(alone) or cancel_requested(), PATIENCE)
+                raise_if_cancelled()
+                if not self.may_enter(alone):
                     return False
                 self.let_in(alone)
                 return True
             finally:
                 self.waiting -= alone
                 self._changed.notify_all()
+
+    def _wake(self) -> None:
+        with self._lock:
+            self._changed.notify_all()
 
     def leave(self) -> None:
         with self._lock:

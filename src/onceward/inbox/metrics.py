@@ -18,7 +18,7 @@ import time
 import weakref
 from typing import Any, Final
 
-from opentelemetry.metrics import Meter, MeterProvider
+from opentelemetry.metrics import MeterProvider
 
 from onceward.inbox.attempts import Start
 from onceward.inbox.contract import Contract
@@ -28,6 +28,7 @@ from onceward.task.exceptions import Postponed
 from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import METRICS, SCOPE
 from onceward.telemetry.metrics import SECONDS
+from onceward.telemetry.safety import SafeMeter, quietly
 
 RETRIES: Final = (0, 1, 2, 3, 5, 10, 20, 50)
 """Bucket boundaries for counts of attempts."""
@@ -39,7 +40,7 @@ _lock = threading.Lock()
 class InboxInstruments:
     """One set per meter provider."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: SafeMeter) -> None:
         self.events = self._make(meter.create_counter, "onceward.inbox.events")
         self.duplicates = self._make(meter.create_counter, "onceward.inbox.duplicates")
         self.duration = self._make(
@@ -77,10 +78,13 @@ class InboxInstruments:
 def instruments() -> InboxInstruments | None:
     """Return the instruments, or None without a meter provider. This is slow: call it once per engine call."""
     provider = metrics.meter_provider()
-    if provider is None:
-        return None
+    found: InboxInstruments | None = None if provider is None else quietly(_instruments_of, provider)
+    return found
+
+
+def _instruments_of(provider: MeterProvider) -> InboxInstruments:
     with _lock:
         found = _instruments.get(provider)
         if found is None:
-            found = _instruments[provider] = InboxInstruments(provider.get_meter(SCOPE))
+            found = _instruments[provider] = InboxInstruments(SafeMeter(provider, SCOPE))
         return found

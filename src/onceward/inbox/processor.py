@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 from opentelemetry import trace
 from sqlalchemy.exc import DBAPIError, StatementError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from onceward._sync import Raised
 from onceward.db import LockTimeoutError, SessionError
@@ -50,6 +51,7 @@ from onceward.task.exceptions import AttemptInterrupted, Postponed
 from onceward.task.lifecycle import text_of
 from onceward.telemetry.context import current_work
 from onceward.telemetry.logger import OwnLogger
+from onceward.telemetry.safety import quietly
 
 _log = OwnLogger(logging.getLogger("onceward.inbox"))
 
@@ -276,6 +278,8 @@ class EventProcessor:
             return await ask(*args)
         except LockTimeoutError as error:
             raise Busy("the database is locked", delay=AT_ONCE.delay()) from error
+        except PoolTimeout as error:
+            raise Busy("all connections of the pool are in use", delay=LATER.delay()) from error
         except DBAPIError as error:
             if self._backend.is_lock_timeout(error):
                 raise Busy("its row is locked by another transaction", delay=LATER.delay()) from error
@@ -302,12 +306,13 @@ def with_token(event: Event, start: Start) -> Event:
 def describe_span(contract: Contract, event: Event) -> None:
     span = trace.get_current_span()
     if span.is_recording():
-        span.set_attributes(
+        quietly(
+            span.set_attributes,
             {
                 "consumer": contract.consumer_id,
                 "tracking_id": event.tracking_id,
                 "event_type": event.event_type,
-            }
+            },
         )
 
 
@@ -323,6 +328,15 @@ def log_failure(contract: Contract, event: Event, error: BaseException, start: S
         if isinstance(cause, StatementError):
             cause.hide_parameters = True  # they usually contain the payload
         cause = cause.__cause__
+    where = {
+        "consumer": contract.consumer_id,
+        "tracking_id": event.tracking_id,
+        "event_type": event.event_type,
+        "aggregate_id": event.aggregate_id or "",
+        "sequence": "" if event.sequence is None else event.sequence,
+        "schema_version": event.schema_version,
+        "lock_token": "" if start is None else start.token,
+    }
     in_engine = current_work.get() is not None
     _log.log(
         logging.INFO if in_engine else logging.ERROR,
@@ -334,15 +348,7 @@ def log_failure(contract: Contract, event: Event, error: BaseException, start: S
         "-" if start is None else start.token,
         text_of(error),
         exc_info=None if in_engine or isinstance(error, ContractError) else error,
-        extra={
-            "consumer": contract.consumer_id,
-            "tracking_id": event.tracking_id,
-            "event_type": event.event_type,
-            "aggregate_id": event.aggregate_id or "",
-            "sequence": "" if event.sequence is None else event.sequence,
-            "schema_version": event.schema_version,
-            "lock_token": "" if start is None else start.token,
-        },
+        extra=where,
     )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceward.app.app import Consumer, Onceward
 from onceward.app.build import database_url, task_class
+from onceward.app.engines import most_connections
 from onceward.connectors.reports import ServerUnreachable, SourceFacts
 from onceward.connectors.urls import Address
 from onceward.inbox.evidence.evidence import is_production
@@ -25,9 +26,12 @@ def facts_of(app: Onceward, consumer: Consumer) -> Facts:
         found |= _ask_database(app.settings.database, consumer)
     except ServerUnreachable as error:
         unreachable = (str(error),)
+        if found["database"] == "postgresql":
+            unreachable += (f"whether PostgreSQL accepts up to {most_connections(app)} connections",)
     contract = consumer.contract
     return Facts(
         **found,
+        connections=0 if app.settings.database is None else most_connections(app),
         name=f"{consumer.function.__module__}:{consumer.function.__qualname__}",
         source=_ask_source(consumer.source),
         mode=None if contract is None else contract.mode,
@@ -69,6 +73,7 @@ def _durability(connection: Connection) -> dict[str, Any]:
     return {
         "database_synchronous": str(ask("SHOW synchronous_commit")).upper(),
         "database_fsync": ask("SHOW fsync") == "on",
+        "max_connections": int(ask("SHOW max_connections")) - int(ask("SHOW superuser_reserved_connections")),
     }
 
 

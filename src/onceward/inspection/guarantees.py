@@ -42,6 +42,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """`synchronous` of SQLite or `synchronous_commit` of PostgreSQL, in upper case."""
     database_fsync: bool | None = None
     """`fsync` of PostgreSQL."""
+    connections: int = 0
+    """How many connections to the database a run opens at most."""
+    max_connections: int | None = None
+    """How many PostgreSQL accepts from ordinary users."""
     in_memory: bool = False
     """The database is not in a file."""
     proven: bool | None = None
@@ -192,6 +196,18 @@ RULES = (
         "the database runs with synchronous={database_synchronous}: a power cut may undo the last effects after their "
         "messages were acknowledged",
         "leave synchronous at FULL",
+    ),
+    Rule(
+        lambda f: f.max_connections is not None and f.connections <= f.max_connections,
+        HOLDS,
+        "all workers together open at most {connections} of the {max_connections} connections that PostgreSQL accepts",
+    ),
+    Rule(
+        lambda f: f.max_connections is not None and f.connections > f.max_connections,
+        HOLDS,
+        "all workers together may open {connections} connections, more than the {max_connections} that PostgreSQL "
+        "accepts: then work waits, and other clients are refused",
+        "set pool_size (connections per process), run fewer processes, or raise max_connections in postgresql.conf",
     ),
     # ── the source, together with the database; `_links_of` has the rest
     Rule(

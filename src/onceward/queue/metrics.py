@@ -20,12 +20,13 @@ import time
 import weakref
 from typing import Any
 
-from opentelemetry.metrics import Meter, MeterProvider
+from opentelemetry.metrics import MeterProvider
 
 from onceward.queue.config import QueueConfig
 from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import SCOPE
 from onceward.telemetry.metrics import SECONDS
+from onceward.telemetry.safety import SafeMeter, quietly
 
 _by_provider: weakref.WeakKeyDictionary[MeterProvider, QueueInstruments] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
@@ -38,7 +39,8 @@ class QueueMetrics:
     def begin(self) -> Count | None:
         """Start counting a round trip. Return None without a meter provider."""
         provider = metrics.meter_provider()
-        return None if provider is None else Count(_instruments(provider), self._where)
+        found = None if provider is None else quietly(_instruments, provider)
+        return None if found is None else Count(found, self._where)
 
 
 class Count:
@@ -74,7 +76,7 @@ class Count:
 class QueueInstruments:
     """One set per meter provider."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: SafeMeter) -> None:
         self.messages: dict[str, Any] = {
             "enqueue": meter.create_counter("onceward.queue.enqueued", "{message}", "added to the stream"),
             "read": meter.create_counter("onceward.queue.read", "{message}", "delivered as new"),
@@ -94,5 +96,5 @@ def _instruments(provider: MeterProvider) -> QueueInstruments:
     with _lock:
         found = _by_provider.get(provider)
         if found is None:
-            found = _by_provider[provider] = QueueInstruments(provider.get_meter(SCOPE))
+            found = _by_provider[provider] = QueueInstruments(SafeMeter(provider, SCOPE))
         return found

@@ -7,7 +7,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, MutableSequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -25,7 +25,6 @@ from onceward.task.lifecycle import text_of
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.report import Report
 from onceward.telemetry.logger import OwnLogger
-from onceward.transaction import Verdict
 
 _log = OwnLogger(logging.getLogger("onceward.run"))
 
@@ -45,17 +44,24 @@ class Keeper:
     """Keeps one consumer running. Written for both modes; the subclasses define how to call and how to wait."""
 
     def __init__(
-        self, app: Onceward, consumer: Consumer, drain: bool, on_change: Callable[[], None] = lambda: None
+        self,
+        app: Onceward,
+        consumer: Consumer,
+        drain: bool,
+        on_change: Callable[[], None] = lambda: None,
+        row: MutableSequence[int] | None = None,
     ) -> None:
         self.app = app
         self.consumer = consumer
         self.state = WorkerState.STARTING
         self.left = 0
         """Deliveries not settled when the last call ended."""
+        self.broken = False
+        """Whether it failed and cannot go on."""
         self._drain = drain
         self._policy = policy_of_run(consumer.policy, streaming=not drain)
         self._on_change = on_change
-        self._progress = Progress(self._on_answer)
+        self._progress = Progress(self._on_answer, row)
         self._task: Any = None
         self._problem: str | None = None
         self._tries = 0
@@ -156,18 +162,20 @@ class Keeper:
     def status(self) -> ConsumerStatus:
         progress = self._progress
         in_flight, oldest = progress.in_flight()
+        succeeded, failed, returned = progress.row[:3]
         return ConsumerStatus(
             name=self.consumer.name,
             state=self.state,
-            succeeded=progress.settled[Verdict.DONE],
-            failed=progress.settled[Verdict.FAILED],
-            returned=progress.settled[Verdict.RETURNED],
+            succeeded=succeeded,
+            failed=failed,
+            returned=returned,
             in_flight=in_flight,
             oldest_since=oldest,
             asking_since=progress.asking_since,
             progress_at=progress.progress_at,
             stuck=self.stuck,
             problem=self._problem,
+            broken=self.broken,
         )
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, MutableSequence, Sequence
 from typing import Any
 
 from onceward.middleware import Middleware, SourceCalls
 from onceward.transaction import Settlement, Transaction, Verdict
+
+ORDER = (Verdict.DONE, Verdict.FAILED, Verdict.RETURNED)
+"""The order of the counts in a row of a `Scoreboard`. The number in flight comes last."""
 
 
 class Progress(Middleware):
@@ -19,8 +23,9 @@ class Progress(Middleware):
 
     name = "progress"
 
-    def __init__(self, on_answer: Callable[[], None]) -> None:
-        self.settled = dict.fromkeys(Verdict, 0)
+    def __init__(self, on_answer: Callable[[], None], row: MutableSequence[int] | None = None) -> None:
+        """`row` is where the counts are kept, if they shall be seen from outside."""
+        self.row: MutableSequence[int] = array("q", (0, 0, 0, 0)) if row is None else row
         self.progress_at = time.monotonic()
         self.asking_since: float | None = None
         self._fetched_at: dict[int, float] = {}
@@ -49,17 +54,19 @@ class Progress(Middleware):
             with self._lock:
                 self._fetched_at.update((id(transaction), now) for transaction in batch)
             self.progress_at = now
+        self.row[3] = len(self._fetched_at)
         self._on_answer()
 
     def _note_settled(self, settlements: Sequence[Settlement]) -> None:
         with self._lock:
             for settlement in settlements:
                 self._fetched_at.pop(id(settlement.transaction), None)
-                self.settled[settlement.verdict] += 1
+                self.row[ORDER.index(settlement.verdict)] += 1
+            self.row[3] = len(self._fetched_at)
         self.progress_at = time.monotonic()
 
     def call_ended(self) -> int:
-        """Forget what is not settled and return how many: they are redelivered when their leases expire."""
+        """Forget what is not settled and return how many; the row has it until the next fetch."""
         self.asking_since = None
         with self._lock:
             left = len(self._fetched_at)

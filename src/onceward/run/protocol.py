@@ -14,7 +14,7 @@ MISUSED = 2
 RECYCLED = 75
 """A thread was stuck: the rest of the work is done, and another process takes over."""
 CUT_OFF = 76
-"""Some work was left to its lease."""
+"""Some work was cut off and left in flight."""
 UNREACHABLE = 77
 """A run with `--drain` has waited long enough for a source or a database."""
 
@@ -36,6 +36,10 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     env: str | None
     concurrency: int | None
     """These two, if given, win over the app's settings."""
+    only: tuple[str, ...] = ()
+    """The consumers to run; empty for all."""
+    owner: str | None = None
+    """The name of the process for its leases: the supervisor ends them if the process dies."""
 
 
 class WorkerState(StrEnum):
@@ -68,6 +72,8 @@ class ConsumerStatus(msgspec.Struct, kw_only=True):
     stuck: int
     problem: str | None
     """Why it waits."""
+    broken: bool = False
+    """It failed and cannot go on."""
 
     def standing_still_since(self) -> float | None:
         """Since when nothing has moved although it has work or waits for a fetch. None if it is idle."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from difflib import get_close_matches
 from pathlib import Path
 
 from onceward.app.app import Onceward
 from onceward.errors import ConfigurationError
 from onceward.run.health import Pages, parse_address, serve_health
 from onceward.run.protocol import Assignment
+from onceward.run.release import Releases
 from onceward.run.reload import PythonFiles
 from onceward.run.supervisor import RunStage, Supervisor
 from onceward.telemetry.logger import OwnLogger
@@ -22,15 +25,26 @@ STALL_CHECK_EVERY = 5.0
 """Seconds between two checks for stalled workers."""
 
 
-def check(app: Onceward) -> None:
-    """Raise ConfigurationError for problems that are visible before anything starts."""
+def check(app: Onceward, only: Sequence[str] = ()) -> None:
+    """Raise ConfigurationError for problems that are visible before anything starts. `only`: the consumers to run."""
     app.check()
     if not app.consumers:
         raise ConfigurationError(
             f"{app.name} has no consumers, so there is nothing to run; decorate a function with "
             "@app.consumer('sqlite:///orders.db')"
         )
-    local = [consumer for consumer in app.consumers.values() if consumer.source.in_process]
+    for name in only:
+        if name not in app.consumers:
+            close = get_close_matches(name, app.consumers, 1)
+            raise ConfigurationError(
+                f"--only: {app.name} has no consumer {name!r}; "
+                + (f"did you mean {close[0]!r}?" if close else f"it has {', '.join(app.consumers)}")
+            )
+    local = [
+        consumer
+        for consumer in app.consumers.values()
+        if consumer.source.in_process and (not only or consumer.name in only)
+    ]
     if local:
         raise ConfigurationError(
             f"{', '.join(each.name for each in local)} of {app.name} consumes from {local[0].source.scheme}://, which "
@@ -48,7 +62,7 @@ def run_app(app: Onceward, assignment: Assignment, *, reload: bool = False) -> i
 async def _run(app: Onceward, assignment: Assignment, reload: bool) -> int:
     settings = app.settings
     changes = PythonFiles(Path.cwd()) if reload else None
-    supervisor = Supervisor(assignment, settings.processes, changes)
+    supervisor = Supervisor(assignment, settings.processes, changes, Releases(app, assignment.only))
     pages = Pages(supervisor, settings.stalled_after)
     loop = asyncio.get_running_loop()
     for each in (signal.SIGINT, signal.SIGTERM):
@@ -59,10 +73,9 @@ async def _run(app: Onceward, assignment: Assignment, reload: bool) -> int:
             _log.info("health at %s/livez, /readyz, /progress and /metrics", url)
         watching = asyncio.ensure_future(_log_stalls(supervisor, pages))
         around.callback(watching.cancel)
-        _log.info(
-            "running %s of %s in %d process%s, as %s",
-            ", ".join(app.consumers), app.name, settings.processes, "es" * (settings.processes > 1), settings.env,
-        )  # fmt: skip
+        names, processes = ", ".join(assignment.only or app.consumers), settings.processes
+        plural = "es" * (processes > 1)
+        _log.info("running %s of %s in %d process%s, as %s", names, app.name, processes, plural, settings.env)
         code = await supervisor.run()
     for each in (signal.SIGINT, signal.SIGTERM):
         loop.remove_signal_handler(each)

@@ -1,7 +1,7 @@
 """The supervisor: starts the workers, restarts those that exit, and shuts them down in order.
 
 first SIGTERM or Ctrl-C      drain   no new fetch; work in flight finishes and is settled
-second, or after `grace`     hurry   work in flight is cut off and left to its lease
+second, or after `grace`     hurry   work in flight is cut off, and given back when the worker has ended
 third, or if that hangs      kill
 """
 
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import secrets
 import signal
+import socket
 import time
-from collections import Counter
 from enum import IntEnum
 from typing import Protocol
 
@@ -27,8 +29,8 @@ from onceward.run.protocol import (
     RECYCLED,
     UNREACHABLE,
     Assignment,
-    WorkerStatus,
 )
+from onceward.run.totals import Totals
 from onceward.run.worker_process import WorkerProcess, ending
 from onceward.telemetry.logger import OwnLogger
 
@@ -60,13 +62,25 @@ class Changes(Protocol):
     async def next(self) -> str: ...
 
 
+class Release(Protocol):
+    """Gives back what a dead process held; see `onceward.run.release`."""
+
+    async def __call__(self, worker: str, owner: str) -> None: ...
+
+
 class WorkerSlot:
     """The place of one worker process and its successors."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, only: tuple[str, ...] = (), *, separate: bool = False) -> None:
         self.number = number
+        self.only = only
+        """The consumers that it runs; empty for all."""
+        self.separate = separate
+        """Whether it was added for a consumer that may have crashed a worker it shared with others."""
         self.process: WorkerProcess | None = None
         """None before the first, between two, and after the last."""
+        self.obsolete = False
+        """Whether its consumer is back in the worker that it shared with others."""
         self.restarts = 0
         self.crashes = 0
         """In a row."""
@@ -79,11 +93,20 @@ class WorkerSlot:
 class Supervisor:
     """`await run()` in an event loop; call `on_signal` for each signal."""
 
-    def __init__(self, assignment: Assignment, processes: int, changes: Changes | None = None) -> None:
-        self.places = [WorkerSlot(number) for number in range(1, processes + 1)]
+    def __init__(
+        self,
+        assignment: Assignment,
+        processes: int,
+        changes: Changes | None = None,
+        release: Release | None = None,
+    ) -> None:
+        self.places = [WorkerSlot(number, assignment.only) for number in range(1, processes + 1)]
+        self._last_number = processes
+        self._keeping: set[asyncio.Future[None]] = set()
         self.stage = RunStage.RUNNING
         self._assignment = assignment
         self._changes = changes
+        self._release = release
         self._signal: int | None = None
         self._code = ENDED
         self._cut_off = False
@@ -94,7 +117,13 @@ class Supervisor:
         """Run until all workers have ended. Returns the exit code of the command."""
         watching = asyncio.ensure_future(self._watch_changes()) if self._changes is not None else None
         began = time.monotonic()
-        await asyncio.gather(*map(self._keep, self.places))
+        for place in self.places:
+            self._add(place)
+        while self._keeping:
+            ended, _ = await asyncio.wait(self._keeping, return_when=asyncio.FIRST_COMPLETED)
+            self._keeping -= ended
+            for each in ended:
+                each.result()
         if watching is not None:
             watching.cancel()
         self._log_summary(time.monotonic() - began)
@@ -124,7 +153,7 @@ class Supervisor:
         self.stage = stage
         messages = {
             RunStage.DRAINING: "stopping: no new work is fetched; a second signal cuts off work in flight",
-            RunStage.HURRYING: "hurrying: work in flight is cut off; it is redelivered when its lease expires",
+            RunStage.HURRYING: "hurrying: work in flight is cut off and will be redelivered",
             RunStage.KILLING: "killing the remaining workers",
         }
         _log.log(logging.INFO if stage is RunStage.DRAINING else logging.WARNING, messages[stage])
@@ -154,20 +183,32 @@ class Supervisor:
 
     # ── one worker after the other ──────────────────────────────────────────────────────────────────────
 
-    async def _keep(self, place: WorkerSlot) -> None:
-        while self.stage is RunStage.RUNNING:
+    def _add(self, place: WorkerSlot, wait: float = 0.0) -> None:
+        if place not in self.places:
+            self.places.append(place)
+        self._keeping.add(asyncio.ensure_future(self._keep(place, wait)))
+
+    async def _keep(self, place: WorkerSlot, wait: float) -> None:
+        if wait:
+            await self._pause(wait)
+        while self.stage is RunStage.RUNNING and not place.obsolete:
+            owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(6)}"
             process = await WorkerProcess.start(
-                msgspec.structs.replace(self._assignment, number=place.number)
+                msgspec.structs.replace(self._assignment, number=place.number, only=place.only, owner=owner)
             )
             place.process = process
             self._notify(process)  # in case a signal arrived meanwhile
             _log.info("worker %d started, pid %d", place.number, process.pid)
             code = await process.wait()
             place.process = None
-            self._totals.add(process.status)
+            self._totals.add(process.scores())
+            if code != ENDED and self._release is not None:
+                await self._release(f"worker {place.number}", owner)
             if not await self._should_restart(place, process, code):
-                return
+                break
             place.restarts += 1
+        if place.separate:
+            self.places.remove(place)
 
     async def _should_restart(self, place: WorkerSlot, process: WorkerProcess, code: int) -> bool:
         """Whether a successor shall start; returns when it is time to start it."""
@@ -199,12 +240,14 @@ class Supervisor:
         if code == UNREACHABLE or code == MISUSED == self._code:
             return  # it, or the first of them, has logged why
         self._cut_off = True
-        how = "left work to its lease" if code == CUT_OFF else ending(code)
+        how = "left work in flight, which will be redelivered" if code == CUT_OFF else ending(code)
         _log.warning("worker %d %s", place.number, how)
 
     async def _after_a_crash(self, place: WorkerSlot, process: WorkerProcess) -> bool:
         if time.monotonic() - process.started_at >= STEADY:
             place.crashes = 0
+        if self._separate(place, process):
+            return True
         wait = RESTART.delay(place.crashes)
         place.crashes += 1
         if place.problem is None and place.crashes == 1:
@@ -217,6 +260,32 @@ class Supervisor:
             return False
         await self._pause(wait)
         return self.stage is RunStage.RUNNING
+
+    def _separate(self, place: WorkerSlot, process: WorkerProcess) -> bool:
+        """Move the consumers that may have ended the process to workers of their own; the others may go on at once.
+
+        If several had work in flight, any of them may be to blame, or none, as after a kill from outside. They are
+        separated only if the worker crashes again; then only the one to blame crashes further.
+        """
+        running, suspects = list(process.scores()), process.suspects()
+        if len(running) == 1 or not suspects or (len(suspects) > 1 and not place.crashes):
+            return False
+        others = tuple(name for name in running if name not in suspects)
+        is_certain = len(suspects) == 1
+        wait = RESTART.delay(0) if is_certain else 0.0
+        if not others:
+            others = (suspects.pop(),)
+        for name in suspects:
+            self._last_number += 1
+            separate = WorkerSlot(self._last_number, (name,), separate=True)
+            separate.crashes, separate.problem = int(is_certain), place.problem
+            _log.error(
+                "worker %d %s; %s may be the cause and continues alone in worker %d, in %.3g s",
+                place.number, place.problem or "had a stuck thread", name, self._last_number, wait,
+            )  # fmt: skip
+            self._add(separate, wait)
+        place.only, place.crashes = others, 0
+        return True
 
     async def _handle_refusal(self, place: WorkerSlot, process: WorkerProcess) -> bool:
         """The worker refused its configuration, and so would the next one."""
@@ -242,6 +311,8 @@ class Supervisor:
         while True:
             changed = await self._changes.next()
             _log.info("%s changed; restarting the workers", changed)
+            for place in self.places:  # new code may have other consumers
+                place.only, place.obsolete = self._assignment.only, place.separate
             self._waking.set()
             await asyncio.gather(
                 *(self._replace(place, place.process) for place in self.places if place.process is not None)
@@ -261,26 +332,3 @@ async def _within(seconds: float | None, event: asyncio.Event) -> None:
         await asyncio.wait_for(event.wait(), seconds)
     except TimeoutError:
         return
-
-
-class Totals:
-    """What each consumer has done in all workers that have ended, from their last status."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, Counter[str]] = {}
-
-    def add(self, last: WorkerStatus | None) -> None:
-        for each in last.consumers if last is not None else ():
-            counts = {"succeeded": each.succeeded, "failed": each.failed, "given back": each.returned}
-            self._of.setdefault(each.name, Counter()).update(counts)
-
-    @property
-    def failed(self) -> int:
-        return sum(counts["failed"] for counts in self._of.values())
-
-    def __str__(self) -> str:
-        return "; ".join(f"{name}: {_format(counts)}" for name, counts in self._of.items()) or "nothing done"
-
-
-def _format(counts: Counter[str]) -> str:
-    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count or what == "succeeded")

@@ -1,9 +1,9 @@
 """A worker process: builds the consumers of an app, keeps them consuming, and reports their status every second.
 
-    python -m onceward.run.worker ASSIGNMENT CONTROL REPORTS
+    python -m onceward.run.worker ASSIGNMENT CONTROL REPORTS SCOREBOARD
 
-The last two are file descriptors of pipes. Requests of the supervisor arrive on CONTROL; when it closes, the supervisor
-is gone. Started by `worker_process`.
+The last three are file descriptors: two pipes and shared memory. Requests of the supervisor arrive on CONTROL; when it
+closes, the supervisor is gone. Started by `worker_process`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from onceward.run.protocol import (
     Assignment,
     WorkerStatus,
 )
+from onceward.run.scoreboard import Scoreboard
 from onceward.telemetry.logger import OwnLogger
 from onceward.telemetry.logs import start_logging
 
@@ -64,9 +65,10 @@ class KeeperEnded(NamedTuple):
 class Worker:
     """The main thread waits for events; consumers run in threads and in one event loop."""
 
-    def __init__(self, assignment: Assignment, reports: int) -> None:
+    def __init__(self, assignment: Assignment, reports: int, scoreboard: Scoreboard) -> None:
         self._assignment = assignment
         self._reports = reports
+        self._scoreboard = scoreboard
         # A SimpleQueue, because signal handlers may put into it.
         self.events: queue.SimpleQueue[bytes | KeeperEnded] = queue.SimpleQueue()
         self._keepers: list[BlockingKeeper | AsyncKeeper] = []
@@ -108,13 +110,18 @@ class Worker:
     def _app(self) -> Onceward:
         self._telemetry = _start_telemetry()
         app = load_app(self._assignment.target)
+        app.owner, app.only = self._assignment.owner, self._assignment.only
         app.override("command line", env=self._assignment.env, concurrency=self._assignment.concurrency)
         return app
 
     def _start(self, app: Onceward) -> None:
+        only, drain = self._assignment.only, self._assignment.drain
         for consumer in app.consumers.values():
-            keeper = keeper_of(app, consumer, self._assignment.drain, lambda: self.events.put(CHANGED))
-            self._keepers.append(keeper)
+            if not only or consumer.name in only:
+                row = self._scoreboard.row(len(self._keepers))
+                keeper = keeper_of(app, consumer, drain, lambda: self.events.put(CHANGED), row)
+                self._keepers.append(keeper)
+        self._report()  # before the first fetch: it says what the rows of the scoreboard are
         self._running = set(self._keepers)
         in_loop = []
         for keeper in self._keepers:
@@ -176,6 +183,7 @@ class Worker:
             self._code = self._code or UNREACHABLE
         else:
             _log.critical("%s failed", keeper.consumer.name, exc_info=error)
+            keeper.broken = True
             self._code = self._code or FAILED
         self._stop()
 
@@ -237,7 +245,7 @@ def _start_telemetry() -> Any:
 
 def main() -> NoReturn:
     assignment = msgspec.json.decode(sys.argv[1], type=Assignment)
-    worker = Worker(assignment, reports=int(sys.argv[3]))
+    worker = Worker(assignment, int(sys.argv[3]), Scoreboard(int(sys.argv[4])))
     for each in (signal.SIGTERM, signal.SIGINT):  # from outside: the supervisor uses its pipe
         signal.signal(each, lambda *_: worker.events.put(DRAIN))
     faulthandler.register(signal.SIGUSR1)  # to see where it hangs

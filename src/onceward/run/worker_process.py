@@ -13,6 +13,7 @@ from typing import Self
 import msgspec
 
 from onceward.run.protocol import Assignment, WorkerStatus
+from onceward.run.scoreboard import Score, Scoreboard, new_file
 
 PROGRAM = (sys.executable, "-m", "onceward.run.worker")
 LONGEST_LINE = 1 << 20
@@ -23,26 +24,30 @@ LAST_WORDS = 1.0
 class WorkerProcess:
     """Its own interpreter in its own process group: Ctrl-C reaches only the supervisor, which decides."""
 
-    def __init__(self, process: asyncio.subprocess.Process, control: int) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, control: int, scoreboard: Scoreboard) -> None:
         self.pid = process.pid
         self.started_at = time.monotonic()
         self.heard_at = self.started_at
         self.status: WorkerStatus | None = None
         self._process = process
+        self._scoreboard = scoreboard
         self._control: int | None = control
 
     @classmethod
     async def start(cls, assignment: Assignment) -> Self:
         control_end, control = os.pipe()
         reports, reports_end = os.pipe()
+        scoreboard = new_file()
         try:
+            shared = Scoreboard(scoreboard)
             process = await asyncio.create_subprocess_exec(
                 *PROGRAM,
                 msgspec.json.encode(assignment).decode(),
                 str(control_end),
                 str(reports_end),
+                str(scoreboard),
                 stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(control_end, reports_end),
+                pass_fds=(control_end, reports_end, scoreboard),
                 process_group=0,
             )
         except BaseException:
@@ -52,7 +57,8 @@ class WorkerProcess:
         finally:
             os.close(control_end)
             os.close(reports_end)
-        worker = cls(process, control)
+            os.close(scoreboard)
+        worker = cls(process, control, shared)
         worker._reading = asyncio.ensure_future(worker._read(reports))
         return worker
 
@@ -69,6 +75,16 @@ class WorkerProcess:
                 self.status = msgspec.json.decode(line, type=WorkerStatus)
         finally:
             transport.close()
+
+    def scores(self) -> dict[str, Score]:
+        """What each of its consumers has done so far, also if it is dead."""
+        return self._scoreboard.scores([each.name for each in self.status.consumers] if self.status else [])
+
+    def suspects(self) -> list[str]:
+        """The consumers that may have ended it: those that failed or are stuck, otherwise those with work in flight."""
+        reported = self.status.consumers if self.status else []
+        certain = [each.name for each in reported if each.broken or each.stuck]
+        return certain or [name for name, score in self.scores().items() if score.in_flight]
 
     def ask(self, what: bytes) -> None:
         if self._control is not None:

@@ -7,6 +7,7 @@ All logic is coroutines over `StoragePorts`. The blocking ports block and return
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -27,6 +28,7 @@ from onceward.db.operations import key_of
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
 from onceward.storage import migrations
+from onceward.telemetry.context import current_attempt
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -132,7 +134,9 @@ class AsyncStoragePorts(StoragePorts):
         await asyncio.sleep(seconds)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
+        context = contextvars.copy_context()
+        context.run(current_attempt.set, None)  # it outlives the attempt that happens to need it first
+        task = asyncio.get_running_loop().create_task(coroutine, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

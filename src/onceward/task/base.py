@@ -130,10 +130,11 @@ class BaseTask:
         self._engine.stop()
 
     def hurry(self) -> None:
-        """Interrupt work in flight now, as if `loop.timeout` had run out. For calls that have been stopped.
+        """Stop the running calls now, as if `loop.timeout` had run out, but without an error.
 
-        Interrupts attempts that have a time limit; all of them if the task is `interruptible`. Their transactions are
-        abandoned, and redelivered when the lease expires. Safe from any thread.
+        Interrupts attempts that have a time limit; all of them if the task is `interruptible`. The others finish, and
+        no attempt, backoff or handler follows. Transactions without an outcome are abandoned, and redelivered when
+        the lease expires. Safe from any thread.
         """
         for call in list(self._engine.running.values()):
             call.hurry()

@@ -34,13 +34,12 @@ from onceward.task.ports_threads import BlockingPorts
 from onceward.task.report import Report, StopReason
 from onceward.task.script import Exited, Failed, Limit, Script, drive_async
 from onceward.task.slots import Slots
-from onceward.task.source import Loop, LoopPorts, Source
-from onceward.task.work import CallPlan, Outcome, Work
+from onceward.task.source import LeaseGuard, Loop, LoopPorts, Source
+from onceward.task.work import CallPlan, Life, Outcome, Work
 from onceward.telemetry.context import current_attempt
 from onceward.telemetry.engine_spans import EngineSpans, Names
-from onceward.telemetry.failure_log import Tracebacks
 from onceward.telemetry.log_thread import log_thread
-from onceward.telemetry.logger import OwnLogger, do_soon
+from onceward.telemetry.logger import OwnLogger, Tracebacks, do_soon
 
 logger = OwnLogger(logging.getLogger("onceward.engine"))
 
@@ -93,7 +92,9 @@ class Call:
                 wiring.life_span,
                 loop_attributes(wiring.policy),
                 task.settings.telemetry_fields,
-            )
+            ),
+            self.now,
+            self.forgive,
         )
         self.context = contextvars.copy_context()
         self.nested = current_attempt.get() is not None
@@ -107,6 +108,7 @@ class Call:
     def assemble(self, ports: BlockingPorts | AsyncPorts, hand_over: Callable[[Failed], None]) -> None:
         """Create everything that depends on whether the call runs in threads or asyncio."""
         task, wiring = self.task, self.wiring
+        self.ports = ports
         ports.on_crash = self.handle_crash
         ports.interruptible = task.interruptible or self.nested
         ids = task._engine.ids
@@ -126,7 +128,6 @@ class Call:
             watch=self.watch,
             tracebacks=Tracebacks(),
         )
-        self.ports = ports
         self.slots = Slots(
             plan, ids, cast(LoopPorts, ports), wiring.policy.loop.concurrency.value, self.context
         )
@@ -149,7 +150,7 @@ class Call:
         self.loop.stop()
 
     def hurry(self) -> None:
-        self.ports.hurry()
+        self.loop.hurry()
 
     def follow_attempt(self) -> Callable[[], None]:
         """Have this call cut off with the attempt that makes it, if there is one, until the result is called."""
@@ -173,13 +174,14 @@ class Call:
 
     def _wrap(self, step: Step) -> Step:
         """Wrap the step in its middleware. Unwrapped, a default handler is `silent`: it is never called."""
-        chain = self.wiring.chain if self.watch is None else (self.watch, *self.wiring.chain)
+        chain = self.wiring.chain
         checking = awaiting if self.task.asynchronous else as_coroutine
         bare = call = checking(step.call) if chain else step.call
         for each in reversed(chain):
             call = each.wrap_step(step, call)
         if call is bare:
-            return msgspec.structs.replace(step, silent=getattr(step.call, "__func__", None) in NOT_DEFINED)
+            silent = self.watch is None and getattr(step.call, "__func__", None) in NOT_DEFINED
+            return msgspec.structs.replace(step, silent=silent)
         return msgspec.structs.replace(step, call=call if self.task.asynchronous else as_function(call))
 
     def _take_over(self, hand_over: Callable[[Failed], None], loop: Loop, reply: Failed) -> None:
@@ -189,6 +191,14 @@ class Call:
         loop.context = loop.context.copy()
         loop.context.run(current_attempt.set, None)
         hand_over(reply)
+
+    def forgive(self, seconds: float, work: Any = None) -> None:
+        """Telemetry took this long. That counts neither towards this work's limit nor, in asyncio, those of others."""
+        if isinstance(work, Life) and work.limit is Limit.TRANSACTION:
+            work.deadline += seconds
+            if work.deadline >= self.deadline:
+                work.deadline, work.limit = self.deadline, Limit.LOOP
+        self.ports.forgive(seconds)
 
     def report_expiry(self, work: Work, limit: Limit) -> None:
         """Log that an attempt is asked to stop. Does not wait for it to end, which may never happen."""
@@ -363,6 +373,8 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
         ports.start(carry(reply))
 
     call.assemble(ports, hand_over)
+    guard = LeaseGuard(call.loop)
+    guard.start()
     end_following = call.follow_attempt()
     ports.start(carry(None))
     result: StopReason | Exited
@@ -377,14 +389,21 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
         tasks = ports.cancel()
         call.slots.dismiss()
         # Whatever happens now, the caller gets its cancellation.
-        with suppress(asyncio.CancelledError, TimeoutError):
+        with suppress(asyncio.CancelledError):
             if tasks:
                 await asyncio.wait(tasks, timeout=task.settings.stuck_grace)
-            await asyncio.wait_for(drive_async(give_back(call.loop)), task.settings.stuck_grace)
+            # In a task of its own, which the cancellation has not reached.
+            giving = asyncio.create_task(drive_async(give_back(call.loop), None, ports.failure_reply))
+            try:
+                await asyncio.wait((giving,), timeout=task.settings.stuck_grace)
+            finally:
+                giving.cancel()
+    guard.end()
     call.slots.dismiss()
     ports.close()
     end_following()
     try:
+        await ports.join()
         await end_all(wiring.chain)
     finally:  # even if another cancellation arrives now
         report = call.conclude(result)

@@ -52,11 +52,13 @@ class Canceller:
 class CancelToken:
     """Whether an attempt was asked to stop, and what ends the calls it waits for."""
 
-    __slots__ = ("_cancellers", "expired", "limit")
+    __slots__ = ("_cancellers", "expired", "limit", "over")
 
-    def __init__(self, limit: Limit = Limit.STEP) -> None:
+    def __init__(self) -> None:
+        self.limit = Limit.STEP
         self.expired = False
-        self.limit = limit
+        self.over = False
+        """Whether the attempt has ended. What it leaves running, such as a pool's own task, is no part of it."""
         self._cancellers: list[Canceller] = []
 
     @property
@@ -85,7 +87,8 @@ class CancelToken:
 
 def current_token() -> CancelToken | None:
     """The token of the attempt running here; None outside an engine, or if the attempt has no time limit."""
-    return cast(CancelToken | None, current_attempt.get())
+    token = cast(CancelToken | None, current_attempt.get())
+    return None if token is None or token.over else token
 
 
 def cancel_requested() -> bool:
@@ -95,7 +98,8 @@ def cancel_requested() -> bool:
 
 def raise_if_cancelled() -> None:
     """Raise AttemptInterrupted if the attempt running here was asked to stop."""
-    if attempt_expired():
+    token = current_token()
+    if token is not None and token.expired:
         raise AttemptInterrupted("this attempt ran out of time; what it does now is discarded")
 
 
@@ -104,7 +108,7 @@ def on_cancel(cancel: Callable[[], object]) -> Iterator[None]:
     """Call `cancel()` if the attempt is asked to stop while the block runs: `with on_cancel(connection.close): …`.
 
     It is called once, in another thread, and shall end what the block waits for, and nothing else: close a socket that
-    only this block uses, set an event. The block must be safe to leave at that point; leaving it waits for `cancel`.
+    only this block uses, set an event. Leaving the block waits for `cancel`, so hold no lock then that `cancel` needs.
     If the attempt was asked to stop before, this raises `AttemptInterrupted`. Outside an engine it does nothing.
     """
     token = current_token()

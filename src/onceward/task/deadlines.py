@@ -34,10 +34,13 @@ class Try(CancelToken):
     __slots__ = ("due", "work")
 
     def __init__(self, work: Work, due: float, limit: Limit) -> None:
-        super().__init__(limit)
+        self.expired = False  # not by super().__init__(): every attempt pays for it
+        self.over = False
+        self._cancellers = []
         self.work = work
         self.due = due
         """When the watchdog has to act next."""
+        self.limit = limit
 
     @property
     def hurried(self) -> bool:
@@ -65,15 +68,15 @@ class Deadlines:
         """An attempt due before this must poke the watchdog."""
         self._stuck_grace = stuck_grace
         self._on_expiry = on_expiry
-        self._hurried = False
+        self.hurried = False
+        """Cut off every attempt at a transaction, and make no more."""
 
     def check(self, now: float) -> float:
         """Act on what is due, and return when to check next."""
         # During the check every new attempt pokes, so none is missed before the watchdog sleeps.
         self.watch_at = inf
         nearest = inf
-        if self._hurried:
-            self._hurried = False
+        if self.hurried:
             self._cut_off(now)
         for this in list(self.tries.values()):
             if this.due <= now:
@@ -82,10 +85,21 @@ class Deadlines:
         self.watch_at = nearest
         return nearest
 
+    def forgive(self, seconds: float) -> None:
+        """Give this time back to every attempt that is running."""
+        for this in self.tries.values():
+            if this.limit not in ENDING:
+                this.due += seconds
+
     def hurry(self) -> None:
         """Make the next check cut off every attempt at a transaction."""
         # Only the watchdog acts: an attempt that is due right now must have one reason to end.
-        self._hurried = True
+        self.hurried = True
+
+    def refuse(self, work: Work) -> Failed:
+        """The reply to an attempt that is not made, because the call was hurried."""
+        self._on_expiry(work, Limit.HURRY)
+        return Failed(None, Limit.HURRY)
 
     def _cut_off(self, now: float) -> None:
         for this in list(self.tries.values()):
@@ -107,8 +121,10 @@ class Deadlines:
             # If the call is ending, no attempt follows that would have to wait, so no grace.
             this.due = inf if this.limit in ENDING else now + self._stuck_grace
             if this.expire():
-                self._on_expiry(this.work, this.limit)
-                this.interrupt()
+                try:
+                    self._on_expiry(this.work, this.limit)
+                finally:
+                    this.interrupt()
             else:
                 this.due = inf
 

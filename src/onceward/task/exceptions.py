@@ -112,7 +112,8 @@ class Postponed(OncewardError):
     """Not now. Raise it from `process_transaction` to have the transaction redelivered after `delay` seconds.
 
     This is not a failure: it counts neither as an attempt nor as a delivery, and the exception handler is not called.
-    If the source cannot take the transaction back, it waits in its slot.
+    If the source cannot take the transaction back, it waits in its slot until the call is stopped. The shortest delay
+    is a tenth of a second.
     """
 
     category: None = None

@@ -15,7 +15,8 @@ Each step has its own attempts, timeout and backoff (`retry` below). Rules:
 * When `transaction_timeout` runs out, the lifecycle is TIMEOUT: the exception handler runs, under its own policy,
   unless it has run before. After any other failure, however late, the handler has `transaction_timeout` for itself.
 * When the loop's own time runs out, or the call is hurried or cancelled, the transaction is abandoned as in a crash.
-* Postponed does not count as an attempt. If the source cannot take the transaction back, it waits here.
+* Postponed does not count as an attempt. If the source cannot take the transaction back, it waits here, until the
+  call is ending.
 * If the exception handler gives up too, its last error is the outcome's error.
 
 `decide`, a plain function, decides what follows an attempt.
@@ -50,6 +51,8 @@ logger = OwnLogger(logging.getLogger("onceward.engine"))
 
 
 MAIN_STEPS = ("process", "produce")
+LEAST_POSTPONEMENT = 0.1
+"""Seconds. A transaction that is always postponed without a delay would keep a CPU busy."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,6 +168,11 @@ def line_of(error: BaseException) -> str:
 class LifePorts(Protocol):
     """The I/O a life needs."""
 
+    @property
+    def ending(self) -> bool:
+        """Whether the call is ending, so nothing waits for a postponement any more."""
+        ...
+
     def now(self) -> float: ...
     def invoke(
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
@@ -172,8 +180,11 @@ class LifePorts(Protocol):
         """Make one attempt. Replies what it returned, `Failed` or `DISOWNED`. Also obeys `work.deadline`."""
         ...
 
-    def pause(self, work: Work, seconds: float) -> Any:
-        """Sleep, but not past `work.deadline`."""
+    def pause(self, work: Work, seconds: float, postponed: bool) -> Any:
+        """Sleep, but not past `work.deadline`, nor when the call is hurried or, if `postponed`, is ending.
+
+        Without a delay, let other tasks of the event loop have their turn.
+        """
         ...
 
 
@@ -187,11 +198,13 @@ def first_attempt(life: Life, ports: LifePorts) -> Any:
     step = plan.main
     life.step = step.name
     if not plan.plain:
-        if plan.limited:
-            set_limits(life, ports.now())
         if plan.watch is not None:
             plan.watch.life_begins(life)
             plan.watch.step_begins(life, step)
+            if not life.blocked:
+                plan.watch.attempt_begins(life, step)
+        if plan.limited:  # last, because telemetry may take its time
+            set_limits(life, ports.now())
     if life.blocked:
         return fail_blocked(life)
     return ports.invoke(life, step.call, (life.transaction,), step.timeout)
@@ -208,7 +221,7 @@ def early_outcome(life: Life, reply: Any) -> Outcome | None:
 
 def check_reply(reply: Any, step: Step) -> Any:
     """The reply of an attempt; a failure if it returned before its code has run."""
-    if reply is None or type(reply) is Failed or has_run(reply):
+    if reply is None or type(reply) in (Failed, list) or has_run(reply):
         return reply
     return Failed(TypeError(f"{name_of(step.call)} {explain_unrun(reply)}"))
 
@@ -218,10 +231,11 @@ def live(life: Life, ports: LifePorts, reply: Any) -> Script[Outcome | Exited]:
     plan = life.plan
     transaction = life.transaction
     step = plan.main
-    reply = check_reply(reply, step)
+    reply = end_attempt(life, step, reply)
     if type(reply) is Failed and not life.blocked:
         reply = yield from retry(life, step, (transaction,), ports, reply)
-    leave_step(life, step, reply)
+    if plan.watch is not None:
+        leave_step(life, step, reply)
     if reply is DUPLICATE:
         return Outcome(transaction, SUCCEEDED, None, None, life.step, life.attempt, duplicate=True)
     if type(reply) is Failed and type(reply.error) is Postponed:
@@ -261,10 +275,28 @@ def run_step(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePort
     life.attempt = 0
     if life.plan.watch is not None:
         life.plan.watch.step_begins(life, step)
-    reply = check_reply((yield ports.invoke, (life, step.call, arguments, step.timeout)), step)
+    reply = yield from attempt(life, step, arguments, ports)
     if type(reply) is Failed:
         reply = yield from retry(life, step, arguments, ports, reply)
-    leave_step(life, step, reply)
+    if life.plan.watch is not None:
+        leave_step(life, step, reply)
+    return reply
+
+
+def attempt(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts) -> Script[Any]:
+    """Make one attempt. Telemetry is outside of it, so a slow span processor costs it no time."""
+    if life.plan.watch is not None:
+        life.plan.watch.attempt_begins(life, step)
+    reply = yield ports.invoke, (life, step.call, arguments, step.timeout)
+    return end_attempt(life, step, reply)
+
+
+def end_attempt(life: Life, step: Step, reply: Any) -> Any:
+    """The reply of an attempt, once it is checked and recorded."""
+    reply = check_reply(reply, step)
+    if life.plan.watch is not None:
+        failed = type(reply) is Failed
+        life.plan.watch.attempt_ends(life, step, reply if failed else None, None if failed else reply)
     return reply
 
 
@@ -279,31 +311,41 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
         postponed = step is life.plan.main and reply.limit is None and isinstance(reply.error, Postponed)
         if postponed:
             logger.info("%s is postponed for %.3g s: %s", step.name, reply.error.delay, reply.error)
-            if life.plan.postpones:
-                return Failed(base_postponed(reply.error))
-            decision = Decision(postponement_error(reply.error, life), reply.error.delay)
+            if life.plan.postpones or ports.ending:
+                return leave_postponed(life, reply.error)
+            decision = Decision(postponement_error(reply.error, life), delay_of(reply.error))
         else:
             life.timeouts += reply.limit is not None
-            decision = decide(step, life.attempt, reply, life.transaction_id)
+            decision = decide(step, life.attempt, reply, life.transaction.id)
             log_failure(life, step, decision, ports.now())
             if decision.delay is None:
                 return Failed(decision.error, reply.limit)
             if life.plan.watch is not None:
                 life.plan.watch.record_retry(life, step, decision.delay)
             life.retries += 1
-        if decision.delay:
-            yield ports.pause, (life, decision.delay)
-            if life.deadline != inf and ports.now() >= life.deadline:
-                return out_of_time(life, step, decision.error)
+        yield ports.pause, (life, decision.delay, postponed)
+        if postponed and ports.ending:
+            return leave_postponed(life, reply.error)
+        if decision.delay and life.deadline != inf and ports.now() >= life.deadline:
+            return out_of_time(life, step, decision.error)
         life.attempt += not postponed
-        reply = check_reply((yield ports.invoke, (life, step.call, arguments, step.timeout)), step)
+        reply = yield from attempt(life, step, arguments, ports)
         if type(reply) is not Failed:
             return reply
 
 
-def base_postponed(error: Postponed) -> Postponed:
-    """The error as a plain `Postponed`, also if a subclass was raised."""
-    return error if type(error) is Postponed else Postponed(str(error), error.delay)
+def leave_postponed(life: Life, error: Postponed) -> Failed:
+    """The reply of a step that ends postponed, with a plain `Postponed` also if a subclass was raised."""
+    if not life.plan.postpones:
+        logger.warning(
+            "%s was waiting because it is postponed, and the run is ending; transaction %s is not done",
+            life.step, life.transaction_id,
+        )  # fmt: skip
+    return Failed(Postponed(str(error), delay_of(error)))
+
+
+def delay_of(error: Postponed) -> float:
+    return max(error.delay, LEAST_POSTPONEMENT)
 
 
 def postponement_error(postponed: Postponed, life: Life) -> TransactionException:
@@ -312,10 +354,9 @@ def postponement_error(postponed: Postponed, life: Life) -> TransactionException
 
 
 def leave_step(life: Life, step: Step, reply: Any) -> None:
-    if life.plan.watch is not None:
-        # Anything else is not a failure of the step: it was postponed, interrupted or cut off.
-        failed = type(reply) is Failed and isinstance(reply.error, TransactionException)
-        life.plan.watch.step_ends(life, step, reply.error if failed else None)
+    # Anything else is not a failure of the step: it was postponed, interrupted or cut off.
+    failed = type(reply) is Failed and isinstance(reply.error, TransactionException)
+    life.plan.watch.step_ends(life, step, reply.error if failed else None)
 
 
 def out_of_time(life: Life, step: Step, last_error: TransactionException) -> Failed:
@@ -342,6 +383,10 @@ def fail_blocked(life: Life) -> Failed:
     return Failed(error)
 
 
+NEXT = {"process": "; the source redelivers or dead-letters it"}
+"""What happens after the last attempt at a step, for the log."""
+
+
 def log_failure(life: Life, step: Step, decision: Decision, now: float) -> None:
     error = line_of(decision.error)
     attempt = life.attempt + 1  # people count from 1
@@ -353,7 +398,9 @@ def log_failure(life: Life, step: Step, decision: Decision, now: float) -> None:
     elif decision.error.category is ExceptionCategory.BUSINESS:
         logger.warning("%s refused: %s", step.name, error)
     else:
-        shown = life.plan.tracebacks.to_show(decision.error.cause, now)
+        shown = life.plan.tracebacks.to_show(decision.error.__cause__, now)
         logger.error(
-            "%s gave up (attempt %d of %d): %s", step.name, attempt, step.max_attempts, error, exc_info=shown
-        )
+            "%s gave up (attempt %d of %d)%s: %s",
+            step.name, attempt, step.max_attempts, NEXT.get(step.name, ""), error,
+            exc_info=shown,
+        )  # fmt: skip

@@ -100,7 +100,7 @@ def attend(loop: Loop, low_water: int) -> Script[None]:
         yield loop.ports.park, (patience(loop),)
         yield from chores(loop)
     if loop.watch is not None:
-        loop.watch.count(loop.slots.tally)
+        loop.watch.count_successes()
     if loop.slots.pending <= 0:
         yield from settle(loop)
 
@@ -114,6 +114,10 @@ def finish(loop: Loop, reason: StopReason) -> Script[StopReason]:
     ):
         slots.close()
     while slots.pending > 0 and not loop.out_of_time():
+        if loop.ending() is not None:
+            loop.ports.end_postponements()
+        if loop.hurried:
+            slots.close()
         # Right away: work in flight may take long or never end, and another consumer could start on these.
         return_unstarted(slots)
         yield from chores(loop)

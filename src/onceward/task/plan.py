@@ -188,7 +188,12 @@ def _source(task: BaseTask, policy: FetchPolicy, chain: Sequence[Middleware]) ->
     }
     assert steps["fetch"] is not None
     return Source(
-        fetch=steps["fetch"], extra=policy.extra, settle=steps["settle"], extend=steps["extend"], lease=lease
+        fetch=steps["fetch"],
+        extra=policy.extra,
+        settle=steps["settle"],
+        extend=steps["extend"],
+        lease=lease,
+        extend_from_thread=getattr(connector, "extend_from_thread", None) if task.asynchronous else None,
     )
 
 

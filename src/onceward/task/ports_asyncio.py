@@ -2,6 +2,9 @@
 
 Workers are tasks. A life runs inside its worker's task, but in its own context, so a transaction does not cost a
 task. All time limits share one timer.
+
+User code may cancel its task and leave a count of `Task.cancelling` behind, as `asyncio.TaskGroup` of 3.11 does. So not
+the count but `AsyncPorts.is_cancelled` tells whether a call was cancelled, and each attempt starts with a clean task.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from math import inf
+from time import monotonic
 from types import CoroutineType, coroutine
 from typing import Any
 
@@ -21,18 +25,25 @@ from onceward.task.exceptions import AttemptInterrupted
 from onceward.task.lifecycle import early_outcome, first_attempt, live
 from onceward.task.script import (
     DISOWNED,
+    Closed,
+    EngineTask,
     Exited,
     Failed,
     Limit,
     Script,
+    await_in_context,
     drive_async,
     failure_reply,
-    failure_reply_in_task,
 )
 from onceward.task.slots import WAIT, Item
 from onceward.task.work import Life, Work
 from onceward.telemetry.context import current_attempt
 from onceward.transaction import Transaction
+
+TURN = 0.002
+"""Seconds that handlers which never wait may run until the rest of the event loop has its turn."""
+PARTING = 2.0
+"""Seconds that dismissed workers have to end. They need far less, unless the engine has failed."""
 
 _outliving: set[asyncio.Task[Any]] = set()
 """The engine's tasks; the event loop holds only weak references to them."""
@@ -70,6 +81,7 @@ class AsyncPorts:
         self.sleeping = clock.sleeping
         self._deadlines = Deadlines(stuck_grace, on_expiry)
         self._tries = self._deadlines.tries
+        self.forgive = self._deadlines.forgive  # because telemetry holds up the event loop
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -79,6 +91,19 @@ class AsyncPorts:
         self._mail = False
         self._parked: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._soiled: set[asyncio.Task[Any]] = set()
+        self._reserve: deque[Script[None]] = deque()
+        """Workers that have not started."""
+        self._turn_ends = 0.0
+        self._in_a_row = False
+        """A worker polls right after a life that did not wait."""
+        self._waiting_for_turn = 0
+        self.ending = False
+        self._pausing: dict[asyncio.Future[None], bool] = {}
+        """What waits between attempts, and whether because it is postponed."""
+        self._cancelled = False
+        self._caller = asyncio.current_task()
+        self._caller_count = 0 if self._caller is None else self._caller.cancelling()
         self.on_crash: Callable[[BaseException], None]
 
     # ── lives ───────────────────────────────────────────────────────────────────────────────────────────
@@ -86,7 +111,7 @@ class AsyncPorts:
     def invoke(
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
     ) -> Any:
-        if timeout is None and work.deadline == inf and not self.interruptible:
+        if timeout is None and work.deadline == inf and not (self.interruptible or self._soiled):
             try:
                 reply = call(*arguments)
             except BaseException as error:  # noqa: BLE001  an error of user code is a reply
@@ -98,14 +123,18 @@ class AsyncPorts:
     async def _invoke_limited(
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
     ) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        if task in self._soiled:
+            await self._clean(task)
+        if self._deadlines.hurried and type(work) is Life:
+            return self._deadlines.refuse(work)
         now = self.now()
         due, limit = first_limit(work, timeout, now)
         if is_too_late(work, due, limit, now):
             return Failed(None, limit)
         reply: Any = None
         error: BaseException | None = None
-        task = asyncio.current_task()
-        assert task is not None
         self._tries[task] = this = TaskTry(work, due, limit, task)
         current_attempt.set(this)
         if due < self._deadlines.watch_at:
@@ -115,17 +144,43 @@ class AsyncPorts:
         except BaseException as raised:  # noqa: BLE001
             error = raised
         del self._tries[task]
+        this.over = True
         current_attempt.set(None)
         if this.stuck:
             return DISOWNED
-        if this.expired and task.uncancel() > 0:
-            # The task was also cancelled from outside.
-            raise asyncio.CancelledError
         if this.expired:
+            task.uncancel()
+            if self.is_cancelled(task):
+                raise asyncio.CancelledError
             if error is None or isinstance(error, (asyncio.CancelledError, AttemptInterrupted)):
                 return Failed(None, this.limit, late=reply)
             return failure_reply(error, this.limit)
-        return reply if error is None else failure_reply_in_task(error)
+        return reply if error is None else self.failure_reply(error)
+
+    def is_cancelled(self, task: asyncio.Task[Any]) -> bool:
+        """Whether the task has to end because the call was cancelled, or everything there is."""
+        if task in self._tasks:
+            caller = self._caller
+            return self._cancelled or (caller is not None and caller.cancelling() > self._caller_count)
+        return task.cancelling() > 0
+
+    def failure_reply(self, error: BaseException) -> Failed:
+        """Make a reply of an error of user code, but raise the cancellation of the call."""
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is not None and self.is_cancelled(task):
+                raise error
+        return failure_reply(error)
+
+    async def _clean(self, task: asyncio.Task[Any]) -> None:
+        """Forget what earlier user code has done to this task."""
+        self._soiled.discard(task)
+        while task.cancelling():
+            task.uncancel()
+        try:
+            await asyncio.sleep(0)  # a cancellation that is still pending arrives now
+        except asyncio.CancelledError as error:
+            self.failure_reply(error)
 
     def _check_deadlines(self) -> None:
         """The watchdog: runs on a timer set for the earliest deadline."""
@@ -150,13 +205,34 @@ class AsyncPorts:
 
     def _hurry_now(self) -> None:
         self._deadlines.hurry()
+        self.interruptible = True  # attempts are refused where they would be limited
+        self.end_postponements()
         self._check_deadlines()
 
+    def end_postponements(self) -> None:
+        self.ending = True
+        for waiter, postponed in self._pausing.items():
+            if postponed or self._deadlines.hurried:
+                _release(waiter)
+
     @coroutine
-    def pause(self, work: Work, seconds: float) -> Generator[Any, Any, None]:
+    def pause(self, work: Work, seconds: float, postponed: bool) -> Generator[Any, Any, Any]:
+        if seconds <= 0:
+            return (yield)  # other tasks of the event loop need their turn
         real = self.sleeping(max(min(seconds, work.deadline - self.now()), 0.0))
-        if real > 0:
-            yield from asyncio.sleep(min(real, LONGEST_SLEEP)).__await__()
+        until = self._loop.time() + min(real, LONGEST_SLEEP)
+        while until > self._loop.time() and not (self.ending if postponed else self._deadlines.hurried):
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            timer = self._loop.call_at(until, _release, waiter)
+            self._pausing[waiter] = postponed
+            try:
+                yield from waiter
+                return
+            except asyncio.CancelledError as error:
+                self.failure_reply(error)
+            finally:
+                timer.cancel()
+                del self._pausing[waiter]
 
     def enter(self, life: Life) -> Any:
         """Return the outcome of a life that need not wait; otherwise a generator to await."""
@@ -166,14 +242,18 @@ class AsyncPorts:
             if type(reply) is CoroutineType:
                 try:
                     awaited = run(reply.send, None)
-                    if self._items and self._idle:
+                    if self._items:
                         self._rouse_all()
                     return self._go_on(life, reply, awaited)
                 except StopIteration as end:
                     reply = end.value
                 except BaseException as error:  # noqa: BLE001  an error of user code is a reply
-                    reply = failure_reply_in_task(error)
-            return early_outcome(life, reply) or self._go_on(life, None, reply)
+                    reply = self.failure_reply(error)
+            outcome = early_outcome(life, reply)
+            if outcome is None:
+                return self._go_on(life, None, reply)
+            self._in_a_row = True
+            return outcome
         except BaseException as error:  # noqa: BLE001  reported as an exit; the loop raises it
             return Exited(error)
 
@@ -186,19 +266,20 @@ class AsyncPorts:
         try:
             if opened is not None:
                 try:
-                    reply = yield from _await_in_context(run, opened, reply)
-                except _Closed:
+                    reply = yield from await_in_context(run, opened, reply)
+                except Closed:
                     raise
                 except BaseException as error:  # noqa: BLE001
-                    reply = failure_reply_in_task(error)
+                    reply = self.failure_reply(error)
                 if reply is DISOWNED:
                     return None
                 outcome = early_outcome(life, reply)
                 if outcome is not None:
                     return outcome
             life.script = live(life, self, reply)
-            result = yield from _await_in_context(run, drive_async(life.script))
-        except _Closed:
+            result = yield from await_in_context(run, drive_async(life.script, None, self.failure_reply))
+            self._in_a_row = True  # perhaps: none of its steps had to wait
+        except Closed:
             raise
         except BaseException as error:  # noqa: BLE001
             return Exited(error)
@@ -208,8 +289,10 @@ class AsyncPorts:
     def enter_script(self, work: Work, reply: Failed | None) -> Generator[Any, Any, Any]:
         try:
             assert work.script is not None
-            result = yield from _await_in_context(work.context.run, drive_async(work.script, reply))
-        except _Closed:
+            result = yield from await_in_context(
+                work.context.run, drive_async(work.script, reply, self.failure_reply)
+            )
+        except Closed:
             raise
         except BaseException as error:  # noqa: BLE001
             return Exited(error)
@@ -221,39 +304,72 @@ class AsyncPorts:
         items = self._items
         if not items:
             return WAIT
+        if self._in_a_row:
+            self._in_a_row = False
+            if monotonic() >= self._turn_ends:
+                return WAIT
         item = items.popleft()
-        if items and self._idle and not self._rousing:
+        if items and not (self._rousing or self._waiting_for_turn):
             self._rouse()
         return item
 
     @coroutine
-    def take(self) -> Generator[Any, Any, None]:
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._idle.append(waiter)
+    def take(self) -> Generator[Any, Any, Any]:
         try:
-            yield from waiter
-        finally:
-            self._rousing = False
+            if self._items:
+                self._waiting_for_turn += 1
+                try:
+                    return (yield)
+                finally:
+                    self._waiting_for_turn -= 1
+                    self._turn_ends = monotonic() + TURN
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._idle.append(waiter)
+            try:
+                yield from waiter
+            finally:
+                self._rousing = False
+        except asyncio.CancelledError as error:
+            self.failure_reply(error)
 
     def put(self, *items: Item) -> None:
         if threading.get_ident() != self._thread:
             self._call_soon(self.put, *items)
             return
         self._items.extend(items)
-        if self._idle and not self._rousing:
+        if not self._rousing:
             self._rouse()
 
     def _rouse_all(self) -> None:
         # Work that waits runs concurrently: rouse as many workers as there are items, at once.
-        for _ in range(min(len(self._items), len(self._idle))):
+        for _ in range(min(len(self._items), len(self._idle) + len(self._reserve))):
             self._rouse()
 
     def _rouse(self) -> None:
         # One at a time, each rousing the next: a fast worker takes all items without waking others.
-        waiter = self._idle.popleft()
-        if not waiter.done():
+        while self._idle:
+            waiter = self._idle.popleft()
+            if not waiter.done():
+                self._rousing = True
+                waiter.set_result(None)
+                return
+        if self._reserve:
             self._rousing = True
-            waiter.set_result(None)
+            self.start(self._begin_work(self._reserve.popleft()))
+
+    async def _begin_work(self, script: Script[None]) -> None:
+        self._rousing = False
+        await drive_async(script, None, self.failure_reply)
+
+    def enlist(self, script: Script[None]) -> None:
+        self._reserve.append(script)
+        if self._items and not self._rousing:
+            self._rouse()
+
+    def dismiss(self, count: int) -> None:
+        self._reserve.clear()
+        self._items.extend([None] * count)
+        self._rouse_all()
 
     def drain(self) -> list[Transaction | Life]:
         drained = [item for item in self._items if item is not None]
@@ -261,10 +377,10 @@ class AsyncPorts:
         return drained
 
     def spawn(self, script: Script[None]) -> None:
-        self.start(drive_async(script))
+        self.start(drive_async(script, None, self.failure_reply))
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = self._loop.create_task(work)
+        task = EngineTask(work, self._soiled)
         self._tasks.add(task)
         _outliving.add(task)
         task.add_done_callback(self._on_done)
@@ -273,8 +389,10 @@ class AsyncPorts:
     def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         _outliving.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
+        self._soiled.discard(task)
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        # Cancelled other than with the call: its caller must not wait for a worker that is gone.
+        if error is not None and not (task.cancelled() and self._cancelled):
             self.on_crash(error)
 
     def wake(self) -> None:
@@ -308,6 +426,8 @@ class AsyncPorts:
                 timer = self._loop.call_later(min(seconds, LONGEST_SLEEP), self._wake_now)
             try:
                 yield from parked
+            except asyncio.CancelledError as error:
+                self.failure_reply(error)
             finally:
                 self._parked = None
                 if timer is not None:
@@ -319,40 +439,24 @@ class AsyncPorts:
         if self._timer is not None:
             self._timer.cancel()
 
+    async def join(self) -> None:
+        """Wait for the dismissed workers. Attempts that did not end in time are not waited for."""
+        ending = {task for task in self._tasks if task not in self._tries}
+        if ending:
+            await asyncio.wait(ending, timeout=PARTING)
+
     def cancel(self) -> list[asyncio.Task[Any]]:
         """Cancel every task of this call, and return them."""
+        self._cancelled = True
         for task in self._tasks:
             task.cancel()
         return list(self._tasks)
 
 
+def _release(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
 async def _await(given: Any, function: Callable[..., Any]) -> Any:
     return await check_awaitable(given, function)
-
-
-_NOT_STARTED: Any = object()
-
-
-class _Closed(GeneratorExit):
-    """The task was closed from outside. Any other GeneratorExit comes from user code."""
-
-
-def _await_in_context(
-    run: Callable[..., Any], driven: Coroutine[Any, Any, Any], awaited: Any = _NOT_STARTED
-) -> Generator[Any, Any, Any]:
-    """Await a coroutine in the current task, but in another context. `awaited` is what it is waiting for."""
-    try:
-        if awaited is _NOT_STARTED:
-            awaited = run(driven.send, None)
-        while True:
-            try:
-                value = yield awaited
-            except GeneratorExit as closing:
-                driven.close()
-                raise _Closed from closing
-            except BaseException as thrown:  # noqa: BLE001  pass on what the event loop throws
-                awaited = run(driven.throw, thrown)
-            else:
-                awaited = run(driven.send, value)
-    except StopIteration as end:
-        return end.value

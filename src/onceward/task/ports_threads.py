@@ -17,6 +17,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -108,11 +109,15 @@ class BlockingPorts:
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         # Used in signal handlers: a SimpleQueue is reentrant, an Event's lock is not.
         self._mail: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.wake = self.alarm = partial(self._mail.put, None)
         self._deadlines = Deadlines(stuck_grace, on_expiry)
         self._tries = self._deadlines.tries
         self._pokes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._watchdog: threading.Thread | None = None
-        self._start_lock = threading.Lock()
+        self._start_lock = threading.RLock()
+        self._closed = False
+        self._ending = threading.Event()
+        self._hurried = threading.Event()
         self._threads: list[threading.Thread] = []
         self._sweep_at = 64
         """Forget ended threads when there are this many: every stuck attempt adds one."""
@@ -134,6 +139,8 @@ class BlockingPorts:
     def _invoke_limited(
         self, work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], timeout: float | None
     ) -> Any:
+        if self._deadlines.hurried and type(work) is Life:
+            return self._deadlines.refuse(work)
         now = self.now()
         due, limit = first_limit(work, timeout, now)
         if is_too_late(work, due, limit, now):
@@ -146,7 +153,7 @@ class BlockingPorts:
         current_attempt.set(this)
         try:
             self._tries[ident] = this
-            if due < self._deadlines.watch_at:
+            if due < self._deadlines.watch_at or self._deadlines.hurried:
                 self._poke()
             try:
                 reply = call(*arguments)
@@ -160,6 +167,7 @@ class BlockingPorts:
                 absorb(ident)
         except AttemptInterrupted:
             pass
+        this.over = True
         current_attempt.set(None)
         del self._tries[ident]
         if in_time:
@@ -170,10 +178,19 @@ class BlockingPorts:
             return Failed(None, this.limit, late=reply)
         return failure_reply(error, this.limit)
 
-    def pause(self, work: Work, seconds: float) -> None:
+    def pause(self, work: Work, seconds: float, postponed: bool) -> None:
+        if seconds <= 0:
+            return
         real = self.sleeping(max(min(seconds, work.deadline - self.now()), 0.0))
         if real > 0:
-            time.sleep(min(real, LONGEST_SLEEP))
+            (self._ending if postponed else self._hurried).wait(min(real, LONGEST_SLEEP))
+
+    @property
+    def ending(self) -> bool:
+        return self._ending.is_set()
+
+    def end_postponements(self) -> None:
+        self._ending.set()
 
     def enter(self, life: Life) -> Any:
         try:
@@ -219,6 +236,11 @@ class BlockingPorts:
     def spawn(self, script: Script[None]) -> None:
         self.start(self._carry, script)
 
+    enlist = spawn
+
+    def dismiss(self, count: int) -> None:
+        self.put(*[None] * count)
+
     def _carry(self, script: Script[None]) -> None:
         try:
             drive(script)
@@ -234,11 +256,6 @@ class BlockingPorts:
             self._threads = [each for each in self._threads if each.is_alive()]
             self._sweep_at = 2 * len(self._threads) + 64
 
-    def wake(self) -> None:
-        self._mail.put(None)
-
-    alarm = wake
-
     def park(self, seconds: float | None) -> None:
         try:
             self._mail.get(timeout=None if seconds is None or seconds == inf else min(seconds, 3600.0))
@@ -249,6 +266,8 @@ class BlockingPorts:
 
     def close(self, *, wait: bool) -> None:
         """End the watchdog, and wait for the dismissed workers if `wait`."""
+        with self._start_lock:  # another thread may hurry the call just now
+            self._closed = True
         if self._watchdog is not None:
             self._pokes.put(False)
             self._threads.append(self._watchdog)
@@ -261,16 +280,21 @@ class BlockingPorts:
     def _poke(self) -> None:
         if self._watchdog is None:
             with self._start_lock:
-                if self._watchdog is None:
-                    self._watchdog = threading.Thread(
-                        target=self._watch, name="onceward-watchdog", daemon=True
-                    )
-                    self._watchdog.start()
+                if self._watchdog is None and not self._closed:
+                    watchdog = threading.Thread(target=self._watch, name="onceward-watchdog", daemon=True)
+                    watchdog.start()
+                    self._watchdog = watchdog  # now: `close` joins it
                     return
         self._pokes.put(True)
 
+    def forgive(self, seconds: float) -> None:
+        """Telemetry ran outside of attempts, and held up no thread but its own."""
+
     def hurry(self) -> None:
         self._deadlines.hurry()
+        self.interruptible = True  # attempts are refused where they would be limited
+        self._hurried.set()
+        self._ending.set()
         self._poke()
 
     def _watch(self) -> None:

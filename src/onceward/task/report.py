@@ -41,7 +41,8 @@ class Report(msgspec.Struct, kw_only=True):
         default_factory=lambda: dict.fromkeys(ExceptionCategory, 0)
     )
     postponed: int = 0
-    """Transactions that raised `Postponed` and went back to their source."""
+    """Transactions that raised `Postponed` and went back to their source. If it cannot take them: those that still
+    waited when the call was stopped."""
     timed_out: int = 0
     """Attempts and lifecycles that timed out, whatever the outcome of their transactions."""
     stuck: int = 0

@@ -11,10 +11,12 @@ the reply itself, and the first driver stops when it gets `DISOWNED`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from enum import StrEnum
 from types import CoroutineType, GeneratorType
 from typing import Any, Final, NamedTuple, TypeVar, cast
+
+import msgspec
 
 from onceward.task.exceptions import AttemptInterrupted
 
@@ -37,30 +39,19 @@ ENDING = (Limit.LOOP, Limit.HURRY)
 """The call itself is ending: an attempt cut off by these is abandoned, and nothing follows it."""
 
 
-class Failed:
+class Failed(msgspec.Struct, eq=False):
     """The reply of an attempt that did not return: it raised `error`, or `limit` ended it.
 
     `exits` marks a request to exit, not a failure: KeyboardInterrupt, SystemExit and the like. It is never an outcome;
     the engine raises it in the caller.
     """
 
-    __slots__ = ("error", "exits", "late", "limit", "stuck")
-
-    def __init__(
-        self,
-        error: BaseException | None = None,
-        limit: Limit | None = None,
-        *,
-        stuck: bool = False,
-        exits: bool = False,
-        late: Any = None,
-    ) -> None:
-        self.error = error
-        self.limit = limit
-        self.stuck = stuck
-        self.exits = exits
-        self.late = late
-        """What the attempt returned after `limit` had ended it."""
+    error: BaseException | None = None
+    limit: Limit | None = None
+    stuck: bool = False
+    exits: bool = False
+    late: Any = None
+    """What the attempt returned after `limit` had ended it."""
 
 
 class Exited(NamedTuple):
@@ -78,15 +69,6 @@ def failure_reply(error: BaseException, limit: Limit | None = None) -> Failed:
     if isinstance(error, (Exception, asyncio.CancelledError, AttemptInterrupted)):
         return Failed(error, limit)
     return Failed(error, exits=True)
-
-
-def failure_reply_in_task(error: BaseException) -> Failed:
-    """`failure_reply` in asyncio: a requested cancellation of this task is raised instead."""
-    if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        if task is not None and task.cancelling() > 0:
-            raise error
-    return failure_reply(error)
 
 
 class _Disowned:
@@ -110,11 +92,13 @@ def drive(script: Script[T], reply: Any = None) -> T | _Disowned:
     return reply
 
 
-async def drive_async(script: Script[T], reply: Any = None) -> T | _Disowned:
+async def drive_async(
+    script: Script[T], reply: Any, reply_to_error: Callable[[BaseException], Failed]
+) -> T | _Disowned:
     """Run a script in the running event loop.
 
-    A port that need not wait replies at once. A coroutine is user code: its error becomes the reply. The engine's own
-    waits are generators: their errors propagate.
+    A port that need not wait replies at once. A coroutine is user code: `reply_to_error` makes a reply of its error, or
+    raises it if the call was cancelled. The engine's own waits are generators: their errors propagate.
     """
     send = script.send
     try:
@@ -125,9 +109,49 @@ async def drive_async(script: Script[T], reply: Any = None) -> T | _Disowned:
                 try:
                     reply = await reply
                 except BaseException as error:  # noqa: BLE001
-                    reply = failure_reply_in_task(error)
+                    reply = reply_to_error(error)
             elif type(reply) is GeneratorType:
                 reply = await reply  # type: ignore[misc]  # made awaitable by types.coroutine
     except StopIteration as end:
         return cast(T, end.value)
     return reply
+
+
+_NOT_STARTED: Any = object()
+
+
+class Closed(GeneratorExit):
+    """The task was closed from outside. Any other GeneratorExit comes from user code."""
+
+
+def await_in_context(
+    run: Callable[..., Any], driven: Coroutine[Any, Any, Any], awaited: Any = _NOT_STARTED
+) -> Generator[Any, Any, Any]:
+    """Await a coroutine in the current task, but in another context. `awaited` is what it is waiting for."""
+    try:
+        if awaited is _NOT_STARTED:
+            awaited = run(driven.send, None)
+        while True:
+            try:
+                value = yield awaited
+            except GeneratorExit as closing:
+                run(driven.close)
+                raise Closed from closing
+            except BaseException as thrown:  # noqa: BLE001  pass on what the event loop throws
+                awaited = run(driven.throw, thrown)
+            else:
+                awaited = run(driven.send, value)
+    except StopIteration as end:
+        return end.value
+
+
+class EngineTask(asyncio.Task[Any]):
+    """A task of the engine: `soiled` names it once anything has cancelled it."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], soiled: set[asyncio.Task[Any]]) -> None:
+        self._soiled = soiled
+        super().__init__(work, name="onceward")
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        self._soiled.add(self)
+        return super().cancel(msg)

@@ -20,16 +20,16 @@ class EngineSettings(Policy):
         default=30.0,
         description="Seconds a timed-out attempt has to end before its slot counts as stuck.",
     )
-    interrupt: Literal["cancel", "raise"] = Field(
-        default="cancel",
-        description="How a timed-out attempt in a thread is stopped. cancel: it is asked to stop. raise: "
-        "AttemptInterrupted is raised in it, wherever it is. Dangerous: a lock that it was just taking or releasing, "
-        "of logging, a pool or a client, may stay taken forever.",
-    )
     io_guard: Literal["off", "warn", "raise"] = Field(
         default="off", description="What to do if a task itself opens a socket, file or process."
     )
     telemetry_fields: Annotated[tuple[str, ...], BeforeValidator(from_json_text)] = Field(
         default=(),
         description='Fields that spans may show, for example "payload.order_id" or "result.total".',
+    )
+    interrupt: Literal["cancel", "raise"] = Field(
+        default="cancel",
+        description="How a timed-out attempt in a thread is stopped. cancel: it is asked to stop. raise: "
+        "AttemptInterrupted is raised in it, wherever it is. Dangerous: a lock that it was just taking or releasing, "
+        "of logging, a pool or a client, may stay taken forever.",
     )

@@ -68,7 +68,18 @@ class SlotPorts(LifePorts, Protocol):
         """Remove and return the items that no worker has taken."""
         ...
 
-    def spawn(self, script: Script[None]) -> None: ...
+    def spawn(self, script: Script[None]) -> None:
+        """Start a worker."""
+        ...
+
+    def enlist(self, script: Script[None]) -> None:
+        """Start a worker as soon as there is an item that no other worker takes."""
+        ...
+
+    def dismiss(self, count: int) -> None:
+        """End this many workers, once they have nothing to do."""
+        ...
+
     def wake(self) -> None:
         """Wake the loop to check what has changed."""
         ...
@@ -115,7 +126,7 @@ class Slots:
             self._workers += max(newcomers, 0)
         self._ports.put(*transactions)
         for _ in range(newcomers):
-            self._ports.spawn(self.work())
+            self._ports.enlist(self.work())
 
     def close(self) -> None:
         """Start nothing more; transactions waiting for a slot become `unstarted`."""
@@ -142,7 +153,7 @@ class Slots:
 
     def dismiss(self) -> None:
         """End the workers."""
-        self._ports.put(*[None] * self._workers)
+        self._ports.dismiss(self._workers)
 
     # ── the workers' side ───────────────────────────────────────────────────────────────────────────────
 

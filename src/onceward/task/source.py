@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from onceward.backoff import LONGEST_SLEEP
 from onceward.task.exceptions import (
     ExceptionCategory,
     FetchException,
@@ -49,8 +51,16 @@ class LoopPorts(SlotPorts, Protocol):
         """Wait until woken, at most this long."""
         ...
 
+    def hurry(self) -> None:
+        """Cut off attempts at transactions, make no more of them, and end what waits for one. From any thread."""
+        ...
+
     def alarm(self) -> None:
         """`wake`, safe in signal handlers and from other threads."""
+        ...
+
+    def end_postponements(self) -> None:
+        """Wake what waits because it is postponed, and let nothing wait for that any more."""
         ...
 
     def sleeping(self, seconds: float) -> float:
@@ -66,6 +76,8 @@ class Source(msgspec.Struct, kw_only=True):
     settle: Step | None = None
     extend: Step | None = None
     lease: float = inf
+    extend_from_thread: Callable[[Sequence[Transaction]], None] | None = None
+    """Extends leases while the event loop is blocked; None in threads, or if the connector cannot."""
 
 
 class Loop(Work):
@@ -94,6 +106,7 @@ class Loop(Work):
         self.stop_requested = stop_requested
         self.hand_over = hand_over
         self.watch = slots.plan.watch
+        self.hurried = False
         self.started = 0
         self.error: LoopError | None = None
         self.reason: StopReason | None = None
@@ -113,6 +126,12 @@ class Loop(Work):
             self.slots.closed = True
         self.ports.alarm()
 
+    def hurry(self) -> None:
+        """Start nothing more at all, and stop waiting."""
+        self.hurried = self.slots.closed = True
+        self.ports.hurry()
+        self.ports.alarm()
+
     @property
     def returnable(self) -> bool:
         """Whether unstarted work can go back to the source, or never left the caller.
@@ -129,7 +148,7 @@ class Loop(Work):
             return StopReason.INTERRUPTED
         if self.out_of_time():
             return StopReason.TIMEOUT
-        if self.stop_requested():
+        if self.hurried or self.stop_requested():
             return StopReason.STOPPED
         return None
 
@@ -175,8 +194,8 @@ def fetch(loop: Loop, size: int) -> Script[Sequence[Transaction] | None]:
     batch: Sequence[Transaction] = () if reply is None else reply
     loop.slots.tally.fetches += 1
     loop.slots.tally.empty_fetches += not batch
-    if not batch and loop.watch is not None:
-        loop.watch.record_empty_fetch()
+    if loop.watch is not None:
+        loop.watch.record_fetch(empty=not batch)
     problem = check(batch)
     if problem:
         fail(loop, StopReason.FETCH_ERROR, FetchException(problem))
@@ -321,7 +340,9 @@ def settle(loop: Loop) -> Script[None]:
         return
     assert loop.source is not None
     assert loop.source.settle is not None
-    batch: list[Settlement] = [settled.popleft() for _ in range(len(settled))]
+    batch: list[Settlement] = []
+    while settled:
+        batch.append(settled.popleft())
     reply = yield from ask(loop, loop.source.settle, loop.source.settle.call, (batch,), insist=True)
     if type(reply) is Failed and loop.out_of_time() and not reply.exits:
         # The loop is out of time; the source has not failed. `give_back` settles again, without a time limit.
@@ -349,3 +370,35 @@ def extend(loop: Loop) -> Script[None]:
         logger.error(
             "leases of %d transactions could not be extended: %s", len(loop.open), text_of(reply.error)
         )
+
+
+class LeaseGuard:
+    """Extends leases from a thread while a handler blocks the event loop, so its loop cannot."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._over = threading.Event()
+
+    def start(self) -> None:
+        source = self._loop.source
+        if source is not None and source.extend_from_thread is not None and source.lease < inf:
+            threading.Thread(
+                target=self._watch,
+                args=(source.lease / 6, source.extend_from_thread),
+                name="onceward-leases",
+                daemon=True,
+            ).start()
+
+    def end(self) -> None:
+        self._over.set()
+
+    def _watch(self, interval: float, extend: Callable[[Sequence[Transaction]], None]) -> None:
+        loop = self._loop
+        while not self._over.wait(min(interval, LONGEST_SLEEP)):
+            if loop.ports.now() < loop.extend_due + interval or not loop.open:
+                continue
+            try:
+                extend(list(loop.open.values()))
+            except Exception as error:  # noqa: BLE001  the next round may still be in time
+                if not self._over.is_set():
+                    logger.error("leases could not be extended while the event loop is blocked: %s", error)

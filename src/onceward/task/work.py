@@ -13,7 +13,7 @@ import msgspec
 
 from onceward.task.exceptions import TransactionException
 from onceward.task.script import Failed, Limit, Script
-from onceward.telemetry.failure_log import Tracebacks
+from onceward.telemetry.logger import Tracebacks
 from onceward.transaction import Transaction
 
 if TYPE_CHECKING:

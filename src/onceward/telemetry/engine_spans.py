@@ -3,29 +3,39 @@
 The engine calls `life_begins`, `step_begins`, … in the transaction's own context. Contexts are restored by value, not
 detached by token: a context is discarded with its transaction, and a life that moves to another thread could not
 use the tokens of the first thread's context.
+
+Telemetry observes. Span processors, samplers and exporters are code of others: nothing here raises, and the engine
+calls it outside of an attempt's time limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import wraps
+from threading import Lock
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from opentelemetry import context as otel
 from opentelemetry import trace
 from opentelemetry.trace import Link, Span, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from onceward.middleware import Middleware, StepCall
+from onceward.middleware import Middleware
 from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import RETRY_EVENT, SCOPE
-from onceward.telemetry.context import attempt_expired, attempt_hurried, current_attempt, current_work
 from onceward.telemetry.metrics import EngineInstruments, instruments
+from onceward.telemetry.safety import quietly, report_failure, show
+from onceward.telemetry.span_fields import SpanFields
 
-LONGEST = 256
-"""Characters a field may show on a span."""
+NOTICEABLE = 0.001
+"""Seconds that telemetry may take before it is set off against time limits."""
 
-_MISSING = object()
+COUNT_INTERVAL = 0.2
+"""Seconds after which successes are counted, if others follow."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
 _propagator = TraceContextTextMapPropagator()
 
 
@@ -39,16 +49,44 @@ class Names(NamedTuple):
     fields: tuple[str, ...]
 
 
+class OpenSpan(NamedTuple):
+    """The span of an attempt, the context around it, and when the attempt began."""
+
+    span: Span
+    outside: otel.Context
+    since: float
+
+
 class LifeSpans:
     """The open spans of one transaction, and the contexts inside them."""
 
-    __slots__ = ("inside_life", "inside_step", "life", "step")
+    __slots__ = ("attempt", "inside_life", "inside_step", "life", "step")
 
     def __init__(self, life: Span, inside: otel.Context) -> None:
         self.life = life
         self.inside_life = inside
         self.step: Span | None = None
         self.inside_step = inside
+        self.attempt: OpenSpan | None = None
+
+
+def observing(method: F) -> F:
+    """Let a method raise nothing. What takes long does not count towards a time limit: see `Call.forgive`."""
+
+    @wraps(method)
+    def observe(self: EngineSpans, *arguments: Any, **named: Any) -> Any:
+        began = self._now()
+        result = None
+        try:
+            result = method(self, *arguments, **named)
+        except Exception as error:  # noqa: BLE001
+            report_failure(method.__qualname__, error)
+        spent = self._now() - began
+        if spent > NOTICEABLE:
+            self._forgive(spent, *arguments[:1])
+        return result
+
+    return cast(F, observe)
 
 
 class EngineSpans(Middleware):
@@ -57,218 +95,278 @@ class EngineSpans(Middleware):
     name = "telemetry"
 
     @classmethod
-    def create_if_enabled(cls, names: Names) -> EngineSpans | None:
-        """Return None if no OpenTelemetry SDK is set up."""
+    def create_if_enabled(
+        cls, names: Names, now: Callable[[], float], forgive: Callable[..., None]
+    ) -> EngineSpans | None:
+        """Return None if no OpenTelemetry SDK is set up, or if it does not work."""
         tracers, meters = metrics.tracer_provider(), metrics.meter_provider()
         if tracers is None and meters is None:
             return None
-        return cls(
-            names, tracers or trace.NoOpTracerProvider(), None if meters is None else instruments(meters)
+        found = None if meters is None else quietly(instruments, meters)
+        made: EngineSpans | None = quietly(
+            cls, names, tracers or trace.NoOpTracerProvider(), found, now, forgive
         )
+        return made
 
     def __init__(
-        self, names: Names, tracers: trace.TracerProvider, metrics: EngineInstruments | None
+        self,
+        names: Names,
+        tracers: trace.TracerProvider,
+        metrics: EngineInstruments | None,
+        now: Callable[[], float],
+        forgive: Callable[..., None],
     ) -> None:
         self._names = names
         self._tracer = tracers.get_tracer(SCOPE)
         self._metrics = metrics
+        self._now = now
+        self._forgive = forgive
+        """Called with the seconds that something took, and the work it was about."""
         self._fields = SpanFields(names.fields)
         self._task = {"task": names.task}
         self._attributes: dict[int, dict[str, Any]] = {}
-        self._counted = (0, 0, 0)
-        self._loop_span: Span
-        self._inside_loop: otel.Context
+        self._abandoned: list[None] = []
+        self._successes: list[None] = []
+        """Not counted yet. Lists, because workers append to them at the same time."""
+        self._counting = Lock()
+        self._count_at = 0.0
+        self._over = False
+        self._loop_span: Span = trace.INVALID_SPAN
+        self._inside_loop = otel.Context()
 
     # ── the loop ────────────────────────────────────────────────────────────────────────────────────────
 
+    @observing
     def loop_begins(self, in_use: Callable[[], int]) -> None:
         attributes = {**self._task, **self._names.settings}
-        self._loop_span = self._tracer.start_span(self._names.loop, attributes=attributes)
+        self._loop_span = self._start(self._names.loop, otel.get_current(), attributes)
         self._inside_loop = trace.set_span_in_context(self._loop_span)
         otel.attach(self._inside_loop)
         if self._metrics is not None:
             self._metrics.slots_in_use[id(self)] = (self._names.task, in_use)
 
+    @observing
     def loop_ends(self, report: Any, error: BaseException | None) -> None:
-        self.count(report)
-        span = self._loop_span
-        span.set_attributes(
-            {
-                "processed": report.processed,
-                "succeeded": report.succeeded,
-                "failed": report.failed,
-                "duplicates": report.duplicates,
-                "postponed": report.postponed,
-                "stop_reason": str(report.stop_reason),
-            }
-        )
-        if error is not None:
-            _mark_failed(span, str(error) or type(error).__name__, None)
-        span.end()
-        metrics = self._metrics
-        if metrics is not None:
-            metrics.slots_in_use.pop(id(self), None)
-            for category, count in report.failed_by_category.items():
-                if count:
-                    metrics.failed.add(count, {**self._task, "category": str(category)})
-            if report.abandoned:
-                metrics.abandoned.add(report.abandoned, self._task)
+        self._over = True
+        self.count_successes()
+        if self._metrics is not None:
+            self._metrics.slots_in_use.pop(id(self), None)
+            # Those that never came to an end.
+            if (left := report.abandoned - len(self._abandoned)) > 0:
+                self._metrics.abandoned.add(left, self._task)
+        attributes = {
+            "processed": report.processed,
+            "succeeded": report.succeeded,
+            "failed": report.failed,
+            "duplicates": report.duplicates,
+            "postponed": report.postponed,
+            "stop_reason": str(report.stop_reason),
+        }
+        self._end(self._loop_span, attributes, None if error is None else (_message(error), None))
 
-    def count(self, tally: Any) -> None:
-        """Add what the tally gained since the last call: once per batch, not per transaction."""
-        if self._metrics is None:
-            return
-        now = (tally.succeeded, tally.failed, tally.fetches)
-        succeeded, failed, fetches = (new - old for new, old in zip(now, self._counted, strict=True))
-        self._counted = now
-        if succeeded:
-            self._metrics.succeeded.add(succeeded, self._task)
-        if succeeded or failed:
-            self._metrics.processed.add(succeeded + failed, self._task)
-        if fetches:
-            self._metrics.fetches.add(fetches, self._task)
-
-    def ask_begins(self, loop: Any, step: Any) -> tuple[Span, float]:
+    @observing
+    def ask_begins(self, loop: Any, step: Any) -> OpenSpan:
         attributes = {**self._static(step), "attempt": loop.attempt, "batch_size": loop.policy.batch.size}
-        span = self._tracer.start_span(step.span, self._inside_loop, attributes=attributes)
-        otel.attach(trace.set_span_in_context(span, self._inside_loop))
-        return span, perf_counter()
+        return self._open(step.span, self._inside_loop, attributes)
 
-    def ask_ends(self, begun: tuple[Span, float], step: Any, error: Any, delay: float | None) -> None:
-        span, since = begun
-        otel.attach(self._inside_loop)
-        if error is not None:
-            _mark_failed(span, error.message, error.category)
-        span.end()
+    @observing
+    def ask_ends(self, begun: OpenSpan | None, step: Any, error: Any, delay: float | None) -> None:
+        self._close(begun, step, None if error is None else (error.message, error.category))
+        if self._metrics is not None and delay is not None:
+            self._metrics.retries.add(1, {**self._task, "step": step.name})
+
+    @observing
+    def record_fetch(self, *, empty: bool) -> None:
         if self._metrics is not None:
-            self._metrics.duration.record(perf_counter() - since, {**self._task, "step": step.name})
-            if delay is not None:
-                self._metrics.retries.add(1, {**self._task, "step": step.name})
+            self._metrics.fetches.add(1, self._task)
+            if empty:
+                self._metrics.empty_fetches.add(1, self._task)
 
-    def record_empty_fetch(self) -> None:
-        if self._metrics is not None:
-            self._metrics.empty_fetches.add(1, self._task)
-
+    @observing
     def record_backoff(self, step: str, seconds: float) -> None:
         if self._metrics is not None and seconds:
             self._metrics.backoff.add(seconds, {**self._task, "step": step})
 
     # ── a transaction ───────────────────────────────────────────────────────────────────────────────────
 
+    @observing
     def life_begins(self, life: Any) -> None:
         transaction = life.transaction
         parent, links = self._inside_loop, None
-        if "traceparent" in transaction.metadata:
-            remote = _propagator.extract(_carrier(transaction.metadata), otel.Context())
-            if trace.get_current_span(remote).get_span_context().is_valid:
-                # Continue the producer's trace; the batch it arrived in is only linked.
-                parent, links = remote, [Link(self._loop_span.get_span_context())]
+        if transaction.metadata and (remote := quietly(_remote_context, transaction)) is not None:
+            # Continue the producer's trace; the batch it arrived in is only linked.
+            parent, links = remote, [Link(self._loop_span.get_span_context())]
         attributes = {**self._task, "transaction_id": transaction.id}
         if self._fields:
             attributes.update(self._fields.of_transaction(transaction))
-        span = self._tracer.start_span(self._names.life, parent, attributes=attributes, links=links)
+        span = self._start(self._names.life, parent, attributes, links)
         inside = trace.set_span_in_context(span, parent)
         life.spans = LifeSpans(span, inside)
         otel.attach(inside)
 
+    @observing
     def life_ends(self, life: Any, outcome: Any) -> None:
-        span = life.spans.life
-        if outcome is None:
-            span.set_attribute("outcome", "abandoned")
-        else:
-            span.set_attribute("outcome", str(outcome.status))
+        status = "abandoned" if outcome is None else str(outcome.status)
+        if self._metrics is not None and not self._over:
+            self._count(status, None if outcome is None else outcome.error)
+        spans: LifeSpans | None = life.spans
+        if spans is None:
+            return
+        if spans.attempt is not None:
+            self._end(spans.attempt.span, {}, ("cut off", None))
+        if spans.step is not None:
+            self._end(spans.step, {})
+        attributes: dict[str, Any] = {"outcome": status}
+        failure = None
+        if outcome is not None:
             if outcome.duplicate:
-                span.set_attribute("duplicate", True)
+                attributes["duplicate"] = True
             if outcome.error is not None:
-                _mark_failed(span, outcome.error.message, outcome.error.category)
-        span.end()
+                failure = (outcome.error.message, outcome.error.category)
+        self._end(spans.life, attributes, failure)
 
+    def _count(self, status: str, error: Any) -> None:
+        """Count an outcome at once, so a loop that streams shows current numbers; successes a few at a time."""
+        metrics = self._metrics
+        assert metrics is not None
+        if status == "succeeded":
+            self._successes.append(None)
+            if self._now() >= self._count_at:
+                self.count_successes()
+        elif status == "failed":
+            metrics.processed.add(1, self._task)
+            metrics.failed.add(1, {**self._task, "category": str(error.category)})
+            self.count_successes()
+        elif status == "abandoned":
+            self._abandoned.append(None)
+            metrics.abandoned.add(1, self._task)
+            self.count_successes()
+
+    @observing
+    def count_successes(self) -> None:
+        """Count the successes since the last time: when others are counted, when the loop wakes, and now and then."""
+        if self._metrics is None:
+            return
+        self._count_at = self._now() + COUNT_INTERVAL
+        with self._counting:
+            number = len(self._successes)
+            del self._successes[:number]
+        if number:
+            self._metrics.processed.add(number, self._task)
+            self._metrics.succeeded.add(number, self._task)
+
+    @observing
     def step_begins(self, life: Any, step: Any) -> None:
         spans: LifeSpans = life.spans
         if step.has_attempt_spans:
             attributes = {**self._static(step), "transaction_id": life.transaction_id}
-            spans.step = self._tracer.start_span(step.span, spans.inside_life, attributes=attributes)
+            spans.step = self._start(step.span, spans.inside_life, attributes)
             spans.inside_step = trace.set_span_in_context(spans.step, spans.inside_life)
         otel.attach(spans.inside_step)
 
+    @observing
     def step_ends(self, life: Any, step: Any, error: Any) -> None:
         spans: LifeSpans = life.spans
         if spans.step is not None:
-            spans.step.set_attribute("attempts", life.attempt + 1)
-            if error is not None:
-                _mark_failed(spans.step, error.message, error.category)
-            spans.step.end()
-            spans.step, spans.inside_step = None, spans.inside_life
+            failure = None if error is None else (error.message, error.category)
+            step_span, spans.step, spans.inside_step = spans.step, None, spans.inside_life
+            otel.attach(spans.inside_life)
+            self._end(step_span, {"attempts": life.attempt + 1}, failure)
+            return
         otel.attach(spans.inside_life)
 
+    @observing
     def record_retry(self, life: Any, step: Any, delay: float) -> None:
         """Record that another attempt follows after `delay` seconds."""
+        if self._metrics is not None:
+            self._metrics.retries.add(1, {**self._task, "step": step.name})
+            self.record_backoff(step.name, delay)
         if life.spans.life.is_recording():
             life.spans.life.add_event(
                 RETRY_EVENT, {"step": step.name, "attempt": life.attempt, "delay": delay}
             )
-        if self._metrics is not None:
-            self._metrics.retries.add(1, {**self._task, "step": step.name})
-            self.record_backoff(step.name, delay)
 
+    @observing
     def record_timeout(self, step: str, limit: str) -> None:
         if self._metrics is not None:
             self._metrics.timeouts.add(1, {**self._task, "step": step, "limit": str(limit)})
 
+    @observing
     def change_stuck(self, change: int) -> None:
         if self._metrics is not None:
             self._metrics.stuck.add(change, self._task)
 
     # ── an attempt ──────────────────────────────────────────────────────────────────────────────────────
 
-    def wrap_step(self, step: Any, call: StepCall) -> StepCall:
-        """Record a span and a duration for each attempt."""
-
-        async def attempt(*arguments: Any) -> Any:
-            begun = self._attempt_begins(step)
-            try:
-                result = await call(*arguments)
-            except BaseException as error:
-                self._attempt_ends(begun, step, error)
-                raise
-            self._attempt_ends(begun, step, None, result)
-            return result
-
-        return attempt
-
-    def _attempt_begins(self, step: Any) -> tuple[Span, otel.Context, float]:
-        life: Any = current_work.get()
-        parent = life.spans.inside_step
+    @observing
+    def attempt_begins(self, life: Any, step: Any) -> None:
+        spans: LifeSpans = life.spans
         attributes = {**self._static(step), "transaction_id": life.transaction_id, "attempt": life.attempt}
         name = f"{step.span}.attempt" if step.has_attempt_spans else step.span
-        span = self._tracer.start_span(name, parent, attributes=attributes)
-        otel.attach(trace.set_span_in_context(span, parent))
-        return span, parent, perf_counter()
+        spans.attempt = self._open(name, spans.inside_step, attributes)
 
-    def _attempt_ends(
+    @observing
+    def attempt_ends(self, life: Any, step: Any, failed: Any, result: Any) -> None:
+        """`failed` is the engine's `Failed`, or None if the attempt returned `result`."""
+        spans: LifeSpans = life.spans
+        attempt, spans.attempt = spans.attempt, None
+        attributes: dict[str, Any] = {}
+        failure: tuple[Any, Any] | None = None
+        if failed is None:
+            if self._fields and step.name in ("process", "produce"):
+                attributes = self._fields.of_result(result)
+        elif failed.limit is not None:
+            failure = _describe_limit(step, failed.limit)
+        elif (category := step.category_of(failed.error)) is None:
+            attributes["outcome"] = "postponed"
+        else:
+            failure = (_message(failed.error), category)
+        self._close(attempt, step, failure, attributes)
+
+    # ── spans ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _start(self, name: str, parent: otel.Context, attributes: dict[str, Any], links: Any = None) -> Span:
+        """Start a span; if that fails, its children become children of its parent."""
+        try:
+            return self._tracer.start_span(name, parent, attributes=attributes, links=links)
+        except Exception as error:  # noqa: BLE001
+            report_failure("start_span", error)
+            return trace.NonRecordingSpan(trace.get_current_span(parent).get_span_context())
+
+    def _end(self, span: Span, attributes: dict[str, Any], failure: tuple[Any, Any] | None = None) -> None:
+        """End a span, whatever becomes of its attributes. `failure` is a message and a category."""
+        try:
+            for name, value in attributes.items():
+                span.set_attribute(name, value)
+            if failure is not None:
+                _mark_failed(span, *failure)
+        except Exception as error:  # noqa: BLE001
+            report_failure("set_attribute", error)
+        try:
+            span.end()
+        except Exception as error:  # noqa: BLE001
+            report_failure("span.end", error)
+
+    def _open(self, name: str, outside: otel.Context, attributes: dict[str, Any]) -> OpenSpan:
+        """Start the span of an attempt, and make it the current one."""
+        span = self._start(name, outside, attributes)
+        otel.attach(trace.set_span_in_context(span, outside))
+        return OpenSpan(span, outside, perf_counter())
+
+    def _close(
         self,
-        attempt: tuple[Span, otel.Context, float],
+        attempt: OpenSpan | None,
         step: Any,
-        error: BaseException | None,
-        result: Any = None,
+        failure: tuple[Any, Any] | None,
+        attributes: dict[str, Any] | None = None,
     ) -> None:
-        span, parent, since = attempt
-        otel.attach(parent)
-        if attempt_hurried():
-            _mark_failed(span, "cut off because the run is ending", None)
-        elif attempt_expired():
-            _mark_failed(span, _describe_limit(step), "TIMEOUT")
-        elif error is not None:
-            category = step.category_of(error)
-            if category is None:
-                span.set_attribute("outcome", "postponed")
-            else:
-                _mark_failed(span, _message(error), category)
-        elif self._fields and step.name in ("process", "produce"):
-            span.set_attributes(self._fields.of_result(result))
-        span.end()
+        if attempt is None:
+            return
+        took = perf_counter() - attempt.since
+        otel.attach(attempt.outside)
         if self._metrics is not None:
-            self._metrics.duration.record(perf_counter() - since, {**self._task, "step": step.name})
+            self._metrics.duration.record(took, {**self._task, "step": step.name})
+        self._end(attempt.span, attributes or {}, failure)
 
     def _static(self, step: Any) -> dict[str, Any]:
         """The attributes that every span of a step shows, cached."""
@@ -287,58 +385,38 @@ class EngineSpans(Middleware):
         return attributes
 
 
-class SpanFields:
-    """The fields that spans may show, by path, such as `payload.order_id` or `result.total`; the path is the key."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._paths = [(name, name.split(".")) for name in names]
-
-    def __bool__(self) -> bool:
-        return bool(self._paths)
-
-    def of_transaction(self, transaction: Any) -> dict[str, Any]:
-        return self._read({"payload": transaction.payload, "metadata": transaction.metadata})
-
-    def of_result(self, result: Any) -> dict[str, Any]:
-        return self._read({"result": result})
-
-    def _read(self, roots: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, (root, *path) in self._paths:
-            value = roots.get(root, _MISSING)
-            for key in path:
-                value = _step(value, key)
-            if value is not _MISSING and value is not None:
-                found[name] = value if isinstance(value, (bool, int, float)) else str(value)[:LONGEST]
-        return found
-
-
-def _step(value: Any, key: str) -> Any:
-    if isinstance(value, Mapping):
-        return value.get(key, _MISSING)
-    return getattr(value, key, _MISSING) if value is not _MISSING else _MISSING
-
-
-def _mark_failed(span: Span, message: str, category: Any) -> None:
+def _mark_failed(span: Span, message: Any, category: Any) -> None:
     if not span.is_recording():
         return
-    span.set_attribute("exception.message", message)
+    text = show(message)
+    span.set_attribute("exception.message", text)
     if category is not None:
         span.set_attribute("category", str(category))
-    span.set_status(Status(StatusCode.ERROR, message))
+    span.set_status(Status(StatusCode.ERROR, text))
 
 
 def _message(error: BaseException) -> str:
-    return getattr(error, "message", None) or str(error) or type(error).__name__
+    try:
+        return getattr(error, "message", None) or str(error) or type(error).__name__
+    except Exception:  # noqa: BLE001  a broken __str__ must not hide the error
+        return f"{type(error).__name__}, which cannot be shown"
 
 
-def _describe_limit(step: Any) -> str:
-    """Which limit ended the running attempt."""
-    attempt = current_attempt.get()
-    if attempt is None or attempt.limit == "step":
-        return f"took longer than {step.timeout} s"
-    return f"the {'loop' if attempt.limit == 'loop' else 'lifecycle'} ran out of time"
+def _describe_limit(step: Any, limit: str) -> tuple[str, str | None]:
+    """Which limit ended an attempt, and the category of that."""
+    if limit == "hurry":
+        return "cut off because the run is ending", None
+    if limit == "step":
+        return f"took longer than {step.timeout} s", "TIMEOUT"
+    return f"the {'loop' if limit == 'loop' else 'lifecycle'} ran out of time", "TIMEOUT"
 
 
-def _carrier(metadata: Any) -> dict[str, str]:
-    return {key: metadata[key] for key in ("traceparent", "tracestate") if isinstance(metadata.get(key), str)}
+def _remote_context(transaction: Any) -> otel.Context | None:
+    """The context of the span that sent the transaction; None if it carries none."""
+    metadata = transaction.metadata
+    if "traceparent" not in metadata:
+        return None
+    headers = ("traceparent", "tracestate")
+    carrier = {key: metadata[key] for key in headers if isinstance(metadata.get(key), str)}
+    remote = _propagator.extract(carrier, otel.Context())
+    return remote if trace.get_current_span(remote).get_span_context().is_valid else None

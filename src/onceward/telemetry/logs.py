@@ -34,7 +34,10 @@ RESERVED = ("time", "level", "logger", "message", "traceback")
 def current_fields() -> dict[str, Any]:
     """The log fields of the code that runs here; empty outside an engine."""
     work = current_work.get()
-    span = trace.get_current_span().get_span_context()
+    try:
+        span = trace.get_current_span().get_span_context()
+    except Exception:  # noqa: BLE001  a span of others, which is not worth a log line
+        span = trace.INVALID_SPAN_CONTEXT
     return {
         "transaction_id": "" if work is None else work.transaction_id or "",
         "task": "" if work is None else work.task,

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from opentelemetry import metrics, trace
-from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
 from onceward.telemetry.catalogue import METRICS, SCOPE
+from onceward.telemetry.safety import SafeMeter, quietly
 
 SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 """Bucket boundaries for durations; the SDK's defaults are for milliseconds."""
@@ -24,7 +25,7 @@ _override: tuple[trace.TracerProvider | None, metrics.MeterProvider | None] | No
 class EngineInstruments:
     """The engine's instruments, one set per meter provider."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: SafeMeter) -> None:
         self.processed = self._counter(meter, "onceward.transactions.processed")
         self.succeeded = self._counter(meter, "onceward.transactions.succeeded")
         self.failed = self._counter(meter, "onceward.transactions.failed")
@@ -45,7 +46,7 @@ class EngineInstruments:
         self.slots_in_use: dict[int, tuple[str, Callable[[], int]]] = {}
         """Called only when metrics are collected, so a transaction in flight costs nothing."""
 
-    def _counter(self, meter: Meter, name: str) -> Any:
+    def _counter(self, meter: SafeMeter, name: str) -> Any:
         return meter.create_counter(name, METRICS[name].unit, METRICS[name].description)
 
     def _in_use(self, _: CallbackOptions) -> Iterable[Observation]:
@@ -60,7 +61,7 @@ def instruments(provider: MeterProvider) -> EngineInstruments:
     with _lock:
         found = _instruments.get(provider)
         if found is None:
-            found = _instruments[provider] = EngineInstruments(provider.get_meter(SCOPE))
+            found = _instruments[provider] = EngineInstruments(SafeMeter(provider, SCOPE))
         return found
 
 
@@ -68,16 +69,16 @@ def tracer_provider() -> trace.TracerProvider | None:
     """The tracer provider in use; None if no OpenTelemetry SDK is set up."""
     if _override is not None:
         return _override[0]
-    provider = trace.get_tracer_provider()
-    return None if _is_api_only(provider, "opentelemetry.trace") else provider
+    provider: trace.TracerProvider | None = quietly(trace.get_tracer_provider)
+    return None if provider is None or _is_api_only(provider, "opentelemetry.trace") else provider
 
 
 def meter_provider() -> metrics.MeterProvider | None:
     """The meter provider in use; None if no OpenTelemetry SDK is set up."""
     if _override is not None:
         return _override[1]
-    provider = metrics.get_meter_provider()
-    return None if _is_api_only(provider, "opentelemetry.metrics") else provider
+    provider: MeterProvider | None = quietly(metrics.get_meter_provider)
+    return None if provider is None or _is_api_only(provider, "opentelemetry.metrics") else provider
 
 
 def _is_api_only(provider: object, api: str) -> bool:

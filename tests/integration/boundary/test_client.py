@@ -410,5 +410,5 @@ def test_a_process_that_asks_and_ends_at_once_ends_well(tmp_path: Path) -> None:
     script = Path(__file__).with_name("exits.py")
     with boundary_server(tmp_path) as url:
         command = [sys.executable, str(script), url, "15"]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     assert ended.stdout.split() == ["0"] * 15

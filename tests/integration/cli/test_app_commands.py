@@ -17,6 +17,7 @@ from onceward.app.lookup import load_app
 from onceward.cli.main import app as commands
 from onceward.inbox import UnprovenConsumerError
 from tests.support.boundary.server import boundary_server
+from tests.support.every_redis import every_redis
 
 SHOP = """
 from dataclasses import dataclass
@@ -205,11 +206,18 @@ def test_explain_makes_no_files(shop: str, tmp_path: Path) -> None:
     assert {each.name for each in tmp_path.glob("*.db*")} == set()
 
 
-def test_explain_asks_redis_how_durable_it_is(shop: str, redis_url: str) -> None:
+@every_redis
+def test_explain_asks_redis_how_durable_it_is(
+    shop: str, redis_url: str, request: pytest.FixtureRequest
+) -> None:
+    server, file = (
+        ("Redis 6.2", "redis.conf") if "redis6.2" in request.node.name else ("Valkey 9", "valkey.conf")
+    )
     mail = explained(shop, ONCEWARD_CONSUMERS__MAIL__SOURCE=f"{redis_url}/mails")["mail"]
     assert mail["guarantee"] == "may lose"
+    assert mail["why"].startswith(server)
     assert "keeps no append-only file" in mail["why"]
-    assert mail["advice"].startswith("set appendonly yes")
+    assert mail["advice"] == f"set appendonly yes and appendfsync always in {file}"
     assert any(link["strength"] == "at least once" and "no contract" in link["why"] for link in mail["links"])
 
 

@@ -134,7 +134,7 @@ def test_labels_and_lineage_travel_in_the_envelope(url: str) -> None:
 
 
 def test_help_says_which_options_are_needed() -> None:
-    shown = run("append", "--help", url=NOWHERE, env={"TERMINAL_WIDTH": "120"}).stdout
+    shown = run("append", "--help", url=NOWHERE, env={"COLUMNS": "120"}).stdout
     panels = re.split(r"╭─ ", shown)
     (fact,) = [each for each in panels if each.startswith("One fact (all required)")]
     for option in ("--subject", "--predicate", "--object", "--from-zone", "--to-zone"):

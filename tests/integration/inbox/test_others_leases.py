@@ -10,6 +10,7 @@ from sqlalchemy import Engine, create_engine, text
 
 from onceward._sync import run_blocking
 from onceward.inbox import Contract, Inbox
+from onceward.inbox.attempts import End
 from onceward.inbox.stores.types import Key
 
 CONTRACT = Contract(
@@ -57,5 +58,5 @@ def test_extending_keeps_our_own_lease_until_the_start_has_an_end(engine: Engine
     moment += 30
     run_blocking(ours.extend(CONTRACT, [KEY.tracking_id]))
     assert locked_until(engine) == moment + CONTRACT.lease
-    run_blocking(ours.end(KEY, start.token, "it failed"))
+    run_blocking(ours.end([End(KEY, start.token, "it failed")]))
     assert ours._open == set()

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 pytest_plugins = ("tests.support.databases",)
 
 PURGER = Path(__file__).with_name("purger.py")
-PATIENCE = 60.0
+PATIENCE = 240.0
 OLD = 200
 """Days, far beyond the 90 that records are kept here."""
 

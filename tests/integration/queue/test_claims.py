@@ -13,8 +13,11 @@ import redis.exceptions
 
 from onceward.queue import QueueMessage, UndecodableEntryError
 from onceward.testing import servers
+from tests.support.every_redis import every_redis
 from tests.support.queue.world import QueueWorld, later
 from tests.support.wait import until
+
+pytestmark = every_redis
 
 
 @pytest.fixture(params=["threads", "asyncio"])

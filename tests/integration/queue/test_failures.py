@@ -12,9 +12,12 @@ import redis.exceptions
 
 from onceward.queue import QueueError, QueueMessage
 from onceward.testing import servers
+from tests.support.every_redis import every_redis
 from tests.support.queue.proxy import Proxy, proxy
 from tests.support.queue.world import QueueWorld, later
 from tests.support.wait import until
+
+pytestmark = every_redis
 
 
 @pytest.fixture(params=["threads", "asyncio"])

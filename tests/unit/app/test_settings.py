@@ -21,7 +21,8 @@ def resolved(directory: Path, environ: dict[str, str] | None = None, **keywords:
     return resolve(keywords, environ or {}, directory)
 
 
-def test_a_keyword_wins_over_the_environment_that_over_the_file_that_over_the_project_that_over_the_default(
+@pytest.mark.req("RN-06")
+def test_the_environment_wins_over_the_file_that_over_the_project_that_over_the_code_that_over_the_default(
     tmp_path: Path,
 ) -> None:
     def now(environ: dict[str, str] | None = None, **keywords: Any) -> tuple[Any, str]:
@@ -29,13 +30,24 @@ def test_a_keyword_wins_over_the_environment_that_over_the_file_that_over_the_pr
         return found.settings.processes, {name: origin for name, _, origin in found.rows()}["processes"]
 
     assert now() == (1, "default")
+    assert now(processes=5) == (5, "keyword")
     write(tmp_path, "pyproject.toml", "[tool.onceward]\nprocesses = 2")
-    assert now() == (2, "pyproject.toml")
+    assert now(processes=5) == (2, "pyproject.toml")
     write(tmp_path, "onceward.toml", "processes = 3")
-    assert now() == (3, "onceward.toml")
+    assert now(processes=5) == (3, "onceward.toml")
     assert now({"ONCEWARD_PROCESSES": "4"}) == (4, "ONCEWARD_PROCESSES")
-    assert now({"ONCEWARD_PROCESSES": "4"}, processes=5) == (5, "keyword")
+    assert now({"ONCEWARD_PROCESSES": "4"}, processes=5) == (4, "ONCEWARD_PROCESSES")
     assert now({"ONCEWARD_PROCESSES": "4"}, processes=None) == (4, "ONCEWARD_PROCESSES")
+
+
+@pytest.mark.req("RN-06")
+def test_a_variable_changes_one_field_of_a_table_that_the_code_gives(tmp_path: Path) -> None:
+    found = resolved(
+        tmp_path,
+        {"ONCEWARD_ENGINE__STUCK_GRACE": "5"},
+        engine=EngineSettings(stuck_grace=9, io_guard="warn"),
+    )
+    assert (found.settings.engine.stuck_grace, found.settings.engine.io_guard) == (5.0, "warn")
 
 
 def test_every_setting_has_a_row(tmp_path: Path) -> None:
@@ -74,10 +86,10 @@ def test_a_producer_is_changed_by_a_variable_or_a_table(tmp_path: Path) -> None:
     found = resolved(tmp_path, {"ONCEWARD_PRODUCERS__PLACE__SINK": "memory://b"})
     assert found.of_producer("Place").sink == "memory://b"
     assert ("producers.place.sink", "memory://b", "ONCEWARD_PRODUCERS__PLACE__SINK") in found.rows()
-    assert (
-        resolved(tmp_path, producers={"place": {"sink": "memory://c"}}).of_producer("place").sink
-        == "memory://c"
-    )
+    given = {"place": {"sink": "memory://c"}, "other": {"sink": "memory://d"}}
+    coded = resolved(tmp_path, producers=given)
+    assert coded.of_producer("place").sink == "memory://a", "the file wins over the code"
+    assert coded.of_producer("other").sink == "memory://d"
     assert found.of_producer("other").sink is None
     found.check_names("producers", ["place"])
     with pytest.raises(ConfigurationError, match=r"PLACE__SINK: no producer is named 'place'; known: none"):
@@ -95,6 +107,7 @@ def test_the_engine_has_settings_of_its_own(tmp_path: Path) -> None:
         "engine.stuck_grace": "ONCEWARD_ENGINE__STUCK_GRACE",
         "engine.io_guard": "keyword",
         "engine.telemetry_fields": "onceward.toml",
+        "engine.interrupt": "default",
     }
 
 
@@ -206,4 +219,4 @@ def test_the_gate_and_the_app_go_by_the_same_variable(
     monkeypatch.chdir(tmp_path)
     assert is_production(None)
     assert is_production(resolve({}).settings.env)
-    assert not is_production(resolve({"env": "staging"}).settings.env)
+    assert is_production(resolve({"env": "staging"}).settings.env), "the code does not weaken the environment"

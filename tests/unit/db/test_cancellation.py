@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from onceward import Transaction
-from onceward.db import DbSession
+from onceward.db import AsyncDbSession, DbSession
 from onceward.task.exceptions import AttemptInterrupted, ExceptionCategory
 from onceward.task.mixins.utils import cancel_requested, run_with_timeout
 from tests.support.wait import until
@@ -136,3 +138,29 @@ def test_the_connection_of_a_canceled_statement_disturbs_nobody(database: Databa
         for number in range(20):
             with DbSession(engine) as session:
                 assert session.execute_scalar("SELECT 1 + :n", {"n": number}) == number + 1
+
+
+@pytest.mark.parametrize(
+    "database",
+    [("sqlite", "asyncio"), ("postgresql", "asyncio")],
+    indirect=True,
+    ids=["sqlite", "postgresql"],
+)
+@pytest.mark.req("CE-43")
+def test_in_asyncio_an_attempt_that_swallows_its_cancellation_commits_nothing(database: Database) -> None:
+    world = World("asyncio")
+
+    async def process(task: Any, given: Transaction) -> str:
+        async with AsyncDbSession(database.engine()) as session:
+            await session.execute(INSERT, {"id": 1})
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(30)
+        return "as if nothing had happened"
+
+    task = world.consumer()
+    type(task).process_transaction = process
+    ended = within(
+        30, world.run, task.start_processing, Transaction(id="t0"), consuming(process=retry(1, timeout=0.5))
+    )
+    assert ended.error.category is ExceptionCategory.TIMEOUT
+    assert database.scalar("SELECT count(*) FROM orders") == 0

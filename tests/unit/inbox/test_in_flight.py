@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from onceward.inbox.attempts import in_flight
 from onceward.inbox.stores.types import Attempts
+from onceward.storage.database import AsyncStoragePorts
+from onceward.task.cancellation import CancelToken, current_token
+from onceward.telemetry.context import current_attempt
 
 LEASE = 60.0
 
@@ -29,3 +35,22 @@ def test_it_does_not_wait_for_longer_than_the_lease_runs() -> None:
 
 def test_it_says_for_how_long_the_lease_runs() -> None:
     assert "its lease expires in 42 s" in str(in_flight(Attempts(1, 0, 42.0), LEASE))
+
+
+def test_what_renews_leases_is_no_part_of_the_attempt_that_needs_it_first() -> None:
+    seen: list[CancelToken | None] = []
+
+    async def renew() -> None:
+        seen.append(current_token())
+
+    async def main() -> None:
+        ports = AsyncStoragePorts(create_async_engine("sqlite+aiosqlite://"))
+        token = CancelToken()
+        token.cancel()
+        current_attempt.set(token)
+        ports.spawn(renew())
+        while not seen:
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert seen == [None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import os
 import socket
@@ -398,6 +399,51 @@ def test_a_thread_of_the_users_own_is_asked_to_stop_with_its_attempt() -> None:
     )
     assert ended.error.category is TIMEOUT
     assert asked.is_set()
+
+
+def test_what_an_attempt_leaves_running_is_no_part_of_it(world: World) -> None:
+    """A pool starts its own task or thread when it is first used, in the context of whoever uses it."""
+    ends: list[str] = []
+    over = threading.Event()
+
+    def in_background() -> None:
+        over.wait(30)
+        with on_cancel(lambda: ends.append("canceled")):
+            ends.append("worked")
+
+    async def in_background_async() -> None:
+        while not over.is_set():
+            await asyncio.sleep(0.005)
+        in_background()
+
+    def process(task: Any, given: Transaction) -> None:
+        context = contextvars.copy_context()
+        threads.append(threading.Thread(target=context.run, args=(in_background,)))
+        threads[0].start()
+        until(cancel_requested)
+
+    async def process_async(task: Any, given: Transaction) -> None:
+        tasks.append(asyncio.create_task(in_background_async()))
+        await asyncio.sleep(30)
+
+    threads: list[threading.Thread] = []
+    tasks: list[asyncio.Task[None]] = []
+    task = world.consumer()
+    type(task).process_transaction = process_async if world.asynchronous else process
+    policy = consuming(process=retry(1, timeout=0.2))
+
+    async def run_async() -> None:
+        await task.start_processing(ONE, policy)
+        over.set()
+        await tasks[0]
+
+    def run() -> None:
+        task.start_processing(ONE, policy)
+        over.set()
+        threads[0].join(30)
+
+    within(40, world.run, run_async if world.asynchronous else run)
+    assert ends == ["worked"]
 
 
 def test_an_interruption_that_is_nobodys_is_a_failure_like_any_other(world: World) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from onceward import Transaction
 from onceward.task.exceptions import TransactionException
-from onceward.telemetry.failure_log import AGAIN_AFTER, REMEMBERED, Tracebacks
+from onceward.telemetry.logger import AGAIN_AFTER, REMEMBERED, Tracebacks
 from onceward.testing import FakeClock
 from tests.support.world import ListSource, World, business, consuming, results, retry, transactions
 
@@ -121,7 +121,7 @@ def test_people_count_attempts_from_one_and_machines_from_zero(
     assert said == [
         ("process failed (attempt 1 of 3), next in 0 s", 0),
         ("process failed (attempt 2 of 3), next in 0 s", 1),
-        ("process gave up (attempt 3 of 3)", 2),
+        ("process gave up (attempt 3 of 3); the source redelivers or dead-letters it", 2),
     ]
 
 
@@ -138,7 +138,8 @@ def test_a_failure_is_told_in_one_line_however_long_its_text(
     consume(world, results(OSError("no table\n[SQL: SELECT 1]\n"), business("one\ntwo")), 2)
     said = [line.getMessage() for line in caplog.records if line.name == "onceward.engine"]
     assert said == [
-        "process gave up (attempt 1 of 1): SYSTEM [t0]: OSError: no table [SQL: SELECT 1]",
+        "process gave up (attempt 1 of 1); the source redelivers or dead-letters it: SYSTEM [t0]: OSError: no table "
+        "[SQL: SELECT 1]",
         "process refused: BUSINESS [t1]: one two",
     ]
 
@@ -152,7 +153,7 @@ def test_an_error_whose_text_cannot_be_shown_has_its_line(
 
     consume(world, results(Mute()), 1)
     [line] = gave_up(caplog)
-    assert line.getMessage() == "process gave up (attempt 1 of 1): (its message cannot be shown)"
+    assert line.getMessage().endswith("dead-letters it: (its message cannot be shown)")
 
 
 # ── what is remembered ──────────────────────────────────────────────────────────────────────────────────

@@ -91,6 +91,7 @@ def define(world: World, name: str, handler: Any) -> Any:
     return type("Orders", (base,), {required: coroutine if world.asynchronous else plain, name: handler})
 
 
+@pytest.mark.req("CE-48")
 @pytest.mark.parametrize("handler", ALWAYS_WRONG, ids=kind)
 @pytest.mark.parametrize("name", PROCESS + PRODUCE)
 def test_a_handler_that_yields_is_refused_at_construction(world: World, name: str, handler: Any) -> None:
@@ -145,6 +146,7 @@ HIDDEN = [
 ]
 
 
+@pytest.mark.req("CE-48")
 @pytest.mark.parametrize("telemetry", [nullcontext, record])
 @pytest.mark.parametrize("process", [retry(), retry(timeout=30), retry(2)])
 @pytest.mark.parametrize(("mode", "handler", "problem"), HIDDEN)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 
 import pytest
 
+from onceward.task.exceptions import ConsumerLoopTimeoutException
 from onceward.task.settings import EngineSettings
 from onceward.telemetry.catalogue import METRICS
 from onceward.testing import Recording, record
+from tests.support.wait import until
 from tests.support.world import (
     SHORT,
     Deaf,
@@ -42,6 +45,68 @@ def test_outcomes_are_counted_by_category(world: World, recording: Recording) ->
     for category in ("BUSINESS", "SYSTEM", "TIMEOUT"):
         assert recording.metric("onceward.transactions.failed", category=category) == 1
     assert recording.metric("onceward.attempts.timeouts", step="process", limit="step") == 1
+
+
+@pytest.mark.req("CE-26")
+def test_outcomes_are_counted_at_once_while_the_loop_streams(world: World, recording: Recording) -> None:
+    def counts() -> list[int]:
+        names = ("processed", "succeeded", "failed")
+        return [recording.metric(f"onceward.transactions.{name}") for name in names]
+
+    def last(_: object) -> Until:
+        task.stop()
+        return Until(lambda: counts() == [3, 1, 2])
+
+    steps = [lambda _: 1, results(business()), results(system()), last]
+    source = ListSource(transactions(4))
+    task = world.consumer(lambda transaction: steps[transaction.payload](transaction), source=source)
+    report = world.consume(task, consuming(streaming=True))
+    assert (report.succeeded, report.failed) == (2, 2)
+    assert counts() == [4, 2, 2]
+    assert recording.metric("onceward.transactions.failed", category="BUSINESS") == 1
+
+
+def test_what_is_abandoned_is_counted_at_once_and_only_once(recording: Recording) -> None:
+    world = World("asyncio")
+    end = threading.Event()
+    seen: list[int] = []
+
+    def count() -> int:
+        return int(recording.metric("onceward.transactions.abandoned"))
+
+    def observe() -> None:
+        with contextlib.suppress(AssertionError):
+            seen.append(until(count))
+        end.set()
+
+    def first(_: object) -> Until:
+        task.stop()
+        task.hurry()
+        return Until(lambda: False)
+
+    steps = [lambda _: Deaf(end, limit=60), first]
+    source = ListSource(transactions(2))
+    task = world.consumer(lambda transaction: steps[transaction.payload](transaction), source=source)
+    task.interruptible = True
+    observer = threading.Thread(target=observe)
+    observer.start()
+    report = world.consume(task, consuming(streaming=True, concurrency=2))
+    observer.join()
+    assert seen == [1], "while the other one was still running"
+    assert report.abandoned == count() == 2
+
+
+def test_what_never_ends_is_counted_as_abandoned_when_the_loop_ends(
+    world: World, recording: Recording
+) -> None:
+    end = threading.Event()
+    task = world.consumer(lambda _: Deaf(end, limit=30), source=ListSource(transactions(1)))
+    try:
+        with pytest.raises(ConsumerLoopTimeoutException):
+            world.consume_then(task, consuming(timeout=SHORT), end.set)
+        assert recording.metric("onceward.transactions.abandoned") == 1
+    finally:
+        end.set()
 
 
 def test_retries_backoff_and_durations_are_counted_by_step(world: World, recording: Recording) -> None:

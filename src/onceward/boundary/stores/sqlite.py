@@ -70,7 +70,7 @@ REMOVED = "UPDATE removed SET through = max(through, ?)"
 POSITION = "SELECT position FROM cursors WHERE name = ?"
 CREATE_CURSOR = "INSERT INTO cursors (name, position) VALUES (?, 0) ON CONFLICT DO NOTHING"
 ADVANCE = """
-    INSERT INTO cursors (name, position, confirmed_at) VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET
+    INSERT INTO cursors (name, position, confirmed_at) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET
         position = excluded.position, confirmed_at = excluded.confirmed_at WHERE excluded.position > cursors.position
 """
 CURSORS = "SELECT name, position, confirmed_at FROM cursors ORDER BY name"

@@ -47,6 +47,14 @@ class StreamConnector:
         self._queue = StreamQueue(wire.server, stream, group, rules, maxlen, clock)
         self._closed = False
 
+    @property
+    def owner(self) -> str | None:
+        return self._queue.owner
+
+    @owner.setter
+    def owner(self, name: str) -> None:
+        self._queue.owner = name
+
     def _check_open(self) -> None:
         if self._closed:
             raise ConnectorClosedError(
@@ -57,17 +65,28 @@ class StreamConnector:
         if extra:
             raise TypeError(f"{type(self).__name__} has no fetch option {', '.join(map(repr, extra))}")
 
-    async def _perform(self, exchange: Exchange) -> Any:
+    async def _perform(
+        self, exchange: Exchange, wire: BlockingRedisWire | AsyncRedisWire | None = None
+    ) -> Any:
         self._check_open()
+        wire = wire or self._wire
         replies: Any = None
         try:
             while True:
-                replies = await self._wire.exchange(exchange.send(replies))
+                replies = await wire.exchange(exchange.send(replies))
         except StopIteration as end:
             return end.value
         finally:
             if self._closed:  # closed while this used a connection
-                await self._wire.close()
+                await wire.close()
+
+    def extend_from_thread(self, transactions: Batch, /) -> None:
+        """See `AsyncConnector.extend_from_thread`. Connects again each time: this is needed rarely."""
+        wire = self._wire.blocking()
+        try:
+            run_blocking(self._perform(self._queue.extend(self._queue.fetched_here(transactions)), wire))
+        finally:
+            run_blocking(wire.close())
 
     async def _fetch(self, size: int) -> Batch:
         taken: Batch = await self._perform(self._queue.fetch(size))

@@ -42,6 +42,11 @@ class RedisStreamsConnector(StreamConnector, Closing):
         """Restart the idle time of these deliveries."""
         run_blocking(self._perform(self._queue.extend(transactions)))
 
+    def release_owner(self, owner: str) -> int:
+        """Free the entries of a dead owner now; they count as lost. Return how many there were."""
+        released: int = run_blocking(self._perform(self._queue.release_owner(owner)))
+        return released
+
     def counts(self) -> dict[str, int]:
         """Count the messages that are `ready`, `leased`, `delayed` and `dead` now, each up to ten thousand."""
         found: dict[str, int] = run_blocking(self._perform(self._queue.counts()))

@@ -48,6 +48,11 @@ class AsyncRedisStreamsConnector(StreamConnector, AsyncClosing):
         """Restart the idle time of these deliveries."""
         await self._perform(self._queue.extend(transactions))
 
+    async def release_owner_async(self, owner: str) -> int:
+        """Free the entries of a dead owner now; they count as lost. Return how many there were."""
+        released: int = await self._perform(self._queue.release_owner(owner))
+        return released
+
     async def counts_async(self) -> dict[str, int]:
         """Count the messages that are `ready`, `leased`, `delayed` and `dead` now, each up to ten thousand."""
         found: dict[str, int] = await self._perform(self._queue.counts())

@@ -53,7 +53,8 @@ def read_server(server: str) -> dict[str, Any]:
         except ResponseError:  # hosted servers refuse
             fsync = None
     return {
-        "version": info["redis_version"],
+        "product": "Valkey" if "valkey_version" in info else "Redis",
+        "version": info.get("valkey_version", info["redis_version"]),
         "aof": bool(info.get("aof_enabled")),
         "fsync": fsync,
         "eviction": info.get("maxmemory_policy"),
@@ -63,6 +64,7 @@ def read_server(server: str) -> dict[str, Any]:
 
 def describe_server(
     *,
+    product: str = "Redis",
     version: str | None = None,
     aof: bool | None = None,
     fsync: str | None = None,
@@ -71,53 +73,55 @@ def describe_server(
     maxlen: int | None = None,
     unreachable: tuple[str, ...] = (),
 ) -> SourceFacts:
-    """Describe the source; None is unknown. `fsync`: when Redis writes its append-only file to disk (always, everysec
-    or no); `eviction`: what it does when its memory is full; `maxlen`: to how many entries the stream is trimmed."""
+    """Describe the source; None is unknown. `product`: Redis or Valkey; `fsync`: when it writes its append-only file to
+    disk (always, everysec or no); `eviction`: what it does when its memory is full; `maxlen`: to how many entries the
+    stream is trimmed."""
     return SourceFacts(
-        durability=None if aof is None else _durability(f"Redis {version}", aof, fsync),
+        durability=None if aof is None else _durability(product, version, aof, fsync),
         redelivers=True,
-        hazards=tuple(_hazards(version, eviction, replicas, maxlen)),
+        hazards=tuple(_hazards(product, version, eviction, replicas, maxlen)),
         unreachable=unreachable,
     )
 
 
-def _durability(redis: str, aof: bool, fsync: str | None) -> Durability:
+def _durability(product: str, version: str | None, aof: bool, fsync: str | None) -> Durability:
+    server, file = f"{product} {version}", f"{product.lower()}.conf"
     if not aof:
         return Durability(
             Survives.NOTHING,
-            f"{redis} keeps no append-only file: acknowledged messages may be lost when it restarts",
-            "set appendonly yes and appendfsync always in redis.conf",
+            f"{server} keeps no append-only file: acknowledged messages may be lost when it restarts",
+            f"set appendonly yes and appendfsync always in {file}",
         )
     if fsync is None:
         return Durability(
             None,
-            f"{redis} has an append-only file, but does not say how often it is written to disk",
+            f"{server} has an append-only file, but does not say how often it is written to disk",
             "check that it runs with appendfsync always",
         )
     if fsync == "always":
         return Durability(
             Survives.MACHINE_CRASH,
-            f"{redis} writes every command to its append-only file before it answers",
+            f"{server} writes every command to its append-only file before it answers",
         )
     return Durability(
         Survives.PROCESS_CRASH,
-        f"{redis} runs with appendfsync {fsync}: a crash of its machine may lose the last messages",
-        "set appendfsync always in redis.conf",
+        f"{server} runs with appendfsync {fsync}: a crash of its machine may lose the last messages",
+        f"set appendfsync always in {file}",
     )
 
 
 def _hazards(
-    version: str | None, eviction: str | None, replicas: int | None, maxlen: int | None
+    product: str, version: str | None, eviction: str | None, replicas: int | None, maxlen: int | None
 ) -> Iterator[Hazard]:
     if eviction not in KEEPS_STREAMS:
         yield Hazard(
-            f"Redis runs with maxmemory-policy {eviction}: it may drop the whole stream when its memory is full",
+            f"{product} runs with maxmemory-policy {eviction}: it may drop the whole stream when its memory is full",
             "set maxmemory-policy noeviction",
         )
     if replicas:
         yield Hazard(
-            "Redis updates its replicas after it has answered: a failover may lose the last messages",
-            "keep what must not be lost in one Redis with appendfsync always, or in a boundary on PostgreSQL",
+            f"{product} updates its replicas after it has answered: a failover may lose the last messages",
+            "keep what must not be lost in one server with appendfsync always, or in a boundary on PostgreSQL",
         )
     if maxlen is not None:
         yield Hazard(
@@ -127,7 +131,7 @@ def _hazards(
         )
     if version is not None and _is_older(version, OLDEST):
         yield Hazard(
-            f"Redis {version} is too old: the connector uses commands of Redis 6.2",
+            f"{product} {version} is too old: the connector uses commands of Redis 6.2",
             "upgrade Redis",
             loses=False,
         )

@@ -78,7 +78,9 @@ class StreamQueue:
         self.server = server
         self.stream = stream
         self.group = group
-        self.consumer = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        self.consumer = ""
+        """Its name in the group; unique, and beginning with its owner's."""
+        self.owner = f"{socket.gethostname()}-{os.getpid()}"
         # The braces put all three into one slot of a cluster.
         self.history = f"{{{stream}}}:{group}:history"
         self.dead = f"{{{stream}}}:{group}:dead"
@@ -91,6 +93,22 @@ class StreamQueue:
         """The last fetch was not full: there is time to recover entries of dead consumers."""
         self._recover_at = 0.0
         self._clock = clock
+
+    @property
+    def owner(self) -> str:
+        return self._owner
+
+    @owner.setter
+    def owner(self, name: str) -> None:
+        self._owner = name
+        self.consumer = f"{name}-{uuid.uuid4().hex[:12]}"
+
+    def release_owner(self, owner: str) -> Exchange:
+        """Make all entries of an owner's consumers available now, as if their leases had expired. Return how many."""
+        released = yield from self._evaluate(
+            scripts.RELEASE, (self.group, owner, self._parked, self._lease_ms)
+        )
+        return released or 0
 
     # ── fetching ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -248,6 +266,10 @@ class StreamQueue:
                 settlement.transaction.id,
                 settlement.verdict,
             )
+        for entry, (settlement, delivery) in ending.items():
+            if settlement.verdict is Verdict.FAILED and entry not in lost:
+                what = self.rules.describe_next(settlement.error, delivery.deliveries)
+                _log.info("transaction %s: %s", settlement.transaction.id, what)
 
     def _verdict(self, settlement: Settlement, delivery: LeasedDelivery) -> Sequence[Any]:
         held = as_str(delivery.held[0]), delivery.deliveries
@@ -260,6 +282,10 @@ class StreamQueue:
         if isinstance(decision, Bury):
             return (*held, "bury", decision.reason, text or "", line)
         return (*held, "delay", int(decision.delay * 1000), "", line)
+
+    def fetched_here(self, transactions: Sequence[Transaction]) -> list[Transaction]:
+        """Those of these that this connector has delivered."""
+        return [each for each in transactions if id(each) in self._deliveries]
 
     def extend(self, transactions: Sequence[Transaction]) -> Exchange:
         found = [(self._deliveries.of(transaction), transaction) for transaction in transactions]

@@ -119,3 +119,29 @@ for _, each in ipairs(cmsgpack.unpack(ARGV[2])) do
 end
 """
 """Append these, each an id and a body. Redis does not interrupt a script, so it appends all or none."""
+
+RELEASE = """
+local stream = KEYS[1]
+local group, owner, parked, lease = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local consumers, released = redis.pcall('XINFO', 'CONSUMERS', stream, group), 0
+if consumers.err then return 0 end
+for _, each in ipairs(consumers) do
+    local name, left = each[2], false
+    if string.sub(name, 1, -14) == owner then
+        for _, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', 1000000, name)) do
+            if redis.call('XRANGE', stream, entry[1], entry[1])[1] then
+                local id, deliveries = entry[1], entry[4]
+                redis.call('XCLAIM', stream, group, parked, 0, id, 'IDLE', lease, 'RETRYCOUNT', deliveries, 'JUSTID')
+                released = released + 1
+            else
+                left = true
+            end
+        end
+        if not left then redis.call('XGROUP', 'DELCONSUMER', stream, group, name) end
+    end
+end
+return released
+"""
+"""Free the entries of all consumers of an owner (its name and 13 characters); their deliveries count as lost. Trimmed
+ones stay until their lease expires and they become dead letters: Redis 7 forgets an entry that is claimed after it was
+trimmed."""

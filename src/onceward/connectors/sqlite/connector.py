@@ -14,7 +14,8 @@ from typing import Any, ParamSpec, TypeVar, Unpack
 
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
-from onceward.connectors.leases import AsyncLeasingConnector, LeasingConnector
+from onceward.connectors.leases import WRITE_WAIT, AsyncLeasingConnector, LeasingConnector
+from onceward.connectors.owners import tokens_of
 from onceward.connectors.sqlite.store import SqliteLeaseStore, Synchronous
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
@@ -43,7 +44,13 @@ class SqliteConnector(LeasingConnector):
         clock: Callable[[], float] = time.time,
         **settings: Unpack[LeaseSettings],
     ) -> None:
-        super().__init__(SqliteLeaseStore(path, synchronous), LeaseRules(**settings), clock)
+        self._rows = SqliteLeaseStore(path, synchronous)
+        super().__init__(self._rows, LeaseRules(**settings), clock)
+
+    def release_owner(self, owner: str) -> int:
+        """End the leases of a dead owner now; they count as lost. Return how many there were."""
+        with self._rows.transaction(WRITE_WAIT):
+            return self._rows.release(*tokens_of(owner), self._clock())
 
 
 class AsyncSqliteConnector(AsyncLeasingConnector):
@@ -61,7 +68,8 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
         clock: Callable[[], float] = time.time,
         **settings: Unpack[LeaseSettings],
     ) -> None:
-        super().__init__(SqliteConnector(path, synchronous=synchronous, clock=clock, **settings))
+        self._queue = SqliteConnector(path, synchronous=synchronous, clock=clock, **settings)
+        super().__init__(self._queue)
         self._closed = False
         self._pid = os.getpid()
         self._thread = _new_thread()
@@ -75,6 +83,22 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
         if not fetch.cancelled() and fetch.exception() is None:
             await self._give_back(fetch.result())
         raise cancelled
+
+    def extend_from_thread(self, transactions: Sequence[Transaction], /) -> None:
+        """See `AsyncConnector.extend_from_thread`."""
+        self._submit(super().extend_from_thread, transactions).result()
+
+    @property
+    def owner(self) -> str | None:
+        return self._queue.owner
+
+    @owner.setter
+    def owner(self, name: str | None) -> None:
+        self._queue.owner = name
+
+    async def release_owner_async(self, owner: str) -> int:
+        """As `SqliteConnector.release_owner`."""
+        return await self._call(self._queue.release_owner, owner)
 
     async def close_async(self) -> None:
         """As `SqliteConnector.close`. Running calls complete first."""

@@ -96,6 +96,9 @@ READY = """
 """
 LEASE = "UPDATE messages SET visible_at = ?, token = ?, deliveries = deliveries + 1, lost = ? WHERE seq = ?"
 EXTEND = "UPDATE messages SET visible_at = ? WHERE seq = ? AND token = ?"
+RELEASE = """
+    UPDATE messages SET visible_at = :now WHERE visible_at > :now AND token BETWEEN :first AND :last
+"""
 REMOVE = "DELETE FROM messages WHERE seq = ? AND token IS ?"
 GIVE_BACK = """
     UPDATE messages SET visible_at = ?, token = NULL, deliveries = deliveries - 1

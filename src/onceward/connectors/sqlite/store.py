@@ -180,6 +180,11 @@ class SqliteLeaseStore(Database):
         missed = self._execute_all(sql.EXTEND, [(until, *held) for held in deliveries])
         return [(key, token) for _, key, token in missed]
 
+    def release(self, first: int, last: int, now: float) -> int:
+        """End the leases of all deliveries whose token is in this range. Return how many."""
+        values = {"now": now, "first": first, "last": last}
+        return self.cursor.execute(sql.RELEASE, values).rowcount
+
     def remove(self, deliveries: Sequence[Held]) -> Sequence[Held]:
         missed = self._execute_all(sql.REMOVE, deliveries)
         if len(missed) < len(deliveries):
@@ -211,10 +216,9 @@ class SqliteLeaseStore(Database):
         error: str | None = None,
         history: str = "",
     ) -> bool:
-        self._change_one(
-            sql.COPY_TO_DEAD_LETTERS, transaction_id, reason, category, error, now, history, key, token
-        )
-        return self._change_one(sql.REMOVE, key, token)
+        values = (transaction_id, reason, category, error, now, history, key, token)
+        self.cursor.execute(sql.COPY_TO_DEAD_LETTERS, values)
+        return self.cursor.execute(sql.REMOVE, (key, token)).rowcount == 1
 
     def counts(self, now: float) -> dict[str, int]:
         counts = self.cursor.execute(sql.COUNTS, {"now": now}).fetchone()

@@ -98,6 +98,8 @@ class RetentionStore(Sql, ABC):
 class Store(RetentionStore):
     """Reads and writes the rows of an inbox."""
 
+    owner: str | None = None
+    """The process that the leases of starts belong to; see `onceward.inbox.stores.owners`."""
     has_days = False
     """Whether `prepare_day` must be called before events of a day can be admitted."""
     limit_waiting = ""
@@ -162,7 +164,7 @@ class Store(RetentionStore):
 
     def start(self, transaction: DbTransaction, key: Key, at_most: int, lease: float) -> Attempts | None:
         """Count one start, with a lease. Returns None if too many have no end, or another lease is active."""
-        row = self._one(transaction, _START, key, limit=at_most, lease=lease)
+        row = self._one(transaction, _START, key, limit=at_most, lease=lease, owner=self.owner)
         return None if row is None else Attempts(row.starts, row.ends)
 
     def attempts(self, transaction: DbTransaction, key: Key) -> Attempts:
@@ -302,10 +304,10 @@ _PURGE = """
 """
 
 _START = """
-    INSERT INTO onceward_attempts (consumer_id, tracking_id, event_day, starts, ends, locked_until, last_at)
-    VALUES (:consumer, :tracking, :day, 1, 0, {now} + CAST(:lease AS double precision), {now})
-    ON CONFLICT (consumer_id, tracking_id) DO UPDATE SET
-        starts = onceward_attempts.starts + 1, locked_until = excluded.locked_until, last_at = excluded.last_at
+    INSERT INTO onceward_attempts (consumer_id, tracking_id, event_day, starts, ends, locked_until, last_at, owner)
+    VALUES (:consumer, :tracking, :day, 1, 0, {now} + CAST(:lease AS double precision), {now}, :owner)
+    ON CONFLICT (consumer_id, tracking_id) DO UPDATE SET starts = onceward_attempts.starts + 1,
+        locked_until = excluded.locked_until, last_at = excluded.last_at, owner = excluded.owner
     WHERE onceward_attempts.starts - onceward_attempts.ends < :limit
         AND (onceward_attempts.locked_until IS NULL OR onceward_attempts.locked_until <= {now})
     RETURNING starts, ends

@@ -66,7 +66,9 @@ class PostgreSqlStore(Store):
         self, transaction: DbTransaction, consumer_id: str, events: Sequence[Key], lease: float
     ) -> list[tuple[str, int]]:
         rows = json.dumps([(key.tracking_id, key.day) for key in events])
-        result = self.run(transaction, _RECORD_STARTS, consumer=consumer_id, rows=rows, lease=lease)
+        result = self.run(
+            transaction, _RECORD_STARTS, consumer=consumer_id, rows=rows, lease=lease, owner=self.owner
+        )
         return [(tracking_id, starts) for tracking_id, starts in result]
 
     def forget_attempts(
@@ -115,11 +117,13 @@ _LOOK_UP = """
 """
 _FLOOR = "SELECT floor_day FROM onceward_horizons WHERE consumer_id = :consumer"
 _RECORD_STARTS = """
-    INSERT INTO onceward_attempts (consumer_id, tracking_id, event_day, starts, ends, locked_until, last_at)
-    SELECT :consumer, value ->> 0, CAST(value ->> 1 AS bigint), 1, 0, {now} + CAST(:lease AS double precision), {now}
+    INSERT INTO onceward_attempts (consumer_id, tracking_id, event_day, starts, ends, locked_until, last_at, owner)
+    SELECT :consumer, value ->> 0, CAST(value ->> 1 AS bigint), 1, 0, {now} + CAST(:lease AS double precision), {now},
+        CAST(:owner AS text)
     FROM jsonb_array_elements(CAST(:rows AS jsonb)) AS value
     ON CONFLICT (consumer_id, tracking_id) DO UPDATE SET
-        starts = onceward_attempts.starts + 1, locked_until = excluded.locked_until, last_at = excluded.last_at
+        starts = onceward_attempts.starts + 1, locked_until = excluded.locked_until, last_at = excluded.last_at,
+        owner = excluded.owner
     WHERE onceward_attempts.starts = onceward_attempts.ends
     RETURNING tracking_id, starts
 """

@@ -52,7 +52,9 @@ class SqliteStore(Store):
         self, transaction: DbTransaction, consumer_id: str, events: Sequence[Key], lease: float
     ) -> list[tuple[str, int]]:
         rows = json.dumps([(key.tracking_id, key.day) for key in events])
-        result = self.run(transaction, _RECORD_STARTS, consumer=consumer_id, rows=rows, lease=lease)
+        result = self.run(
+            transaction, _RECORD_STARTS, consumer=consumer_id, rows=rows, lease=lease, owner=self.owner
+        )
         return [(tracking_id, starts) for tracking_id, starts in result]
 
     def forget_attempts(
@@ -127,12 +129,13 @@ _LOOK_UP = """
         (SELECT floor_day FROM onceward_horizons WHERE consumer_id = :consumer) AS floor_day
 """
 _RECORD_STARTS = """
-    INSERT INTO onceward_attempts (consumer_id, tracking_id, event_day, starts, ends, locked_until, last_at)
+    INSERT INTO onceward_attempts (consumer_id, tracking_id, event_day, starts, ends, locked_until, last_at, owner)
     SELECT :consumer, json_extract(value, '$[0]'), json_extract(value, '$[1]'), 1, 0,
-        {now} + CAST(:lease AS double precision), {now}
+        {now} + CAST(:lease AS double precision), {now}, :owner
     FROM json_each(:rows) WHERE true
     ON CONFLICT (consumer_id, tracking_id) DO UPDATE SET
-        starts = starts + 1, locked_until = excluded.locked_until, last_at = excluded.last_at
+        starts = starts + 1, locked_until = excluded.locked_until, last_at = excluded.last_at,
+        owner = excluded.owner
     WHERE onceward_attempts.starts = onceward_attempts.ends
     RETURNING tracking_id, starts
 """

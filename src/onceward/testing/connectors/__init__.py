@@ -15,7 +15,7 @@ import pytest
 pytest.register_assert_rewrite(
     *(
         f"{__name__}.{part}"
-        for part in ("round_trip", "outcomes", "redelivery", "poison", "reconnect", "concurrency")
+        for part in ("round_trip", "outcomes", "redelivery", "poison", "owners", "reconnect", "concurrency")
     )
 )
 
@@ -23,6 +23,7 @@ from onceward.testing.clock import FakeClock  # noqa: E402
 from onceward.testing.connectors.concurrency import Concurrency  # noqa: E402
 from onceward.testing.connectors.driver import ConnectorDriver  # noqa: E402
 from onceward.testing.connectors.outcomes import Outcomes  # noqa: E402
+from onceward.testing.connectors.owners import Owners  # noqa: E402
 from onceward.testing.connectors.poison import ConnectorPoison  # noqa: E402
 from onceward.testing.connectors.reconnect import Reconnect  # noqa: E402
 from onceward.testing.connectors.redelivery import Redelivery  # noqa: E402
@@ -32,7 +33,7 @@ from onceward.testing.connectors.samples import payloads, transactions  # noqa: 
 __all__ = ["ConnectorConformance", "ConnectorDriver", "FakeClock", "payloads", "transactions"]
 
 
-class ConnectorConformance(RoundTrip, Outcomes, Redelivery, ConnectorPoison, Reconnect, Concurrency):
+class ConnectorConformance(RoundTrip, Outcomes, Redelivery, ConnectorPoison, Owners, Reconnect, Concurrency):
     """Subclass it as `Test…`, override `make`, and the other hooks of `ConnectorSuite` that your connector supports.
 
     Every test drives sync and async connectors alike. To leave out a test because your connector has other rules, set

@@ -48,6 +48,9 @@ class ConnectorSuite:
     cut: Callable[..., None] | None = None
     """`cut(connector)`: close all its connections to the server, which keeps running."""
 
+    releases: bool | None = None
+    """Set it to True, and provide `reopen`, if the connector has an `owner` and `release_owner`."""
+
     put_raw: Callable[..., None] | None = None
     """`put_raw(connector, body)`: put these bytes on the queue as they are."""
 

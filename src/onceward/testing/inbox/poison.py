@@ -148,7 +148,7 @@ class InboxPoison(InboxSuite):
             self.crash(inbox, promised, event("suspect"))
             neighbor.begin(inbox.process, promised, event("neighbor"), staying(neighbor)).until_inside()
             suspect.begin(inbox.process, promised, event("suspect"), staying(suspect))
-            until(lambda: inbox.inbox.processor.ports.gate.turns.waiting)
+            until(lambda: inbox.inbox.processor.ports.gate.waiting)
             time.sleep(0.1)
             assert not suspect.is_inside, "beside the neighbor"
             neighbor.release()

@@ -1,0 +1,111 @@
+"""The database connections of a process: one engine, and one pool, for all consumers of an app in one mode."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onceward.app.app import Consumer, Onceward
+
+AT_ONCE = 16
+"""Connections for messages that many consumers have in flight together. A consumer with more concurrency gets more."""
+SPARE = 2
+"""Connections for what is not a message: recording starts, extending leases, redriven letters."""
+
+
+class SharedEngines:
+    """Opened for the first that needs it, disposed of after the last."""
+
+    def __init__(self, app: Onceward) -> None:
+        self._app = app
+        self._lock = threading.Lock()
+        self._users: dict[Any, int] = {}
+        self._engines: dict[Any, Any] = {}
+
+    def take(self, *, asynchronous: bool) -> Any:
+        """Return the engine of this mode; give it back afterwards. In asyncio there is one for each event loop."""
+        key = _key(asynchronous)
+        with self._lock:
+            if key not in self._engines:
+                size = pool_sizes(self._app)[asynchronous]
+                self._engines[key] = open_engine(self._app, asynchronous=asynchronous, size=size)
+            self._users[key] = self._users.get(key, 0) + 1
+            return self._engines[key]
+
+    def give_back(self) -> None:
+        engine = self._let_go(_key(False))
+        if engine is not None:
+            engine.dispose()
+
+    async def give_back_async(self) -> None:
+        engine = self._let_go(_key(True))
+        if engine is not None:
+            await engine.dispose()
+
+    def _let_go(self, key: Any) -> Any:
+        """Return the engine if no other user is left."""
+        with self._lock:
+            self._users[key] -= 1
+            if self._users[key]:
+                return None
+            del self._users[key]
+            return self._engines.pop(key)
+
+
+def _key(asynchronous: bool) -> Any:
+    return asyncio.get_running_loop() if asynchronous else None
+
+
+def open_engine(app: Onceward, *, asynchronous: bool, size: int | None = None) -> Any:
+    """Return an engine on the app's database, with at most `size` connections, or SQLAlchemy's defaults."""
+    import sqlalchemy
+    from sqlalchemy.pool import QueuePool
+
+    from onceward.app.build import database_url
+
+    url = database_url(app.database, asynchronous=asynchronous)
+    dialect: Any = url.get_dialect()
+    options: dict[str, int] = {}
+    if size is not None and issubclass(dialect.get_pool_class(url), QueuePool):  # not in memory
+        options = {"pool_size": size, "max_overflow": 0}
+    if asynchronous:
+        from sqlalchemy.ext.asyncio import create_async_engine
+
+        return create_async_engine(url, **options)
+    return sqlalchemy.create_engine(url, **options)
+
+
+def pool_sizes(app: Onceward) -> dict[bool, int]:
+    """How many connections one process opens at most, for `async def` (True) and for `def` (False).
+
+    A message holds one while its handler runs, and waits for one if all are in use. Without the setting `pool_size`
+    there are enough for every message in flight, but for many consumers together no more than `AT_ONCE`.
+    """
+    consumers = [each for each in app.consumers.values() if not app.only or each.name in app.only]
+    wanted = {mode: sum(map(_in_flight, _of(mode, consumers))) for mode in (False, True)}
+    total, largest = sum(wanted.values()), max(map(_in_flight, consumers), default=0)
+    most, spare = min(total, max(largest, AT_ONCE)), SPARE
+    modes = [mode for mode in (False, True) if any(_of(mode, consumers))]
+    if app.settings.pool_size is not None:
+        most, spare = max(app.settings.pool_size - (len(modes) - 1), 1), 0
+    sizes = {mode: max(ceil(most * wanted[mode] / total) if total else 0, 1) + spare for mode in modes}
+    return {False: 1 + spare, True: 1 + spare} | sizes
+
+
+def most_connections(app: Onceward) -> int:
+    """How many connections `onceward run` opens at most, in all processes."""
+    consumers = app.consumers.values()
+    sizes = pool_sizes(app)
+    return app.settings.processes * sum(sizes[mode] for mode in (False, True) if any(_of(mode, consumers)))
+
+
+def _of(asynchronous: bool, consumers: Any) -> list[Consumer]:
+    return [each for each in consumers if each.asynchronous is asynchronous]
+
+
+def _in_flight(consumer: Consumer) -> int:
+    """Messages that hold a connection at once. Without a contract there is no session."""
+    return 0 if consumer.contract is None else consumer.policy.loop.concurrency.value

@@ -1,0 +1,142 @@
+"""Give back at once what a dead worker held: deliveries of its sources, claims of its inbox, redriven dead letters.
+
+The supervisor knows that its worker is dead, because it has waited for it; a frozen worker keeps everything. What was
+held counts as lost, as if its lease had expired, so a message that kills its workers still becomes a dead letter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from onceward._sync import run_blocking
+from onceward.app.app import Consumer, Onceward
+from onceward.connectors.owners import can_release
+from onceward.telemetry.logger import OwnLogger
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+_log = OwnLogger(logging.getLogger("onceward.run"))
+
+AGAIN = (1.0, 3.0)
+"""Pauses between rounds, in seconds: commands that a process sent before it died may arrive after the first round."""
+RETRY = 1.0
+PATIENCE = 60.0
+"""Seconds to try again if a source or the database is unavailable. After that their leases expire anyway."""
+FIRST_ROUND = 3.0
+"""Seconds that the supervisor waits for the first round before it goes on without it."""
+CONNECT_SECONDS = 5
+
+Holder = Callable[[str], int]
+"""Takes an owner, ends its leases in one place, and returns how many it could not end yet."""
+
+
+class Releases:
+    """The rounds run in threads of their own: a source that does not answer must not hold up the supervisor."""
+
+    def __init__(self, app: Onceward, only: Sequence[str] = ()) -> None:
+        # The inbox first: a message that came back before its claim ended would have to wait again.
+        self._holders: list[tuple[str, Holder]] = []
+        if app.settings.database is not None:
+            self._holders.append(("the database", lambda owner: _release_in_database(app, owner)))
+        for consumer in app.consumers.values():
+            if not only or consumer.name in only:
+                self._holders.append((consumer.name, _holder_of(consumer)))
+
+    async def __call__(self, worker: str, owner: str) -> None:
+        """Return after the first round, or without it after `FIRST_ROUND` seconds."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def on_first_round() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(
+            target=self._rounds, args=(worker, owner, on_first_round), daemon=True, name="onceward-release"
+        ).start()
+        try:
+            await asyncio.wait_for(ended.wait(), FIRST_ROUND)
+        except TimeoutError:
+            return
+
+    def _rounds(self, worker: str, owner: str, on_first_round: Callable[[], None]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        waiting = self._round(worker, owner, self._holders, None)
+        on_first_round()
+        for pause in AGAIN:
+            time.sleep(pause)
+            waiting = self._round(worker, owner, self._holders, None)
+        while waiting and time.monotonic() < deadline:
+            time.sleep(RETRY)
+            waiting = self._round(worker, owner, waiting, deadline)
+
+    def _round(
+        self, worker: str, owner: str, holders: list[tuple[str, Holder]], deadline: float | None
+    ) -> list[tuple[str, Holder]]:
+        """Return the holders that need another round."""
+        waiting = []
+        for name, release in holders:
+            try:
+                left = release(owner)
+            except Exception as error:  # noqa: BLE001  whatever it is, the lease is still there
+                left = 1
+                if deadline is not None and time.monotonic() + RETRY >= deadline:
+                    _log.warning(
+                        "cannot give back what %s held in %s; it comes back when its lease expires: %s",
+                        worker, name, error,
+                    )  # fmt: skip
+            if left:
+                waiting.append((name, release))
+        return waiting
+
+
+def _holder_of(consumer: Consumer) -> Holder:
+    async def release(owner: str) -> int:
+        asynchronous = consumer.asynchronous
+        connector: Any = consumer.source.open(asynchronous=asynchronous)
+        try:
+            if can_release(connector):
+                if asynchronous:
+                    await connector.release_owner_async(owner)
+                else:
+                    connector.release_owner(owner)
+        finally:
+            await connector.close_async() if asynchronous else connector.close()
+        return 0
+
+    return lambda owner: (asyncio.run if consumer.asynchronous else run_blocking)(release(owner))
+
+
+def _release_in_database(app: Onceward, owner: str) -> int:
+    import sqlalchemy
+
+    from onceward.app.build import database_url
+
+    assert app.settings.database is not None
+    url = database_url(app.settings.database, asynchronous=False)
+    arguments = {} if url.get_backend_name() == "sqlite" else {"connect_timeout": CONNECT_SECONDS}
+    engine = sqlalchemy.create_engine(url, connect_args=arguments)
+    try:
+        return run_blocking(_release_rows(engine, owner))
+    finally:
+        engine.dispose()
+
+
+async def _release_rows(engine: Engine, owner: str) -> int:
+    from onceward.deadletters import redrive_leases
+    from onceward.errors import ConfigurationError
+    from onceward.inbox.stores import owners, store_of
+    from onceward.storage.database import BlockingStoragePorts, check_tables
+
+    ports, store = BlockingStoragePorts(engine), store_of(engine.dialect, time.time)
+    try:
+        await ports.transact(check_tables, store)
+    except ConfigurationError:
+        return 0  # the worker died before it created the tables
+    claims = await ports.transact(owners.release_owner, store, owner)
+    return claims + await ports.transact(redrive_leases.release_owner, store, owner)

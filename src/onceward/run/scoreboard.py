@@ -1,0 +1,48 @@
+"""Counts of a worker in memory that it shares with its supervisor, so they are known even if it is killed."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+
+import msgspec
+
+FIELDS = 4
+MOST_CONSUMERS = 1024
+SIZE = MOST_CONSUMERS * FIELDS * 8
+
+
+class Score(msgspec.Struct, frozen=True):
+    """What one consumer of one process has done."""
+
+    succeeded: int
+    failed: int
+    returned: int
+    in_flight: int
+    """Fetched and not settled. After a crash: it is unknown whether they were applied."""
+
+
+class Scoreboard:
+    """One row of numbers for each consumer, in the order in which the worker reports them.
+
+    Each number is written by one process and read by the other; both see whole numbers, because they are aligned.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._numbers = memoryview(mmap.mmap(descriptor, SIZE)).cast("q")
+
+    def row(self, number: int) -> memoryview:
+        """For the worker to write."""
+        return self._numbers[number * FIELDS : (number + 1) * FIELDS]
+
+    def scores(self, consumers: Sequence[str]) -> dict[str, Score]:
+        return {name: Score(*self.row(number)) for number, name in enumerate(consumers)}
+
+
+def new_file() -> int:
+    """Return the descriptor of an empty scoreboard, which no other process sees unless it inherits it."""
+    with tempfile.TemporaryFile() as file:
+        file.truncate(SIZE)
+        return os.dup(file.fileno())

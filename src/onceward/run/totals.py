@@ -1,0 +1,39 @@
+"""What each consumer has done in a whole run, for its last line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from onceward.run.scoreboard import Score
+
+UNKNOWN = "unknown (in flight when a worker ended)"
+
+
+class Totals:
+    """The sum over all workers that have ended, however they ended."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Counter[str]] = {}
+
+    def add(self, scores: Mapping[str, Score]) -> None:
+        for name, each in scores.items():
+            self._of.setdefault(name, Counter()).update(
+                {
+                    "succeeded": each.succeeded,
+                    "failed": each.failed,
+                    "given back": each.returned,
+                    UNKNOWN: each.in_flight,
+                }
+            )
+
+    @property
+    def failed(self) -> int:
+        return sum(counts["failed"] for counts in self._of.values())
+
+    def __str__(self) -> str:
+        return "; ".join(f"{name}: {_format(counts)}" for name, counts in self._of.items()) or "nothing done"
+
+
+def _format(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count or what == "succeeded")
