@@ -176,13 +176,9 @@ def test_a_drain_waits_for_a_source_that_is_away_and_gives_up_after_a_while(
 
 
 def test_a_worker_with_a_stuck_thread_ends_its_other_work_and_is_replaced(site: Site) -> None:
-    text = SHOP.read_text()
-    text += "\nfrom onceward import ConsumerTask\nfrom onceward.task.settings import EngineSettings\n"
-    text += "ConsumerTask.settings = EngineSettings(stuck_grace=0.2)\n"
-    (site.directory / "shop.py").write_text(text)
     site.send({"id": "deaf", "deaf": 300}, {"id": "slow", "seconds": 1})
     source = "sqlite:///orders.db?on_failure=dead_letter"
-    with site.run(RUN_TIMEOUT="1.5", RUN_SOURCE=source, ONCEWARD_GRACE="5") as run:
+    with site.run(RUN_TIMEOUT="1.5", RUN_SOURCE=source, ONCEWARD_ENGINE__STUCK_GRACE="0.2") as run:
         until(lambda: len(run.workers()) == 2)
         assert run.says("a thread is stuck")
         assert run.says("worker 1 had a stuck thread; restarting")
