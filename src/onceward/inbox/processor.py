@@ -328,15 +328,6 @@ def log_failure(contract: Contract, event: Event, error: BaseException, start: S
         if isinstance(cause, StatementError):
             cause.hide_parameters = True  # they usually contain the payload
         cause = cause.__cause__
-    where = {
-        "consumer": contract.consumer_id,
-        "tracking_id": event.tracking_id,
-        "event_type": event.event_type,
-        "aggregate_id": event.aggregate_id or "",
-        "sequence": "" if event.sequence is None else event.sequence,
-        "schema_version": event.schema_version,
-        "lock_token": "" if start is None else start.token,
-    }
     in_engine = current_work.get() is not None
     _log.log(
         logging.INFO if in_engine else logging.ERROR,
@@ -348,7 +339,15 @@ def log_failure(contract: Contract, event: Event, error: BaseException, start: S
         "-" if start is None else start.token,
         text_of(error),
         exc_info=None if in_engine or isinstance(error, ContractError) else error,
-        extra=where,
+        extra={
+            "consumer": contract.consumer_id,
+            "tracking_id": event.tracking_id,
+            "event_type": event.event_type,
+            "aggregate_id": event.aggregate_id or "",
+            "sequence": "" if event.sequence is None else event.sequence,
+            "schema_version": event.schema_version,
+            "lock_token": "" if start is None else start.token,
+        },
     )
 
 
