@@ -9,6 +9,7 @@ ready ──fetch──► leased ──DONE──► gone
 from __future__ import annotations
 
 import logging
+import secrets
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -178,7 +179,7 @@ class LeasingConnector(Closing):
         with self._store.transaction(FETCH_WAIT):
             now = self._clock()
             rows, transactions, buried = self._choose(batch_size, now)
-            token = new_token(self.owner)
+            token = secrets.randbits(63) if self.owner is None else new_token(self.owner)
             self._store.lease(rows, token, now + self.lease)
         for level, message, *args in buried:
             _log.log(level, message, *args)

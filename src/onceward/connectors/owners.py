@@ -11,13 +11,10 @@ from hashlib import blake2b
 from typing import Any
 
 _RANDOM_BITS = 32
-_OWNER_BITS = 31
 
 
-def new_token(owner: str | None) -> int:
+def new_token(owner: str) -> int:
     """Return a token for deliveries, of 63 bits: the first half is the same for all of one owner."""
-    if owner is None:
-        return secrets.randbits(_OWNER_BITS + _RANDOM_BITS)
     return tokens_of(owner)[0] | secrets.randbits(_RANDOM_BITS)
 
 

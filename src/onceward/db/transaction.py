@@ -30,6 +30,7 @@ from onceward.db.errors import LockTimeoutError, SessionError
 from onceward.errors import ConfigurationError
 from onceward.task.cancellation import Canceller, CancelToken, current_token, raise_if_cancelled
 from onceward.task.exceptions import AttemptInterrupted
+from onceward.telemetry.context import current_attempt
 from onceward.telemetry.logger import OwnLogger
 
 _log = OwnLogger(logging.getLogger("onceward.db.cleanup"))
@@ -89,10 +90,12 @@ class DbTransaction:
         return self._connection
 
     def __enter__(self) -> Self:
-        raise_if_cancelled()
+        limited = current_attempt.get() is not None
+        if limited:
+            raise_if_cancelled()
         with self.opening():
             connection = self._engine.connect()
-            self.token = current_token()
+            self.token = current_token() if limited else None
             if self.token is not None:
                 driver = connection.connection.driver_connection
                 self._canceller = self.token.add(partial(self.backend.cancel, driver))
@@ -166,7 +169,7 @@ class DbTransaction:
         connection = self._connection
         assert connection is not None
         lost, self._state = self._state is SessionState.LOST, SessionState.ENDED
-        was_canceled = self._forget_canceller()
+        was_canceled = self._canceller is not None and self._forget_canceller()
         late = error is None and self.token is not None and self.token.expired
         if late:
             error = AttemptInterrupted("this attempt ran out of time; its transaction was rolled back")
