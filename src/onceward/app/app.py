@@ -294,7 +294,9 @@ def consumers_of(function: Any) -> list[tuple[Onceward, Consumer]]:
 
 def _name_of(function: Any) -> str:
     known = callable(function) and hasattr(function, "__name__")
-    if not known or isinstance(function, (type, staticmethod)):  # a method is decorated inside of @staticmethod
+    if not known or isinstance(
+        function, (type, staticmethod)
+    ):  # a method is decorated inside of @staticmethod
         raise ConfigurationError(
             f"only a function (`def` or `async def`) can be decorated, not {type(function).__name__} {function!r}"
         )

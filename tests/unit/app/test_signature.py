@@ -154,7 +154,9 @@ def test_a_payload_that_is_one_already_is_not_made_again() -> None:
     assert given(Struct, made) is made
 
 
-@pytest.mark.parametrize("hint", [Foreign, list[Foreign], Pydantic | Foreign, complex, Struct | Dataclass, Ignoring])
+@pytest.mark.parametrize(
+    "hint", [Foreign, list[Foreign], Pydantic | Foreign, complex, Struct | Dataclass, Ignoring]
+)
 def test_an_annotation_that_no_payload_can_have_is_refused_when_the_function_is_decorated(hint: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"charge takes .* a payload cannot be converted to"):
         Signature(taking(hint), session=False)
