@@ -359,7 +359,7 @@ def test_a_bound_method_is_a_consumer_and_leads_to_its_app(app: Onceward) -> Non
 def test_a_static_method_is_decorated_inside_and_not_outside(app: Onceward) -> None:
     def charge(order: Order) -> None: ...
 
-    with pytest.raises(ConfigurationError, match="only a function .* not staticmethod"):
+    with pytest.raises(ConfigurationError, match=r"only a function .* not staticmethod"):
         app.consumer("memory://orders")(staticmethod(charge))
 
 
