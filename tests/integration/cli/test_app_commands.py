@@ -146,6 +146,22 @@ def test_config_finds_the_origin_of_a_whole_and_of_what_is_set_for_all(shop: str
     assert found["consumers.mail.policy.loop.concurrency.value"] == (5, "ONCEWARD_CONCURRENCY")
 
 
+def test_config_shows_the_code_where_a_variable_is_empty_and_follows_a_bound_method(shop: str) -> None:
+    bound = """
+class Till:
+    def refund(self, order: dict) -> None: ...
+
+till = Till()
+app.consumer("memory://refunds")(till.refund)
+app.producer(till.refund)(lambda: None)
+"""
+    Path(f"{shop}.py").write_text(SHOP + bound)
+    result = run("config", f"{shop}:app", "--json", ONCEWARD_CONSUMERS__REFUND__SOURCE="")
+    found = {name: (row["value"], row["origin"]) for name, row in from_json(result, "name").items()}
+    assert found["consumers.refund.source"] == ("memory://refunds", "code")
+    assert found["producers.<lambda>.sink"] == ("memory://refunds", "code")
+
+
 def test_config_without_an_app_shows_what_environment_and_files_say(shop: str) -> None:
     result = run("config", ONCEWARD_DATABASE="postgresql://u:hunter2@h/x")
     assert result.exit_code == 0

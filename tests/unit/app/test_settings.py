@@ -72,6 +72,58 @@ def test_a_variable_finds_a_consumer_with_capitals_and_hyphens(tmp_path: Path) -
     found.check_names("consumers", ["Charge-Orders"])
 
 
+@pytest.mark.req("RN-06")
+@pytest.mark.parametrize("name", ["Charge-Orders", "chargeOrders", "charge_orders"])
+def test_a_variable_wins_over_a_table_however_the_table_spells_the_name(name: str, tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "onceward.toml",
+        f"""
+        [consumers.{name}]
+        source = "memory://file"
+        policy.loop.batch.size = 3
+        [producers.{name}]
+        sink = "memory://file"
+        """,
+    )
+    variable = name.upper().replace("-", "_")
+    environ = {
+        f"ONCEWARD_CONSUMERS__{variable}__SOURCE": "memory://variable",
+        f"ONCEWARD_PRODUCERS__{variable}__SINK": "memory://variable",
+    }
+    found = resolved(tmp_path, environ)
+    assert found.of_consumer(name).source == "memory://variable"
+    assert found.of_consumer(name).policy == {"loop": {"batch": {"size": 3}}}
+    assert found.of_producer(name).sink == "memory://variable"
+    assert found.origins[f"consumers.{name}.source"] == f"ONCEWARD_CONSUMERS__{variable}__SOURCE"
+
+
+OWN = "consumers.charge.policy.loop.concurrency.value"
+
+
+@pytest.mark.req("RN-06")
+@pytest.mark.parametrize(
+    ("project", "file", "environ", "own"),
+    [
+        ("", f"{OWN} = 3", {"ONCEWARD_CONCURRENCY": "2"}, None),
+        ("", f"{OWN} = 3", {"ONCEWARD_CONCURRENCY": ""}, 3),
+        ("", f"concurrency = 2\n{OWN} = 3", {}, 3),
+        (f"[tool.onceward]\n{OWN} = 3", "concurrency = 2", {}, None),
+        ("[tool.onceward]\nconcurrency = 2", f"{OWN} = 3", {}, 3),
+        ("", "", {"ONCEWARD_CONCURRENCY": "2", f"ONCEWARD_{OWN.upper().replace('.', '__')}": "3"}, "3"),
+    ],
+)
+def test_the_concurrency_of_all_wins_over_that_of_one_only_from_a_stronger_origin(
+    project: str, file: str, environ: dict[str, str], own: Any, tmp_path: Path
+) -> None:
+    write(tmp_path, "pyproject.toml", project)
+    write(tmp_path, "onceward.toml", file)
+    found = resolved(tmp_path, environ, concurrency=9)
+    policy: Any = found.of_consumer("charge").policy or {"loop": {"concurrency": {}}}
+    assert policy["loop"]["concurrency"].get("value") == own
+    assert (OWN in found.origins) is (own is not None)
+
+
 def test_settings_of_a_consumer_that_there_is_not_are_refused_with_their_origin(tmp_path: Path) -> None:
     found = resolved(tmp_path, {"ONCEWARD_CONSUMERS__CHRAGE__SOURCE": "memory://b"})
     with pytest.raises(
