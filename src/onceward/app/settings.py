@@ -29,9 +29,6 @@ INJECTED = re.compile(r"_SERVICE_(HOST|PORT\w*)$|_PORT(_\d+_\w+)?$")
 ENVS = ("development", "dev", "local", "test", "ci", "staging", "production", "prod")
 """A fixed list, because a misspelled `production` would skip the evidence check."""
 
-CONCURRENCY = ["policy", "loop", "concurrency", "value"]
-"""The field of a consumer that the setting `concurrency` sets for all."""
-
 T = TypeVar("T")
 OptionalText = Annotated[str | None, BeforeValidator(none_from_text)]
 
@@ -168,7 +165,6 @@ def resolve(
     origins: dict[str, str] = {}
     for origin, layer in _layers(keywords, os.environ if environ is None else environ, directory):
         _merge(tree, _spell_as_in(tree, layer) if origin.startswith(PREFIX) else layer, origin, origins)
-    _drop_weaker_concurrency(tree, origins)
     try:
         return Resolved(AppSettings.model_validate(tree), origins)
     except ValidationError as error:
@@ -244,25 +240,6 @@ def _spell_as_in(tree: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str,
             names = {in_variables(name): name for name in known} | {name: name for name in known}
             spelled[table] = {names.get(name, name): value for name, value in given.items()}
     return spelled
-
-
-def _drop_weaker_concurrency(tree: dict[str, Any], origins: dict[str, str]) -> None:
-    """`concurrency` is for all consumers. One consumer's own value wins, unless it is from a weaker origin."""
-    if none_from_text(tree.get("concurrency")) is None:
-        return
-    strength = _strength(origins.get("concurrency"))
-    for path, origin in list(origins.items()):
-        table, *parts = path.split(".")
-        if table == "consumers" and parts[1:] == CONCURRENCY and _strength(origin) < strength:
-            of: Any = tree[table]
-            for part in parts[:-1]:
-                of = of[part]
-            del of[parts[-1]], origins[path]
-
-
-def _strength(origin: str | None) -> int:
-    order = (None, "keyword", "pyproject.toml", "onceward.toml")
-    return order.index(origin) if origin in order else len(order)
 
 
 def _describe(error: ValidationError, origins: Mapping[str, str]) -> str:

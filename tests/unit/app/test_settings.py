@@ -98,30 +98,15 @@ def test_a_variable_wins_over_a_table_however_the_table_spells_the_name(name: st
     assert found.origins[f"consumers.{name}.source"] == f"ONCEWARD_CONSUMERS__{variable}__SOURCE"
 
 
-OWN = "consumers.charge.policy.loop.concurrency.value"
-
-
 @pytest.mark.req("RN-06")
-@pytest.mark.parametrize(
-    ("project", "file", "environ", "own"),
-    [
-        ("", f"{OWN} = 3", {"ONCEWARD_CONCURRENCY": "2"}, None),
-        ("", f"{OWN} = 3", {"ONCEWARD_CONCURRENCY": ""}, 3),
-        ("", f"concurrency = 2\n{OWN} = 3", {}, 3),
-        (f"[tool.onceward]\n{OWN} = 3", "concurrency = 2", {}, None),
-        ("[tool.onceward]\nconcurrency = 2", f"{OWN} = 3", {}, 3),
-        ("", "", {"ONCEWARD_CONCURRENCY": "2", f"ONCEWARD_{OWN.upper().replace('.', '__')}": "3"}, "3"),
-    ],
-)
-def test_the_concurrency_of_all_wins_over_that_of_one_only_from_a_stronger_origin(
-    project: str, file: str, environ: dict[str, str], own: Any, tmp_path: Path
+def test_a_file_that_sets_the_concurrency_of_one_consumer_wins_over_a_variable_for_all(
+    tmp_path: Path,
 ) -> None:
-    write(tmp_path, "pyproject.toml", project)
-    write(tmp_path, "onceward.toml", file)
-    found = resolved(tmp_path, environ, concurrency=9)
-    policy: Any = found.of_consumer("charge").policy or {"loop": {"concurrency": {}}}
-    assert policy["loop"]["concurrency"].get("value") == own
-    assert (OWN in found.origins) is (own is not None)
+    """A consumer that must run one message at a time stays so, however a machine is tuned."""
+    write(tmp_path, "onceward.toml", "consumers.charge.policy.loop.concurrency.value = 1")
+    found = resolved(tmp_path, {"ONCEWARD_CONCURRENCY": "8"})
+    assert found.settings.concurrency == 8
+    assert found.of_consumer("charge").policy == {"loop": {"concurrency": {"value": 1}}}
 
 
 def test_settings_of_a_consumer_that_there_is_not_are_refused_with_their_origin(tmp_path: Path) -> None:
