@@ -52,7 +52,11 @@ def project(made: Path, tmp_path: Path) -> Path:
 def clean() -> dict[str, str]:
     """A clean environment."""
     foreign = ("ONCEWARD_", "OTEL_", "PYTEST_", "MAKE", "MFLAGS")  # under another make, it prints more
-    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(foreign) and name != "PYTHON"  # as in `make test PYTHON=python3.13`
+    }
 
 
 def do(project: Path, *command: object, **environment: str) -> str:
