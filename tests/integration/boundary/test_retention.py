@@ -18,6 +18,7 @@ from onceward.boundary.retention import Retention
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.errors import ConfigurationError
 from onceward.testing.boundary import fact as plain
+from tests.support.wait import until_async
 
 DAY = 86400.0
 NOW = 1_800_000_000.0
@@ -138,8 +139,11 @@ def test_it_looks_again_and_again_while_it_runs_and_survives_a_store_that_is_awa
         await aged(boundary)("m1", 8.0)
         retention = Retention(boundary, every=0.001, clock=lambda: NOW)
         retention.start()
-        while (await boundary.store.bounds()).first == 1:
-            await asyncio.sleep(0.001)
+
+        async def has_expired() -> bool:
+            return (await boundary.store.bounds()).first > 1
+
+        await until_async(has_expired)
         await retention.close()
         assert looks >= 2
 

@@ -29,7 +29,7 @@ from onceward.testing.servers import Server, redis_server
 from onceward.transaction import Settlement, Verdict
 from tests.support.pending_entries import age
 from tests.support.queue.proxy import Proxy, proxy
-from tests.support.wait import until
+from tests.support.wait import until, until_async
 from tests.support.world import World, consuming, retry
 
 
@@ -271,8 +271,7 @@ def test_a_fetch_that_is_cancelled_while_redis_is_silent_is_cancelled(link: Prox
             await connector.dispatch_transactions_async(numbered(1))
             link.answers["XREADGROUP"] = b""
             fetching = asyncio.create_task(connector.fetch_transactions_async(5))
-            while not link.seen["XREADGROUP"] and not fetching.done():
-                await asyncio.sleep(0.005)
+            await until_async(lambda: link.seen["XREADGROUP"] or fetching.done())
             fetching.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await fetching

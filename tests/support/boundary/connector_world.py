@@ -33,7 +33,7 @@ def numbers(transactions: Sequence[Transaction]) -> list[int]:
     return [transaction.payload["object"]["number"] for transaction in transactions]
 
 
-class Site:
+class ConnectorWorld:
     def __init__(self, world: World, url: str) -> None:
         self.world = world
         self.url = url
@@ -124,8 +124,8 @@ def fill(directory: Path, count: int) -> None:
 
 
 @contextmanager
-def site_at(world: World, directory: Path) -> Iterator[Site]:
+def site_at(world: World, directory: Path) -> Iterator[ConnectorWorld]:
     with boundary_server(directory) as url:
-        made = Site(world, url)
+        made = ConnectorWorld(world, url)
         yield made
         world.run(made.client.close)
