@@ -56,8 +56,8 @@ class BillingDesk:
             BoundaryConnector(client, from_zone="plant-a", to_zone="hq").dispatch_transactions(facts)
 
     def start(self, **orders: Any) -> Any:
-        told = Orders(self.url, str(self.database), self.asynchronous, **orders)
-        process = _forking.Process(target=worker.run, args=(told,))
+        reported = Orders(self.url, str(self.database), self.asynchronous, **orders)
+        process = _forking.Process(target=worker.run, args=(reported,))
         process.start()
         return process
 

@@ -69,7 +69,7 @@ def run(*arguments: str, env: dict[str, str]) -> Result:
     return CliRunner().invoke(app, ["boundary", *arguments], env={"NO_COLOR": "1", **env})
 
 
-def told(kind: Any, url: str, tls: Tls | None) -> str:
+def output(kind: Any, url: str, tls: Tls | None) -> str:
     """A client's message; every command prints the same, in one line."""
     with EitherClient(kind, url, tls) as client, pytest.raises(Unavailable) as caught:
         client.fetch("c")
@@ -87,7 +87,7 @@ def test_a_server_of_another_ca_is_not_trusted_and_the_files_to_give_are_named(
     site: SecuredZone, hq: Tls, stranger: Tls, kind: Any
 ) -> None:
     for files in (None, Tls(ca=stranger.ca, cert=hq.cert, key=hq.key)):
-        words = told(kind, site.url, files)
+        words = output(kind, site.url, files)
         assert "its certificate was not issued by a CA that is trusted here; set its CA in `tls`" in words
         assert "ONCEWARD_BOUNDARY_CA, _CERT and _KEY" in words
 
@@ -96,7 +96,7 @@ def test_a_server_of_another_ca_is_not_trusted_and_the_files_to_give_are_named(
 def test_a_server_that_does_not_trust_the_caller_hangs_up_and_its_log_is_named(
     site: SecuredZone, hq: Tls, stranger: Tls, kind: Any
 ) -> None:
-    words = told(kind, site.url, Tls(ca=hq.ca, cert=stranger.cert, key=stranger.key))
+    words = output(kind, site.url, Tls(ca=hq.ca, cert=stranger.cert, key=stranger.key))
     assert "it requires another client certificate; see its log" in words
 
 
@@ -106,23 +106,23 @@ def test_a_certificate_for_another_name_is_said(home: Path, site: SecuredZone, h
     elsewhere = SecuredZone(home / name, name, site.authority)
     elsewhere.write(tls=site.issue(name, hosts=("elsewhere.example",)))
     with elsewhere.serving() as url:
-        assert "its certificate is not for '127.0.0.1'; use a name that is in its" in told(kind, url, hq)
+        assert "its certificate is not for '127.0.0.1'; use a name that is in its" in output(kind, url, hq)
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_the_wrong_scheme_is_said(site: SecuredZone, hq: Tls, plain: str, kind: Any) -> None:
-    assert "it does not speak TLS; use a URL that begins with http://" in told(
+    assert "it does not speak TLS; use a URL that begins with http://" in output(
         kind, plain.replace("http://", "https://"), hq
     )
     assert "it closed the connection; check that it is running" in (
-        words := told(kind, site.url.replace("https://", "http://"), None)
+        words := output(kind, site.url.replace("https://", "http://"), None)
     )
     assert words.endswith("if it speaks TLS, the URL begins with https://")
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_a_host_that_nobody_knows_is_one_plain_line(kind: Any) -> None:
-    assert told(kind, "http://nosuch.invalid:7700", None) == (
+    assert output(kind, "http://nosuch.invalid:7700", None) == (
         "the boundary at http://nosuch.invalid:7700 cannot be reached: host 'nosuch.invalid' is unknown here; correct "
         "its URL"
     )

@@ -56,7 +56,7 @@ def url(site: SecuredZone) -> Iterator[str]:
         yield found
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def reported(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each for each in caplog.messages if " refused: " in each]
 
 
@@ -92,8 +92,8 @@ def test_an_identity_that_is_not_in_the_table_is_refused_with_every_call(
         assert connection.call("GetObject", message)[1]["code"] == "unauthenticated"
         assert [connection.get(path)[0] for path in ("/metrics", "/stats")] == [401, 401]
         assert [connection.get(path)[0] for path in ("/livez", "/readyz")] == [200, 200]
-    assert len(told(caplog)) == 9
-    assert all("'stranger'" in each and "127.0.0.1:" in each for each in told(caplog))
+    assert len(reported(caplog)) == 9
+    assert all("'stranger'" in each and "127.0.0.1:" in each for each in reported(caplog))
     with Connection(url, context_for(hq.ca, hq)) as connection:
         assert connection.get("/stats")[0] == 200
         assert connection.metric('bsfg_auth_failures_total{reason="unknown_identity"}') == 9
@@ -119,7 +119,7 @@ def test_who_is_taken_out_of_the_table_is_refused_on_the_connection_that_stands(
         assert code == "unauthenticated"
         assert (
             "the certificate of 'hq-bsfg', 'localhost' does not belong to a peer of this boundary"
-            in told(caplog)[0]
+            in reported(caplog)[0]
         )
         site.write(HQ)
         until(lambda: connection.call("AppendFact", append_message())[0] == 200)
@@ -144,7 +144,7 @@ def test_a_broken_certificate_does_not_keep_a_peer_in_the_table(
         until(lambda: connection.call("AppendFact", append_message())[0] == 401)
 
 
-def test_what_cannot_change_while_the_server_runs_is_told(
+def test_what_cannot_change_while_the_server_runs_is_reported(
     site: SecuredZone, url: str, hq: Tls, caplog: pytest.LogCaptureFixture
 ) -> None:
     site.write(HQ, more='listen = "127.0.0.1:1"\nstrict_consumers = true')
@@ -185,7 +185,7 @@ def test_a_zone_that_the_peer_may_not_speak_of_or_to_is_refused(
             client.append(envelope_for("m1", from_zone=from_zone, to_zone=to_zone), FACT)
         assert refused.value.field == field
         assert not client.fetch("c").facts
-    [line] = told(caplog)
+    [line] = reported(caplog)
     assert line.startswith("AppendFact from 127.0.0.1:")
     assert line.endswith(words)
     with Connection(url, context_for(hq.ca, hq)) as connection:
@@ -217,8 +217,8 @@ def test_a_name_that_is_bound_to_one_peer_is_not_anothers(
         assert owner.confirm("hq-receiver", 1) == 1
         assert [each.offset for each in other.fetch("nobodys").facts] == [1]
         assert [each.offset for each in owner.fetch("nobodys").facts] == [1]
-    assert len(told(caplog)) == 2
-    assert "'lab-bsfg' may not fetch or confirm as 'hq-receiver'" in told(caplog)[0]
+    assert len(reported(caplog)) == 2
+    assert "'lab-bsfg' may not fetch or confirm as 'hq-receiver'" in reported(caplog)[0]
     with Connection(url, context_for(hq.ca, hq)) as connection:
         assert connection.metric('bsfg_auth_failures_total{reason="consumer"}') == 2
 

@@ -72,7 +72,7 @@ def test_facts_are_kept_for_a_week_unless_their_class_says_otherwise(tmp_path: P
 
 
 @pytest.mark.req("BC-21")
-def test_a_slow_consumer_is_warned_of_before_its_facts_expire_and_told_of_the_gap_after(
+def test_a_slow_consumer_is_warned_of_before_its_facts_expire_and_notified_of_the_gap_after(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body(boundary: Boundary) -> None:
@@ -204,7 +204,7 @@ def test_forwarded_facts_meet_the_same_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("BC-24")
-def test_the_oldest_are_dropped_only_when_that_was_asked_for_and_consumers_are_told(
+def test_the_oldest_are_dropped_only_when_that_was_asked_for_and_consumers_are_notified(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body(boundary: Boundary) -> None:

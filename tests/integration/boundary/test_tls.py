@@ -178,7 +178,7 @@ def test_who_may_not_connect_is_refused_with_one_line_that_says_why_and_a_count(
             assert connection.call("FetchFacts", {"consumerName": "c", "limit": 1}) == (200, {})
 
 
-def test_plain_http_and_a_connection_that_is_closed_at_once_are_told_too(
+def test_plain_http_and_a_connection_that_is_closed_at_once_are_reported_too(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises((OSError, http.client.HTTPException)):
@@ -290,7 +290,7 @@ def _connects(url: str, context: ssl.SSLContext) -> bool:
 
 
 @pytest.mark.parametrize("broken", ["cert", "key", "ca"])
-def test_a_broken_file_changes_nothing_is_told_once_and_can_be_mended(
+def test_a_broken_file_changes_nothing_is_reported_once_and_can_be_fixed(
     site: SecuredZone, hq: Tls, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
     caplog.set_level(logging.INFO, "onceward")

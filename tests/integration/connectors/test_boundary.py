@@ -446,7 +446,7 @@ def test_after_close_every_call_raises(site: ConnectorWorld) -> None:
         ({"consumer_name": "x", "lease": 0}, "lease"),
     ],
 )
-def test_what_cannot_work_is_told_at_construction(
+def test_what_cannot_work_is_reported_at_construction(
     world: World, settings: dict[str, Any], problem: str
 ) -> None:
     client: Any = (AsyncBoundaryClient if world.asynchronous else BoundaryClient)("http://127.0.0.1:1")
@@ -455,7 +455,7 @@ def test_what_cannot_work_is_told_at_construction(
         kind(client, **settings)
 
 
-def test_a_client_of_the_other_mode_is_told_at_construction() -> None:
+def test_a_client_of_the_other_mode_is_reported_at_construction() -> None:
     with pytest.raises(
         ConfigurationError, match="BoundaryConnector needs a BoundaryClient, not AsyncBoundary"
     ):

@@ -539,7 +539,7 @@ def losses(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("rebuilt", [True, False], ids=["rebuilt", "same"])
-def test_a_redis_that_restarted_empty_is_told_once_with_what_is_lost(
+def test_a_redis_that_restarted_empty_is_reported_once_with_what_is_lost(
     forgetful_redis: Server, world: World, caplog: pytest.LogCaptureFixture, rebuilt: bool
 ) -> None:
     """Whether the connector was kept, or is a new one, as the runner creates it after an outage."""

@@ -324,7 +324,7 @@ def test_the_ledgers_go_with_their_days_except_for_what_is_open(site: PurgedInbo
     for tracking_id, day, locked in [
         ("old", old, "NULL"),
         ("ran out", old, "1"),
-        ("in hand", old, str(time.time() + 3600)),
+        ("in flight", old, str(time.time() + 3600)),
         ("new", new, "NULL"),
     ]:
         site.execute(
@@ -346,7 +346,7 @@ def test_the_ledgers_go_with_their_days_except_for_what_is_open(site: PurgedInbo
     assert (report.attempts, report.effects) == (2, 1)
     with site.observer.connect() as connection:
         assert set(connection.scalars(text("SELECT tracking_id FROM onceward_attempts"))) == {
-            "in hand",
+            "in flight",
             "new",
         }
     left = {(row["tracking_id"], row["name"]) for row in site.call("effects", in_doubt=False)}

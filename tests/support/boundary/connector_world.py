@@ -84,7 +84,7 @@ class ConnectorWorld:
     def _watched(self, client: Any) -> Any:
         fetch, confirm = client.fetch, client.confirm
 
-        def told(page: Page, limit: int) -> Page:
+        def reported(page: Page, limit: int) -> Page:
             self.asked.append(limit)
             self.sent.append(len(page.facts))
             return page
@@ -94,7 +94,7 @@ class ConnectorWorld:
             self.confirmed.append(offset)
 
         async def fetch_async(name: str, limit: int) -> Page:
-            return told(await fetch(name, limit), limit)
+            return reported(await fetch(name, limit), limit)
 
         async def confirm_async(name: str, offset: int) -> int:
             before(offset)
@@ -107,7 +107,10 @@ class ConnectorWorld:
         if self.world.asynchronous:
             client.fetch, client.confirm = fetch_async, confirm_async
         else:
-            client.fetch, client.confirm = lambda name, limit: told(fetch(name, limit), limit), confirm_now
+            client.fetch, client.confirm = (
+                lambda name, limit: reported(fetch(name, limit), limit),
+                confirm_now,
+            )
         return client
 
 
