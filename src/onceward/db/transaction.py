@@ -308,3 +308,13 @@ def reserved(engine: Engine) -> Iterator[None]:
         yield
     finally:
         free(pool)
+
+
+@contextmanager
+def regardless() -> Iterator[None]:
+    """Commit sessions of this block even if the attempt has run out of time: they record what has happened."""
+    before = current_attempt.set(None)
+    try:
+        yield
+    finally:
+        current_attempt.reset(before)

@@ -18,12 +18,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onceward._text import driver_message
-from onceward.db.transaction import DbTransaction
+from onceward.db.transaction import DbTransaction, regardless
 from onceward.inbox.contract import Contract
 from onceward.inbox.errors import AT_ONCE, Breach, Busy, ContractError
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Attempts, Key
-from onceward.task.cancellation import cancel_requested, on_cancel, raise_if_cancelled, regardless
+from onceward.task.cancellation import cancel_requested, on_cancel, raise_if_cancelled
 from onceward.telemetry.logger import OwnLogger
 
 if TYPE_CHECKING:

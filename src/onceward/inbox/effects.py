@@ -11,21 +11,19 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from onceward._functions import check_function, name_of
+from onceward.db.transaction import DbTransaction, regardless
 from onceward.inbox.errors import EffectError, EffectInDoubtError, LeaseLostError
 from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Effect, Key
-from onceward.task.cancellation import on_cancel, raise_if_cancelled, regardless
+from onceward.task.cancellation import on_cancel, raise_if_cancelled
 from onceward.task.lifecycle import text_of
 from onceward.telemetry.logger import OwnLogger
-
-if TYPE_CHECKING:
-    from onceward.db.transaction import DbTransaction
 
 _log = OwnLogger(logging.getLogger("onceward.inbox"))
 

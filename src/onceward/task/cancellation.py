@@ -121,13 +121,3 @@ def on_cancel(cancel: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         token.remove(canceller)
-
-
-@contextmanager
-def regardless() -> Iterator[None]:
-    """Hide from the block that the attempt was asked to stop: for records that must be written all the same."""
-    before = current_attempt.set(None)
-    try:
-        yield
-    finally:
-        current_attempt.reset(before)

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -32,6 +33,13 @@ class OwnLogger:
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
+        # Partials, because `log` looks for the line that logs in the frame before its own.
+        self.debug = partial(self.log, logging.DEBUG)
+        self.info = partial(self.log, logging.INFO)
+        self.warning = partial(self.log, logging.WARNING)
+        self.error = partial(self.log, logging.ERROR)
+        self.exception = partial(self.log, logging.ERROR, exc_info=True)
+        self.critical = partial(self.log, logging.CRITICAL)
 
     def isEnabledFor(self, level: int) -> bool:
         # Unlike `Logger.isEnabledFor`, this takes no lock, and calls nothing that a class of the user can override.
@@ -43,27 +51,6 @@ class OwnLogger:
                 return level >= logger.level
             logger = logger.parent
         return True
-
-    def debug(self, message: str, *args: Any, **more: Any) -> None:
-        self._log(logging.DEBUG, message, args, **more)
-
-    def info(self, message: str, *args: Any, **more: Any) -> None:
-        self._log(logging.INFO, message, args, **more)
-
-    def warning(self, message: str, *args: Any, **more: Any) -> None:
-        self._log(logging.WARNING, message, args, **more)
-
-    def error(self, message: str, *args: Any, **more: Any) -> None:
-        self._log(logging.ERROR, message, args, **more)
-
-    def exception(self, message: str, *args: Any, **more: Any) -> None:
-        self._log(logging.ERROR, message, args, **{"exc_info": True, **more})
-
-    def critical(self, message: str, *args: Any, **more: Any) -> None:
-        self._log(logging.CRITICAL, message, args, **more)
-
-    def log(self, level: int, message: str, *args: Any, **more: Any) -> None:
-        self._log(level, message, args, **more)
 
     def post(
         self,
@@ -80,17 +67,17 @@ class OwnLogger:
             line.fields = context.run(current_fields) if fields is None else fields
             do_soon(lambda: context.run(line.emit))
 
-    def _log(
+    def log(
         self,
         level: int,
         message: str,
-        args: tuple[Any, ...],
+        *args: Any,
         exc_info: Any = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         if not self.isEnabledFor(level):
             return
-        line = Line(self._logger, level, message, args, exc_info, extra, sys._getframe(2))
+        line = Line(self._logger, level, message, args, exc_info, extra, sys._getframe(1))
         if _in_event_loop():
             run_safely(line.emit)
         else:
