@@ -22,8 +22,8 @@ GENERATED = SOURCE / "boundary" / "v1"
 MOST_FILES = 18
 P90_LINES = 320
 MOST_LINES = 460
-NOUNS = {"sequencing.py", "upcasting.py"}
-"""They end as participles do, and are what users of the domain say."""
+NOUNS: set[str] = set()
+"""Files whose names end as participles do, and are what users of the domain say."""
 
 BESIDE = "the modules beside the rooms"
 LIBRARY = "a library"
@@ -34,9 +34,7 @@ PRIVATE_USES: set[str] = set()
 """Files with the private names of other rooms that they use."""
 PARTICIPLES: set[str] = set()
 """Files that are still named by a participle."""
-SAME_NAMES: set[str] = {
-    "Report",  # of a call, and of a verification: both are public
-}
+SAME_NAMES: set[str] = set()
 """Class names of which there are several."""
 
 

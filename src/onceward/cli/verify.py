@@ -22,7 +22,7 @@ from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from onceward.inbox import Inbox
-    from onceward.verify import Report, ScenarioResult
+    from onceward.verify import ScenarioResult, VerificationReport
 
 VERIFY_EXAMPLES = """
 Examples:
@@ -203,7 +203,7 @@ def _event(line: str, place: str) -> Any:
 # ── the verification ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _examine(subject: Any, events: Any, given: dict[str, Any]) -> Report:
+def _examine(subject: Any, events: Any, given: dict[str, Any]) -> VerificationReport:
     from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 
     from onceward.verify import NAMES, examine_consumer
@@ -218,7 +218,7 @@ def _examine(subject: Any, events: Any, given: dict[str, Any]) -> Report:
         return examine_consumer(subject, events, progress=progress, **given)
 
 
-def _show(report: Report, kept: bool) -> None:
+def _show(report: VerificationReport, kept: bool) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -19,7 +19,7 @@ from onceward.db import SessionError
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters.row_watch import RowWatch, TableDiff, TableWrites
 from onceward.errors import ConfigurationError
-from onceward.inbox import sequencing
+from onceward.inbox import sequences
 from onceward.inbox.attempts import Start, poisoned
 from onceward.inbox.contract import Contract
 from onceward.inbox.effects import Claim, key_of
@@ -33,7 +33,7 @@ from onceward.inbox.stores import store_of
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.postgresql import DAYS_AHEAD
 from onceward.inbox.stores.types import Key
-from onceward.inbox.upcasting import check_type, upcast
+from onceward.inbox.upcasters import check_type, upcast
 from onceward.task.exceptions import Postponed
 from onceward.task.io_guard import IoGuard
 from onceward.task.lifecycle import Step, text_of
@@ -131,7 +131,7 @@ class _DryRun:
             outcome, detail = PredictedOutcome.BREACH, f"{error.kind}: {error.message}"
         except Postponed as error:
             outcome, detail = PredictedOutcome.WAIT, str(error)
-        except sequencing.OutOfTurn as early:
+        except sequences.OutOfTurn as early:
             outcome, detail = (
                 PredictedOutcome.WAIT,
                 f"number {early.expected} of its aggregate has not arrived yet",
@@ -192,8 +192,8 @@ class _DryRun:
         if attempts.unended >= contract.poison_after:
             raise poisoned(key, attempts.unended)
         if contract.sequencing != "none":
-            turn = sequencing.take_turn(transaction, store, contract, key, event)
-            if turn is sequencing.Turn.SUPERSEDED:
+            turn = sequences.take_turn(transaction, store, contract, key, event)
+            if turn is sequences.Turn.SUPERSEDED:
                 return PredictedOutcome.SUPERSEDED
         return attempts.starts + 1
 

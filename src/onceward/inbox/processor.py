@@ -32,7 +32,7 @@ from onceward.db import LockTimeoutError, SessionError
 from onceward.db.backends import backend_of
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
-from onceward.inbox import sequencing
+from onceward.inbox import sequences
 from onceward.inbox.attempts import AttemptLedger, End, Start, poisoned
 from onceward.inbox.availability import Availability
 from onceward.inbox.contract import Contract
@@ -42,10 +42,10 @@ from onceward.inbox.event import Event
 from onceward.inbox.metrics import InboxInstruments, instruments
 from onceward.inbox.ports import InboxPorts, Session
 from onceward.inbox.result import DONE, DUPLICATE, SUPERSEDED, Result
-from onceward.inbox.sequencing import OutOfTurn
+from onceward.inbox.sequences import OutOfTurn
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Key, MissingDay, as_date
-from onceward.inbox.upcasting import check_type, upcast
+from onceward.inbox.upcasters import check_type, upcast
 from onceward.storage.database import SERIALIZATION_PAUSE, SERIALIZATION_RETRIES
 from onceward.task.exceptions import AttemptInterrupted, Postponed
 from onceward.task.lifecycle import text_of
@@ -169,7 +169,7 @@ class EventProcessor:
                 return await once(contract, key, digest, event, handler, start)
             except OutOfTurn as early:
                 waiting = await self.reachable(
-                    self.ports.transact, sequencing.park, self.store, contract, key, event, early.expected
+                    self.ports.transact, sequences.park, self.store, contract, key, event, early.expected
                 )
                 raise waiting from None
             except MissingDay:
@@ -207,8 +207,8 @@ class EventProcessor:
             await session.apply(self._refuse, key, digest)
             return Result(DUPLICATE)
         if contract.sequencing != "none":
-            turn = await session.apply(sequencing.take_turn, self.store, contract, key, event)
-            if turn is sequencing.Turn.SUPERSEDED:
+            turn = await session.apply(sequences.take_turn, self.store, contract, key, event)
+            if turn is sequences.Turn.SUPERSEDED:
                 return Result(SUPERSEDED)
         return Result(DONE, await handler(event, session))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from onceward.verify import Report
+    from onceward.verify import VerificationReport
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,12 +29,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def verify_consumer(
     request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
-) -> Callable[..., Report]:
+) -> Callable[..., VerificationReport]:
     """`onceward.verify.verify_consumer`, with the seed of `--onceward-seed`."""
     from onceward.verify import VerificationError
     from onceward.verify import verify_consumer as verify
 
-    def verify_or_fail(consumer: Any, events: Any = None, **given: Any) -> Report:
+    def verify_or_fail(consumer: Any, events: Any = None, **given: Any) -> VerificationReport:
         __tracebackhide__ = True
         seed = request.config.getoption("--onceward-seed")
         if seed is not None:

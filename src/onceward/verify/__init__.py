@@ -13,24 +13,31 @@ from __future__ import annotations
 from typing import Any
 
 from onceward.verify.plan import Verification, plan_of
-from onceward.verify.report import NAMES, Finding, Report, ScenarioResult, ScenarioStatus, VerificationError
+from onceward.verify.report import (
+    NAMES,
+    Finding,
+    ScenarioResult,
+    ScenarioStatus,
+    VerificationError,
+    VerificationReport,
+)
 from onceward.verify.run import Progress, run
 
 __all__ = [
     "NAMES",
     "Finding",
     "Progress",
-    "Report",
     "ScenarioResult",
     "ScenarioStatus",
     "Verification",
     "VerificationError",
+    "VerificationReport",
     "examine_consumer",
     "verify_consumer",
 ]
 
 
-def verify_consumer(consumer: Any, events: Any = None, **given: Any) -> Report:
+def verify_consumer(consumer: Any, events: Any = None, **given: Any) -> VerificationReport:
     """Verify a consumer; raise `VerificationError`, an AssertionError, if a scenario fails.
 
     Accepts the fields of `Verification` as keyword arguments; they override `verification` on the class.
@@ -43,7 +50,7 @@ def verify_consumer(consumer: Any, events: Any = None, **given: Any) -> Report:
 
 def examine_consumer(
     consumer: Any, events: Any = None, *, progress: Progress | None = None, **given: Any
-) -> Report:
+) -> VerificationReport:
     """Like `verify_consumer`, but return the report of a failure instead of raising it."""
     plan = plan_of(consumer, {"events": events, **given})
     return run(plan) if progress is None else run(plan, progress)

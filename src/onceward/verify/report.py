@@ -73,7 +73,7 @@ class ScenarioResult(msgspec.Struct, frozen=True):
         return "\n".join(f"{self.name}: {finding}" for finding in self.findings)
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class VerificationReport(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a verification. As a string, it names the scenarios that failed, the seed and the rows."""
 
     consumer_id: str
@@ -135,12 +135,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class VerificationError(AssertionError):
     """The consumer does not keep its contract; see `report`."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: VerificationReport) -> None:
         super().__init__(str(report))
         self.report = report
 
 
-def as_junit(report: Report) -> str:
+def as_junit(report: VerificationReport) -> str:
     """The report as JUnit XML for CI servers, with a test case for each scenario."""
     counts = [each.result for each in report.scenarios]
     suite = ElementTree.Element(

@@ -16,7 +16,7 @@ from onceward.verify.children import PREPARING, Died, Hung, run_in_child
 from onceward.verify.databases import Databases, databases_of, preload
 from onceward.verify.intrusions import claim_package
 from onceward.verify.plan import VerificationPlan
-from onceward.verify.report import Finding, Report, ScenarioResult, ScenarioStatus
+from onceward.verify.report import Finding, ScenarioResult, ScenarioStatus, VerificationReport
 from onceward.verify.scenarios import NEEDS_NO_ORACLE, SCENARIOS
 from onceward.verify.trial import Assessment, NotApplicable, Trial
 
@@ -27,7 +27,7 @@ MOST_HANGS = 2
 HANGS = "it hangs"
 
 
-def run(plan: VerificationPlan, progress: Progress = lambda name, result: None) -> Report:
+def run(plan: VerificationPlan, progress: Progress = lambda name, result: None) -> VerificationReport:
     began = time.monotonic()
     claim_package(plan.consumer.__module__)
     code = code_of(plan.consumer, plan.contract)
@@ -35,7 +35,7 @@ def run(plan: VerificationPlan, progress: Progress = lambda name, result: None) 
     with _template(plan, databases) as found:
         results = _run_scenarios(Trial(plan, databases, found), progress)
     versions = {Event.of(each).schema_version for each in (*plan.events, *plan.old)}
-    return Report(
+    return VerificationReport(
         consumer_id=plan.contract.consumer_id,
         subject=plan.subject,
         seed=plan.seed,

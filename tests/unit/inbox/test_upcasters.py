@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from onceward.inbox.contract import Contract
 from onceward.inbox.errors import Breach, ContractError
 from onceward.inbox.event import Event
-from onceward.inbox.upcasting import check_type, upcast
+from onceward.inbox.upcasters import check_type, upcast
 from onceward.task.exceptions import ExceptionCategory
 from tests.support.inbox.contracts import contract
 
