@@ -51,6 +51,15 @@ DIES_ONCE = """
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
+EXITS = """
+    codes = [0, 2, 75, 77]
+    with Path("exits.txt").open("a+") as lines:
+        lines.seek(0)
+        number = len(lines.readlines())
+        lines.write("exit\\n")
+    os._exit(codes[number])
+"""
+
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
@@ -102,6 +111,24 @@ def test_a_consumer_that_cannot_go_on_is_restarted_alone(site: Site) -> None:
         assert run.ended() == 0
     starts = [line["message"] for line in run.lines if line["message"].startswith("worker 1 started")]
     assert len(starts) == 2, "the other was restarted once, without it"
+
+
+@pytest.mark.req("RN-02", "CC-022")
+def test_an_exit_code_that_the_worker_did_not_announce_is_a_crash(site: Site) -> None:
+    """A handler that calls `os._exit` chooses the code: it must not pass for the end, or the refusal, of a worker."""
+    text = (site.directory / "shop.py").read_text().replace("lease=3600", "lease=3600&max_deliveries=4")
+    (site.directory / "shop.py").write_text(
+        text.replace("    os.kill(os.getpid(), signal.SIGKILL)", EXITS.strip("\n"))
+    )
+    send_poison(site, 1)
+    with site.run() as run:
+        until(lambda: len(site.lines("exits.txt")) == 4)  # each came back at once, not after the lease
+        site.send({"id": "after"})
+        until(lambda: site.done == ["after"])
+        for code in (0, 2, 75, 77):
+            until(lambda code=code: run.says(f"ended with exit code {code}"))
+        run.signal(signal.SIGTERM)
+        assert run.ended() == 0
 
 
 @pytest.mark.req("RN-03")
