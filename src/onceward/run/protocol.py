@@ -40,6 +40,10 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """These two, if given, win over the app's settings."""
     only: tuple[str, ...] = ()
     """The consumers to run; empty for all."""
+    run_only: tuple[str, ...] = ()
+    """The consumers of the whole run; empty for all."""
+    pool_size: int | None = None
+    """If given, wins over the app's settings."""
     owner: str | None = None
     """The name of the process for its leases: the supervisor ends them if the process dies."""
 

@@ -114,8 +114,9 @@ class Worker:
     def _app(self) -> Onceward:
         self._telemetry = _start_telemetry()
         app = load_app(self._assignment.target)
-        app.owner, app.only = self._assignment.owner, self._assignment.only
-        app.override("command line", env=self._assignment.env, concurrency=self._assignment.concurrency)
+        given = self._assignment
+        app.owner, app.only, app.run_only = given.owner, given.only, given.run_only
+        app.override("command line", env=given.env, concurrency=given.concurrency, pool_size=given.pool_size)
         return app
 
     def _start(self, app: Onceward) -> None:
