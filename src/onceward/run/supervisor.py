@@ -256,7 +256,7 @@ class Supervisor:
             _log.error("worker %d %s; restarting in %.3g s", place.number, place.problem, wait)
         if self._assignment.drain and place.crashes >= MAX_CRASHES:
             _log.critical("worker %d crashed %d times in a row; giving up", place.number, place.crashes)
-            self._fail(FAILED)
+            self._code = self._code or FAILED  # the others finish what they can
             return False
         await self._pause(wait)
         return self.stage is RunStage.RUNNING
