@@ -365,7 +365,7 @@ def out_of_time(life: Life, step: Step, last_error: TransactionException) -> Fai
     if life.limit is Limit.TRANSACTION:
         life.timeouts += 1
         reply.error = classify(step, life.attempt, reply, life.transaction_id)
-        logger.error("%s gave up: %s", step.name, reply.error)
+        logger.error("%s gave up%s: %s", step.name, life.plan.afterwards, reply.error)
     return reply
 
 
@@ -383,10 +383,6 @@ def fail_blocked(life: Life) -> Failed:
     return Failed(error)
 
 
-NEXT = {"process": "; the source redelivers or dead-letters it"}
-"""What happens after the last attempt at a step, for the log."""
-
-
 def log_failure(life: Life, step: Step, decision: Decision, now: float) -> None:
     error = line_of(decision.error)
     attempt = life.attempt + 1  # people count from 1
@@ -401,6 +397,6 @@ def log_failure(life: Life, step: Step, decision: Decision, now: float) -> None:
         shown = life.plan.tracebacks.to_show(decision.error.__cause__, now)
         logger.error(
             "%s gave up (attempt %d of %d)%s: %s",
-            step.name, attempt, step.max_attempts, NEXT.get(step.name, ""), error,
+            step.name, attempt, step.max_attempts, life.plan.afterwards, error,
             exc_info=shown,
         )  # fmt: skip

@@ -356,6 +356,13 @@ def test_a_bound_method_is_a_consumer_and_leads_to_its_app(app: Onceward) -> Non
     assert consumers_of(Till().charge) == []
 
 
+def test_a_static_method_is_decorated_inside_and_not_outside(app: Onceward) -> None:
+    def charge(order: Order) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"only a function .* not staticmethod"):
+        app.consumer("memory://orders")(staticmethod(charge))
+
+
 async def unawaited(*_: Any) -> None: ...
 
 
