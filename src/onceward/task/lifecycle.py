@@ -14,7 +14,7 @@ Each step has its own attempts, timeout and backoff (`retry` below). Rules:
 * A step that times out is TIMEOUT and retried; a stuck step forfeits its remaining attempts.
 * When `transaction_timeout` runs out, the lifecycle is TIMEOUT: the exception handler runs, under its own policy,
   unless it has run before. After any other failure, however late, the handler has `transaction_timeout` for itself.
-* When the loop's own time runs out, or the call is hurried or cancelled, the transaction is abandoned as in a crash.
+* When the loop's own time runs out, or the call is hurried or canceled, the transaction is abandoned as in a crash.
 * Postponed does not count as an attempt. If the source cannot take the transaction back, it waits here, until the
   call is ending.
 * If the exception handler gives up too, its last error is the outcome's error.

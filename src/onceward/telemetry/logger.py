@@ -1,7 +1,7 @@
 """Onceward's own log lines. They carry the log fields, and never hold up or fail the work they report on.
 
 In threads the lines are emitted by `log_thread`, in the context of the code that logs. In asyncio they are emitted at
-once: a handler that blocks there blocks the event loop whoever logs.
+once: a handler that blocks there blocks the event loop anyway.
 """
 
 from __future__ import annotations

@@ -194,8 +194,8 @@ def test_an_import_that_fails_within_a_module_is_said_with_its_line(shop: str) -
     Path(f"{helper}.py").write_text("one = 1\nimport nonsense_module\n")
     Path(f"{shop}.py").write_text(f"import {helper}\n")
     for command in ("config", "run"):
-        told = run(command, f"{shop}:app").stderr
-        assert f"No module named 'nonsense_module'; see {Path.cwd() / helper}.py:2" in told
+        reported = run(command, f"{shop}:app").stderr
+        assert f"No module named 'nonsense_module'; see {Path.cwd() / helper}.py:2" in reported
 
 
 # ── explain ─────────────────────────────────────────────────────────────────────────────────────────────

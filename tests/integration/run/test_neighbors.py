@@ -27,7 +27,7 @@ class Break(Middleware):
 
     def bind(self, task):
         if Path("break.txt").exists() and type(task).__name__ == "charge":
-            raise RuntimeError("as it was told")
+            raise RuntimeError("as it was asked")
         return self
 
 

@@ -205,7 +205,7 @@ def test_a_wrong_policy_is_refused_with_the_name_of_the_consumer(app: Onceward, 
         app.consumer("memory://orders", policy=policy)(charge)
 
 
-def test_a_mistyped_field_of_a_policy_is_told_with_those_that_there_are_and_where_it_stands(
+def test_a_mistyped_field_of_a_policy_is_reported_with_those_that_there_are_and_where_it_stands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ONCEWARD_CONSUMERS__CHARGE__POLICY__STEPS__PROCES__RETRY__TIMEOUT", "3")
@@ -213,8 +213,8 @@ def test_a_mistyped_field_of_a_policy_is_told_with_those_that_there_are_and_wher
 
     def charge(order: Order) -> None: ...
 
-    told = "^ONCEWARD_CONSUMERS__CHARGE__POLICY__.*: the policy of charge: steps.proces: no such field"
-    with pytest.raises(ConfigurationError, match=f"{told}; the fields are .*process"):
+    output = "^ONCEWARD_CONSUMERS__CHARGE__POLICY__.*: the policy of charge: steps.proces: no such field"
+    with pytest.raises(ConfigurationError, match=f"{output}; the fields are .*process"):
         app.consumer("memory://orders")(charge)
 
 

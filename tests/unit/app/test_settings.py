@@ -243,7 +243,7 @@ def test_a_project_without_our_table_says_nothing(tmp_path: Path) -> None:
     assert resolved(tmp_path).origins == {}
 
 
-def test_a_keyword_that_there_is_not_is_refused_and_no_value_is_told(tmp_path: Path) -> None:
+def test_a_keyword_that_there_is_not_is_refused_and_no_value_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="keyword: databse: no such setting") as refused:
         resolved(tmp_path, databse="postgresql://u:hunter2@h/x")
     assert "hunter2" not in str(refused.value)

@@ -403,7 +403,7 @@ def test_a_thread_of_the_users_own_is_asked_to_stop_with_its_attempt() -> None:
 
 
 def test_what_an_attempt_leaves_running_is_no_part_of_it(world: World) -> None:
-    """A pool starts its own task or thread when it is first used, in the context of whoever uses it."""
+    """A pool starts its own task or thread when it is first used, in the context of its first user."""
     ends: list[str] = []
     over = threading.Event()
 

@@ -213,14 +213,14 @@ def forgetful(world: World, base: Any, **members: Any) -> Any:
     return task_of(world, base(world), __init__=__init__, **members)("x")
 
 
-def test_a_consumer_whose_constructor_forgets_its_base_is_told_so(world: World) -> None:
+def test_a_consumer_whose_constructor_forgets_its_base_is_notified(world: World) -> None:
     with pytest.raises(
         ConfigurationError, match=r"Orders has no connectors: its __init__ must call super\(\)"
     ):
         world.consume(forgetful(world, consumer_base))
 
 
-def test_a_producer_whose_constructor_forgets_its_base_is_told_so_when_it_needs_a_connector(
+def test_a_producer_whose_constructor_forgets_its_base_is_reported_so_when_it_needs_a_connector(
     world: World,
 ) -> None:
     def produce(_: Transaction) -> None:

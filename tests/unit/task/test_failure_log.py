@@ -165,7 +165,7 @@ def test_a_source_that_fails_counts_from_one_too(world: World, caplog: pytest.Lo
     assert line == "fetch failed (attempt 1 of 5), next in 0 s: SYSTEM: OSError: no answer"
 
 
-def test_a_failure_is_told_in_one_line_however_long_its_text(
+def test_a_failure_is_reported_in_one_line_however_long_its_text(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     consume(world, results(OSError("no table\n[SQL: SELECT 1]\n"), business("one\ntwo")), 2)

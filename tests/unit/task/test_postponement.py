@@ -38,7 +38,7 @@ def test_a_postponed_transaction_goes_back_with_its_delay(world: World) -> None:
     source = SettlingSource(transactions(1))
     task = world.consumer(results(Postponed("later", delay=7.0)), source=source)
     report = world.consume(task)
-    assert source.told == [Settlement(source.told[0].transaction, Verdict.RETURNED, None, 7.0)]
+    assert source.reported == [Settlement(source.reported[0].transaction, Verdict.RETURNED, None, 7.0)]
     assert (report.postponed, report.processed, report.retries) == (1, 0, 0)
 
 
@@ -57,7 +57,7 @@ def test_a_postponement_after_a_failed_attempt_is_one_still(world: World) -> Non
     source = SettlingSource(transactions(1))
     task = world.consumer(results(system(), Postponed("later", delay=2.0)), source=source)
     report = world.consume(task, consuming(process=retry(attempts=3)))
-    assert [told.delay for told in source.told] == [2.0]
+    assert [reported.delay for reported in source.reported] == [2.0]
     assert (report.postponed, report.retries) == (1, 1)
 
 
