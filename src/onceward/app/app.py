@@ -103,6 +103,8 @@ class Onceward:
         """The name of this process for its leases. `onceward run` sets it, and ends them if the process dies."""
         self.only: tuple[str, ...] = ()
         """The consumers that run in this process; empty for all. `onceward run` sets it."""
+        self.run_only: tuple[str, ...] = ()
+        """The consumers that run in all processes of the run together; empty for all."""
         self.engines = SharedEngines(self)
         self._resolved = resolve(settings)
         self.consumers = Consumers()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -82,11 +83,12 @@ def pool_sizes(app: Onceward) -> dict[bool, int]:
     """How many connections one process opens at most, for `async def` (True) and for `def` (False).
 
     A message holds one while its handler runs, and waits for one if all are in use. Without the setting `pool_size`
-    there are enough for every message in flight, but for many consumers together no more than `AT_ONCE`.
+    there are enough for every message in flight, but for many consumers together no more than `AT_ONCE`. A process
+    that runs only some consumers of a run, because one of them crashed, has their share of that.
     """
-    consumers = [each for each in app.consumers.values() if not app.only or each.name in app.only]
+    together, consumers = _named(app.run_only, app), _named(app.only, app)
     wanted = {mode: sum(map(_in_flight, _of(mode, consumers))) for mode in (False, True)}
-    total, largest = sum(wanted.values()), max(map(_in_flight, consumers), default=0)
+    total, largest = sum(map(_in_flight, together)), max(map(_in_flight, together), default=0)
     most, spare = min(total, max(largest, AT_ONCE)), SPARE
     modes = [mode for mode in (False, True) if any(_of(mode, consumers))]
     if app.settings.pool_size is not None:
@@ -97,9 +99,12 @@ def pool_sizes(app: Onceward) -> dict[bool, int]:
 
 def most_connections(app: Onceward) -> int:
     """How many connections `onceward run` opens at most, in all processes."""
-    consumers = app.consumers.values()
-    sizes = pool_sizes(app)
+    consumers, sizes = _named(app.only, app), pool_sizes(app)
     return app.settings.processes * sum(sizes[mode] for mode in (False, True) if any(_of(mode, consumers)))
+
+
+def _named(names: Sequence[str], app: Onceward) -> list[Consumer]:
+    return [each for each in app.consumers.values() if not names or each.name in names]
 
 
 def _of(asynchronous: bool, consumers: Any) -> list[Consumer]:

@@ -83,7 +83,11 @@ def run(
             app = _load(target)
             app.override("command line", concurrency=concurrency, **options)
             form = LogFormat(app.settings.log_format)
-            names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
+            names = tuple(dict.fromkeys(name.strip() for name in (only or "").split(",") if name.strip()))
+            if only is not None and not names:
+                raise ConfigurationError(
+                    f"--only names no consumer; {app.name} has {', '.join(app.consumers)}"
+                )
             check(app, names)
             start_logging(form, app.settings.log_level)
             assignment = Assignment(

@@ -11,7 +11,7 @@ from onceward.connectors.reports import ServerUnreachable, SourceFacts
 from onceward.connectors.urls import Address
 from onceward.inbox.evidence.evidence import is_production
 from onceward.inspection.guarantees import Facts
-from onceward.inspection.probes import open_database
+from onceward.inspection.probes import accepted_connections, open_database
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -73,7 +73,7 @@ def _durability(connection: Connection) -> dict[str, Any]:
     return {
         "database_synchronous": str(ask("SHOW synchronous_commit")).upper(),
         "database_fsync": ask("SHOW fsync") == "on",
-        "max_connections": int(ask("SHOW max_connections")) - int(ask("SHOW superuser_reserved_connections")),
+        "max_connections": accepted_connections(connection),
     }
 
 

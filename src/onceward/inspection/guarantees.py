@@ -205,8 +205,8 @@ RULES = (
     Rule(
         lambda f: f.max_connections is not None and f.connections > f.max_connections,
         HOLDS,
-        "all workers together may open {connections} connections, more than the {max_connections} that PostgreSQL "
-        "accepts: then work waits, and other clients are refused",
+        "all workers together want {connections} connections, more than the {max_connections} that PostgreSQL accepts: "
+        "`onceward run` opens fewer and work waits, or, if you set pool_size, other clients are refused",
         "set pool_size (connections per process), run fewer processes, or raise max_connections in postgresql.conf",
     ),
     # ── the source, together with the database; `_links_of` has the rest

@@ -48,3 +48,12 @@ def open_database(database: str) -> Iterator[Connection | None]:
         ) from None
     finally:
         engine.dispose()
+
+
+def accepted_connections(connection: Connection) -> int:
+    """How many connections PostgreSQL accepts from all clients that are no superusers."""
+    most, reserved = (
+        int(connection.exec_driver_sql(f"SHOW {name}").scalar_one())
+        for name in ("max_connections", "superuser_reserved_connections")
+    )
+    return most - reserved

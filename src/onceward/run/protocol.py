@@ -10,6 +10,8 @@ from enum import StrEnum
 import msgspec
 
 ENDED = 0
+FAILED = 1
+"""A crash, or any exit code that the worker has not announced: code of the app may exit with whatever it likes."""
 MISUSED = 2
 RECYCLED = 75
 """A thread was stuck: the rest of the work is done, and another process takes over."""
@@ -38,6 +40,10 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """These two, if given, win over the app's settings."""
     only: tuple[str, ...] = ()
     """The consumers to run; empty for all."""
+    run_only: tuple[str, ...] = ()
+    """The consumers of the whole run; empty for all."""
+    pool_size: int | None = None
+    """If given, wins over the app's settings."""
     owner: str | None = None
     """The name of the process for its leases: the supervisor ends them if the process dies."""
 
@@ -86,3 +92,5 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
     consumers: list[ConsumerStatus]
     refused: str | None = None
     """Why it cannot run at all."""
+    exit_code: int | None = None
+    """In its last report: how it is about to exit."""

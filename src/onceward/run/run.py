@@ -10,8 +10,11 @@ from contextlib import AsyncExitStack
 from difflib import get_close_matches
 from pathlib import Path
 
+import msgspec
+
 from onceward.app.app import Onceward
 from onceward.errors import ConfigurationError
+from onceward.run.connections import pool_size_that_fits
 from onceward.run.health import Pages, parse_address, serve_health
 from onceward.run.protocol import Assignment
 from onceward.run.release import Releases
@@ -61,6 +64,9 @@ def run_app(app: Onceward, assignment: Assignment, *, reload: bool = False) -> i
 
 async def _run(app: Onceward, assignment: Assignment, reload: bool) -> int:
     settings = app.settings
+    app.only = app.run_only = assignment.only
+    size = await asyncio.to_thread(pool_size_that_fits, app)
+    assignment = msgspec.structs.replace(assignment, run_only=assignment.only, pool_size=size)
     changes = PythonFiles(Path.cwd()) if reload else None
     supervisor = Supervisor(assignment, settings.processes, changes, Releases(app, assignment.only))
     pages = Pages(supervisor, settings.stalled_after)

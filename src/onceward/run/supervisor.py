@@ -24,6 +24,7 @@ from onceward.run.protocol import (
     CUT_OFF,
     DRAIN,
     ENDED,
+    FAILED,
     HURRY,
     MISUSED,
     RECYCLED,
@@ -31,12 +32,11 @@ from onceward.run.protocol import (
     Assignment,
 )
 from onceward.run.totals import Totals
-from onceward.run.worker_process import WorkerProcess, ending
+from onceward.run.worker_process import WorkerProcess
 from onceward.telemetry.logger import OwnLogger
 
 _log = OwnLogger(logging.getLogger("onceward.run"))
 
-FAILED = 1
 RESTART = Backoff(0.5, cap=30.0)
 """Delay before a crashed worker is restarted."""
 STEADY = 30.0
@@ -226,7 +226,7 @@ class Supervisor:
         if code == ENDED and self._assignment.drain:
             _log.info("worker %d: source is empty, exiting", place.number)
             return False
-        place.problem = None if code in (ENDED, RECYCLED) else ending(code)
+        place.problem = None if code in (ENDED, RECYCLED) else process.ending
         if code == RECYCLED:
             _log.warning("worker %d had a stuck thread; restarting", place.number)
         elif code == ENDED:
@@ -240,7 +240,7 @@ class Supervisor:
         if code == UNREACHABLE or code == MISUSED == self._code:
             return  # it, or the first of them, has logged why
         self._cut_off = True
-        how = "left work in flight, which will be redelivered" if code == CUT_OFF else ending(code)
+        how = "left work in flight, which will be redelivered" if code == CUT_OFF else process.ending
         _log.warning("worker %d %s", place.number, how)
 
     async def _after_a_crash(self, place: WorkerSlot, process: WorkerProcess) -> bool:
@@ -256,7 +256,7 @@ class Supervisor:
             _log.error("worker %d %s; restarting in %.3g s", place.number, place.problem, wait)
         if self._assignment.drain and place.crashes >= MAX_CRASHES:
             _log.critical("worker %d crashed %d times in a row; giving up", place.number, place.crashes)
-            self._fail(FAILED)
+            self._code = self._code or FAILED  # the others finish what they can
             return False
         await self._pause(wait)
         return self.stage is RunStage.RUNNING
@@ -289,7 +289,7 @@ class Supervisor:
 
     async def _handle_refusal(self, place: WorkerSlot, process: WorkerProcess) -> bool:
         """The worker refused its configuration, and so would the next one."""
-        place.problem = (process.status and process.status.refused) or ending(MISUSED)
+        place.problem = (process.status and process.status.refused) or process.ending
         if self._code != MISUSED:  # log it once for all of them
             _log.critical("%s", place.problem)
         if self._changes is None:

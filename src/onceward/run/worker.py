@@ -32,6 +32,7 @@ from onceward.run.protocol import (
     CUT_OFF,
     DRAIN,
     ENDED,
+    FAILED,
     HURRY,
     MISUSED,
     RECYCLED,
@@ -45,7 +46,6 @@ from onceward.telemetry.logs import start_logging
 
 _log = OwnLogger(logging.getLogger("onceward.run"))
 
-FAILED = 1
 REPORT_EVERY = 1.0
 LANDING = 2.0
 """Seconds for work that is cut off to end."""
@@ -81,12 +81,16 @@ class Worker:
         self._leave_at = inf
 
     def run(self) -> int:
-        """Run until all consumers have ended. Returns the exit code."""
+        """Run until all consumers have ended. Announces and returns the exit code."""
+        code = self._run()
+        self._report(code)
+        return code
+
+    def _run(self) -> int:
         try:
             app = self._app()
         except ConfigurationError as error:
             self._refuse(error)
-            self._report()
             return self._code
         except Exception:  # noqa: BLE001  from the app's own code
             _log.critical("%s cannot be imported", self._assignment.target, exc_info=True)
@@ -110,8 +114,9 @@ class Worker:
     def _app(self) -> Onceward:
         self._telemetry = _start_telemetry()
         app = load_app(self._assignment.target)
-        app.owner, app.only = self._assignment.owner, self._assignment.only
-        app.override("command line", env=self._assignment.env, concurrency=self._assignment.concurrency)
+        given = self._assignment
+        app.owner, app.only, app.run_only = given.owner, given.only, given.run_only
+        app.override("command line", env=given.env, concurrency=given.concurrency, pool_size=given.pool_size)
         return app
 
     def _start(self, app: Onceward) -> None:
@@ -211,8 +216,9 @@ class Worker:
             keeper.status().in_flight if keeper in self._running else keeper.left for keeper in self._keepers
         )
 
-    def _report(self) -> None:
-        status = WorkerStatus(consumers=[keeper.status() for keeper in self._keepers], refused=self._refused)
+    def _report(self, code: int | None = None) -> None:
+        consumers = [keeper.status() for keeper in self._keepers]
+        status = WorkerStatus(consumers=consumers, refused=self._refused, exit_code=code)
         with suppress(BrokenPipeError):  # `GONE` handles it
             os.write(self._reports, msgspec.json.encode(status) + b"\n")
 

@@ -12,13 +12,13 @@ from typing import Self
 
 import msgspec
 
-from onceward.run.protocol import Assignment, WorkerStatus
+from onceward.run.protocol import FAILED, Assignment, WorkerStatus
 from onceward.run.scoreboard import Score, Scoreboard, new_file
 
 PROGRAM = (sys.executable, "-m", "onceward.run.worker")
 LONGEST_LINE = 1 << 20
 LAST_WORDS = 1.0
-"""Seconds to wait for the last status of a worker that ended: a process it started may keep the pipe open."""
+"""Seconds to wait for the last status of a worker that crashed: a process it started may keep the pipe open."""
 
 
 class WorkerProcess:
@@ -29,6 +29,8 @@ class WorkerProcess:
         self.started_at = time.monotonic()
         self.heard_at = self.started_at
         self.status: WorkerStatus | None = None
+        self.ending = ""
+        """How it ended, in words."""
         self._process = process
         self._scoreboard = scoreboard
         self._control: int | None = control
@@ -73,6 +75,8 @@ class WorkerProcess:
             async for line in lines:
                 self.heard_at = time.monotonic()
                 self.status = msgspec.json.decode(line, type=WorkerStatus)
+                if self.status.exit_code is not None:
+                    break  # a process that it started may keep the pipe open
         finally:
             transport.close()
 
@@ -101,17 +105,20 @@ class WorkerProcess:
         return self._process.returncode is not None
 
     async def wait(self) -> int:
-        """Return its exit code, negative for a signal, once all its reports have been read."""
+        """Return how it ended, once all its reports have been read: the exit code that it announced, a signal as a
+        negative number, otherwise `FAILED`."""
         code = await self._process.wait()
         if self._control is not None:
             os.close(self._control)
             self._control = None
         await asyncio.wait([self._reading], timeout=LAST_WORDS)
         self._reading.cancel()
-        return code
+        self.ending = _ending(code)
+        announced = self.status.exit_code if self.status is not None else None
+        return code if code < 0 or code == announced else FAILED
 
 
-def ending(code: int) -> str:
+def _ending(code: int) -> str:
     """How a process ended, in words."""
     if code >= 0:
         return f"ended with exit code {code}"

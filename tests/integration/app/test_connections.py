@@ -19,6 +19,8 @@ from onceward.connectors import SqliteConnector
 from onceward.inbox import Busy, Contract, Event, Inbox
 from onceward.inspection.guarantee_facts import facts_of
 from onceward.inspection.guarantees import judge
+from onceward.inspection.probes import accepted_connections, open_database
+from onceward.run import connections
 from onceward.transaction import Transaction
 from tests.support.run.world import Site
 from tests.support.schema import new_schema
@@ -94,6 +96,53 @@ def test_a_pool_has_room_for_the_messages_in_flight_up_to_a_limit(
         if size is not None:
             assert pool_sizes(app)[mode] == size
     assert most_connections(app) == 3 * sum(size for size in sizes if size is not None)
+
+
+@pytest.mark.req("RN-05")
+def test_a_consumer_that_was_separated_takes_its_share_of_the_connections_with_it(tmp_path: Path) -> None:
+    app = app_of(tmp_path, *(16,) * 6, processes=4)
+    sizes = []
+    for app.only in (("c0",), ("c1", "c2", "c3", "c4", "c5")):
+        sizes.append(pool_sizes(app)[False])
+    assert sizes == [3 + 2, 14 + 2], "together no more than before, but for what each needs itself"
+
+
+@pytest.mark.req("RN-05")
+@pytest.mark.parametrize(
+    ("accepted", "settings", "size"),
+    [(97, {}, None), (27, {}, 5), (76, {}, 17), (3, {}, 1), (27, {"pool_size": 18}, None), (None, {}, None)],
+)
+def test_a_run_opens_fewer_connections_if_postgresql_accepts_fewer(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    accepted: int | None,
+    settings: dict[str, Any],
+    size: int | None,
+) -> None:
+    monkeypatch.setattr(connections, "_accepted", lambda app: accepted)
+    app = app_of(tmp_path, *(16,) * 6, processes=4, **settings)
+    assert connections.pool_size_that_fits(app) == size
+    assert bool(caplog.records) == (size is not None or bool(settings))
+
+
+@pytest.mark.req("RN-05")
+def test_the_workers_of_a_run_know_what_postgresql_accepts(tmp_path: Path, postgres_url: str) -> None:
+    site = Site(tmp_path)
+    (tmp_path / "shop.py").write_text(SIX)
+    with new_schema(postgres_url) as schema:
+        schema.execute(f"CREATE TABLE {schema.name}.charges (id TEXT)")
+        site.environ["ONCEWARD_DATABASE"] = schema.plain_url
+        with site.run("--processes", "1", "--concurrency", "500", "--drain") as run:
+            assert run.ended() == 0
+    accepted = accepted_by(postgres_url)
+    assert run.says(f"each opens at most {accepted - connections.FOR_OTHERS}")
+
+
+def accepted_by(url: str) -> int:
+    with open_database(url) as connection:
+        assert connection is not None
+        return accepted_connections(connection)
 
 
 @pytest.mark.req("RN-05")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from pathlib import Path
 
 import pytest
 
+from onceward.backoff import Backoff
+from onceward.run import supervisor
+from onceward.run.protocol import Assignment
 from onceward.transaction import Transaction
 from tests.support.run.world import Run, Site
 from tests.support.wait import until
@@ -49,6 +53,15 @@ DIES_ONCE = """
         Path("died.txt").touch()
         time.sleep(1)
         os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+EXITS = """
+    codes = [0, 2]
+    with Path("exits.txt").open("a+") as lines:
+        lines.seek(0)
+        number = len(lines.readlines())
+        lines.write("exit\\n")
+    os._exit(codes[number])
 """
 
 
@@ -104,11 +117,59 @@ def test_a_consumer_that_cannot_go_on_is_restarted_alone(site: Site) -> None:
     assert len(starts) == 2, "the other was restarted once, without it"
 
 
+@pytest.mark.req("RN-02", "CC-022")
+def test_an_exit_code_that_the_worker_did_not_announce_is_a_crash(site: Site) -> None:
+    """A handler that calls `os._exit` chooses the code: it must not pass for the end, or the refusal, of a worker."""
+    text = (site.directory / "shop.py").read_text().replace("lease=3600", "lease=3600&max_deliveries=2")
+    (site.directory / "shop.py").write_text(
+        text.replace("    os.kill(os.getpid(), signal.SIGKILL)", EXITS.strip("\n"))
+    )
+    send_poison(site, 1)
+    with site.run() as run:
+        until(lambda: len(site.lines("exits.txt")) == 2)  # each came back at once, not after the lease
+        site.send({"id": "after"})
+        until(lambda: site.done == ["after"])
+        for code in (0, 2):
+            until(lambda code=code: run.says(f"ended with exit code {code}"))
+        run.signal(signal.SIGTERM)
+        assert run.ended() == 0
+
+
+@pytest.mark.req("RN-02")
+def test_a_drain_that_gives_up_one_consumer_finishes_the_others(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(site.directory)
+    monkeypatch.setattr(supervisor, "MAX_CRASHES", 2)
+    monkeypatch.setattr(supervisor, "RESTART", Backoff(0.01))
+    text = (site.directory / "shop.py").read_text().replace("lease=3600", "lease=0.3")
+    wait = 'while not Path("go.txt").exists():\n        time.sleep(0.01)'
+    (site.directory / "shop.py").write_text(text.replace("time.sleep(0.01)", wait))
+    send_poison(site, 1)
+    site.send(*({"id": number} for number in range(30)))
+
+    async def run() -> int:
+        async def go() -> None:
+            while "giving up" not in caplog.text:
+                await asyncio.sleep(0.01)
+            Path("go.txt").touch()
+
+        going = asyncio.ensure_future(go())
+        given = {"target": "shop:app", "log_format": "json", "log_level": "info", "env": None}
+        assignment = Assignment(**given, number=0, drain=True, grace=5.0, concurrency=None)  # type: ignore[arg-type]
+        code = await supervisor.Supervisor(assignment, 1).run()
+        await going
+        return code
+
+    assert asyncio.run(run()) == 1
+    assert len(set(site.done)) == 30
+
+
 @pytest.mark.req("RN-03")
 def test_only_the_named_consumers_run(site: Site) -> None:
     send_poison(site, 1)
     site.send({"id": "a"})
-    with site.run("--only", "mail", "--drain") as run:
+    with site.run("--only", "mail, mail,", "--drain") as run:
         assert run.ended() == 0
     assert site.done == ["a"]
     assert crashes_of(run) == []
@@ -117,7 +178,12 @@ def test_only_the_named_consumers_run(site: Site) -> None:
 
 @pytest.mark.req("RN-03")
 @pytest.mark.parametrize(
-    ("given", "says"), [("mial", "did you mean 'mail'?"), ("mail,zzz", "it has charge, mail")]
+    ("given", "says"),
+    [
+        ("mial", "did you mean 'mail'?"),
+        ("mail,zzz", "it has charge, mail"),
+        (" , ", "--only names no consumer"),
+    ],
 )
 def test_an_unknown_name_is_refused_with_the_one_that_was_meant(site: Site, given: str, says: str) -> None:
     with site.run("--only", given) as run:
