@@ -402,6 +402,11 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
                 await asyncio.wait((giving,), timeout=task.settings.stuck_grace)
             finally:
                 giving.cancel()
+    except GeneratorExit:  # closed, not canceled: nothing can be awaited any more
+        guard.end()
+        with suppress(RuntimeError):  # the event loop is closed
+            ports.cancel()
+        raise
     guard.end()
     call.slots.dismiss()
     ports.close()
