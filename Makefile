@@ -22,7 +22,7 @@ demo: $(CORE) ## Produce, consume, crash and balance thousands of orders (under 
 
 test: $(TEST) ## Run every test
 	@files=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/onceward-XXXXXX") && trap 'rm -rf "$$files"' EXIT && \
-	trap 'exit 130' INT TERM && TMPDIR=$$files $(BIN)/python -m pytest -n 3 --dist loadscope
+	trap 'exit 130' INT TERM && TMPDIR=$$files $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 
 lint: $(TEST) ## Check style, types, import directions, generated files and docs
 	@$(BIN)/ruff check .

@@ -10,14 +10,40 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager, suppress
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from onceward.errors import ConfigurationError
 
-LAZY = {GeneratorType: "a generator", AsyncGeneratorType: "an async generator", CoroutineType: "a coroutine"}
+_LOOP = "do not use `yield`, or loop over what yields"
+_AWAIT = "await it in an `async def` of the asyncio class"
+_ENTER = "use it in a `with` block; `@contextmanager` is not for handlers"
+
+
+@contextmanager
+def _entered() -> Iterator[None]:
+    yield
+
+
+@asynccontextmanager
+async def _entered_async() -> AsyncIterator[None]:
+    yield
+
+
+LAZY: dict[type, tuple[str, str]] = {
+    GeneratorType: ("a generator", _LOOP),
+    AsyncGeneratorType: ("an async generator", _LOOP),
+    CoroutineType: ("a coroutine", _AWAIT),
+    map: ("a map", "loop over it"),
+    filter: ("a filter", "loop over it"),
+    type(_entered()): ("a context manager", _ENTER),
+    type(_entered_async()): ("an async context manager", _ENTER),
+    Future: ("a future", "wait for its `result()`"),
+}
+"""What runs later, by its exact class: its name, and what to do with it."""
 
 
 def has_run(result: Any) -> bool:
@@ -42,10 +68,10 @@ def explain_unrun(result: Any) -> str:
     elif isinstance(result, asyncio.Future):
         with suppress(RuntimeError):  # its event loop is closed
             result.get_loop().call_soon_threadsafe(result.cancel)
-    what = LAZY.get(kind, f"an awaitable ({kind.__name__})")
-    if kind in (GeneratorType, AsyncGeneratorType):
-        return f"returned {what}, so its code has not run; do not use `yield`, or loop over what yields"
-    return f"returned {what}, so its code has not run; await it in an `async def` of the asyncio class"
+    elif isinstance(result, Future):
+        result.cancel()
+    what, hint = LAZY.get(kind, (f"an awaitable ({kind.__name__})", _AWAIT))
+    return f"returned {what}, so its code has not run; {hint}"
 
 
 def check_awaitable(given: Any, function: Any) -> Any:

@@ -6,7 +6,7 @@ import dataclasses
 import re
 import typing
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeGuard
 
 import msgspec
@@ -35,7 +35,7 @@ def convert_payload(
     Pass `validate`, the result of `validator(model)`, to build it only once.
     """
     try:
-        return (validate or validator(model))(payload), None, None
+        return (validate or _cached_validator(model))(payload), None, None
     except msgspec.ValidationError as error:
         return None, _msgspec_problem(error), None
     except Exception as error:  # noqa: BLE001 - validators are user code
@@ -53,6 +53,9 @@ def validator(model: Any) -> Callable[[Any], Any]:
     from pydantic import TypeAdapter  # for a pydantic dataclass or list[Order]; already loaded by the model
 
     return TypeAdapter(model).validate_python
+
+
+_cached_validator = lru_cache(maxsize=256)(validator)
 
 
 def _msgspec_problem(error: msgspec.ValidationError) -> str:
@@ -141,10 +144,23 @@ def is_pydantic(model: type) -> bool:
 
 
 def contains_pydantic(model: Any) -> bool:
-    """Whether pydantic must convert it: a pydantic model, or a type such as `list[Order]` that contains one."""
-    if isinstance(model, type) and not hasattr(model, "__origin__"):
-        return is_pydantic(model)
-    return any(map(is_pydantic, _models_in(model)))
+    """Whether pydantic must convert it: its models, types and constraints, and types that contain one.
+
+    Examples are `list[Order]`, and a dataclass with a field `total: PositiveInt`, whose constraint msgspec ignores.
+    """
+    return any(map(_is_of_pydantic, _parts_of(model)))
+
+
+def ignores_pydantic(model: Any) -> bool:
+    """Whether a Struct in it has constraints of pydantic, which msgspec does not check."""
+    return any(map(_is_of_pydantic, _parts_of(model, into_structs=True))) and not contains_pydantic(model)
+
+
+def _is_of_pydantic(part: Any) -> bool:
+    if hasattr(part, "__pydantic_validator__") or hasattr(part, "__get_pydantic_core_schema__"):
+        return True
+    # The metadata of `Annotated`: pydantic's `PositiveInt` is `Annotated[int, annotated_types.Gt(0)]`.
+    return type(part).__module__.partition(".")[0] in ("pydantic", "annotated_types")
 
 
 def _pydantic_fields(model: Any) -> dict[str, Any]:
@@ -156,15 +172,25 @@ def _pydantic_fields(model: Any) -> dict[str, Any]:
 
 def _models_in(model: type) -> list[type]:
     """The model, and the models in its fields, at any depth."""
-    found: list[type] = []
+    return [part for part in _parts_of(model, into_structs=True) if is_model(part)]
+
+
+def _parts_of(model: Any, *, into_structs: bool = False) -> list[Any]:
+    """The type, what it is made of, and the types of the fields of its models, at any depth.
+
+    Fields of Structs are left out unless asked for: pydantic cannot convert to a Struct.
+    """
+    found: list[Any] = []
     todo: list[Any] = [model]
     while todo:
         part = todo.pop()
         if is_model(part):
             if part not in found:
                 found.append(part)
-                todo.extend(_hints(part).values())
+                if into_structs or not issubclass(part, msgspec.Struct):
+                    todo.extend(_hints(part).values())
             continue
+        found.append(part)
         origin = typing.get_origin(part)
         todo.extend(typing.get_args(part) if origin is None else (origin, *typing.get_args(part)))
     return found

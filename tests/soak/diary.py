@@ -31,7 +31,7 @@ class Visit:
 
 @dataclass
 class Delivery:
-    """One delivery of a transaction: its visits, and the verdicts its source was told."""
+    """One delivery of a transaction: its visits, and the verdicts its source was reported."""
 
     id: str
     number: int

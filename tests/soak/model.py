@@ -1,4 +1,4 @@
-"""What must hold of every delivery, whatever the handlers did and whoever interfered."""
+"""What must hold of every delivery, whatever the handlers did and whatever interfered."""
 
 from __future__ import annotations
 

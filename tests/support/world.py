@@ -202,7 +202,7 @@ class SettlingSource(ListSource):
     ) -> None:
         super().__init__(items, script=script)
         self.lease = lease
-        self.told: list[Settlement] = []
+        self.reported: list[Settlement] = []
         self.calls: list[list[Settlement]] = []
         self.extended: list[list[str]] = []
         self.on_settle: Callable[[], Any] = lambda: None
@@ -210,12 +210,12 @@ class SettlingSource(ListSource):
     def settle_transactions(self, settlements: Sequence[Settlement]) -> None:
         resolve(self.on_settle())
         self.calls.append(list(settlements))
-        self.told.extend(settlements)
+        self.reported.extend(settlements)
 
     async def settle_transactions_async(self, settlements: Sequence[Settlement]) -> None:
         await resolve_async(self.on_settle())
         self.calls.append(list(settlements))
-        self.told.extend(settlements)
+        self.reported.extend(settlements)
 
     def extend_transactions(self, given: Sequence[Transaction]) -> None:
         self.extended.append([transaction.id for transaction in given])
@@ -224,7 +224,7 @@ class SettlingSource(ListSource):
         self.extended.append([transaction.id for transaction in given])
 
     def verdicts(self) -> dict[str, str]:
-        return {settlement.transaction.id: settlement.verdict for settlement in self.told}
+        return {settlement.transaction.id: settlement.verdict for settlement in self.reported}
 
 
 class World:

@@ -7,6 +7,8 @@ import functools
 import types
 import warnings
 from collections.abc import AsyncIterator, Generator, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock
 
@@ -115,6 +117,11 @@ UNRUN = [
     (Promise, r"an awaitable \(Promise\)"),
     (AsyncMock(), "a coroutine"),
     (lambda: (each for each in "ab"), "a generator"),
+    (lambda: map(plain, "ab"), "a map"),
+    (lambda: filter(plain, "ab"), "a filter"),
+    (contextmanager(generator), "a context manager"),
+    (asynccontextmanager(async_generator), "an async context manager"),
+    (Future, "a future"),
 ]
 
 
@@ -124,6 +131,13 @@ def test_a_result_whose_code_has_not_run_is_refused_and_closed(function: Any, wh
         warnings.simplefilter("error")  # such as "coroutine was never awaited"
         with pytest.raises(TypeError, match=f"returned {what}, so its code has not run"):
             check_result(function(), function)
+
+
+def test_a_future_of_a_thread_pool_is_refused_and_cancelled() -> None:
+    future: Future[None] = Future()
+    with pytest.raises(TypeError, match=r"plain returned a future, .* wait for its `result\(\)`"):
+        check_result(future, plain)
+    assert future.cancelled()
 
 
 def test_a_task_is_refused_and_cancelled() -> None:

@@ -1,4 +1,4 @@
-"""Formats, tables, keys, names, commands and variables are as recorded: whoever relies on them notices no release."""
+"""Formats, tables, keys, names, commands and variables are as recorded: code that relies on them notices no release."""
 
 from __future__ import annotations
 

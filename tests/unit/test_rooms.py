@@ -207,9 +207,9 @@ def test_a_class_name_says_which_class(modules: list[Module]) -> None:
 
 def test_file_names_are_nouns() -> None:
     found = {
-        path.relative_to(SOURCE).as_posix()
-        for path in own_files()
-        if re.search(r"(ing|ed)\.py$", path.name) and path.name not in NOUNS
+        path.relative_to(ROOT).as_posix()
+        for path in [*own_files(), *(ROOT / "tests").rglob("*.py")]
+        if re.search(r"(ing|ed)\.py$", path.name) and path.name.removeprefix("test_") not in NOUNS
     }
     check(found, PARTICIPLES, "file names that say what is done, not what it is")
 

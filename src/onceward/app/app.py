@@ -293,7 +293,10 @@ def consumers_of(function: Any) -> list[tuple[Onceward, Consumer]]:
 
 
 def _name_of(function: Any) -> str:
-    if not callable(function) or isinstance(function, type) or not hasattr(function, "__name__"):
+    known = callable(function) and hasattr(function, "__name__")
+    if not known or isinstance(
+        function, (type, staticmethod)
+    ):  # a method is decorated inside of @staticmethod
         raise ConfigurationError(
             f"only a function (`def` or `async def`) can be decorated, not {type(function).__name__} {function!r}"
         )
@@ -302,7 +305,7 @@ def _name_of(function: Any) -> str:
 
 def _share_an_inbox(one: Consumer, other: Consumer) -> bool:
     """Two sources of one function may share an inbox: an event that arrives from both is processed once."""
-    if one.contract is None or other.contract is None or one.function is other.function:
+    if one.contract is None or other.contract is None or one.function == other.function:
         return False
     return one.contract.consumer_id == other.contract.consumer_id
 

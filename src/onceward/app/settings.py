@@ -164,7 +164,7 @@ def resolve(
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for origin, layer in _layers(keywords, os.environ if environ is None else environ, directory):
-        _merge(tree, layer, origin, origins)
+        _merge(tree, _spell_as_in(tree, layer) if origin.startswith(PREFIX) else layer, origin, origins)
     try:
         return Resolved(AppSettings.model_validate(tree), origins)
     except ValidationError as error:
@@ -229,6 +229,17 @@ def _merge(
         else:
             tree[name] = value
             origins[path] = origin
+
+
+def _spell_as_in(tree: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Name functions as weaker layers do, so a variable wins over what a file says of `sendMail` or `send-mail`."""
+    spelled = dict(layer)
+    for table in ("consumers", "producers"):
+        given, known = layer.get(table), tree.get(table)
+        if isinstance(given, Mapping) and isinstance(known, Mapping):
+            names = {in_variables(name): name for name in known} | {name: name for name in known}
+            spelled[table] = {names.get(name, name): value for name, value in given.items()}
+    return spelled
 
 
 def _describe(error: ValidationError, origins: Mapping[str, str]) -> str:

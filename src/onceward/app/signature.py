@@ -9,7 +9,7 @@ from typing import Any, get_origin, get_type_hints
 import msgspec
 
 from onceward.errors import ConfigurationError
-from onceward.models import contains_pydantic, convert_payload, is_typed_dict, validator
+from onceward.models import contains_pydantic, convert_payload, ignores_pydantic, is_typed_dict, validator
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.transaction import Transaction
 
@@ -51,6 +51,11 @@ class Signature:
                 f"{self.name} takes {parameter.name} by position only, but arguments are passed by name; remove the `/`"
             )
         if hints.get(parameter.name) is Transaction:
+            if self._transaction is not None:
+                raise ConfigurationError(
+                    f"{self.name} takes the transaction twice: {self._transaction}, {parameter.name}; annotate only "
+                    "one with Transaction"
+                )
             self._transaction = parameter.name
         elif parameter.name == "session":
             self._session = parameter.name
@@ -132,7 +137,8 @@ class Fit:
         except Exception as error:
             raise ConfigurationError(
                 f"{function} takes {self._name}, which a payload cannot be converted to; annotate it with a pydantic "
-                "model, a msgspec Struct, a dataclass, a TypedDict, or a plain type such as dict or list[str]"
+                "model, a msgspec Struct, a dataclass, a TypedDict, or a plain type such as dict or list[str] "
+                f"({str(error).partition(chr(10))[0]})"
             ) from error
 
     def __call__(self, payload: Any) -> Any:
@@ -149,6 +155,8 @@ class Fit:
 
 def _validator(model: Any) -> Callable[[Any], Any]:
     """Fail for an impossible type when the function is decorated, not when the first message arrives."""
+    if ignores_pydantic(model):
+        raise TypeError("a msgspec Struct does not check constraints of pydantic; use msgspec.Meta")
     if not contains_pydantic(model):
         msgspec.json.schema(model)  # raises for exactly the types that msgspec cannot make
     return validator(model)

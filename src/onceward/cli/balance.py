@@ -119,7 +119,7 @@ def _show(name: str, struck: Balance) -> None:
         {
             "what": "applied or duplicate" if both else "applied",
             "messages": struck.applied,
-            "note": struck.untold.get("applied") or (struck.untold.get("duplicate") if both else None),
+            "note": struck.notes.get("applied") or (struck.notes.get("duplicate") if both else None),
         },
         *([] if both else [_row("duplicate", struck.duplicate, struck)]),
         _row("pending", struck.pending, struck),
@@ -144,7 +144,7 @@ def _show(name: str, struck: Balance) -> None:
 
 
 def _row(what: str, count: int | None, struck: Balance) -> dict[str, Any]:
-    return {"what": what, "messages": count, "note": struck.untold.get(what)}
+    return {"what": what, "messages": count, "note": struck.notes.get(what)}
 
 
 def _number(count: int | None) -> str:

@@ -66,7 +66,7 @@ def _rows(app: str | None) -> list[dict[str, Any]]:
     rows = [_row(*each) for each in loaded.resolved.rows() if _is_general(each[0])]
     for consumer in loaded.consumers.values():
         place = f"consumers.{consumer.name}"
-        rows.append(_row(f"{place}.source", str(consumer.source), _origin(loaded, f"{place}.source")))
+        rows.append(_row(f"{place}.source", str(consumer.source), _source_origin(loaded, consumer.name)))
         rows += _policy_rows(loaded, place, consumer.policy)
     for producer in loaded.producers.values():
         place = f"producers.{producer.name}"
@@ -109,12 +109,17 @@ def _origin(app: Onceward, path: str) -> str:
     return origins.get("concurrency", CODE) if (table, field) == ("consumers", CONCURRENCY) else CODE
 
 
+def _source_origin(app: Onceward, consumer: str) -> str:
+    """An empty variable is not where the value came from."""
+    changed = app.resolved.of_consumer(consumer).source is not None
+    return _origin(app, f"consumers.{consumer}.source") if changed else CODE
+
+
 def _sink_origin(app: Onceward, producer: Producer) -> str:
-    own = _origin(app, f"producers.{producer.name}.sink")
-    if own != CODE or producer.follows is None:
-        return own
-    followed = next(each.name for each in app.consumers.values() if each.function is producer.follows)
-    return _origin(app, f"consumers.{followed}.source")
+    if app.resolved.of_producer(producer.name).sink is not None:
+        return _origin(app, f"producers.{producer.name}.sink")
+    followed = (each.name for each in app.consumers.values() if each.function == producer.follows)
+    return next((_source_origin(app, name) for name in followed), CODE)
 
 
 def _row(name: str, value: Any, origin: str) -> dict[str, Any]:

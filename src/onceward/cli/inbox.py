@@ -32,7 +32,7 @@ INTERRUPTED = 130
 
 Consumer = Annotated[str, argument("CONSUMER", "Consumer id in the registry.")]
 TrackingId = Annotated[
-    str | None, argument("[TRACKING_ID]", "Tracking id of an event.", show_default="the whole consumer")
+    str | None, argument("TRACKING_ID", "Tracking id of an event.", show_default="the whole consumer")
 ]
 
 

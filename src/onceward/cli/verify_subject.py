@@ -1,4 +1,4 @@
-"""Find what `onceward verify` shall prove by its name, or say what to write instead."""
+"""Find what `onceward verify` is to prove by its name, or say what to write instead."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@
 
 from onceward.connectors.base import AsyncConnector, Connector, ConnectorClosedError
 from onceward.connectors.codec import DecodeError, PayloadError
-from onceward.connectors.lease_rules import BurialReason
-from onceward.connectors.lease_rules import DeadMessage as DeadLetter
+from onceward.connectors.lease_rules import BurialReason, DeadMessage
 from onceward.connectors.memory import AsyncMemoryConnector, MemoryConnector
 from onceward.connectors.reports import (
     Durability,
@@ -31,6 +30,7 @@ __all__ = [
     "ConnectorClosedError",
     "DatabaseBusyError",
     "DeadLetter",
+    "DeadMessage",
     "DecodeError",
     "Durability",
     "Hazard",
@@ -44,3 +44,6 @@ __all__ = [
     "SqliteConnector",
     "Survives",
 ]
+
+DeadLetter = DeadMessage
+"""The former name. A dead letter in the store is `onceward.deadletters.DeadLetter`."""

@@ -94,7 +94,7 @@ class Connector(Protocol):
 
 
 class AsyncConnector(Protocol):
-    """A wire for asyncio: the same contract, awaited. A cancelled call takes effect completely or not at all."""
+    """A wire for asyncio: the same contract, awaited. A canceled call takes effect completely or not at all."""
 
     lease: float
 

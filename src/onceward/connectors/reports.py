@@ -113,7 +113,7 @@ class SourceCounts(msgspec.Struct, frozen=True, kw_only=True):
     """No longer there; whether they were done before is unknown."""
     has_copies: bool = True
     """Whether the source may hold a message twice."""
-    untold: Mapping[str, str] = {}
+    notes: Mapping[str, str] = {}
     """Why a number is unknown, or not what it seems, by the name of the number."""
     missing: str | None = None
     """What does not exist, and what to check: it was never used, or its URL is mistyped."""

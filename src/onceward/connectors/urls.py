@@ -87,7 +87,7 @@ class Address:
     def counts(self) -> SourceCounts:
         """Return what its connector can count; may query a server, and changes nothing."""
         if self._scheme.counts is None:
-            return SourceCounts(untold={"appended": f"the connector of {self.scheme}:// does not count"})
+            return SourceCounts(notes={"appended": f"the connector of {self.scheme}:// does not count"})
         return self._scheme.counts(self)
 
     def refuse(self, problem: str) -> NoReturn:

@@ -76,6 +76,7 @@ class DbTransaction:
         self.token: CancelToken | None = None
         """Of the attempt that opens it, if that has a time limit. Once it is set, only a rollback is possible."""
         self._canceller: Canceller | None = None
+        self._was_canceled = False
         self._engine = engine
         self._name = name
         self._state = SessionState.NEW
@@ -169,19 +170,19 @@ class DbTransaction:
         connection = self._connection
         assert connection is not None
         lost, self._state = self._state is SessionState.LOST, SessionState.ENDED
-        was_canceled = self._canceller is not None and self._forget_canceller()
         late = error is None and self.token is not None and self.token.expired
         if late:
             error = AttemptInterrupted("this attempt ran out of time; its transaction was rolled back")
         try:
             if error is not None:
+                self._forget_canceller()
                 roll_back(connection, error)
             else:
                 self._commit(connection, lost)
         finally:
             self._failure = None  # its traceback leads back here
             try:
-                if was_canceled and self.backend.cancels_late:
+                if self._was_canceled and self.backend.cancels_late:
                     _discard(connection)
                 give_back(connection)
             finally:
@@ -191,13 +192,12 @@ class DbTransaction:
         if late and error is not None:
             raise error
 
-    def _forget_canceller(self) -> bool:
-        """Whether a statement was canceled. None is from here on."""
+    def _forget_canceller(self) -> None:
+        """No statement is canceled from here on."""
         canceller, self._canceller = self._canceller, None
-        if canceller is None or self.token is None:
-            return False
-        self.token.remove(canceller)
-        return canceller.called
+        if canceller is not None and self.token is not None:
+            self.token.remove(canceller)
+            self._was_canceled = canceller.called
 
     def check_entered(self) -> None:
         if self._state in CANNOT_END:
@@ -214,8 +214,10 @@ class DbTransaction:
                     "a statement failed in this session, and the database will not commit what came before it; "
                     "nothing was committed. Let the error propagate instead of catching it inside the block"
                 ) from self._failure
-            connection.commit()
+            connection.commit()  # may be canceled: the database then answers whether it has committed
+            self._forget_canceller()
         except BaseException as failure:
+            self._forget_canceller()
             roll_back(connection, failure, after_commit=True)
             raise
         self.committed = True

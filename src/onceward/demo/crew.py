@@ -12,8 +12,8 @@ from typing import Generic, Self, TypeVar
 
 import msgspec
 
+from onceward import Report
 from onceward.demo.setup import Setup
-from onceward.task.report import Report
 
 PROGRAM = [sys.executable, "-m", "onceward.demo.worker"]
 STOP_PATIENCE = 15.0

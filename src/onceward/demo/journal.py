@@ -11,8 +11,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from onceward import Transaction
 from onceward.connectors import Connector
-from onceward.transaction import Settlement, Transaction
+from onceward.transaction import Settlement
 
 PATIENCE = 10.0
 """Seconds to wait for other writers."""

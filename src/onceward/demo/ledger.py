@@ -11,9 +11,9 @@ from typing import Any
 
 from sqlalchemy import Engine, create_engine, event
 
+from onceward import Contract, Inbox
 from onceward.demo import journal
 from onceward.demo.orders import ARTICLES
-from onceward.inbox import Contract, Inbox
 
 SCHEMA = """
 CREATE TABLE shipments (id TEXT NOT NULL, article TEXT NOT NULL, pieces INTEGER NOT NULL, packed_by TEXT NOT NULL);

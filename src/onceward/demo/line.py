@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from onceward import Transaction
 from onceward.demo import journal, ledger
 from onceward.demo.books import Books
 from onceward.demo.crew import Crew
@@ -15,7 +16,6 @@ from onceward.demo.setup import Setup
 from onceward.demo.shop import Sending
 from onceward.demo.tasks import ShipOrder
 from onceward.demo.zones import Wire, Zones
-from onceward.transaction import Transaction
 
 CHECK_EVERY = 0.1
 """Seconds between two reads of the books."""

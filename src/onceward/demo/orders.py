@@ -8,7 +8,7 @@ from random import Random
 
 import msgspec
 
-from onceward.transaction import Transaction
+from onceward import Transaction
 
 ARTICLES = tuple(f"article-{number:02}" for number in range(1, 41))
 """Articles that the warehouse lists from the start."""

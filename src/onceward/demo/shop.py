@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock
 from typing import Self
 
+from onceward import Transaction
 from onceward.boundary import BoundaryClient
 from onceward.connectors.boundary import BoundaryConnector
 from onceward.demo.setup import SHOP, WAREHOUSE, Setup
 from onceward.demo.tasks import SendOrder, producing
-from onceward.transaction import Transaction
 
 
 class Tally:

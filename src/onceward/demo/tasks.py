@@ -7,13 +7,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from onceward import ConsumerTask, ProducerTask, Transaction
+from onceward import (
+    ConsumerPolicy,
+    ConsumerTask,
+    Contract,
+    ExceptionCategory,
+    ProducerPolicy,
+    ProducerTask,
+    Transaction,
+    TransactionException,
+)
 from onceward.demo.carrier import NotDelivered
 from onceward.demo.orders import PLACED, DemoOrder
 from onceward.demo.setup import CONSUMER, LEASE, SLOTS, STEP_TIMEOUT, Setup
-from onceward.inbox import Contract
-from onceward.task.exceptions import ExceptionCategory, TransactionException
-from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 
 SHIP = "INSERT INTO shipments VALUES (:id, :article, :pieces, :packed_by)"
 TAKE = "UPDATE stock SET shipped = shipped + :pieces WHERE article = :article"

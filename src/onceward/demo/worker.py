@@ -15,6 +15,7 @@ import sys
 
 import msgspec
 
+from onceward import Inbox
 from onceward.boundary import BoundaryClient
 from onceward.connectors.boundary import BoundaryConnector
 from onceward.deadletters import DeadLetters
@@ -25,7 +26,6 @@ from onceward.demo.journal import JournaledConnector
 from onceward.demo.lifeline import end_with_parent
 from onceward.demo.setup import CONSUMER, MAX_DELIVERIES, Setup
 from onceward.demo.tasks import ShipOrder, consuming
-from onceward.inbox import Inbox
 
 
 def main(encoded_setup: str, url: str, name: str) -> None:

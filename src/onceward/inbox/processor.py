@@ -329,8 +329,8 @@ def log_failure(contract: Contract, event: Event, error: BaseException, start: S
             cause.hide_parameters = True  # they usually contain the payload
         cause = cause.__cause__
     in_engine = current_work.get() is not None
-    _log.log(
-        logging.INFO if in_engine else logging.ERROR,
+    log = _log.info if in_engine else _log.error
+    log(
         "consumer %s: event %s of type %r (aggregate %s, start %s) failed: %s",
         contract.consumer_id,
         event.tracking_id,

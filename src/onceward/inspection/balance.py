@@ -67,7 +67,7 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
     gone: int
     problems: tuple[str, ...]
     """Why it does not hold."""
-    untold: Mapping[str, str]
+    notes: Mapping[str, str]
     """Why a number is unknown, or not what it seems, by the name of the number."""
 
     @property
@@ -79,17 +79,17 @@ def strike(source: SourceCounts, letters: LetterCounts | None, records: RecordCo
     """Strike the balance. `letters` is None without a database, `records` without a contract."""
     problems = list(_check_source(source))
     source = _mark_ambiguous(source, letters, records)
-    untold = dict(source.untold)
+    notes = dict(source.notes)
     dead, pending, dropped = source.dead, source.pending, dict(source.dropped)
     handled = source.done
     if letters is not None:
-        problems += _check_letters(source, letters, untold)
+        problems += _check_letters(source, letters, notes)
         transit = max(letters.deaths - (source.moved or 0), 0) if source.moved is not None else 0
         dead = _sum(dead, letters.open, -min(transit, dead or 0))
         pending = _sum(pending, letters.redriven)
         _put(dropped, "discarded by an operator", letters.discarded)
         if letters.beyond:
-            untold["dead"] = (
+            notes["dead"] = (
                 f"the database has {letters.beyond:,} more, of messages that are no longer in this source"
             )
         if source.moved is None:
@@ -100,7 +100,7 @@ def strike(source: SourceCounts, letters: LetterCounts | None, records: RecordCo
             )
     elif source.moved:
         dead = _sum(dead, source.moved)
-        untold["dead"] = f"{source.moved:,} of them in a database: name it to see what happened to them"
+        notes["dead"] = f"{source.moved:,} of them in a database: name it to see what happened to them"
     applied = handled
     duplicate: int | None = None if handled else handled
     if records is not None:
@@ -111,13 +111,13 @@ def strike(source: SourceCounts, letters: LetterCounts | None, records: RecordCo
                 f"{_messages(len(records.unknown))} acknowledged, but neither applied nor dead: {some}"
             )
         if records.beyond:
-            untold["applied"] = _explain_beyond(records.beyond, source.gone)
-        applied, duplicate, pending = _split(source, records, handled, pending, problems, untold)
+            notes["applied"] = _explain_beyond(records.beyond, source.gone)
+        applied, duplicate, pending = _split(source, records, handled, pending, problems, notes)
     elif handled:
         lacking = "its database" if letters is None else "a contract"
-        untold["duplicate"] = f"without {lacking} it is unknown which of the applied were copies"
+        notes["duplicate"] = f"without {lacking} it is unknown which of the applied were copies"
     if not applied and source.appended and source.pending == source.appended:
-        untold.setdefault("applied", "nothing has been consumed yet")
+        notes.setdefault("applied", "nothing has been consumed yet")
     return Balance(
         appended=source.appended,
         applied=applied,
@@ -127,7 +127,7 @@ def strike(source: SourceCounts, letters: LetterCounts | None, records: RecordCo
         dropped=dropped,
         gone=source.gone,
         problems=tuple(problems),
-        untold=untold,
+        notes=notes,
     )
 
 
@@ -144,7 +144,7 @@ def _mark_ambiguous(
         "the source is empty, but this consumer has had messages: it was emptied or lost (a Redis without persistence, "
         "a file that was removed), or they came from another source"
     )
-    return msgspec.structs.replace(source, appended=None, untold={**source.untold, "appended": why})
+    return msgspec.structs.replace(source, appended=None, notes={**source.notes, "appended": why})
 
 
 def _explain_beyond(count: int, gone: int) -> str:
@@ -162,14 +162,14 @@ def _split(
     handled: int | None,
     pending: int | None,
     problems: list[str],
-    untold: dict[str, str],
+    notes: dict[str, str],
 ) -> tuple[int | None, int | None, int | None]:
     """Split what was handled into applied and duplicates. Return these, and what is pending."""
     if records.duplicate is not None or handled is None:
         return records.applied, records.duplicate, pending
     known = records.applied + records.superseded
     if records.purged_before is not None and known < handled:
-        untold["duplicate"] = (
+        notes["duplicate"] = (
             f"records of events before {records.purged_before} were purged; applied and duplicate are counted together"
         )
         return handled - records.superseded, None, pending
@@ -181,7 +181,7 @@ def _split(
         return 0, handled - source.done, pending
     if known <= handled and source.has_copies:
         if known < handled:
-            untold["duplicate"] = (
+            notes["duplicate"] = (
                 "inferred from counts: a message that was acknowledged by hand looks the same"
             )
         return records.applied, handled - known, pending
@@ -194,9 +194,9 @@ def _split(
     ahead, begun = known - handled, (pending or 0) - source.untouched
     if pending is not None and ahead <= begun:  # committed, but the source does not know it yet
         if ahead:
-            untold["pending"] = f"{ahead:,} more are applied, but not acknowledged yet"
+            notes["pending"] = f"{ahead:,} more are applied, but not acknowledged yet"
         return records.applied, 0, pending - ahead
-    untold["applied"] = (
+    notes["applied"] = (
         f"the inbox has {ahead - begun:,} more records than this source had messages: something else feeds or fed "
         "this consumer, too, or the source was lost and this is a new one"
     )
@@ -225,12 +225,12 @@ def _check_source(source: SourceCounts) -> list[str]:
     return []
 
 
-def _check_letters(source: SourceCounts, letters: LetterCounts, untold: dict[str, str]) -> list[str]:
+def _check_letters(source: SourceCounts, letters: LetterCounts, notes: dict[str, str]) -> list[str]:
     missing = (source.moved or 0) - letters.deaths
     if missing <= 0:
         return []
     if letters.purged or missing <= letters.elsewhere:
-        untold["dead"] = (
+        notes["dead"] = (
             f"{missing:,} more were moved to the database, where they were purged or are under another source"
         )
         return []

@@ -48,10 +48,10 @@ def balance_of(account: Account) -> Balance:
         counts = DatabaseCounts(None if is_new else connection, account.consumer, contract=account.contract)
         if (counted.done or counted.moved) and not account.may_be_new and not counts.is_known:
             why = {
-                **counted.untold,
+                **counted.notes,
                 "applied": _explain_unknown_consumer(account.consumer, counts.registered),
             }
-            counted = msgspec.structs.replace(counted, untold=why)
+            counted = msgspec.structs.replace(counted, notes=why)
         if counted.messages is None:
             return strike(counted, counts.letters(account.source.origin), counts.records())
         letters, records = counts.among(counted.messages, account.source.origin, recorded)

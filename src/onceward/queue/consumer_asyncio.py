@@ -2,7 +2,7 @@
 
 # make faces writes consumer.py, with
 #   run_blocking: self._core, self._loop
-#   text: "A call that is cancelled … stay pending." → ""
+#   text: "A call that is canceled … stay pending." → ""
 #   text: " Handlers are coroutine functions." → ""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class AsyncQueueConsumer(AsyncQueueBase):
     Redis failures are `QueueError`s, raised at once; the call after one starts fresh. Undecodable entries are
     `UndecodableEntryError`s and stay pending. It opens its own connections to where `redis` connects.
 
-    A call that is cancelled has an unknown outcome: messages that it had read or claimed stay pending.
+    A call that is canceled has an unknown outcome: messages that it had read or claimed stay pending.
     """
 
     def __init__(self, redis: redis.asyncio.Redis, config: QueueConfig) -> None:

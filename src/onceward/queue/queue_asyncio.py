@@ -2,7 +2,7 @@
 
 # make faces writes queue.py, with
 #   run_blocking: self._core, self._claims, self._wire
-#   text: "A call that is cancelled … stay pending." → ""
+#   text: "A call that is canceled … stay pending." → ""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AsyncRedisStreamsQueue(AsyncQueueBase):
     It opens its own connections to where `redis` connects, and leaves that client alone. The first `read` or
     `claim_stale` creates the group, at the beginning of the stream. Tasks may share one.
 
-    A call that is cancelled has an unknown outcome: messages that it had read or claimed stay pending.
+    A call that is canceled has an unknown outcome: messages that it had read or claimed stay pending.
     """
 
     def __init__(self, redis: redis.asyncio.Redis, config: QueueConfig) -> None:

@@ -24,7 +24,7 @@ class Progress(Middleware):
     name = "progress"
 
     def __init__(self, on_answer: Callable[[], None], row: MutableSequence[int] | None = None) -> None:
-        """`row` is where the counts are kept, if they shall be seen from outside."""
+        """`row` is where the counts are kept, if others read them."""
         self.row: MutableSequence[int] = array("q", (0, 0, 0, 0)) if row is None else row
         self.progress_at = time.monotonic()
         self.asking_since: float | None = None

@@ -211,7 +211,7 @@ class Supervisor:
             self.places.remove(place)
 
     async def _should_restart(self, place: WorkerSlot, process: WorkerProcess, code: int) -> bool:
-        """Whether a successor shall start; returns when it is time to start it."""
+        """Whether to start a successor; returns when it is time to start it."""
         replacing, place.replacing = place.replacing, False
         if self.stage is not RunStage.RUNNING:
             self._log_exit(place, process, code)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from onceward.run.scoreboard import Score
 
-UNKNOWN = "unknown (in flight when a worker ended)"
+CUT_OFF = "cut off when a worker ended, which are delivered again"
+"""Deliveries, not messages: a message that succeeds after that is counted there, too."""
 
 
 class Totals:
@@ -23,7 +24,7 @@ class Totals:
                     "succeeded": each.succeeded,
                     "failed": each.failed,
                     "given back": each.returned,
-                    UNKNOWN: each.in_flight,
+                    CUT_OFF: each.in_flight,
                 }
             )
 

@@ -125,6 +125,7 @@ class Call:
             limited=limited,
             plain=not limited and self.watch is None,
             postpones=wiring.postpones,
+            afterwards="" if wiring.source is None else wiring.source.afterwards,
             watch=self.watch,
             tracebacks=Tracebacks(),
         )

@@ -1,4 +1,4 @@
-"""How an attempt learns that it shall stop, and how the calls it waits for are ended.
+"""How an attempt learns that it should stop, and how the calls it waits for are ended.
 
 Nothing is raised inside a running thread: an exception from outside can arrive between taking a lock and the `try` that
 releases it, and then that lock is taken forever. Instead the attempt's token is set, and the functions registered with
@@ -58,7 +58,7 @@ class CancelToken:
         self.limit = Limit.STEP
         self.expired = False
         self.over = False
-        """Whether the attempt has ended. What it leaves running, such as a pool's own task, is no part of it."""
+        """Whether the attempt has ended. What it leaves running, such as a pool's own task, is not part of it."""
         self._cancellers: list[Canceller] = []
 
     @property
@@ -107,7 +107,7 @@ def raise_if_cancelled() -> None:
 def on_cancel(cancel: Callable[[], object]) -> Iterator[None]:
     """Call `cancel()` if the attempt is asked to stop while the block runs: `with on_cancel(connection.close): …`.
 
-    It is called once, in another thread, and shall end what the block waits for, and nothing else: close a socket that
+    It is called once, in another thread, and must end what the block waits for, and nothing else: close a socket that
     only this block uses, set an event. Leaving the block waits for `cancel`, so hold no lock then that `cancel` needs.
     If the attempt was asked to stop before, this raises `AttemptInterrupted`. Outside an engine it does nothing.
     """

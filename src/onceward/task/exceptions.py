@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 OF_ITS_CLASS: Any = object()
-"""No category was given, so that of the class holds."""
+"""No category was given: the one of the class applies."""
 LONGEST_POSTPONEMENT = 86400.0
 """Seconds. Anything that must wait longer belongs in a schedule, not in a queue."""
 

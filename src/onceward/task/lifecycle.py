@@ -14,7 +14,7 @@ Each step has its own attempts, timeout and backoff (`retry` below). Rules:
 * A step that times out is TIMEOUT and retried; a stuck step forfeits its remaining attempts.
 * When `transaction_timeout` runs out, the lifecycle is TIMEOUT: the exception handler runs, under its own policy,
   unless it has run before. After any other failure, however late, the handler has `transaction_timeout` for itself.
-* When the loop's own time runs out, or the call is hurried or cancelled, the transaction is abandoned as in a crash.
+* When the loop's own time runs out, or the call is hurried or canceled, the transaction is abandoned as in a crash.
 * Postponed does not count as an attempt. If the source cannot take the transaction back, it waits here, until the
   call is ending.
 * If the exception handler gives up too, its last error is the outcome's error.
@@ -381,7 +381,7 @@ def out_of_time(life: Life, step: Step, last_error: TransactionException) -> Fai
     if life.limit is Limit.TRANSACTION:
         life.timeouts += 1
         reply.error = classify(step, life.attempt, reply, life.transaction_id)
-        logger.error("%s gave up: %s", step.name, reply.error)
+        logger.error("%s gave up%s: %s", step.name, life.plan.afterwards, reply.error)
     return reply
 
 
@@ -399,10 +399,6 @@ def fail_blocked(life: Life) -> Failed:
     return Failed(error)
 
 
-NEXT = {"process": "; the source redelivers or dead-letters it"}
-"""What happens after the last attempt at a step, for the log."""
-
-
 def log_failure(life: Life, step: Step, decision: Decision, now: float) -> None:
     error = line_of(decision.error)
     attempt = life.attempt + 1  # people count from 1
@@ -417,6 +413,6 @@ def log_failure(life: Life, step: Step, decision: Decision, now: float) -> None:
         shown = life.plan.tracebacks.to_show(decision.error.__cause__, now)
         logger.error(
             "%s gave up (attempt %d of %d)%s: %s",
-            step.name, attempt, step.max_attempts, NEXT.get(step.name, ""), error,
+            step.name, attempt, step.max_attempts, life.plan.afterwards, error,
             exc_info=shown,
         )  # fmt: skip

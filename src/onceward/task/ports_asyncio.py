@@ -2,7 +2,7 @@
 
 Workers are tasks. A life runs inside its worker's task, but in its own context, so a transaction does not cost a
 task. User code may leave a count of `Task.cancelling` behind, as `asyncio.TaskGroup` of 3.11 does; so
-`AsyncPorts.is_cancelled` says whether a call was cancelled, and each attempt starts with a clean task.
+`AsyncPorts.is_cancelled` says whether a call was canceled, and each attempt starts with a clean task.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class AsyncPorts:
         return reply if error is None else self.failure_reply(error)
 
     def is_cancelled(self, task: asyncio.Task[Any]) -> bool:
-        """Whether the task has to end because the call was cancelled, or everything there is."""
+        """Whether the task has to end because the call was canceled, or everything there is."""
         if task in self._tasks:
             caller = self._caller
             return self._cancelled or (caller is not None and caller.cancelling() > self._caller_count)
@@ -398,7 +398,7 @@ class AsyncPorts:
         _outliving.discard(task)
         self._soiled.discard(task)
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        # Cancelled other than with the call: its caller must not wait for a worker that is gone.
+        # Canceled other than with the call: its caller must not wait for a worker that is gone.
         if error is not None and not (task.cancelled() and self._cancelled):
             self.on_crash(error)
 

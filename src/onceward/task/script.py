@@ -99,7 +99,7 @@ async def drive_async(
     """Run a script in the running event loop.
 
     A port that need not wait replies at once. A coroutine is user code: `reply_to_error` makes a reply of its error, or
-    raises it if the call was cancelled. The engine's own waits are generators: their errors propagate.
+    raises it if the call was canceled. The engine's own waits are generators: their errors propagate.
     """
     send = script.send
     try:
@@ -158,7 +158,7 @@ def release(waiter: asyncio.Future[None]) -> None:
 
 
 class EngineTask(asyncio.Task[Any]):
-    """A task of the engine: `soiled` names it once anything has cancelled it."""
+    """A task of the engine: `soiled` names it once anything has canceled it."""
 
     def __init__(self, work: Coroutine[Any, Any, Any], soiled: set[asyncio.Task[Any]]) -> None:
         self._soiled = soiled

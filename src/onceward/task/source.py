@@ -79,6 +79,13 @@ class Source(msgspec.Struct, kw_only=True):
     extend_from_thread: Callable[[Sequence[Transaction]], None] | None = None
     """Extends leases while the event loop is blocked; None in threads, or if the connector cannot."""
 
+    @property
+    def afterwards(self) -> str:
+        """What becomes of a transaction that fails, for the log."""
+        if self.settle is None:
+            return "; its source takes no outcomes and does not learn of it"
+        return "; the source redelivers or dead-letters it"
+
 
 class Loop(Work):
     """The work of one call."""

@@ -35,6 +35,8 @@ class CallPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Neither limited nor watched."""
     postpones: bool
     """Whether postponed transactions go back to the source; if not, they wait in their slot."""
+    afterwards: str
+    """What becomes of a transaction that fails, for the log; empty where nobody but the caller decides."""
     watch: Any
     """Spans and per-step metrics; None without an SDK."""
     tracebacks: Tracebacks

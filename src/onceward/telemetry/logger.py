@@ -1,7 +1,7 @@
 """Onceward's own log lines. They carry the log fields, and never hold up or fail the work they report on.
 
 In threads the lines are emitted by `log_thread`, in the context of the code that logs. In asyncio they are emitted at
-once: a handler that blocks there blocks the event loop whoever logs.
+once: a handler that blocks there blocks the event loop anyway.
 """
 
 from __future__ import annotations
@@ -34,9 +34,15 @@ class OwnLogger:
         self._logger = logger
 
     def isEnabledFor(self, level: int) -> bool:
-        # Unlike `Logger.isEnabledFor`, this takes no lock.
-        logger = self._logger
-        return not logger.disabled and level > logger.manager.disable and level >= logger.getEffectiveLevel()
+        # Unlike `Logger.isEnabledFor`, this takes no lock, and calls nothing that a class of the user can override.
+        logger: logging.Logger | None = self._logger
+        if self._logger.disabled or level <= self._logger.manager.disable:
+            return False
+        while logger is not None:
+            if logger.level:
+                return level >= logger.level
+            logger = logger.parent
+        return True
 
     def debug(self, message: str, *args: Any, **more: Any) -> None:
         self._log(logging.DEBUG, message, args, **more)

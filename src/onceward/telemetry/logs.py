@@ -91,10 +91,10 @@ class JsonLines(logging.Formatter):
         try:
             return json.dumps(line, default=str)
         except Exception:  # noqa: BLE001  a value of the user: circular, or its __str__ raises
-            return json.dumps({name: _shown(value) for name, value in line.items()})
+            return json.dumps({name: _as_json(value) for name, value in line.items()})
 
 
-def _shown(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     try:
         return json.loads(json.dumps(value, default=str))
     except Exception:  # noqa: BLE001

@@ -46,7 +46,7 @@ asyncio.run(main())
 """
 
 
-class Site:
+class DiskServer:
     def __init__(self, directory: Path, *how: str) -> None:
         self.directory = directory
         self._process = subprocess.Popen(
@@ -80,23 +80,23 @@ def home() -> Iterator[Path]:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site(tmp_path)
+def site(tmp_path: Path) -> Iterator[DiskServer]:
+    site = DiskServer(tmp_path)
     yield site
     site.stop()
 
 
 @pytest.fixture
-def humble(home: Path) -> Iterator[Site]:
+def humble(home: Path) -> Iterator[DiskServer]:
     """A server that permissions stop."""
-    site = Site(home / "data", "humble")
+    site = DiskServer(home / "data", "humble")
     yield site
     site.stop()
 
 
 @pytest.mark.req("BC-16", "BC-18")
 def test_a_full_disk_refuses_appends_keeps_what_is_there_and_takes_more_when_there_is_space(
-    site: Site,
+    site: DiskServer,
 ) -> None:
     async def append(client: AsyncBoundaryClient, number: int) -> int | BoundaryError:
         envelope = envelope_for(f"m{number}", from_zone="a", to_zone="b")
@@ -129,7 +129,7 @@ def test_a_full_disk_refuses_appends_keeps_what_is_there_and_takes_more_when_the
 
 
 @pytest.mark.req("BC-17", "BC-18")
-def test_a_full_disk_refuses_an_object_whole_and_takes_it_when_there_is_space(site: Site) -> None:
+def test_a_full_disk_refuses_an_object_whole_and_takes_it_when_there_is_space(site: DiskServer) -> None:
     with BoundaryClient(site.url) as client:
         site.limit_files(500_000)
         with pytest.raises(Unavailable, match="could not be written"):
@@ -143,7 +143,7 @@ def test_a_full_disk_refuses_an_object_whole_and_takes_it_when_there_is_space(si
 
 
 @pytest.mark.req("BC-18")
-def test_objects_in_a_read_only_directory_are_refused_until_it_is_writable(humble: Site) -> None:
+def test_objects_in_a_read_only_directory_are_refused_until_it_is_writable(humble: DiskServer) -> None:
     places = [humble.directory / "objects" / name for name in ("incoming", "content", "names")]
     with BoundaryClient(humble.url) as client:
         for place in places:

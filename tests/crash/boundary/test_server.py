@@ -75,7 +75,7 @@ class Load:
     """Clients that append and confirm until the server dies, and remember every answer."""
 
     def __init__(self) -> None:
-        self.told: dict[str, int] = {}
+        self.reported: dict[str, int] = {}
         self.confirmed = 0
         self._next = 0
         self._unanswered: list[str] = []
@@ -83,7 +83,7 @@ class Load:
     async def run(self, url: str, process: Process, after: int) -> None:
         """Kill the server after this many more answers."""
         enough = asyncio.Event()
-        goal = len(self.told) + after
+        goal = len(self.reported) + after
         async with AsyncBoundaryClient(url, timeout=30) as client:
             appenders = [asyncio.create_task(self._append(client, goal, enough)) for _ in range(8)]
             confirming = asyncio.create_task(self._confirm(client))
@@ -104,8 +104,8 @@ class Load:
             except Unavailable:
                 self._unanswered.append(message_id)
                 return
-            assert self.told.setdefault(message_id, appended.offset) == appended.offset
-            if len(self.told) >= goal:
+            assert self.reported.setdefault(message_id, appended.offset) == appended.offset
+            if len(self.reported) >= goal:
                 enough.set()
 
     async def _confirm(self, client: AsyncBoundaryClient) -> None:
@@ -136,11 +136,11 @@ def test_kills_under_load_lose_no_answered_fact_and_double_none(tmp_path: Path) 
         assert [fact.offset for fact in facts] == list(range(1, len(facts) + 1)), "gap-free"
         found = {fact.message_id: fact.offset for fact in facts}
         assert len(found) == len(facts), "none is there twice"
-        assert found.items() >= load.told.items(), "every answered fact, at its offset"
+        assert found.items() >= load.reported.items(), "every answered fact, at its offset"
         # A confirm whose answer was lost may have moved the cursor further than any client knows.
         cursor = client.confirm("c", 0)
         assert load.confirmed <= cursor <= load.confirmed + 5
-    assert len(load.told) >= KILLS * 5
+    assert len(load.reported) >= KILLS * 5
 
 
 def everything(client: BoundaryClient, name: str) -> list[StoredFact]:

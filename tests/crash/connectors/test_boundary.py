@@ -32,7 +32,7 @@ _forking = multiprocessing.get_context("forkserver")
 _forking.set_forkserver_preload([worker.__name__, server.__name__])
 
 
-class Site:
+class BillingDesk:
     def __init__(self, url: str, database: Path, asynchronous: bool) -> None:
         self.url = url
         self.database = database
@@ -56,8 +56,8 @@ class Site:
             BoundaryConnector(client, from_zone="plant-a", to_zone="hq").dispatch_transactions(facts)
 
     def start(self, **orders: Any) -> Any:
-        told = Orders(self.url, str(self.database), self.asynchronous, **orders)
-        process = _forking.Process(target=worker.run, args=(told,))
+        reported = Orders(self.url, str(self.database), self.asynchronous, **orders)
+        process = _forking.Process(target=worker.run, args=(reported,))
         process.start()
         return process
 
@@ -93,15 +93,15 @@ class Site:
 
 
 @pytest.fixture(params=["threads", "asyncio"])
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BillingDesk]:
     with server.boundary_process(tmp_path / "boundary") as url:
-        yield Site(url, tmp_path / "billing.db", request.param == "asyncio")
+        yield BillingDesk(url, tmp_path / "billing.db", request.param == "asyncio")
 
 
 @pytest.mark.req("BC-27")
 @pytest.mark.parametrize("point", ["handler", "settle", "confirm", "confirmed"])
 def test_a_consumer_killed_in_the_midst_of_a_batch_loses_nothing_and_doubles_nothing(
-    site: Site, point: str
+    site: BillingDesk, point: str
 ) -> None:
     """In the handler before its commit, after commits before they are settled, before and after the cursor moves."""
     site.append(*range(1, FACTS + 1))
@@ -114,7 +114,7 @@ def test_a_consumer_killed_in_the_midst_of_a_batch_loses_nothing_and_doubles_not
 
 
 @pytest.mark.req("BC-27")
-def test_consumers_killed_again_and_again_while_facts_come_in(site: Site) -> None:
+def test_consumers_killed_again_and_again_while_facts_come_in(site: BillingDesk) -> None:
     """Two with one name at a time, which see the same facts."""
     site.append(*range(1, 31))
     workers = [site.start(), site.start()]
@@ -129,7 +129,7 @@ def test_consumers_killed_again_and_again_while_facts_come_in(site: Site) -> Non
 
 
 @pytest.mark.req("BC-20")
-def test_a_consumer_killed_between_burying_and_confirming_makes_one_letter(site: Site) -> None:
+def test_a_consumer_killed_between_burying_and_confirming_makes_one_letter(site: BillingDesk) -> None:
     site.append(*range(1, 21))
     assert site.ends(point="buried", after=0, letters=True) == -signal.SIGKILL
     assert site.query("SELECT message_id, deaths FROM onceward_dead_letters") == [(f"m{REFUSED}", 1)]

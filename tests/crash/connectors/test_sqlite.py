@@ -66,7 +66,7 @@ def test_what_a_killed_process_had_fetched_is_delivered_again_in_real_time_when_
         )
         before = time.time()
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-        assert deliveries(path) == [1], "counted before it was handed out"
+        assert deliveries(path) == [1], "counted before it was delivered"
         again = until(lambda: queue.fetch_transactions(10))
         assert time.time() - before >= lease
         assert [transaction.payload for transaction in again] == ["a"]

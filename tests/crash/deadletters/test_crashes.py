@@ -69,7 +69,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LetterSite]
 @pytest.mark.req("CC-050")
 @pytest.mark.parametrize("point", ["burying", "buried"])
 def test_killed_while_burying(site: LetterSite, point: str) -> None:
-    """It is in the store before its source forgets it, and there once however often it is told."""
+    """It is in the store before its source forgets it, and there once however often it is reported."""
     site.send("bad", "good")
     site.run(worker.consume, point)
     assert len(site.letters.find()) == (point == "buried")

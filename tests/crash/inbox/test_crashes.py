@@ -102,16 +102,16 @@ def test_an_effectful_consumer_killed_at_any_point(
     site: InboxSite, point: str, keyed: bool, asynchronous: bool
 ) -> None:
     """The provider honors the key, or `reconcile` asks it: either way it charges once."""
-    told: dict[str, Any] = {"mode": "effectful", "keyed": keyed, "asynchronous": asynchronous}
+    reported: dict[str, Any] = {"mode": "effectful", "keyed": keyed, "asynchronous": asynchronous}
     site.send(*EVENTS)
-    site.dies(point=point, **told)
+    site.dies(point=point, **reported)
     assert site.effects()[TARGET] == (point == "committed")
     assert site.attempts(TARGET) == ([] if point in (*NOT_STARTED, "committed") else [(1, 0)])
     in_doubt = point in ("intended", "called")
     assert [row["tracking_id"] for row in site.inbox.effects()] == ([TARGET] if in_doubt else [])
     assert site.charges()[TARGET] == (point not in NOT_CHARGED)
 
-    site.drain(forgetting=EVENTS[-site.undone() :], **told)
+    site.drain(forgetting=EVENTS[-site.undone() :], **reported)
     assert site.effects() == once(*EVENTS)
     assert site.charges() == once(*EVENTS)
     assert site.said("charging").count(TARGET) == (2 if keyed and point == "called" else 1)
@@ -184,10 +184,10 @@ def test_what_is_in_hand_when_its_process_is_killed_is_no_poison(site: InboxSite
     """They all die together, once. From then on each runs alone, and only the one to blame dies again."""
     mates = ["mate-1", "mate-2", "mate-3"]
     site.send(TARGET, *mates)
-    told: dict[str, Any] = {"mode": "effectful", "point": "called", "slots": 4, "poison_after": 2}
+    reported: dict[str, Any] = {"mode": "effectful", "point": "called", "slots": 4, "poison_after": 2}
     for _ in range(2):
-        site.dies(**told, takes=0.2)
-    site.drain(**told)
+        site.dies(**reported, takes=0.2)
+    site.drain(**reported)
     assert site.effects() == once(*mates)
     assert site.charges() == once(*mates, TARGET)
     check_poison(site, starts=2)
@@ -214,13 +214,13 @@ def test_a_consumer_that_crashes_or_hangs_changes_nothing_for_another(site: Inbo
     for queue in ("a.db", "b.db"):
         site.send(TARGET, *ids, queue=queue)
     mode, point = ("effectful", "calling") if site.is_sqlite else ("transactional", "writing")
-    told: dict[str, Any] = {"queue": "a.db", "consumer": "a", "mode": mode}
+    reported: dict[str, Any] = {"queue": "a.db", "consumer": "a", "mode": mode}
     if way == "hangs":
-        hanging = site.start("a", **told, point=point, waits=True, lease=SHORT_LEASE)
+        hanging = site.start("a", **reported, point=point, waits=True, lease=SHORT_LEASE)
         until(lambda: site.said("reached", by="a"))
     else:
         for _ in range(2):
-            site.dies(**told, point=point)
+            site.dies(**reported, point=point)
     site.drain("b", queue="b.db", consumer="b")
     done = Counter(id_ for (id_,) in site.ask("SELECT id FROM credits WHERE worker = 'b'"))
     assert done == once(TARGET, *ids)
@@ -228,7 +228,7 @@ def test_a_consumer_that_crashes_or_hangs_changes_nothing_for_another(site: Inbo
     if way == "hangs":
         hanging.kill()
         assert exit_code(hanging) == -signal.SIGKILL
-    site.drain("a-again", **told)
+    site.drain("a-again", **reported)
     done = Counter(id_ for (id_,) in site.ask("SELECT id FROM credits WHERE worker <> 'b'"))
     assert done == once(TARGET, *ids)
     assert site.dead_letters("a.db") == site.dead_letters("b.db") == []

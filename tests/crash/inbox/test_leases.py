@@ -1,4 +1,4 @@
-"""Consumers are frozen, overtaken, wrong about the time or told to stop: an attempt without a lease changes nothing."""
+"""Consumers are frozen, overtaken, wrong about time or asked to stop: without a lease an attempt changes nothing."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def by(site: InboxSite) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("point", ["calling", "called", "written"])
 @pytest.mark.without("sqlite", "written")
 def test_a_zombie_commits_nothing(site: InboxSite, point: str) -> None:
-    """Frozen past its lease, it comes back when another has done the event. On SQLite nobody can overtake one who has
+    """Frozen past its lease, it comes back when another has done the event. On SQLite no one can overtake one who has
     written: it has the whole database."""
     site.send(TARGET)
-    told: dict[str, Any] = {"mode": "effectful", "lease": SHORT_LEASE}
-    zombie = site.start("zombie", point=point, waits=True, **told)
+    reported: dict[str, Any] = {"mode": "effectful", "lease": SHORT_LEASE}
+    zombie = site.start("zombie", point=point, waits=True, **reported)
     until(lambda: site.said("reached"))
     site.freeze_in_handler(zombie)
     site.drain("other", mode="effectful")
@@ -72,11 +72,11 @@ def test_a_claim_that_somebody_else_had_in_between_is_lost_even_if_it_is_free_ag
 ) -> None:
     """The zombie, then a worker that claims and dies, then none: the ledger looks as before, but is not."""
     site.send(TARGET)
-    told: dict[str, Any] = {"mode": "effectful", "lease": SHORT_LEASE}
-    zombie = site.start("zombie", point="calling", waits=True, heartless=heartless, **told)
+    reported: dict[str, Any] = {"mode": "effectful", "lease": SHORT_LEASE}
+    zombie = site.start("zombie", point="calling", waits=True, heartless=heartless, **reported)
     until(lambda: site.said("reached"))
     site.freeze_in_handler(zombie)
-    site.dies(name="second", point="settled", **told)
+    site.dies(name="second", point="settled", **reported)
     assert site.attempts(TARGET) == [(2, 0)]
     until(lambda: site.ask("SELECT locked_until FROM onceward_attempts")[0][0] < time.time())
     site.go()
@@ -228,7 +228,7 @@ def test_the_lease_of_the_dead_runs_out_whatever_their_clock_said(
     assert site.effects() == site.charges() == Counter([TARGET])
 
 
-# ── told to stop ────────────────────────────────────────────────────────────────────────────────────────
+# ── asked to stop ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.req("CC-051")

@@ -96,7 +96,7 @@ def test_the_reference_is_read_from_the_objects_five_fields_whatever_else_it_has
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"bucket": None}, "bucket"),
         ({"size": "12"}, "size"),
@@ -105,10 +105,10 @@ def test_the_reference_is_read_from_the_objects_five_fields_whatever_else_it_has
         ({"digest": "sha256:" + "g" * 64}, "sha256:<64"),
     ],
 )
-def test_a_reference_that_is_none_is_told_with_the_fact_and_the_field(
-    changes: dict[str, Any], told: str
+def test_a_bad_reference_is_reported_with_the_fact_and_the_field(
+    changes: dict[str, Any], reported: str
 ) -> None:
-    with pytest.raises(BadReferenceError, match=told) as caught:
+    with pytest.raises(BadReferenceError, match=reported) as caught:
         reference_of(report(**changes))
     assert "batch:B1 report_filed" in str(caught.value)
 
@@ -137,15 +137,15 @@ def test_an_artifact_that_is_what_the_fact_says_is_handed_over_and_confirmed(
 
 @pytest.mark.req("BC-12")
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [({"digest": digest(b"other")}, "digest"), ({"size": len(BLOB) + 1}, "bytes, but the fact says")],
 )
 def test_an_artifact_with_another_digest_or_size_is_an_integrity_error_and_nothing_is_confirmed(
-    world: BoundaryWorld, changes: dict[str, Any], told: str
+    world: BoundaryWorld, changes: dict[str, Any], reported: str
 ) -> None:
     put(world)
     append(world, report(**changes))
-    with pytest.raises(IntegrityError, match=told) as caught:
+    with pytest.raises(IntegrityError, match=reported) as caught:
         consume(world)
     assert "batch-files/B1/report.pdf" in str(caught.value)
     assert world.server.count("confirm") == 0

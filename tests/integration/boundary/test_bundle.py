@@ -100,8 +100,8 @@ def export(plant: Place, bundle: Path, *more: object) -> str:
 
 
 def test_facts_and_artifacts_arrive_once_and_in_order(plant: Place, hq: Place, bundle: Path) -> None:
-    told = export(plant, bundle)
-    assert told == f"Wrote 5 facts and 2 artifacts to {bundle}, offsets 1 to 5.\n"
+    reported = export(plant, bundle)
+    assert reported == f"Wrote 5 facts and 2 artifacts to {bundle}, offsets 1 to 5.\n"
     taking = ("import", bundle, "--zone", "hq", "--url", hq.url)
     assert said(*taking) == "4 appended, 0 already there, 1 of this zone itself, up to offset 5 of plant.\n"
     assert said(*taking) == "0 appended, 4 already there, 1 of this zone itself, up to offset 5 of plant.\n"
@@ -126,8 +126,8 @@ def test_since_and_through_choose_facts(plant: Place, hq: Place, bundle: Path) -
     export(plant, bundle, "--since", 1, "--through", 3)
     said("import", bundle, "--zone", "hq", "--url", hq.url)
     assert hq.ids == ["m2", "m3"]
-    told = json.loads(export(plant, bundle, "--since", 3, "--through", 99, "--force", "--json"))
-    assert told == {
+    reported = json.loads(export(plant, bundle, "--since", 3, "--through", 99, "--force", "--json"))
+    assert reported == {
         "zone": "plant",
         "since": 3,
         "last": 5,
@@ -145,15 +145,15 @@ def test_a_consumer_remembers_what_the_other_side_has(plant: Place, bundle: Path
     for confirmed in (0, 0, 3):
         plant.client.confirm("zone:hq", confirmed)
         export(plant, bundle, "--consumer", "zone:hq", "--force", "--json")
-        told = json.loads(export(plant, bundle, "--consumer", "zone:hq", "--force", "--json"))
-        assert (told["since"], told["facts"]) == (confirmed, 5 - confirmed)
+        reported = json.loads(export(plant, bundle, "--consumer", "zone:hq", "--force", "--json"))
+        assert (reported["since"], reported["facts"]) == (confirmed, 5 - confirmed)
     plant.client.confirm("zone:hq", 5)
     bundle.unlink()
     assert export(plant, bundle, "--consumer", "zone:hq") == "Nothing new; no file was written.\n"
     assert not bundle.exists()
 
 
-def test_facts_that_had_expired_are_told_on_both_sides(plant: Place, hq: Place, bundle: Path) -> None:
+def test_facts_that_had_expired_are_reported_on_both_sides(plant: Place, hq: Place, bundle: Path) -> None:
     with place(plant.directory.with_name("other")) as other:
         for number in range(1, 7):
             other.say(f"m{number}")
@@ -186,8 +186,8 @@ def test_a_bundle_that_was_cut_short_anywhere_is_refused_whole(plant: Place, hq:
     whole = bundle.read_bytes()
     for length in {0, 5, 27, 60, len(whole) // 2, len(whole) - 33, len(whole) - 32, len(whole) - 1}:
         bundle.write_bytes(whole[:length])
-        told = refused("import", bundle, "--zone", "hq", "--url", hq.url)
-        assert "damaged or truncated" in told or "not a bundle of facts" in told
+        reported = refused("import", bundle, "--zone", "hq", "--url", hq.url)
+        assert "damaged or truncated" in reported or "not a bundle of facts" in reported
     bundle.write_bytes(whole + b"x")
     assert "damaged" in refused("import", bundle, "--zone", "hq", "--url", hq.url)
     _has_nothing(hq)
@@ -235,8 +235,8 @@ def test_a_file_with_the_right_digest_and_nonsense_in_it_is_refused(
 def test_an_artifact_that_is_not_what_its_fact_says_is_never_carried(plant: Place, bundle: Path) -> None:
     ref = as_reference(plant.client.put("batch-files", "B3", b"abc"))
     plant.say("m6", {**ref, "digest": f"sha256:{hashlib.sha256(b'xyz').hexdigest()}"})
-    told = refused("export", bundle, "--store", plant.directory, "--zone", "plant", "--since", 0)
-    assert "object batch-files/B3 has digest" in told
+    reported = refused("export", bundle, "--store", plant.directory, "--zone", "plant", "--since", 0)
+    assert "object batch-files/B3 has digest" in reported
     assert list(bundle.parent.glob("*bundle*")) == []
 
 
@@ -245,10 +245,10 @@ def test_a_fact_whose_artifact_is_missing_ends_an_export_that_leaves_no_file(
 ) -> None:
     missing = ObjectRef(bucket="batch-files", key="B9", digest="sha256:" + "0" * 64, size=1, media_type="a/b")
     plant.say("m6", as_reference(missing))
-    told = refused("export", bundle, "--store", plant.directory, "--zone", "plant", "--since", 0)
+    reported = refused("export", bundle, "--store", plant.directory, "--zone", "plant", "--since", 0)
     assert (
         "offset 6 refers to object batch-files/B9, which does not exist here; put it, or leave the fact out"
-        in told
+        in reported
     )
     assert list(bundle.parent.glob("*bundle*")) == []
     export(plant, bundle, "--since", 0, "--through", 5)
@@ -263,12 +263,12 @@ def test_a_conflict_ends_the_import_at_its_fact_and_skip_goes_on(
     hq.say("m3", "something else")
     export(plant, bundle)
     taking = ("import", bundle, "--zone", "hq", "--url", hq.url)
-    told = refused(*taking)
+    reported = refused(*taking)
     assert (
         "fact 'm3' at offset 3 of the bundle cannot be imported: message_id 'm3' already exists at offset 1"
-        in told
+        in reported
     )
-    assert "repeat with --skip 3" in told
+    assert "repeat with --skip 3" in reported
     assert hq.ids == ["m3", "m1", "m2"]
     assert "1 appended, 2 already there" in said(*taking, "--skip", 3)
     assert hq.ids == ["m3", "m1", "m2", "m4"]
@@ -281,10 +281,10 @@ def test_other_bytes_under_an_artifact_s_name_end_the_import_at_its_fact(
     export(plant, bundle)
     with place(tmp_path / "hq") as hq:
         hq.client.put("batch-files", "B1", b"ours")
-        told = refused("import", bundle, "--zone", "hq", "--url", hq.url)
+        reported = refused("import", bundle, "--zone", "hq", "--url", hq.url)
         assert (
             "fact 'm2' at offset 2 of the bundle cannot be imported: object batch-files/B1 already exists"
-            in told
+            in reported
         )
         assert hq.ids == ["m1"]
         assert "1 appended" in said(
@@ -323,12 +323,12 @@ def test_what_is_wrong_is_said_in_one_line(
 ) -> None:
     (tmp_path / "text").write_text("It was a dark and stormy night, and nobody had made a bundle.")
     given = [each.format(plant=plant.directory, text=tmp_path / "text") for each in arguments]
-    told = refused(*given, code=code)
-    assert words in told
-    assert json.loads(run(*given, "--json").stdout)["error"] in told
+    reported = refused(*given, code=code)
+    assert words in reported
+    assert json.loads(run(*given, "--json").stdout)["error"] in reported
 
 
 def test_an_import_into_nowhere_says_so_and_can_be_repeated(plant: Place, bundle: Path) -> None:
     export(plant, bundle)
-    told = refused("import", bundle, "--zone", "hq", "--url", "http://127.0.0.1:1")
-    assert "cannot be reached: tcp connect error: Connection refused; check that it is running" in told
+    reported = refused("import", bundle, "--zone", "hq", "--url", "http://127.0.0.1:1")
+    assert "cannot be reached: tcp connect error: Connection refused; check that it is running" in reported

@@ -317,5 +317,5 @@ def test_a_server_that_is_configured_wrongly_does_not_start(
         ("/var/lib/a:b@c", "/var/lib/a:b@c"),
     ],
 )
-def test_a_password_of_the_store_is_not_told(store: str, shown: str) -> None:
+def test_a_password_of_the_store_is_not_shown(store: str, shown: str) -> None:
     assert without_password(store) == shown

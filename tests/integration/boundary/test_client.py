@@ -85,7 +85,7 @@ def envelope(message_id: str = "message-1") -> Envelope:
         7700,
     ],
 )
-def test_a_url_that_is_no_boundarys_is_refused_at_once(kind: Any, url: Any) -> None:
+def test_a_url_that_is_not_a_boundarys_is_refused_at_once(kind: Any, url: Any) -> None:
     with pytest.raises(ConfigurationError, match="http://HOST:PORT"):
         kind(url)
 
@@ -185,7 +185,7 @@ def test_a_boundary_that_says_nothing_is_unavailable_after_the_time_limit(
         assert server.requests == 1
 
 
-def test_something_that_is_no_boundary_is_told_by_its_url(world: BoundaryWorld) -> None:
+def test_something_that_is_not_a_boundary_is_reported_by_its_url(world: BoundaryWorld) -> None:
     with pytest.raises(BoundaryError, match=f"{world.server.url}/elsewhere") as caught:
         world.new_client(world.server.url + "/elsewhere").fetch(NAME)
     assert not caught.value.retryable
@@ -362,7 +362,7 @@ def test_parts_that_make_no_id_are_refused(parts: tuple[Any, ...]) -> None:
         message_id_for(*parts)
 
 
-def test_an_envelope_has_the_time_of_now_unless_told_otherwise() -> None:
+def test_an_envelope_has_the_time_of_now_unless_one_is_given() -> None:
     assert envelope().produced_at_unix_ms > 1_700_000_000_000
     assert envelope_for("m", from_zone="a", to_zone="b", produced_at_unix_ms=5).produced_at_unix_ms == 5
 

@@ -328,13 +328,13 @@ def test_an_engine_or_a_handler_of_the_wrong_kind_is_an_error_and_loses_nothing(
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [({"name": ""}, "durable name"), ({"limit": 0}, "limit"), ({"empty_wait": 0}, "empty_wait")],
 )
 def test_a_consumer_that_cannot_work_is_refused(
-    world: BoundaryWorld, changes: dict[str, Any], told: str
+    world: BoundaryWorld, changes: dict[str, Any], reported: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=reported):
         world.consumer(**changes)
 
 
@@ -366,7 +366,7 @@ def test_a_boundary_that_is_away_is_an_error_of_run_and_a_new_run_goes_on(world:
     assert world.effects() == [1]
 
 
-def test_facts_that_expired_before_they_were_fetched_are_told_in_the_log(
+def test_facts_that_expired_before_they_were_fetched_are_reported_in_the_log(
     world: BoundaryWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.append(1, 2, 3)

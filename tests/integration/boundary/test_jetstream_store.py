@@ -426,7 +426,7 @@ def test_a_connection_that_nats_has_ended_for_good_is_made_anew(nats: servers.Se
         async with opened(nats.url, name) as [store]:
             await store.append(fact("m1"))
             before = store._link._nats
-            before._transport.write(b"RUBBISH\r\n")  # the client gives up for good at the answer to this
+            before._transport.write(b"RUBBISH\r\n")  # the client gives up permanently at the answer to this
             await until_async(lambda: before.is_closed)
             assert await until_available(lambda: store.append(fact("m2"))) == Appended(2)
             assert [each[0] for each in await store.read(0, 10)] == [1, 2]
@@ -458,7 +458,7 @@ def test_a_nats_that_is_not_there_is_named_without_its_password(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "reported"),
     [
         ({"name": "a.b"}, "name must be"),
         ({"name": ""}, "name must be"),
@@ -466,8 +466,10 @@ def test_a_nats_that_is_not_there_is_named_without_its_password(monkeypatch: pyt
         ({"replicas": 3}, "single server"),
     ],
 )
-def test_what_cannot_be_opened_is_told(nats: servers.Server, how: dict[str, object], told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+def test_what_cannot_be_opened_is_reported(
+    nats: servers.Server, how: dict[str, object], reported: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=reported):
         asyncio.run(JetStreamBoundaryStore.open(nats.url, **{"name": "never-made", **how}))  # type: ignore[arg-type]
 
 
@@ -483,7 +485,7 @@ def test_a_stream_of_somebody_else_is_not_touched(nats: servers.Server, name: st
     asyncio.run(main())
 
 
-def test_a_nats_without_jetstream_is_told(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_nats_without_jetstream_is_reported(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(connection, "OPEN_WAIT", 0.1)
     with servers.nats_server() as server:
         assert server._command is not None
@@ -494,7 +496,7 @@ def test_a_nats_without_jetstream_is_told(monkeypatch: pytest.MonkeyPatch, name:
             asyncio.run(JetStreamBoundaryStore.open(server.url, name=name))
 
 
-def test_a_nats_that_is_too_old_is_told(nats: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nats_that_is_too_old_is_reported(nats: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "OLDEST_NATS", (99, 0))
     with pytest.raises(ConfigurationError, match=r"needs 99\.0 or newer"):
         asyncio.run(JetStreamBoundaryStore.open(nats.url))

@@ -20,8 +20,8 @@ from onceward.boundary import BoundaryClient
 from onceward.boundary.errors import BoundaryError, Unavailable
 from onceward.boundary.tls import Tls
 from onceward.cli.main import app
-from tests.support.boundary.secured import CLIENTS, EitherClient, Site
 from tests.support.boundary.server import boundary_server
+from tests.support.boundary.tls import CLIENTS, EitherClient, SecuredZone
 from tests.support.wait import until
 
 ASK = (("fetch", "--consumer", "c"), ("stats",))
@@ -36,22 +36,22 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def site(home: Path) -> Iterator[Site]:
-    site = Site(home / "site")
+def site(home: Path) -> Iterator[SecuredZone]:
+    site = SecuredZone(home / "site")
     site.write()
     with site.serving():
         yield site
 
 
 @pytest.fixture(scope="module")
-def hq(site: Site) -> Tls:
+def hq(site: SecuredZone) -> Tls:
     return site.issue("hq-bsfg")
 
 
 @pytest.fixture(scope="module")
 def stranger(home: Path) -> Tls:
     """Of another CA."""
-    return Site(home / "elsewhere").issue("hq-bsfg")
+    return SecuredZone(home / "elsewhere").issue("hq-bsfg")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def run(*arguments: str, env: dict[str, str]) -> Result:
     return CliRunner().invoke(app, ["boundary", *arguments], env={"NO_COLOR": "1", **env})
 
 
-def told(kind: Any, url: str, tls: Tls | None) -> str:
+def output(kind: Any, url: str, tls: Tls | None) -> str:
     """A client's message; every command prints the same, in one line."""
     with EitherClient(kind, url, tls) as client, pytest.raises(Unavailable) as caught:
         client.fetch("c")
@@ -84,45 +84,45 @@ def told(kind: Any, url: str, tls: Tls | None) -> str:
 
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_a_server_of_another_ca_is_not_trusted_and_the_files_to_give_are_named(
-    site: Site, hq: Tls, stranger: Tls, kind: Any
+    site: SecuredZone, hq: Tls, stranger: Tls, kind: Any
 ) -> None:
     for files in (None, Tls(ca=stranger.ca, cert=hq.cert, key=hq.key)):
-        words = told(kind, site.url, files)
+        words = output(kind, site.url, files)
         assert "its certificate was not issued by a CA that is trusted here; set its CA in `tls`" in words
         assert "ONCEWARD_BOUNDARY_CA, _CERT and _KEY" in words
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_a_server_that_does_not_trust_the_caller_hangs_up_and_its_log_is_named(
-    site: Site, hq: Tls, stranger: Tls, kind: Any
+    site: SecuredZone, hq: Tls, stranger: Tls, kind: Any
 ) -> None:
-    words = told(kind, site.url, Tls(ca=hq.ca, cert=stranger.cert, key=stranger.key))
+    words = output(kind, site.url, Tls(ca=hq.ca, cert=stranger.cert, key=stranger.key))
     assert "it requires another client certificate; see its log" in words
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_a_certificate_for_another_name_is_said(home: Path, site: Site, hq: Tls, kind: Any) -> None:
+def test_a_certificate_for_another_name_is_said(home: Path, site: SecuredZone, hq: Tls, kind: Any) -> None:
     name = f"elsewhere-{kind.__name__}"
-    elsewhere = Site(home / name, name, site.authority)
+    elsewhere = SecuredZone(home / name, name, site.authority)
     elsewhere.write(tls=site.issue(name, hosts=("elsewhere.example",)))
     with elsewhere.serving() as url:
-        assert "its certificate is not for '127.0.0.1'; use a name that is in its" in told(kind, url, hq)
+        assert "its certificate is not for '127.0.0.1'; use a name that is in its" in output(kind, url, hq)
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_the_wrong_scheme_is_said(site: Site, hq: Tls, plain: str, kind: Any) -> None:
-    assert "it does not speak TLS; use a URL that begins with http://" in told(
+def test_the_wrong_scheme_is_said(site: SecuredZone, hq: Tls, plain: str, kind: Any) -> None:
+    assert "it does not speak TLS; use a URL that begins with http://" in output(
         kind, plain.replace("http://", "https://"), hq
     )
     assert "it closed the connection; check that it is running" in (
-        words := told(kind, site.url.replace("https://", "http://"), None)
+        words := output(kind, site.url.replace("https://", "http://"), None)
     )
     assert words.endswith("if it speaks TLS, the URL begins with https://")
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_a_host_that_nobody_knows_is_one_plain_line(kind: Any) -> None:
-    assert told(kind, "http://nosuch.invalid:7700", None) == (
+    assert output(kind, "http://nosuch.invalid:7700", None) == (
         "the boundary at http://nosuch.invalid:7700 cannot be reached: host 'nosuch.invalid' is unknown here; correct "
         "its URL"
     )
@@ -143,7 +143,7 @@ def test_a_url_that_leads_past_the_boundary_is_answered_with_what_there_is(plain
 @pytest.mark.parametrize("missing", ["CA", "CERT", "KEY"])
 @pytest.mark.parametrize("arguments", ASK)
 def test_a_variable_of_tls_that_lacks_is_named(
-    site: Site, hq: Tls, missing: str, arguments: tuple[str, ...]
+    site: SecuredZone, hq: Tls, missing: str, arguments: tuple[str, ...]
 ) -> None:
     result = run(*arguments, env=variables(hq, URL=site.url, **{missing: ""}))
     assert result.exit_code == 2
@@ -153,7 +153,7 @@ def test_a_variable_of_tls_that_lacks_is_named(
 
 @pytest.mark.parametrize("arguments", ASK)
 def test_a_file_of_tls_that_cannot_be_read_is_named_with_its_variables(
-    site: Site, hq: Tls, arguments: tuple[str, ...]
+    site: SecuredZone, hq: Tls, arguments: tuple[str, ...]
 ) -> None:
     result = run(*arguments, env=variables(hq, URL=site.url, CERT="/no/such/file"))
     assert result.exit_code == 2

@@ -18,12 +18,12 @@ from onceward.boundary.server.server import serving
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.boundary.tls import Tls
 from onceward.errors import ConfigurationError
-from tests.support.boundary.secured import (
+from tests.support.boundary.tls import (
     CLIENTS,
     HQ,
     Connection,
     EitherClient,
-    Site,
+    SecuredZone,
     append_message,
     context_for,
 )
@@ -34,29 +34,29 @@ LAB = '[[peers]]\nidentity = "lab-bsfg"\nzone = "lab"\nfrom_zones = ["lab", "pla
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    made = Site(tmp_path / "plant-a")
+def site(tmp_path: Path) -> SecuredZone:
+    made = SecuredZone(tmp_path / "plant-a")
     made.write(HQ + LAB)
     return made
 
 
 @pytest.fixture
-def hq(site: Site) -> Tls:
+def hq(site: SecuredZone) -> Tls:
     return site.issue("hq-bsfg")
 
 
 @pytest.fixture
-def lab(site: Site) -> Tls:
+def lab(site: SecuredZone) -> Tls:
     return site.issue("lab-bsfg")
 
 
 @pytest.fixture
-def url(site: Site) -> Iterator[str]:
+def url(site: SecuredZone) -> Iterator[str]:
     with site.serving() as found:
         yield found
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def reported(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each for each in caplog.messages if " refused: " in each]
 
 
@@ -78,7 +78,7 @@ def calls(client: Any) -> list[Any]:
 @pytest.mark.req("BC-23")
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_an_identity_that_is_not_in_the_table_is_refused_with_every_call(
-    site: Site, url: str, hq: Tls, kind: Any, caplog: pytest.LogCaptureFixture
+    site: SecuredZone, url: str, hq: Tls, kind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     stranger = site.issue("stranger")
     with EitherClient(kind, url, stranger) as client:
@@ -92,8 +92,8 @@ def test_an_identity_that_is_not_in_the_table_is_refused_with_every_call(
         assert connection.call("GetObject", message)[1]["code"] == "unauthenticated"
         assert [connection.get(path)[0] for path in ("/metrics", "/stats")] == [401, 401]
         assert [connection.get(path)[0] for path in ("/livez", "/readyz")] == [200, 200]
-    assert len(told(caplog)) == 9
-    assert all("'stranger'" in each and "127.0.0.1:" in each for each in told(caplog))
+    assert len(reported(caplog)) == 9
+    assert all("'stranger'" in each and "127.0.0.1:" in each for each in reported(caplog))
     with Connection(url, context_for(hq.ca, hq)) as connection:
         assert connection.get("/stats")[0] == 200
         assert connection.metric('bsfg_auth_failures_total{reason="unknown_identity"}') == 9
@@ -101,7 +101,7 @@ def test_an_identity_that_is_not_in_the_table_is_refused_with_every_call(
 
 
 @pytest.mark.parametrize("identity", ["HQ-bsfg", "hq-bsfg.", "hq-bsfg ", "hq", "hq_bsfg"])
-def test_identities_are_compared_letter_by_letter(site: Site, url: str, identity: str) -> None:
+def test_identities_are_compared_letter_by_letter(site: SecuredZone, url: str, identity: str) -> None:
     almost = site.authority.issue(identity, "almost", ("localhost", "127.0.0.1"))
     with BoundaryClient(url, tls=almost) as client, pytest.raises(Unauthenticated):
         client.fetch("c")
@@ -109,7 +109,7 @@ def test_identities_are_compared_letter_by_letter(site: Site, url: str, identity
 
 @pytest.mark.req("BC-23")
 def test_who_is_taken_out_of_the_table_is_refused_on_the_connection_that_stands(
-    site: Site, url: str, hq: Tls, caplog: pytest.LogCaptureFixture
+    site: SecuredZone, url: str, hq: Tls, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Connection(url, context_for(hq.ca, hq)) as connection:
         assert connection.call("AppendFact", append_message())[0] == 200
@@ -119,14 +119,14 @@ def test_who_is_taken_out_of_the_table_is_refused_on_the_connection_that_stands(
         assert code == "unauthenticated"
         assert (
             "the certificate of 'hq-bsfg', 'localhost' does not belong to a peer of this boundary"
-            in told(caplog)[0]
+            in reported(caplog)[0]
         )
         site.write(HQ)
         until(lambda: connection.call("AppendFact", append_message())[0] == 200)
 
 
 def test_a_broken_configuration_leaves_the_table_as_it_is(
-    site: Site, url: str, hq: Tls, caplog: pytest.LogCaptureFixture
+    site: SecuredZone, url: str, hq: Tls, caplog: pytest.LogCaptureFixture
 ) -> None:
     site.write(LAB.replace("zone =", "zune =", 1))
     until(lambda: any("has no key 'zune'" in each for each in caplog.messages))
@@ -135,7 +135,7 @@ def test_a_broken_configuration_leaves_the_table_as_it_is(
 
 
 def test_a_broken_certificate_does_not_keep_a_peer_in_the_table(
-    site: Site, url: str, hq: Tls, caplog: pytest.LogCaptureFixture
+    site: SecuredZone, url: str, hq: Tls, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Connection(url, context_for(hq.ca, hq)) as connection:
         Path(site.server.cert).write_text("broken")
@@ -144,8 +144,8 @@ def test_a_broken_certificate_does_not_keep_a_peer_in_the_table(
         until(lambda: connection.call("AppendFact", append_message())[0] == 401)
 
 
-def test_what_cannot_change_while_the_server_runs_is_told(
-    site: Site, url: str, hq: Tls, caplog: pytest.LogCaptureFixture
+def test_what_cannot_change_while_the_server_runs_is_reported(
+    site: SecuredZone, url: str, hq: Tls, caplog: pytest.LogCaptureFixture
 ) -> None:
     site.write(HQ, more='listen = "127.0.0.1:1"\nstrict_consumers = true')
     until(lambda: any("strict_consumers has changed" in each for each in caplog.messages))
@@ -185,7 +185,7 @@ def test_a_zone_that_the_peer_may_not_speak_of_or_to_is_refused(
             client.append(envelope_for("m1", from_zone=from_zone, to_zone=to_zone), FACT)
         assert refused.value.field == field
         assert not client.fetch("c").facts
-    [line] = told(caplog)
+    [line] = reported(caplog)
     assert line.startswith("AppendFact from 127.0.0.1:")
     assert line.endswith(words)
     with Connection(url, context_for(hq.ca, hq)) as connection:
@@ -217,8 +217,8 @@ def test_a_name_that_is_bound_to_one_peer_is_not_anothers(
         assert owner.confirm("hq-receiver", 1) == 1
         assert [each.offset for each in other.fetch("nobodys").facts] == [1]
         assert [each.offset for each in owner.fetch("nobodys").facts] == [1]
-    assert len(told(caplog)) == 2
-    assert "'lab-bsfg' may not fetch or confirm as 'hq-receiver'" in told(caplog)[0]
+    assert len(reported(caplog)) == 2
+    assert "'lab-bsfg' may not fetch or confirm as 'hq-receiver'" in reported(caplog)[0]
     with Connection(url, context_for(hq.ca, hq)) as connection:
         assert connection.metric('bsfg_auth_failures_total{reason="consumer"}') == 2
 

@@ -205,12 +205,12 @@ def test_a_database_that_cannot_hold_every_text_is_refused(place: StorePlace) ->
         place.admin.execute(f"DROP DATABASE {place.name} WITH (FORCE)")
 
 
-def test_a_user_who_may_not_make_tables_is_told_so(place: StorePlace) -> None:
+def test_a_user_who_may_not_make_tables_is_notified(place: StorePlace) -> None:
     place.admin.execute(f"CREATE ROLE {place.name} LOGIN; GRANT USAGE ON SCHEMA {place.name} TO {place.name}")
     try:
-        told = refusal(make_conninfo(place.url, user=place.name))
-        assert "permission denied" in told
-        assert "its user may create tables" in told
+        reported = refusal(make_conninfo(place.url, user=place.name))
+        assert "permission denied" in reported
+        assert "its user may create tables" in reported
     finally:
         place.admin.execute(f"DROP OWNED BY {place.name}; DROP ROLE {place.name}")
 
@@ -234,10 +234,10 @@ def test_a_user_who_may_not_make_tables_is_enough_where_they_are(place: StorePla
 
 
 def test_a_server_that_does_not_answer_is_named_without_its_password() -> None:
-    told = refusal("postgresql://someone:secret@127.0.0.1:1/facts")
-    assert "127.0.0.1" in told
-    assert "check its URL" in told
-    assert "secret" not in told
+    reported = refusal("postgresql://someone:secret@127.0.0.1:1/facts")
+    assert "127.0.0.1" in reported
+    assert "check its URL" in reported
+    assert "secret" not in reported
 
 
 def test_a_url_that_is_none_is_refused() -> None:

@@ -18,6 +18,7 @@ from onceward.boundary.retention import Retention
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.errors import ConfigurationError
 from onceward.testing.boundary import fact as plain
+from tests.support.wait import until_async
 
 DAY = 86400.0
 NOW = 1_800_000_000.0
@@ -71,7 +72,7 @@ def test_facts_are_kept_for_a_week_unless_their_class_says_otherwise(tmp_path: P
 
 
 @pytest.mark.req("BC-21")
-def test_a_slow_consumer_is_warned_of_before_its_facts_expire_and_told_of_the_gap_after(
+def test_a_slow_consumer_is_warned_of_before_its_facts_expire_and_notified_of_the_gap_after(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body(boundary: Boundary) -> None:
@@ -138,8 +139,11 @@ def test_it_looks_again_and_again_while_it_runs_and_survives_a_store_that_is_awa
         await aged(boundary)("m1", 8.0)
         retention = Retention(boundary, every=0.001, clock=lambda: NOW)
         retention.start()
-        while (await boundary.store.bounds()).first == 1:
-            await asyncio.sleep(0.001)
+
+        async def has_expired() -> bool:
+            return (await boundary.store.bounds()).first > 1
+
+        await until_async(has_expired)
         await retention.close()
         assert looks >= 2
 
@@ -200,7 +204,7 @@ def test_forwarded_facts_meet_the_same_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("BC-24")
-def test_the_oldest_are_dropped_only_when_that_was_asked_for_and_consumers_are_told(
+def test_the_oldest_are_dropped_only_when_that_was_asked_for_and_consumers_are_notified(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body(boundary: Boundary) -> None:

@@ -305,27 +305,27 @@ def test_without_that_policy_the_fact_is_taken(given: Given) -> None:
 
 
 @pytest.mark.req("BC-21")
-def test_every_hole_that_expiry_left_is_told_with_the_page_behind_it(given: Given) -> None:
+def test_every_hole_that_expiry_left_is_reported_with_the_page_behind_it(given: Given) -> None:
     async def body(boundary: Boundary) -> None:
         for number, kept in enumerate("xx.x...xx", 1):
             labels = {"retention": "audit"} if kept == "x" else {}
             envelope = envelope_for(f"m{number}", from_zone="a", to_zone="b", labels=labels)
             await boundary.append(envelope, FACT)
         await boundary.store.expire({"operational": 10**15})
-        told = []
+        reported = []
         while True:
             records, gap = await boundary.fetch("c", 100)
             if not records:
                 break
-            told.append(([record[0] for record in records], gap))
+            reported.append(([record[0] for record in records], gap))
             await boundary.confirm("c", records[-1][0])
-        assert told == [([1, 2], None), ([4], Gap(3, 3)), ([8, 9], Gap(5, 7))]
+        assert reported == [([1, 2], None), ([4], Gap(3, 3)), ([8, 9], Gap(5, 7))]
 
     given(body)
 
 
 @pytest.mark.req("BC-21")
-def test_a_gap_up_to_the_end_of_the_log_is_told_with_an_empty_page(given: Given) -> None:
+def test_a_gap_up_to_the_end_of_the_log_is_reported_with_an_empty_page(given: Given) -> None:
     async def body(boundary: Boundary) -> None:
         await append(boundary, "m1", "m2")
         await boundary.store.expire({"operational": 10**15})

@@ -107,7 +107,7 @@ def test_facts_and_cursors_are_there_for_the_next_server_on_the_directory(tmp_pa
 
 
 class SlowUpload:
-    """An upload that lasts until it is told to end."""
+    """An upload that lasts until it is asked to end."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -135,7 +135,7 @@ class SlowUpload:
         return self._done.result(DEADLINE)
 
 
-def test_a_call_that_runs_may_end_when_the_server_is_told_to_stop(tmp_path: Path) -> None:
+def test_a_call_that_runs_may_end_when_the_server_is_asked_to_stop(tmp_path: Path) -> None:
     with served(tmp_path / "data") as server:
         upload = SlowUpload(server.url)
         upload.wait_for_server(tmp_path / "data")
@@ -176,7 +176,7 @@ main()
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "method", "told"),
+    ("module", "name", "method", "reported"),
     [
         ("retention", "Retention", "sweep", "onceward-boundary-retention ended unexpectedly"),
         (
@@ -188,7 +188,7 @@ main()
     ],
 )
 def test_a_server_of_which_a_part_broke_ends_with_1_for_its_supervisor(
-    tmp_path: Path, module: str, name: str, method: str, told: str
+    tmp_path: Path, module: str, name: str, method: str, reported: str
 ) -> None:
     (tmp_path / "boundary.toml").write_text('store = "facts"\n')
     ended = subprocess.run(
@@ -204,7 +204,7 @@ def test_a_server_of_which_a_part_broke_ends_with_1_for_its_supervisor(
     )
     assert ended.returncode == 1, ended.stderr
     lines = [json.loads(line) for line in ended.stderr.splitlines()]
-    (line,) = [each for each in lines if told in each["message"]]
+    (line,) = [each for each in lines if reported in each["message"]]
     assert line["level"] == "error"
     assert "it broke" in json.dumps(line)
     assert lines[-1]["message"] == "stopped"
@@ -236,9 +236,9 @@ def test_its_options_are_the_rules_of_the_boundary(tmp_path: Path) -> None:
 
 def test_a_second_server_on_one_directory_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     with served(tmp_path / "data") as server:
-        told = refused("--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"))
-        assert "another process, such as a server, uses" in told
-        assert str(tmp_path / "data") in told
+        reported = refused("--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"))
+        assert "another process, such as a server, uses" in reported
+        assert str(tmp_path / "data") in reported
         with BoundaryClient(server.url) as client:
             assert append(client, "m1") == 1
 
@@ -246,8 +246,8 @@ def test_a_second_server_on_one_directory_is_refused_and_the_first_goes_on(tmp_p
 def test_a_port_that_is_in_use_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        told = refused("--listen", f"127.0.0.1:{port}", "--data", str(tmp_path / "data"))
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in told
+        reported = refused("--listen", f"127.0.0.1:{port}", "--data", str(tmp_path / "data"))
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in reported
 
 
 @pytest.mark.parametrize("listen", ["7700", "localhost", "127.0.0.1:http", "127.0.0.1:65536", "127.0.0.1:-1"])
@@ -256,8 +256,8 @@ def test_what_is_no_address_is_refused(tmp_path: Path, listen: str) -> None:
 
 
 def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
-    told = refused("--listen", "192.0.2.1:0", "--data", str(tmp_path / "data"))
-    assert "cannot listen on 192.0.2.1:0" in told
+    reported = refused("--listen", "192.0.2.1:0", "--data", str(tmp_path / "data"))
+    assert "cannot listen on 192.0.2.1:0" in reported
 
 
 @pytest.mark.parametrize("below", ["file/below", "objects-is-a-file"])
@@ -265,8 +265,8 @@ def test_a_directory_that_cannot_be_used_is_refused(tmp_path: Path, below: str) 
     (tmp_path / "file").write_text("keep me")
     (tmp_path / "objects-is-a-file").mkdir()
     (tmp_path / "objects-is-a-file" / "objects").touch()
-    told = refused("--listen", "127.0.0.1:0", "--data", str(tmp_path / below))
-    assert str(tmp_path / "file" if below.startswith("file") else tmp_path / below) in told
+    reported = refused("--listen", "127.0.0.1:0", "--data", str(tmp_path / below))
+    assert str(tmp_path / "file" if below.startswith("file") else tmp_path / below) in reported
     assert (tmp_path / "file").read_text() == "keep me"
 
 

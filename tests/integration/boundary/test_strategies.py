@@ -324,20 +324,20 @@ async def write_changes_down(fact: Any, session: Awaited) -> None:
 
 @pytest.mark.req("BC-09")
 @pytest.mark.parametrize(
-    ("work", "told"),
+    ("work", "reported"),
     [
         (add_up, "levels: 2 rows too many"),
         (write_down, "effects: 6 rows too many"),
         (write_changes_down, "effects: 2 rows too many"),
     ],
 )
-def test_a_false_claim_is_found_out_and_the_rows_that_differ_are_told(
-    database: Database, work: Any, told: str
+def test_a_false_claim_is_found_out_and_the_rows_that_differ_are_reported(
+    database: Database, work: Any, reported: str
 ) -> None:
     handler = idempotent_outcome("it is the same every time, they said")(of_mode(database, work))
     with pytest.raises(AssertionError) as caught:
         check(database, handler)
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
     assert "they said" in str(caught.value)
 
 
@@ -364,13 +364,13 @@ def test_without_a_claim_or_without_samples_there_is_nothing_to_check() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "reported"),
     [
         (lambda: OncePerId(""), "pass the name"),
         (lambda: LatestPerKey("", key=lambda _: 1), "pass the name"),
         (lambda: OncePerId(NAME, keep_days=0), "keep_days"),
     ],
 )
-def test_a_strategy_that_cannot_work_is_refused(make: Callable[[], object], told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+def test_a_strategy_that_cannot_work_is_refused(make: Callable[[], object], reported: str) -> None:
+    with pytest.raises(ConfigurationError, match=reported):
         make()

@@ -28,14 +28,14 @@ from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.boundary.tls import ServerTls, Tls
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.errors import ConfigurationError
-from tests.support.boundary.secured import (
+from tests.support.boundary.tls import (
     CLIENTS,
     DEADLINE,
     HQ,
     SERVICE,
     Connection,
     EitherClient,
-    Site,
+    SecuredZone,
     append_message,
     authority_in,
     context_for,
@@ -47,19 +47,19 @@ FACT = fact_of("batch:B1", "done", {})
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    made = Site(tmp_path / "plant-a")
+def site(tmp_path: Path) -> SecuredZone:
+    made = SecuredZone(tmp_path / "plant-a")
     made.write()
     return made
 
 
 @pytest.fixture
-def hq(site: Site) -> Tls:
+def hq(site: SecuredZone) -> Tls:
     return site.issue("hq-bsfg")
 
 
 @pytest.fixture
-def url(site: Site) -> Iterator[str]:
+def url(site: SecuredZone) -> Iterator[str]:
     with site.serving() as found:
         yield found
 
@@ -127,26 +127,26 @@ def test_one_http2_connection_takes_more_than_a_thousand_calls_at_once(url: str,
         assert all(not each.result().facts for each in running)
 
 
-def no_certificate(site: Site) -> ssl.SSLContext:
+def no_certificate(site: SecuredZone) -> ssl.SSLContext:
     return context_for(site.server.ca)
 
 
-def wrong_ca(site: Site) -> ssl.SSLContext:
+def wrong_ca(site: SecuredZone) -> ssl.SSLContext:
     stranger = authority_in(site.directory / "others").issue("hq-bsfg", "hq", HOSTS)
     return context_for(site.server.ca, stranger)
 
 
-def expired(site: Site) -> ssl.SSLContext:
+def expired(site: SecuredZone) -> ssl.SSLContext:
     return context_for(site.server.ca, site.issue("hq-bsfg", days=-0.01))
 
 
-def only_tls_1_2(site: Site) -> ssl.SSLContext:
+def only_tls_1_2(site: SecuredZone) -> ssl.SSLContext:
     context = context_for(site.server.ca, site.issue("hq-bsfg"))
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     return context
 
 
-def distrusting(site: Site) -> ssl.SSLContext:
+def distrusting(site: SecuredZone) -> ssl.SSLContext:
     return context_for(authority_in(site.directory / "others").issue("x", "x", HOSTS).ca)
 
 
@@ -162,7 +162,7 @@ REFUSED = {
 @pytest.mark.req("BC-23")
 @pytest.mark.parametrize("made", REFUSED)
 def test_who_may_not_connect_is_refused_with_one_line_that_says_why_and_a_count(
-    site: Site, caplog: pytest.LogCaptureFixture, made: Callable[[Site], ssl.SSLContext]
+    site: SecuredZone, caplog: pytest.LogCaptureFixture, made: Callable[[SecuredZone], ssl.SSLContext]
 ) -> None:
     context = made(site)
     with site.serving() as url:
@@ -178,7 +178,7 @@ def test_who_may_not_connect_is_refused_with_one_line_that_says_why_and_a_count(
             assert connection.call("FetchFacts", {"consumerName": "c", "limit": 1}) == (200, {})
 
 
-def test_plain_http_and_a_connection_that_is_closed_at_once_are_told_too(
+def test_plain_http_and_a_connection_that_is_closed_at_once_are_reported_too(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises((OSError, http.client.HTTPException)):
@@ -193,7 +193,7 @@ def test_plain_http_and_a_connection_that_is_closed_at_once_are_told_too(
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_our_clients_refuse_a_server_of_another_name_or_ca(site: Site, hq: Tls, kind: Any) -> None:
+def test_our_clients_refuse_a_server_of_another_name_or_ca(site: SecuredZone, hq: Tls, kind: Any) -> None:
     site.write(tls=site.issue("plant-a-bsfg", hosts=("elsewhere.example",)))
     stranger = authority_in(site.directory / "others").issue("hq-bsfg", "hq", HOSTS)
     with site.serving() as url:
@@ -206,7 +206,7 @@ def test_our_clients_refuse_a_server_of_another_name_or_ca(site: Site, hq: Tls, 
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_tls_is_for_https_and_its_files_must_be_usable(site: Site, hq: Tls, kind: Any) -> None:
+def test_tls_is_for_https_and_its_files_must_be_usable(site: SecuredZone, hq: Tls, kind: Any) -> None:
     broken = site.directory / "broken.pem"
     broken.write_text("nothing")
     with pytest.raises(ConfigurationError, match="with tls the URL of a boundary must be https://HOST:PORT"):
@@ -223,7 +223,7 @@ def test_tls_is_for_https_and_its_files_must_be_usable(site: Site, hq: Tls, kind
             ServerTls(files, BoundaryMetrics())
 
 
-def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(site: Site) -> None:
+def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(site: SecuredZone) -> None:
     locked = site.directory / "locked.key"
     subprocess.run(
         ["openssl", "ec", "-in", site.server.key, "-aes256", "-passout", "pass:x", "-out", locked],
@@ -234,7 +234,7 @@ def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(site: Site)
         ServerTls(Tls(ca=site.server.ca, cert=site.server.cert, key=locked), BoundaryMetrics())
 
 
-def test_with_tls_and_no_table_nobody_may_call(site: Site, hq: Tls) -> None:
+def test_with_tls_and_no_table_nobody_may_call(site: SecuredZone, hq: Tls) -> None:
     async def main() -> None:
         store = SqliteBoundaryStore(site.directory / "data")
         boundary = Boundary(store)
@@ -254,7 +254,7 @@ def test_with_tls_and_no_table_nobody_may_call(site: Site, hq: Tls) -> None:
 
 @pytest.mark.req("BC-23")
 def test_new_certificates_are_used_without_a_restart_and_what_stands_goes_on(
-    site: Site, hq: Tls, caplog: pytest.LogCaptureFixture
+    site: SecuredZone, hq: Tls, caplog: pytest.LogCaptureFixture
 ) -> None:
     others = authority_in(site.directory / "others")
     theirs, hq_there = others.issue("plant-a-bsfg", "server", HOSTS), others.issue("hq-bsfg", "hq", HOSTS)
@@ -290,8 +290,8 @@ def _connects(url: str, context: ssl.SSLContext) -> bool:
 
 
 @pytest.mark.parametrize("broken", ["cert", "key", "ca"])
-def test_a_broken_file_changes_nothing_is_told_once_and_can_be_mended(
-    site: Site, hq: Tls, caplog: pytest.LogCaptureFixture, broken: str
+def test_a_broken_file_changes_nothing_is_reported_once_and_can_be_fixed(
+    site: SecuredZone, hq: Tls, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
     caplog.set_level(logging.INFO, "onceward")
     path = Path(getattr(site.server, broken))
@@ -312,7 +312,7 @@ def test_a_broken_file_changes_nothing_is_told_once_and_can_be_mended(
 
 
 def test_a_certificate_that_ends_soon_is_warned_about_and_is_a_metric(
-    site: Site, hq: Tls, caplog: pytest.LogCaptureFixture
+    site: SecuredZone, hq: Tls, caplog: pytest.LogCaptureFixture
 ) -> None:
     site.write(tls=site.issue("plant-a-bsfg", days=29.5))
     with site.serving() as url, Connection(url, context_for(hq.ca, hq)) as connection:
@@ -324,7 +324,7 @@ def test_a_certificate_that_ends_soon_is_warned_about_and_is_a_metric(
 
 
 def test_a_certificate_that_has_ended_is_an_error_in_the_log(
-    site: Site, caplog: pytest.LogCaptureFixture
+    site: SecuredZone, caplog: pytest.LogCaptureFixture
 ) -> None:
     ServerTls(site.issue("plant-a-bsfg", days=-1), BoundaryMetrics())
     assert [each for each in caplog.messages if "plant-a-bsfg.pem has expired" in each]
@@ -334,8 +334,10 @@ def test_a_certificate_that_has_ended_is_an_error_in_the_log(
 
 
 @pytest.mark.req("BC-23")
-def test_a_link_between_two_servers_shows_its_own_certificate(site: Site, hq: Tls, tmp_path: Path) -> None:
-    receiver = Site(tmp_path / "hq", "hq", site.authority)
+def test_a_link_between_two_servers_shows_its_own_certificate(
+    site: SecuredZone, hq: Tls, tmp_path: Path
+) -> None:
+    receiver = SecuredZone(tmp_path / "hq", "hq", site.authority)
     with site.serving() as source:
         link = f'[[links]]\nname = "from-plant-a"\nurl = "{source}"\nconsumer = "hq-receiver"\n'
         receiver.write(HQ.replace('"plant-a"', '"hq"') + link)
@@ -356,7 +358,7 @@ def _is_appended(client: BoundaryClient, envelope: Any) -> bool:
         return False
 
 
-def test_a_server_with_tls_stops_though_a_client_keeps_its_connection(site: Site, hq: Tls) -> None:
+def test_a_server_with_tls_stops_though_a_client_keeps_its_connection(site: SecuredZone, hq: Tls) -> None:
     with site.serving() as url:
         standing = BoundaryClient(url, tls=hq)
         standing.append(ENVELOPE, FACT)

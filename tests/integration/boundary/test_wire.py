@@ -360,22 +360,22 @@ def test_metrics_count_appends_duplicates_conflicts_fetches_and_confirms(
     client.fetch("c", 2)
     client.confirm("c", 2)
     client.put("b", "k", b"x")
-    told = metrics(url)
-    assert told["bsfg_append_requests_total"] == 5
-    assert told["bsfg_append_duplicates_total"] == 1
-    assert told["bsfg_append_conflicts_total"] == 1
-    assert told['bsfg_append_failures_total{reason="conflicting_duplicate"}'] == 1
-    assert told["bsfg_fetch_requests_total"] == 1
-    assert told["bsfg_fetched_facts_total"] == 2
-    assert told["bsfg_confirm_requests_total"] == 1
-    assert told["bsfg_put_object_requests_total"] == 1
-    assert told["bsfg_append_latency_seconds_count"] == 4
-    assert told['bsfg_rpc_latency_seconds_count{operation="fetch"}'] == 1
-    assert told['bsfg_refused_requests_total{code="already_exists",operation="append"}'] == 1
-    assert told["bsfg_frontier_offset"] == 3
-    assert told['bsfg_consumer_backlog{consumer="c"}'] == 1
-    assert told['bsfg_consumer_lag_seconds{consumer="c"}'] >= 0
-    assert 0 <= told["bsfg_store_buffer_fill_percent"] <= 100
+    reported = metrics(url)
+    assert reported["bsfg_append_requests_total"] == 5
+    assert reported["bsfg_append_duplicates_total"] == 1
+    assert reported["bsfg_append_conflicts_total"] == 1
+    assert reported['bsfg_append_failures_total{reason="conflicting_duplicate"}'] == 1
+    assert reported["bsfg_fetch_requests_total"] == 1
+    assert reported["bsfg_fetched_facts_total"] == 2
+    assert reported["bsfg_confirm_requests_total"] == 1
+    assert reported["bsfg_put_object_requests_total"] == 1
+    assert reported["bsfg_append_latency_seconds_count"] == 4
+    assert reported['bsfg_rpc_latency_seconds_count{operation="fetch"}'] == 1
+    assert reported['bsfg_refused_requests_total{code="already_exists",operation="append"}'] == 1
+    assert reported["bsfg_frontier_offset"] == 3
+    assert reported['bsfg_consumer_backlog{consumer="c"}'] == 1
+    assert reported['bsfg_consumer_lag_seconds{consumer="c"}'] >= 0
+    assert 0 <= reported["bsfg_store_buffer_fill_percent"] <= 100
 
 
 @pytest.mark.req("BC-25")

@@ -97,7 +97,7 @@ def test_config_says_where_each_value_came_from_and_shows_no_password(shop: str)
     }
     result = run("config", f"{shop}:app", "--json", **source, ONCEWARD_DATABASE="postgresql://u:hunter2@h/x")
     found = {name: (row["value"], row["origin"]) for name, row in from_json(result, "name").items()}
-    assert found["database"] == ("sqlite:///shop.db", "keyword")
+    assert found["database"] == ("postgresql://u:***@h/x", "ONCEWARD_DATABASE")
     assert found["processes"] == (3, "onceward.toml")
     assert found["grace"] == (30.0, "default")
     assert found["consumers.mail.source"] == (
@@ -146,6 +146,22 @@ def test_config_finds_the_origin_of_a_whole_and_of_what_is_set_for_all(shop: str
     assert found["consumers.mail.policy.loop.concurrency.value"] == (5, "ONCEWARD_CONCURRENCY")
 
 
+def test_config_shows_the_code_where_a_variable_is_empty_and_follows_a_bound_method(shop: str) -> None:
+    bound = """
+class Till:
+    def refund(self, order: dict) -> None: ...
+
+till = Till()
+app.consumer("memory://refunds")(till.refund)
+app.producer(till.refund)(lambda: None)
+"""
+    Path(f"{shop}.py").write_text(SHOP + bound)
+    result = run("config", f"{shop}:app", "--json", ONCEWARD_CONSUMERS__REFUND__SOURCE="")
+    found = {name: (row["value"], row["origin"]) for name, row in from_json(result, "name").items()}
+    assert found["consumers.refund.source"] == ("memory://refunds", "code")
+    assert found["producers.<lambda>.sink"] == ("memory://refunds", "code")
+
+
 def test_config_without_an_app_shows_what_environment_and_files_say(shop: str) -> None:
     result = run("config", ONCEWARD_DATABASE="postgresql://u:hunter2@h/x")
     assert result.exit_code == 0
@@ -178,8 +194,8 @@ def test_an_import_that_fails_within_a_module_is_said_with_its_line(shop: str) -
     Path(f"{helper}.py").write_text("one = 1\nimport nonsense_module\n")
     Path(f"{shop}.py").write_text(f"import {helper}\n")
     for command in ("config", "run"):
-        told = run(command, f"{shop}:app").stderr
-        assert f"No module named 'nonsense_module'; see {Path.cwd() / helper}.py:2" in told
+        reported = run(command, f"{shop}:app").stderr
+        assert f"No module named 'nonsense_module'; see {Path.cwd() / helper}.py:2" in reported
 
 
 # ── explain ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -306,8 +322,14 @@ def test_what_cannot_be_verified_is_refused_with_what_to_write(shop: str, name: 
     assert says.format(shop=shop) in result.stderr
 
 
-def test_a_function_is_verified_in_the_database_that_its_app_names(shop: str) -> None:
-    """Whatever the environment says: the app runs like this."""
-    asked = run("verify", f"{shop}:charge", "--env", "production", ONCEWARD_DATABASE="sqlite:///elsewhere.db")
+@pytest.mark.parametrize(
+    ("environment", "name"), [({}, "shop"), ({"ONCEWARD_DATABASE": "sqlite:///elsewhere.db"}, "elsewhere")]
+)
+def test_a_function_is_verified_in_the_database_that_its_app_runs_with(
+    shop: str, environment: dict[str, str], name: str
+) -> None:
+    asked = run("verify", f"{shop}:charge", "--env", "production", **environment)
     assert asked.exit_code == 2
-    assert "/shop.db does not exist; check the URL, or create it with `onceward inbox migrate" in asked.stderr
+    assert (
+        f"/{name}.db does not exist; check the URL, or create it with `onceward inbox migrate" in asked.stderr
+    )

@@ -105,8 +105,8 @@ def test_a_fact_is_appended_once_however_often_it_is_said(url: str) -> None:
     assert said(*first, url=url) == "Appended at offset 1.\n"
     assert said(*again, url=url) == "Already there, at offset 1.\n"
     assert answer(*again, url=url) == {"offset": 1, "duplicate": True, "message_id": "m1"}
-    told = fails("append", *FACT, "--object", "{}", "--message-id", "m1", url=url, code=1)
-    assert "message_id 'm1' already exists at offset 1 with different content" in told
+    reported = fails("append", *FACT, "--object", "{}", "--message-id", "m1", url=url, code=1)
+    assert "message_id 'm1' already exists at offset 1 with different content" in reported
 
 
 def test_an_id_is_made_of_its_parts_as_programs_make_it(url: str) -> None:
@@ -174,7 +174,7 @@ def test_wrong_arguments_are_named_and_end_with_2(arguments: tuple[str, ...], me
         (("--from-zone", "a\tb"), "envelope.from_zone"),
     ],
 )
-def test_what_the_boundary_refuses_is_told_with_the_field(
+def test_what_the_boundary_refuses_is_reported_with_the_field(
     url: str, changed: tuple[str, ...], field: str
 ) -> None:
     given = ("append", *FACT, "--object", "1", "--message-id", "m1", *changed)
@@ -297,7 +297,7 @@ def test_facts_can_be_read_in_a_terminal_of_100_columns(url: str) -> None:
     assert second.strip() == f"plant-a → hq  {message_id_for('batch')}"
 
 
-def test_a_fetch_confirms_what_it_has_printed_if_it_is_told_to(url: str) -> None:
+def test_a_fetch_confirms_what_it_has_printed_if_it_is_reported_to(url: str) -> None:
     append_some(url, 3)
     given = ("fetch", "--consumer", "hq", "--limit", "2", "--confirm")
     assert [each["offset"] for each in lines_of(*given, url=url)] == [1, 2]
@@ -316,7 +316,7 @@ def test_what_nobody_read_is_not_confirmed(url: str) -> None:
     assert answer("consumers", url=url)[0]["offset"] == 0
 
 
-def test_a_gap_is_told_to_people_and_to_machines(data: Path) -> None:
+def test_a_gap_is_reported_to_people_and_to_machines(data: Path) -> None:
     with boundary_server(data) as url:
         append_some(url, 5)
     with closing(sqlite3.connect(data / "boundary.db")) as database, database:
@@ -326,8 +326,8 @@ def test_a_gap_is_told_to_people_and_to_machines(data: Path) -> None:
         assert gap == {"gap": {"first_missing": 1, "last_missing": 3}}
         assert first["offset"] == 4
         for command in (("fetch", "--consumer", "hq"), ("tail", "--consumer", "hq", "--once")):
-            told = run(*command, url=url).stderr
-            assert told == "GAP: facts 1 to 3 expired before hq confirmed them; it will not get them\n"
+            reported = run(*command, url=url).stderr
+            assert reported == "GAP: facts 1 to 3 expired before hq confirmed them; it will not get them\n"
         assert run("fetch", "--consumer", "hq", url=url).stderr == ""
 
 
@@ -409,8 +409,8 @@ def test_a_reference_is_what_a_fact_says_of_it(url: str, file: Path) -> None:
 
 def test_an_object_comes_from_standard_input(url: str, here: Path) -> None:
     process = started("put", "batch-files", "k", "-", url=url, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    told, _ = process.communicate("from a pipe", timeout=DEADLINE)
-    assert told.startswith("Stored batch-files/k: 11 bytes of application/octet-stream, sha256:")
+    reported, _ = process.communicate("from a pipe", timeout=DEADLINE)
+    assert reported.startswith("Stored batch-files/k: 11 bytes of application/octet-stream, sha256:")
     said("get", "batch-files", "k", url=url)
     assert (here / "k").read_bytes() == b"from a pipe"
 
@@ -418,8 +418,8 @@ def test_an_object_comes_from_standard_input(url: str, here: Path) -> None:
 def test_an_object_is_not_changed(url: str, file: Path, tmp_path: Path) -> None:
     said("put", "batch-files", "k", str(file), url=url)
     (tmp_path / "other").write_bytes(b"other")
-    told = fails("put", "batch-files", "k", str(tmp_path / "other"), url=url, code=1)
-    assert "batch-files/k already exists with different bytes" in told
+    reported = fails("put", "batch-files", "k", str(tmp_path / "other"), url=url, code=1)
+    assert "batch-files/k already exists with different bytes" in reported
 
 
 def test_a_file_is_overwritten_only_if_that_is_said(url: str, file: Path, here: Path) -> None:
@@ -451,8 +451,8 @@ def test_what_is_not_there_or_not_right_leaves_no_file(url: str, data: Path, fil
     content = data / "objects" / "content" / DIGEST[7:9] / DIGEST[7:]
     content.write_bytes(b"!" + BLOB[1:])
     (here / "k").write_text("mine")
-    told = fails("get", "batch-files", "k", "--force", url=url, code=1)
-    assert f"arrived damaged: it does not have the digest {DIGEST}" in told
+    reported = fails("get", "batch-files", "k", "--force", url=url, code=1)
+    assert f"arrived damaged: it does not have the digest {DIGEST}" in reported
     assert run("get", "batch-files", "k", "-", url=url).exit_code == 1
     assert [(each.name, each.read_text()) for each in here.iterdir()] == [("k", "mine")]
 
@@ -529,10 +529,10 @@ COMMANDS = [
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: "-".join(arguments[:2]))
 def test_a_boundary_that_does_not_answer_is_named_with_what_to_do(arguments: tuple[str, ...]) -> None:
-    told = fails(*arguments, url=NOWHERE, code=1, stdin=line(1))
-    assert f"the boundary at {NOWHERE} cannot be reached: " in told
-    assert "Connection refused" in told
-    assert "check that it is running (`onceward boundary serve`), or correct its URL" in told
+    reported = fails(*arguments, url=NOWHERE, code=1, stdin=line(1))
+    assert f"the boundary at {NOWHERE} cannot be reached: " in reported
+    assert "Connection refused" in reported
+    assert "check that it is running (`onceward boundary serve`), or correct its URL" in reported
     assert not Path("no-such-file").exists()
 
 

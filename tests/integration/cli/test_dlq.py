@@ -99,8 +99,8 @@ def test_a_store_without_letters_says_that_there_are_none(tmp_path: Path) -> Non
 @pytest.mark.parametrize("width", [80, 100])
 def test_a_list_fits_a_terminal_and_says_what_was_raised(desk: Desk, width: int) -> None:
     died = order("3fa85f64b3fc2c963f66afa6")
-    told = f"SYSTEM [{died.id}]: ValueError: no such account"  # as the engine stores it
-    desk.letters.bury(burial_of(died, consumer="billing", error=told))
+    reported = f"SYSTEM [{died.id}]: ValueError: no such account"  # as the engine stores it
+    desk.letters.bury(burial_of(died, consumer="billing", error=reported))
     lines = on_terminal(desk, width, "dlq", "list")
     assert max(map(len, lines)) <= width
     heading = next(line.split() for line in lines if line.strip())
@@ -336,8 +336,8 @@ def test_a_dry_run_shows_outcomes_and_rows_and_changes_nothing(desk: Desk, task:
     assert "IntegrityError" in shown.stdout
     assert "poison is never redriven" in shown.stdout
     assert desk.run(*arguments, "--id", "1").exit_code == 0
-    told = json.loads(desk.run(*arguments, "--json").stdout)
-    assert [each["outcome"] for each in told] == ["succeed", "raise", "breach"]
+    reported = json.loads(desk.run(*arguments, "--json").stdout)
+    assert [each["outcome"] for each in reported] == ["succeed", "raise", "breach"]
     with desk.engine.connect() as connection:
         assert connection.execute(text("SELECT id FROM bills")).scalars().all() == ["o2"]
         for table in ("dedup", "attempts", "redrives", "audit"):
@@ -379,10 +379,10 @@ def test_the_audit_is_listed_and_verified(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("command", [["dlq", "list"], ["dlq", "redrives"], ["audit", "verify"]])
-def test_databases_that_cannot_be_used_are_told_in_one_line(
+def test_databases_that_cannot_be_used_are_reported_in_one_line(
     desk: Desk, tmp_path: Path, command: list[str]
 ) -> None:
-    create_engine(f"sqlite:///{tmp_path}/empty.db").connect().close()
+    (tmp_path / "empty.db").touch()
     for url, code in (
         (f"sqlite:///{tmp_path}/missing.db", 2),
         (f"sqlite:///{tmp_path}/empty.db", 2),

@@ -52,7 +52,11 @@ def project(made: Path, tmp_path: Path) -> Path:
 def clean() -> dict[str, str]:
     """A clean environment."""
     foreign = ("ONCEWARD_", "OTEL_", "PYTEST_", "MAKE", "MFLAGS")  # under another make, it prints more
-    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(foreign) and name != "PYTHON"  # as in `make test PYTHON=python3.13`
+    }
 
 
 def do(project: Path, *command: object, **environment: str) -> str:
@@ -115,10 +119,10 @@ def test_as_it_is_orders_are_placed_and_charged_once_and_traced(project: Path) -
     trace_file = {"ONCEWARD_TRACE_FILE": ".onceward/spans.jsonl"}
     onceward(project, "run", "shop.app:app", "--drain", **trace_file)
     assert charged(f"sqlite:///{project}/shop.db") == ONCE
-    told = make(project, "trace")
-    assert " succeeded " in told.splitlines()[1]
+    reported = make(project, "trace")
+    assert " succeeded " in reported.splitlines()[1]
     for name in ("start_producing", "in the source", "start_processing", "consumer shop-charge"):
-        assert name in told
+        assert name in reported
 
 
 def test_orders_that_cannot_be_placed_are_no_success(project: Path) -> None:
@@ -244,7 +248,7 @@ def types_in(page: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("told", "requirement"),
+    ("reported", "requirement"),
     [
         (None, "onceward"),
         ({"url": "file:///src/onceward", "dir_info": {}}, "onceward @ file:///src/onceward"),
@@ -255,9 +259,9 @@ def types_in(page: str) -> set[str]:
     ],
 )
 def test_its_environment_gets_onceward_from_where_this_one_came(
-    told: Any, requirement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reported: Any, requirement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    origin = SimpleNamespace(read_text=lambda _: None if told is None else json.dumps(told))
+    origin = SimpleNamespace(read_text=lambda _: None if reported is None else json.dumps(reported))
     monkeypatch.setattr(metadata, "distribution", lambda _: origin)
     assert new("shop", "--dir", tmp_path / "shop").exit_code == 0
     assert f"\nONCEWARD ?= {requirement}\n" in (tmp_path / "shop" / "Makefile").read_text()

@@ -130,10 +130,10 @@ def test_an_app_whose_module_cannot_be_imported_is_refused_with_the_reason(direc
         f"shop2 cannot be imported: No module named 'no_such_package'; see {directory / 'shop2.py'}:1"
     )
     (directory / "shop3.py").write_text("1 / 0\n")
-    told = refused("shop3:app", code=1)
-    assert "ZeroDivisionError" in told
-    assert f'{directory / "shop3.py"}", line 1' in told
-    assert told.endswith("shop3:app cannot be imported: see above")
+    reported = refused("shop3:app", code=1)
+    assert "ZeroDivisionError" in reported
+    assert f'{directory / "shop3.py"}", line 1' in reported
+    assert reported.endswith("shop3:app cannot be imported: see above")
 
 
 def test_an_app_that_consumes_from_memory_is_refused(directory: Path) -> None:
@@ -154,16 +154,16 @@ def test_a_port_that_is_in_use_is_refused_before_anything_is_started(directory: 
     (directory / "shop6.py").write_text(TWO_KINDS)
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        told = refused("shop6:app", "--health", address)
-    assert f"--health: cannot listen on {address}" in told
+        reported = refused("shop6:app", "--health", address)
+    assert f"--health: cannot listen on {address}" in reported
     assert not (directory / "a.db").exists()
 
 
 def test_where_logs_are_json_a_refusal_is_too(directory: Path) -> None:
     (directory / "shop9.py").write_text(TWO_KINDS)
-    told = json.loads(refused("shop9:app", "--log-format", "json", "--health", "8080"))
-    assert (told["level"], told["logger"]) == ("critical", "onceward.run")
-    assert told["message"].startswith("--health must be HOST:PORT")
+    reported = json.loads(refused("shop9:app", "--log-format", "json", "--health", "8080"))
+    assert (reported["level"], reported["logger"]) == ("critical", "onceward.run")
+    assert reported["message"].startswith("--health must be HOST:PORT")
 
 
 def test_a_setting_that_cannot_be_is_refused_with_its_name(
@@ -180,7 +180,7 @@ def test_a_policy_that_forbids_the_concurrency_is_refused(directory: Path) -> No
 
 
 @pytest.mark.parametrize("target", ["./shop:app", "shop.py:app", "./shop.py:app"])
-def test_a_file_in_the_place_of_a_module_is_told_apart(tmp_path: Path, target: str) -> None:
+def test_a_file_in_the_place_of_a_module_is_reported_apart(tmp_path: Path, target: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "onceward", "run", target],
         cwd=tmp_path,

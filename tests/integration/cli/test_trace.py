@@ -74,9 +74,9 @@ def test_retries_and_their_backoff_are_lines_of_their_own(world: World, path: Pa
     provider.add_span_processor(SimpleSpanProcessor(SpanFileExporter(path)))
     with metrics.override(provider):
         world.consume(task, consuming(process=retry(5, backoff=0.02)))
-    told = lines(run(path))
-    assert told[0].startswith("t0  failed  ")
-    steps = [line.split("  ") for line in told[1:-2]]
+    reported = lines(run(path))
+    assert reported[0].startswith("t0  failed  ")
+    steps = [line.split("  ") for line in reported[1:-2]]
     assert [(step[0], *step[2:]) for step in steps if not step[0].startswith("…")] == [
         (
             "start_processing",
@@ -88,9 +88,9 @@ def test_retries_and_their_backoff_are_lines_of_their_own(world: World, path: Pa
         ("process", "BUSINESS: no such account", "attempt 3 of 5"),
         ("handle_exception",),
     ]
-    waits = [line.partition("s before ")[2] for line in told if line.startswith("…")]
+    waits = [line.partition("s before ")[2] for line in reported if line.startswith("…")]
     assert waits == ["attempt 2 of process, backoff 0.02 s", "attempt 3 of process, backoff 0.04 s"]
-    assert told[-1] == f"{path}: 1 transaction, 1 failed: t0"
+    assert reported[-1] == f"{path}: 1 transaction, 1 failed: t0"
 
 
 def test_time_in_the_source_and_between_deliveries_is_shown(path: Path) -> None:
@@ -158,9 +158,9 @@ def test_a_long_error_is_wrapped_on_a_terminal_and_one_line_elsewhere(path: Path
     assert any(error in line for line in run(path).stdout.splitlines())
     terminal = {"COLUMNS": "80", "FORCE_COLOR": "1"}
     shown = CliRunner().invoke(app, ["trace", str(path)], env=terminal).stdout
-    told = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()]
-    assert max(map(len, told[:-1])) <= 80
-    assert error in " ".join(" ".join(told).split())
+    reported = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()]
+    assert max(map(len, reported[:-1])) <= 80
+    assert error in " ".join(" ".join(reported).split())
 
 
 def test_other_transactions_that_it_led_to_are_counted_and_not_shown(path: Path) -> None:
@@ -171,9 +171,9 @@ def test_other_transactions_that_it_led_to_are_counted_and_not_shown(path: Path)
         span("start_producing", "c", "b", 1.1, 1.2, transaction_id="u", outcome="succeeded"),
         span("start_producing", "d", "b", 1.2, 1.3, transaction_id="v", outcome="failed", category="SYSTEM"),
     )
-    told = run(path, "--transaction", "t").stdout
-    assert "+ 2 spans of other transactions" in told
-    assert "start_producing" not in told
+    reported = run(path, "--transaction", "t").stdout
+    assert "+ 2 spans of other transactions" in reported
+    assert "start_producing" not in reported
     assert run(path).stdout.startswith("t  succeeded")
     assert run(path, "--failed").stdout.startswith("v  failed")
     plain = json.loads(run(path, "--json").stdout)
@@ -219,14 +219,14 @@ def test_a_transaction_is_one_tree_from_its_producer_over_a_killed_consumer_to_t
         )
 
     until(has_been_consumed)
-    told = json.loads(run(path, "--json").stdout)
-    assert (told["transaction_id"], told["outcome"], len(told["traces"])) == (ID, "succeeded", 1)
-    places = {place for place, _ in branches(told["parts"])}
+    reported = json.loads(run(path, "--json").stdout)
+    assert (reported["transaction_id"], reported["outcome"], len(reported["traces"])) == (ID, "succeeded", 1)
+    places = {place for place, _ in branches(reported["parts"])}
     assert {
         ("start_producing", "produce", "produce.attempt", "start_processing", "process"),
         (None, "process"),
     } <= places
-    processes = {name: part["process"] for (*_, name), part in branches(told["parts"]) if name in LIVES}
+    processes = {name: part["process"] for (*_, name), part in branches(reported["parts"]) if name in LIVES}
     assert len(set(processes.values())) == 2
     people = run(path).stdout
     assert "not ended: its process was killed or is still working on it" in people

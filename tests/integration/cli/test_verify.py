@@ -70,7 +70,9 @@ def test_verified_and_recorded_a_consumer_may_run_in_production(url: str, tmp_pa
         unproven.consume_transactions()
 
 
-def test_a_failed_scenario_ends_with_1_and_is_told_in_words_json_and_junit(url: str, tmp_path: Path) -> None:
+def test_a_failed_scenario_ends_with_1_and_is_reported_in_words_json_and_junit(
+    url: str, tmp_path: Path
+) -> None:
     (tmp_path / "events.jsonl").write_text("\n".join(map(json.dumps, EVENTS[:2])))
     junit = tmp_path / "junit.xml"
     result = run(
@@ -78,9 +80,9 @@ def test_a_failed_scenario_ends_with_1_and_is_told_in_words_json_and_junit(url: 
         "--json", "--record", "--database", url,
     )  # fmt: skip
     assert result.exit_code == 1
-    told = json.loads(result.stdout)
-    assert (told["passed"], told["recorded"]) == (False, True)
-    assert [each["name"] for each in told["scenarios"] if each["result"] == "failed"] == ["exceptions"]
+    reported = json.loads(result.stdout)
+    assert (reported["passed"], reported["recorded"]) == (False, True)
+    assert [each["name"] for each in reported["scenarios"] if each["result"] == "failed"] == ["exceptions"]
     suite = ElementTree.fromstring(junit.read_text())
     assert (suite.get("tests"), suite.get("failures")) == (str(len(NAMES)), "1")
     (failure,) = suite.iter("failure")
@@ -139,7 +141,7 @@ def test_the_database_of_a_class_may_be_named_by_a_file(
     assert "does not run in production" in asked.stdout
 
 
-def test_a_set_up_that_fails_is_told(url: str) -> None:
+def test_a_set_up_that_fails_is_reported(url: str) -> None:
     result = run("tests.verification.proven:BadSetup", "--database", url)
     assert result.exit_code == 2
     assert "the set-up of this consumer is broken" in result.stderr

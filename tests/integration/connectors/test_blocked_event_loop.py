@@ -24,6 +24,7 @@ from onceward.deadletters.source import AsyncWithDeadLetters
 from onceward.testing.clock import FakeClock
 from onceward.transaction import Settlement, Verdict
 from tests.support.pending_entries import age
+from tests.support.wait import until
 from tests.support.world import SettlingSource, consuming, transactions
 
 pytestmark = pytest.mark.timeout(120)
@@ -92,10 +93,7 @@ def test_a_loop_that_is_not_blocked_does_it_by_itself() -> None:
 
 def test_the_thread_ends_with_its_call() -> None:
     consume(Guarded(transactions(1), lease=0.6), lambda _: None)
-    end = time.monotonic() + 60
-    while time.monotonic() < end and any(each.name == "onceward-leases" for each in threading.enumerate()):
-        time.sleep(0.01)
-    assert not any(each.name == "onceward-leases" for each in threading.enumerate())
+    until(lambda: all(each.name != "onceward-leases" for each in threading.enumerate()))
 
 
 def extend_while_blocked(connector: Any, given: Any) -> None:

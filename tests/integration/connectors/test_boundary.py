@@ -23,12 +23,12 @@ from onceward.errors import ConfigurationError
 from onceward.task.exceptions import ConsumerLoopTimeoutException, FetchException
 from onceward.task.mixins.policies import EmptyQueuePolicy
 from onceward.testing import record
-from tests.support.boundary.connector_world import RECEIVER, Site, fill, made, numbers, site_at
+from tests.support.boundary.connector_world import RECEIVER, ConnectorWorld, fill, made, numbers, site_at
 from tests.support.world import After, Until, World, consuming, producing, retry
 
 
 @pytest.fixture
-def site(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> Iterator[Site]:
+def site(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> Iterator[ConnectorWorld]:
     fill(tmp_path / "boundary", getattr(request, "param", 0))
     with site_at(world, tmp_path / "boundary") as made:
         yield made
@@ -49,7 +49,9 @@ class AsyncProduce(AsyncProducerTask):
 
 @pytest.mark.req("BC-27")
 @pytest.mark.parametrize("mode", ["batch", "continuous"])
-def test_engines_produce_to_a_boundary_and_consume_from_it_concurrently(site: Site, mode: Any) -> None:
+def test_engines_produce_to_a_boundary_and_consume_from_it_concurrently(
+    site: ConnectorWorld, mode: Any
+) -> None:
     connector = site.connector()
 
     base: Any = AsyncProduce if site.world.asynchronous else Produce
@@ -81,7 +83,7 @@ def test_engines_produce_to_a_boundary_and_consume_from_it_concurrently(site: Si
 
 
 @pytest.mark.req("BC-27")
-def test_only_what_is_done_without_a_hole_is_confirmed(site: Site) -> None:
+def test_only_what_is_done_without_a_hole_is_confirmed(site: ConnectorWorld) -> None:
     connector = site.connector()
     site.dispatch(connector, *(made(number, "batch:one") for number in range(1, 7)))
     one, two, three, four, five = site.fetch(connector, 5)
@@ -96,7 +98,7 @@ def test_only_what_is_done_without_a_hole_is_confirmed(site: Site) -> None:
 
 
 @pytest.mark.req("BC-27")
-def test_whatever_order_work_ends_in_nothing_is_confirmed_before_it_is_done(site: Site) -> None:
+def test_whatever_order_work_ends_in_nothing_is_confirmed_before_it_is_done(site: ConnectorWorld) -> None:
     """With failures, which come again."""
     dice = random.Random(7)
     connector = site.connector(redelivery_delay=0.01, clock=time.time)
@@ -127,7 +129,9 @@ def test_whatever_order_work_ends_in_nothing_is_confirmed_before_it_is_done(site
 
 
 @pytest.mark.req("BC-27")
-def test_a_fact_that_fails_comes_again_after_a_while_and_holds_the_cursor_meanwhile(site: Site) -> None:
+def test_a_fact_that_fails_comes_again_after_a_while_and_holds_the_cursor_meanwhile(
+    site: ConnectorWorld,
+) -> None:
     connector = site.connector(redelivery_delay=10.0)
     site.dispatch(connector, *(made(number, "batch:one") for number in range(1, 5)))
     one, two = site.fetch(connector, 2)
@@ -143,7 +147,7 @@ def test_a_fact_that_fails_comes_again_after_a_while_and_holds_the_cursor_meanwh
     assert site.cursor() == 4
 
 
-def test_what_an_engine_abandons_comes_again_when_its_lease_runs_out(site: Site) -> None:
+def test_what_an_engine_abandons_comes_again_when_its_lease_runs_out(site: ConnectorWorld) -> None:
     """A call that times out leaves its work unsettled. The next one uses the same connector."""
     connector = site.connector(lease=5.0)
     site.dispatch(connector, made(1))
@@ -157,7 +161,7 @@ def test_what_an_engine_abandons_comes_again_when_its_lease_runs_out(site: Site)
     assert site.cursor() == 1
 
 
-def test_an_outcome_that_could_not_be_confirmed_is_confirmed_later(site: Site) -> None:
+def test_an_outcome_that_could_not_be_confirmed_is_confirmed_later(site: ConnectorWorld) -> None:
     failures = [Unavailable("away"), Unavailable("away")]
 
     def on_confirm(_: int) -> None:
@@ -174,7 +178,9 @@ def test_an_outcome_that_could_not_be_confirmed_is_confirmed_later(site: Site) -
     assert site.cursor() == 5
 
 
-def test_what_was_settled_while_the_boundary_was_away_is_confirmed_with_the_next_fetch(site: Site) -> None:
+def test_what_was_settled_while_the_boundary_was_away_is_confirmed_with_the_next_fetch(
+    site: ConnectorWorld,
+) -> None:
     connector = site.connector()
     site.dispatch(connector, made(1))
     fetched = site.fetch(connector)
@@ -190,7 +196,7 @@ def test_what_was_settled_while_the_boundary_was_away_is_confirmed_with_the_next
     assert site.cursor() == 1
 
 
-def test_a_boundary_that_is_away_is_a_fetch_error_and_the_next_run_goes_on(site: Site) -> None:
+def test_a_boundary_that_is_away_is_a_fetch_error_and_the_next_run_goes_on(site: ConnectorWorld) -> None:
     connector = site.connector()
     site.dispatch(connector, made(1))
     consumer = site.world.consumer(source=connector)
@@ -212,7 +218,7 @@ def test_a_boundary_that_is_away_is_a_fetch_error_and_the_next_run_goes_on(site:
 @pytest.mark.req("BC-27")
 @pytest.mark.parametrize("site", [MOST_HELD + 200], indirect=True)
 def test_behind_a_fact_that_fails_a_thousand_are_fetched_and_no_more(
-    site: Site, caplog: pytest.LogCaptureFixture
+    site: ConnectorWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     connector = site.connector(redelivery_delay=10.0)
     (first,) = site.fetch(connector, 1)
@@ -242,7 +248,7 @@ def test_behind_a_fact_that_fails_a_thousand_are_fetched_and_no_more(
 
 
 @pytest.mark.parametrize("site", [400], indirect=True)
-def test_what_is_held_is_sent_again_less_and_less_often(site: Site) -> None:
+def test_what_is_held_is_sent_again_less_and_less_often(site: ConnectorWorld) -> None:
     """Small batches behind one that takes long: without care, every batch would fetch the whole window again."""
     connector = site.connector()
     site.fetch(connector, 1)
@@ -256,7 +262,9 @@ def test_what_is_held_is_sent_again_less_and_less_often(site: Site) -> None:
 
 
 @pytest.mark.parametrize("site", [200], indirect=True)
-def test_with_much_in_hand_and_nothing_new_the_boundary_is_asked_at_a_measured_pace(site: Site) -> None:
+def test_with_much_in_hand_and_nothing_new_the_boundary_is_asked_at_a_measured_pace(
+    site: ConnectorWorld,
+) -> None:
     connector = site.connector()
     assert len(site.fetch(connector, 200)) == 200
     site.asked.clear()
@@ -267,7 +275,7 @@ def test_with_much_in_hand_and_nothing_new_the_boundary_is_asked_at_a_measured_p
     assert len(site.asked) == 8
 
 
-def test_an_idle_consumer_asks_as_seldom_as_its_policy_says(site: Site) -> None:
+def test_an_idle_consumer_asks_as_seldom_as_its_policy_says(site: ConnectorWorld) -> None:
     empty = EmptyQueuePolicy(backoff=0.1, backoff_multiplier=2.0)
     policy = consuming(streaming=True, timeout=1.0, empty_queue=empty)
     with pytest.raises(ConsumerLoopTimeoutException):
@@ -275,7 +283,7 @@ def test_an_idle_consumer_asks_as_seldom_as_its_policy_says(site: Site) -> None:
     assert 1 <= len(site.asked) <= 5, "0, 0.1, 0.3 and 0.7 s"
 
 
-def test_work_that_comes_up_is_handed_out_without_asking_if_it_fills_the_batch(site: Site) -> None:
+def test_work_that_comes_up_is_handed_out_without_asking_if_it_fills_the_batch(site: ConnectorWorld) -> None:
     connector = site.connector()
     site.dispatch(connector, *map(made, range(50)))
     site.fetch(connector, 10)  # 10, all in flight
@@ -283,7 +291,7 @@ def test_work_that_comes_up_is_handed_out_without_asking_if_it_fills_the_batch(s
     assert (site.asked, len(site.fetch(connector, 10)), len(site.asked)) == ([10, 30], 10, 2)
 
 
-def test_what_another_of_the_same_name_has_confirmed_is_dropped(site: Site) -> None:
+def test_what_another_of_the_same_name_has_confirmed_is_dropped(site: ConnectorWorld) -> None:
     one, two = site.connector(), site.connector()
     site.dispatch(one, *(made(number, "batch:one") for number in range(1, 5)))
     (stuck,) = site.fetch(one, 1)
@@ -298,7 +306,7 @@ def test_what_another_of_the_same_name_has_confirmed_is_dropped(site: Site) -> N
     assert site.fetch(one) == []
 
 
-def test_a_new_connector_begins_at_the_cursor(site: Site) -> None:
+def test_a_new_connector_begins_at_the_cursor(site: ConnectorWorld) -> None:
     first = site.connector()
     site.dispatch(first, *(made(number, "batch:one") for number in range(1, 5)))
     one, _, three, _ = site.fetch(first)
@@ -307,7 +315,9 @@ def test_a_new_connector_begins_at_the_cursor(site: Site) -> None:
     assert numbers(site.fetch(site.connector())) == [2, 3, 4]
 
 
-def test_facts_that_have_expired_are_reported_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_facts_that_have_expired_are_reported_once(
+    site: ConnectorWorld, caplog: pytest.LogCaptureFixture
+) -> None:
     connector = site.connector()
     page = Page((), Gap(1, 5))
 
@@ -325,7 +335,7 @@ def test_facts_that_have_expired_are_reported_once(site: Site, caplog: pytest.Lo
 # ── dispatching ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_facts_of_one_subject_keep_their_order_and_all_arrive(site: Site) -> None:
+def test_facts_of_one_subject_keep_their_order_and_all_arrive(site: ConnectorWorld) -> None:
     connector = site.connector()
     site.dispatch(connector, *(made(number, f"batch:{number % 5}") for number in range(100)))
     log = site.log()
@@ -334,13 +344,15 @@ def test_facts_of_one_subject_keep_their_order_and_all_arrive(site: Site) -> Non
         assert [number for number in log if number % 5 == lane] == list(range(lane, 100, 5))
 
 
-def test_one_that_is_no_fact_keeps_the_whole_dispatch_from_happening(site: Site) -> None:
+def test_one_that_is_no_fact_keeps_the_whole_dispatch_from_happening(site: ConnectorWorld) -> None:
     with pytest.raises(PayloadError, match="the-bad-one"):
         site.dispatch(site.connector(), made(1), Transaction("the-bad-one", {"total": 7}))
     assert site.log() == []
 
 
-def test_dispatching_again_is_safe_and_the_same_id_with_other_content_is_refused(site: Site) -> None:
+def test_dispatching_again_is_safe_and_the_same_id_with_other_content_is_refused(
+    site: ConnectorWorld,
+) -> None:
     connector = site.connector()
     site.dispatch(connector, made(1), made(2))
     other = Transaction("m2", {"subject": "batch:2", "predicate": "made", "object": {"number": -2}})
@@ -350,7 +362,7 @@ def test_dispatching_again_is_safe_and_the_same_id_with_other_content_is_refused
     assert sorted(site.log()) == [1, 2, 3]
 
 
-def test_after_an_error_no_further_facts_are_sent(site: Site) -> None:
+def test_after_an_error_no_further_facts_are_sent(site: ConnectorWorld) -> None:
     sent: list[str] = []
 
     def refuse(envelope: Any, _: Any) -> Any:
@@ -366,7 +378,7 @@ def test_after_an_error_no_further_facts_are_sent(site: Site) -> None:
 # ── contents ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_consumer_sees_what_was_produced(site: Site) -> None:
+def test_a_consumer_sees_what_was_produced(site: ConnectorWorld) -> None:
     began = made(1, correlation_id="c1", parent_id="p1", metadata={"tenant": "a", "baggage": "k=v"})
     connector = site.connector()
     site.dispatch(connector, began)
@@ -387,7 +399,7 @@ def test_a_consumer_sees_what_was_produced(site: Site) -> None:
     }
 
 
-def test_a_consumers_spans_continue_the_producers_trace(site: Site) -> None:
+def test_a_consumers_spans_continue_the_producers_trace(site: ConnectorWorld) -> None:
     connector = site.connector()
     with record() as recording:
         tracer = recording.tracer_provider.get_tracer("a producer")
@@ -404,7 +416,7 @@ def test_a_consumers_spans_continue_the_producers_trace(site: Site) -> None:
 # ── settings, and closing ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_after_close_every_call_raises(site: Site) -> None:
+def test_after_close_every_call_raises(site: ConnectorWorld) -> None:
     connector = site.connector()
     site.dispatch(connector, made(1))
     fetched = site.fetch(connector)
@@ -434,7 +446,7 @@ def test_after_close_every_call_raises(site: Site) -> None:
         ({"consumer_name": "x", "lease": 0}, "lease"),
     ],
 )
-def test_what_cannot_work_is_told_at_construction(
+def test_what_cannot_work_is_reported_at_construction(
     world: World, settings: dict[str, Any], problem: str
 ) -> None:
     client: Any = (AsyncBoundaryClient if world.asynchronous else BoundaryClient)("http://127.0.0.1:1")
@@ -443,7 +455,7 @@ def test_what_cannot_work_is_told_at_construction(
         kind(client, **settings)
 
 
-def test_a_client_of_the_other_mode_is_told_at_construction() -> None:
+def test_a_client_of_the_other_mode_is_reported_at_construction() -> None:
     with pytest.raises(
         ConfigurationError, match="BoundaryConnector needs a BoundaryClient, not AsyncBoundary"
     ):
@@ -454,7 +466,9 @@ def test_a_client_of_the_other_mode_is_told_at_construction() -> None:
         AsyncBoundaryConnector(BoundaryClient("http://127.0.0.1:1"), "x")  # type: ignore[arg-type]
 
 
-def test_a_connector_that_only_produces_does_not_consume_and_the_other_way_round(site: Site) -> None:
+def test_a_connector_that_only_produces_does_not_consume_and_the_other_way_round(
+    site: ConnectorWorld,
+) -> None:
     with pytest.raises(ConfigurationError, match="consumer_name"):
         site.fetch(site.connector(None))
     with pytest.raises(ConfigurationError, match="from_zone and to_zone"):

@@ -16,7 +16,7 @@ from onceward.connectors.codec import decode
 from onceward.deadletters import Category, Filter, Status
 from onceward.inbox import Contract
 from onceward.task.exceptions import ExceptionCategory, TransactionException
-from tests.support.boundary.connector_world import Site, made, site_at
+from tests.support.boundary.connector_world import ConnectorWorld, made, site_at
 from tests.support.deadletters.world import Letters
 from tests.support.world import World
 
@@ -32,7 +32,7 @@ CONTRACT = Contract(
 
 
 @pytest.fixture
-def site(letters: Letters, tmp_path: Path) -> Iterator[Site]:
+def site(letters: Letters, tmp_path: Path) -> Iterator[ConnectorWorld]:
     mode = "asyncio" if letters.database.asynchronous else "threads"
     with site_at(World(mode), tmp_path / "boundary") as built:
         built.clock = letters.clock
@@ -48,13 +48,13 @@ def refuse_second(transaction: Transaction, *_: Any) -> None:
         raise TransactionException("no such batch", category=ExceptionCategory.BUSINESS)
 
 
-def put(site: Site, *numbers: int) -> None:
+def put(site: ConnectorWorld, *numbers: int) -> None:
     site.dispatch(site.connector(), *(made(number, "batch:one") for number in numbers))
 
 
 @pytest.mark.req("BC-20")
 def test_a_fact_that_fails_for_good_is_in_the_store_before_the_cursor_passes_it(
-    site: Site, letters: Letters
+    site: ConnectorWorld, letters: Letters
 ) -> None:
     put(site, 1, 2, 3)
     source = letters.around(site.connector())
@@ -69,7 +69,7 @@ def test_a_fact_that_fails_for_good_is_in_the_store_before_the_cursor_passes_it(
     assert decode(letters.body(letter.id)).payload == made(2, "batch:one").payload
 
 
-def letters_now(site: Site, letters: Letters) -> int:
+def letters_now(site: ConnectorWorld, letters: Letters) -> int:
     """How many letters there are, asked during an asyncio run too."""
     query = "SELECT count(*) FROM onceward_dead_letters"
     if not site.world.asynchronous:
@@ -84,7 +84,9 @@ def letters_now(site: Site, letters: Letters) -> int:
 
 
 @pytest.mark.req("BC-20")
-def test_a_fact_that_fails_repeatedly_is_buried_with_its_history(site: Site, letters: Letters) -> None:
+def test_a_fact_that_fails_repeatedly_is_buried_with_its_history(
+    site: ConnectorWorld, letters: Letters
+) -> None:
     put(site, 1, 2)
     source = letters.around(site.connector(max_deliveries=3))
     for _ in range(3):
@@ -100,7 +102,7 @@ def test_a_fact_that_fails_repeatedly_is_buried_with_its_history(site: Site, let
 
 @pytest.mark.req("BC-20")
 def test_without_a_store_the_cursor_stays_and_the_fact_is_tried_for_ever(
-    site: Site, letters: Letters
+    site: ConnectorWorld, letters: Letters
 ) -> None:
     put(site, 1, 2, 3)
     connector = site.connector(max_deliveries=2)
@@ -116,7 +118,7 @@ def test_without_a_store_the_cursor_stays_and_the_fact_is_tried_for_ever(
 
 @pytest.mark.req("BC-20")
 def test_while_the_store_is_away_the_cursor_stays(
-    site: Site, letters: Letters, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    site: ConnectorWorld, letters: Letters, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(site, 1, 2, 3)
     source = letters.around(site.connector())
@@ -135,7 +137,7 @@ def test_while_the_store_is_away_the_cursor_stays(
 
 @pytest.mark.req("BC-20")
 def test_who_ends_between_burying_and_confirming_buries_it_in_the_same_letter_again(
-    site: Site, letters: Letters
+    site: ConnectorWorld, letters: Letters
 ) -> None:
     put(site, 1, 2, 3)
 
@@ -164,7 +166,7 @@ def billed(letters: Letters) -> list[Any]:
 
 
 @pytest.mark.req("BC-20")
-def test_a_redriven_fact_has_its_effect_once(site: Site, letters: Letters) -> None:
+def test_a_redriven_fact_has_its_effect_once(site: ConnectorWorld, letters: Letters) -> None:
     letters.database.do("CREATE TABLE bills (id text, amount integer)")
     inbox = letters.inbox(CONTRACT)
     put(site, 1, 2, 3)
@@ -183,7 +185,7 @@ def test_a_redriven_fact_has_its_effect_once(site: Site, letters: Letters) -> No
     assert letters.one().status is Status.RESOLVED
 
 
-def test_facts_that_come_again_are_duplicates_for_the_inbox(site: Site, letters: Letters) -> None:
+def test_facts_that_come_again_are_duplicates_for_the_inbox(site: ConnectorWorld, letters: Letters) -> None:
     """Two readers with one name, and one that begins again because nothing was confirmed."""
     letters.database.do("CREATE TABLE bills (id text, amount integer)")
     inbox = letters.inbox(CONTRACT)
@@ -215,7 +217,7 @@ def test_facts_that_come_again_are_duplicates_for_the_inbox(site: Site, letters:
 
 
 def test_a_fact_that_no_transaction_can_hold_is_buried_as_it_is_and_hides_nothing(
-    site: Site, letters: Letters
+    site: ConnectorWorld, letters: Letters
 ) -> None:
     put(site, 1)
     nanoseconds = envelope_for(

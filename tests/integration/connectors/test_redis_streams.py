@@ -29,7 +29,7 @@ from onceward.testing.servers import Server, redis_server
 from onceward.transaction import Settlement, Verdict
 from tests.support.pending_entries import age
 from tests.support.queue.proxy import Proxy, proxy
-from tests.support.wait import until
+from tests.support.wait import until, until_async
 from tests.support.world import World, consuming, retry
 
 
@@ -271,8 +271,7 @@ def test_a_fetch_that_is_cancelled_while_redis_is_silent_is_cancelled(link: Prox
             await connector.dispatch_transactions_async(numbered(1))
             link.answers["XREADGROUP"] = b""
             fetching = asyncio.create_task(connector.fetch_transactions_async(5))
-            while not link.seen["XREADGROUP"] and not fetching.done():
-                await asyncio.sleep(0.005)
+            await until_async(lambda: link.seen["XREADGROUP"] or fetching.done())
             fetching.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await fetching
@@ -540,7 +539,7 @@ def losses(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("rebuilt", [True, False], ids=["rebuilt", "same"])
-def test_a_redis_that_restarted_empty_is_told_once_with_what_is_lost(
+def test_a_redis_that_restarted_empty_is_reported_once_with_what_is_lost(
     forgetful_redis: Server, world: World, caplog: pytest.LogCaptureFixture, rebuilt: bool
 ) -> None:
     """Whether the connector was kept, or is a new one, as the runner creates it after an outage."""

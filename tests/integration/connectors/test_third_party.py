@@ -110,9 +110,11 @@ def test_the_package_of_the_page_runs_explains_and_balances_as_the_page_shows(wi
     assert [command.split()[1] for command, _ in commands[2:]] == ["run", "explain", "balance"]
     for command, promised in commands:
         done = with_spool.run(command)
-        told = done.stdout if promised else ""
+        reported = done.stdout if promised else ""
         assert done.returncode == 0, done.stdout + done.stderr
-        assert re.fullmatch(pattern(promised), squeezed(told)), f"$ {command}\n{told}\nand not\n{promised}"
+        assert re.fullmatch(pattern(promised), squeezed(reported)), (
+            f"$ {command}\n{reported}\nand not\n{promised}"
+        )
     spool = with_spool.directory / "spool"
     assert {place.name: len(list((place / "done").iterdir())) for place in spool.iterdir()} == {
         "orders": 2,
@@ -123,9 +125,9 @@ def test_the_package_of_the_page_runs_explains_and_balances_as_the_page_shows(wi
 @pytest.mark.req("CN-02")
 def test_its_facts_and_its_settings_count_as_those_of_a_built_in_one(with_spool: Machine) -> None:
     with_spool.app("spool:///tmp/orders?sync=no")
-    [told] = json.loads(with_spool.run("onceward explain shop:app --json").stdout)
-    assert (told["guarantee"], told["not_checked"]) == ("may lose", [])
-    assert "sync=no" in told["why"]
+    [reported] = json.loads(with_spool.run("onceward explain shop:app --json").stdout)
+    assert (reported["guarantee"], reported["not_checked"]) == ("may lose", [])
+    assert "sync=no" in reported["why"]
     for source, problem in {
         "spool://orders": "it names no directory",
         "spool:///tmp/orders?sync=maybe": "sync must be yes or no, not 'maybe'",
@@ -175,9 +177,9 @@ def test_what_a_connector_neither_says_nor_counts_is_unknown(machine: Machine) -
         assert re.search(f"{name} +unknown", done.stdout)
     assert "the connector of quiet:// does not count" in done.stdout
     assert "Cannot confirm the balance; found no contradiction." in done.stdout
-    told = machine.run("onceward explain shop:app").stdout
-    assert "as far as it could be checked" in told
-    assert "how durable the source is: its connector does not report it" in told
+    reported = machine.run("onceward explain shop:app").stdout
+    assert "as far as it could be checked" in reported
+    assert "how durable the source is: its connector does not report it" in reported
 
 
 # ── broken, or duplicate ────────────────────────────────────────────────────────────────────────────────
@@ -189,9 +191,10 @@ def test_an_unknown_scheme_is_refused_with_all_that_are_known(machine: Machine) 
     machine.app("splool:///tmp/orders")
     known = ("sqlite", "redis", "rediss", "boundary+http", "boundary+https", "memory", "quiet")
     for command in ("explain", "balance", "run"):
-        told = " ".join(machine.refusal(f"onceward {command} shop:app").split())
+        reported = " ".join(machine.refusal(f"onceward {command} shop:app").split())
         assert (
-            f"is not a source; start its URL with one of {', '.join(f'{name}://' for name in known)}" in told
+            f"is not a source; start its URL with one of {', '.join(f'{name}://' for name in known)}"
+            in reported
         )
 
 
@@ -220,8 +223,8 @@ def test_a_package_that_is_broken_is_named_and_stops_no_other_scheme(
     machine.add("broken", f"spool = {entry}", code)
     machine.add("quiet", "quiet = quiet:SCHEME", QUIET)
     machine.app("spool:///tmp/orders")
-    told = " ".join(machine.refusal("onceward explain shop:app").split())
-    assert f"spool:// is offered by package broken 0.3, {problem}" in told
+    reported = " ".join(machine.refusal("onceward explain shop:app").split())
+    assert f"spool:// is offered by package broken 0.3, {problem}" in reported
     machine.app("quiet://orders", "sqlite:///orders.db")
     assert machine.run("onceward explain shop:app").returncode == 0
 
@@ -231,9 +234,10 @@ def test_two_packages_with_one_scheme_are_both_named(machine: Machine) -> None:
     machine.add("one", "quiet = one:SCHEME", QUIET)
     machine.add("other", "quiet = other:SCHEME", QUIET)
     machine.app("quiet://orders")
-    told = " ".join(machine.refusal("onceward explain shop:app").split())
+    reported = " ".join(machine.refusal("onceward explain shop:app").split())
     assert (
-        "several installed packages offer quiet://: one 0.3, other 0.3; uninstall all but one of them" in told
+        "several installed packages offer quiet://: one 0.3, other 0.3; uninstall all but one of them"
+        in reported
     )
 
 
@@ -243,6 +247,6 @@ def test_a_built_in_scheme_is_not_replaced_and_that_is_logged(machine: Machine) 
     machine.add("quiet", "quiet = quiet:SCHEME", QUIET)
     machine.app("sqlite:///orders.db", "quiet://orders")
     done = machine.run("onceward explain shop:app --json")
-    told = json.loads(done.stdout)
-    assert any("written through to the disk" in link["why"] for link in told[0]["links"])
+    reported = json.loads(done.stdout)
+    assert any("written through to the disk" in link["why"] for link in reported[0]["links"])
     assert "package thief 0.3 offers sqlite://, which is built in; its connector is not used" in done.stderr

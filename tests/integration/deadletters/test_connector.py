@@ -303,7 +303,7 @@ def test_a_redriven_letter_that_fails_is_dead_again_and_its_source_goes_on(lette
     assert "no such account" in letter.history[-1].error
 
 
-def test_an_outcome_that_could_not_be_told_is_told_again(
+def test_an_outcome_that_could_not_be_reported_is_reported_again(
     letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = letters.around(letters.queue())
@@ -324,7 +324,7 @@ def test_an_outcome_that_could_not_be_told_is_told_again(
     assert letters.one().status is Status.RESOLVED
 
 
-def test_when_only_the_source_could_not_be_told_the_letter_is_not_settled_twice(
+def test_when_only_the_source_could_not_be_reported_the_letter_is_not_settled_twice(
     letters: Letters, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = letters.around(letters.queue())

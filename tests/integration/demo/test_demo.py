@@ -54,13 +54,13 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     watched: list[bytes] = []
     watcher = threading.Thread(target=read_all, args=(ours, watched))
     watcher.start()
-    told, _ = demo.communicate(timeout=DEADLINE)
+    reported, _ = demo.communicate(timeout=DEADLINE)
     seconds = time.monotonic() - began
     watcher.join()
     os.close(ours)
     screen = b"".join(watched).decode()
-    assert told, screen
-    return Ended(demo.returncode, json.loads(told), screen, seconds, data)
+    assert reported, screen
+    return Ended(demo.returncode, json.loads(reported), screen, seconds, data)
 
 
 @pytest.fixture
@@ -120,8 +120,8 @@ def test_a_folder_that_was_named_is_kept_with_both_logs_and_the_ledger(ended: En
 
 
 def test_on_a_terminal_each_stage_has_a_bar_and_each_turning_point_a_line(ended: Ended) -> None:
-    for told in ("━", "105/105", "100/100", "link cut", "link healed", "killed with -9", "restarted"):
-        assert told in ended.screen
+    for reported in ("━", "105/105", "100/100", "link cut", "link healed", "killed with -9", "restarted"):
+        assert reported in ended.screen
     assert "article-new added to the list" in ended.screen
 
 
@@ -183,9 +183,9 @@ def test_ctrl_c_ends_all_processes_and_removes_the_folder(
     demo = start(*FEW, "--json")
     wait_for(demo, when)
     demo.send_signal(number)
-    told, errors = demo.communicate(timeout=DEADLINE)
+    reported, errors = demo.communicate(timeout=DEADLINE)
     assert demo.returncode == 128 + number
-    assert json.loads(told)["balanced"] is False
+    assert json.loads(reported)["balanced"] is False
     assert "interrupted" in errors
     assert "Traceback" not in errors
     assert processes_about(tmp_path) == []

@@ -124,9 +124,9 @@ class Run:
                 text=True,
                 check=False,
             )
-            told = f"$ {command}\n{done.stdout}"
-            assert done.returncode == 0, told
-            assert re.fullmatch(pattern(promised), squeezed(done.stdout)), f"{told}\nand not\n{promised}"
+            reported = f"$ {command}\n{done.stdout}"
+            assert done.returncode == 0, reported
+            assert re.fullmatch(pattern(promised), squeezed(done.stdout)), f"{reported}\nand not\n{promised}"
 
 
 def replaced(page: str) -> str:

@@ -34,7 +34,7 @@ POSTGRESQL = r"(?<=://)\w+@localhost/\w+"
 REFERENCE = "".join(page.read_text("utf-8") for page in (DOCS / "reference").glob("*.md"))
 
 
-class Site:
+class PageRunner:
     """An empty directory, and servers for the addresses in a page."""
 
     def __init__(self, directory: Path, request: pytest.FixtureRequest) -> None:
@@ -88,14 +88,14 @@ def _host(url: str) -> str:
 
 
 @pytest.fixture
-def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
-    made = Site(tmp_path, request)
+def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[PageRunner]:
+    made = PageRunner(tmp_path, request)
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_blocks_of_the_page_run_as_they_stand(page: Path, site: Site) -> None:
+def test_the_blocks_of_the_page_run_as_they_stand(page: Path, site: PageRunner) -> None:
     site.run(page)
 
 
@@ -113,7 +113,7 @@ def test_the_blocks_of_the_page_run_as_they_stand(page: Path, site: Site) -> Non
         ),
     ],
 )
-def test_a_page_that_is_not_true_is_found_out(page: str, problem: str, site: Site) -> None:
+def test_a_page_that_is_not_true_is_found_out(page: str, problem: str, site: PageRunner) -> None:
     file = site.directory / "page.md"
     file.write_text(page)
     with pytest.raises(AssertionError, match=re.escape(problem)):

@@ -318,8 +318,8 @@ class UnderTheEngine(InboxSuite):
             assert all(starts == ends for id_, (starts, ends) in shop.ledger().items() if id_ == bad.id)
 
     @pytest.mark.req("CC-051")
-    @pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])
-    def test_what_is_given_back_at_a_stop_is_not_counted_as_a_start(self, told: bool) -> None:
+    @pytest.mark.parametrize("reported", [True, False], ids=["reported", "not reported"])
+    def test_what_is_given_back_at_a_stop_is_not_counted_as_a_start(self, reported: bool) -> None:
         """Whether or not the queue accepts the settlement: its work was never begun."""
         with self.shop(contract(poison_after=1)) as shop:
             names = [f"t{number}" for number in range(4)]
@@ -333,7 +333,7 @@ class UnderTheEngine(InboxSuite):
             for number in range(3):
                 task = shop.task(stop)
                 running.append(task)
-                if told:
+                if reported:
                     report = shop.consume(task)
                     assert (report.succeeded, report.unstarted) == (1, 3 - number)
                 else:

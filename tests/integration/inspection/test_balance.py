@@ -211,7 +211,7 @@ def test_a_file_from_before_the_counting_says_so_and_counts_from_its_next_openin
     result = balance("--source", f"sqlite:///{path}", "--json")
     [struck] = json.loads(result.stdout)
     assert (result.exit_code, struck["appended"], struck["pending"]) == (0, None, 2)
-    assert "an older onceward did not count" in struck["untold"]["appended"]
+    assert "an older onceward did not count" in struck["notes"]["appended"]
     with SqliteConnector(path) as queue:
         queue.dispatch_transactions([order(3)])
     [struck] = json.loads(balance("--source", f"sqlite:///{path}", "--json").stdout)
@@ -272,7 +272,7 @@ def test_a_queue_whose_file_was_removed_is_not_said_to_have_had_nothing(
     if made_again:
         shop.consume()
     result = shop.of_app()
-    assert cannot_be_told(result)
+    assert cannot_be_reported(result)
     assert "the inbox has 2 more records than this source had messages" in result.stdout
 
 
@@ -418,7 +418,7 @@ def test_bytes_that_are_no_message_are_dead_and_accounted_for(stream: tuple[Shop
     assert numbers(struck) == {"appended": 2, "applied": 1, "duplicate": 0, "pending": 0, "dead": 1}
 
 
-def cannot_be_told(result: Result) -> bool:
+def cannot_be_reported(result: Result) -> bool:
     assert result.exit_code == 0, "it is unknown whether it was lost or never there"
     assert "It holds" not in result.stdout
     assert "the source is empty, but this consumer has had messages" in result.stdout
@@ -431,15 +431,15 @@ def test_a_stream_that_was_lost_is_not_said_to_have_had_nothing(stream: tuple[Sh
     shop.consume()
     redis.delete(name)
     lost = shop.of_app()
-    assert cannot_be_told(lost)
+    assert cannot_be_reported(lost)
     assert (
         "the inbox has 2 more records of this consumer, of messages that this source does not" in lost.stdout
     )
     assert "the database has 1 more, of messages that are no longer in this source" in lost.stdout
     shop.consume()
     assert redis.exists(name), "a consumer makes it again"
-    assert cannot_be_told(shop.of_app())
-    assert cannot_be_told(
+    assert cannot_be_reported(shop.of_app())
+    assert cannot_be_reported(
         balance("--source", shop.source, "--database", shop.database, "--consumer", "billing")
     )
     shop.send(order(3))
@@ -447,10 +447,10 @@ def test_a_stream_that_was_lost_is_not_said_to_have_had_nothing(stream: tuple[Sh
     code, struck = shop.balanced()
     assert code == 0
     assert numbers(struck) == {"appended": 1, "applied": 1, "duplicate": 0, "pending": 0, "dead": 0}
-    assert "2 more records" in struck["untold"]["applied"]
+    assert "2 more records" in struck["notes"]["applied"]
 
 
-def test_dead_letters_of_a_stream_that_was_lost_are_told_of_without_a_contract(
+def test_dead_letters_of_a_stream_that_was_lost_are_reported_of_without_a_contract(
     redis_url: str, database: str
 ) -> None:
     name = uuid.uuid4().hex
@@ -460,7 +460,7 @@ def test_dead_letters_of_a_stream_that_was_lost_are_told_of_without_a_contract(
     plain.consume()
     with Redis.from_url(redis_url) as redis:
         redis.delete(name)
-    assert cannot_be_told(plain.of_app())
+    assert cannot_be_reported(plain.of_app())
 
 
 def test_records_of_what_waits_in_the_stream_are_not_taken_for_those_of_a_lost_one(
@@ -482,7 +482,7 @@ def test_records_of_what_waits_in_the_stream_are_not_taken_for_those_of_a_lost_o
     code, struck = shop.balanced()
     assert code == 0
     assert numbers(struck) == {"appended": 5, "applied": 3, "duplicate": 0, "pending": 2, "dead": 0}
-    assert "applied" not in struck["untold"]
+    assert "applied" not in struck["notes"]
 
 
 def test_a_stream_that_was_trimmed_to_nothing_is_not_said_to_have_had_nothing(
@@ -498,7 +498,7 @@ def test_a_stream_that_was_trimmed_to_nothing_is_not_said_to_have_had_nothing(
     if "entries-added" in redis.xinfo_stream(name):
         assert "It holds: 5 appended = 5 gone." in result.stdout
     else:
-        assert cannot_be_told(result)
+        assert cannot_be_reported(result)
 
 
 def test_what_is_sent_and_done_while_it_is_counted_is_not_taken_for_lost(
@@ -518,7 +518,7 @@ def test_what_is_sent_and_done_while_it_is_counted_is_not_taken_for_lost(
     monkeypatch.setattr(Address, "counts", count_and_let_others_work)
     code, struck = shop.balanced()
     assert (code, struck["appended"], struck["applied"]) == (0, 1, 1)
-    assert "applied" not in struck["untold"]
+    assert "applied" not in struck["notes"]
 
 
 # ── a boundary ──────────────────────────────────────────────────────────────────────────────────────────
@@ -555,7 +555,7 @@ def test_a_boundary_balances_until_somebody_confirms_what_was_not_applied(
 # ── unknown numbers, and unreachable sources ────────────────────────────────────────────────────────────
 
 
-def test_memory_cannot_be_told() -> None:
+def test_memory_cannot_be_reported() -> None:
     result = balance("--source", "memory://orders")
     assert result.exit_code == 0
     assert re.search("appended +unknown", result.stdout)

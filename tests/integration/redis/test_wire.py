@@ -26,6 +26,7 @@ from onceward.boundary.certs import Authority
 from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector
 from onceward.testing.connectors.driver import ConnectorDriver
 from tests.support.queue.proxy import proxy
+from tests.support.wait import until
 
 
 class Wired:
@@ -213,12 +214,8 @@ def test_a_connector_that_is_closed_while_redis_is_silent_leaves_no_connection(
             fetched: list[Any] = []
             fetching = threading.Thread(target=lambda: fetched.extend(connector.fetch()))
             fetching.start()
-            while not link.seen["XGROUP"]:
-                time.sleep(0.005)
+            until(lambda: link.seen["XGROUP"])
             connector.close()
             fetching.join()
             assert [each.id for each in fetched] == ["1"], "it was fetched, and its caller has it"
-            deadline = time.monotonic() + 30
-            while any(each["name"] == name for each in admin.client_list()):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            until(lambda: all(each["name"] != name for each in admin.client_list()))

@@ -27,9 +27,9 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
 
 def verdict(run: Run, path: str) -> tuple[int, str]:
     status, body = run.get(path)
-    told = json.loads(body)
-    assert told["ok"] == (status == 200)
-    return status, "; ".join(told["problems"])
+    output = json.loads(body)
+    assert output["ok"] == (status == 200)
+    return status, "; ".join(output["problems"])
 
 
 # ── progress ────────────────────────────────────────────────────────────────────────────────────────────
@@ -66,9 +66,9 @@ def test_progress_and_metrics_tell_what_each_consumer_of_each_worker_did(site: S
     site.send({"id": "good"}, {"id": "bad", "fail": True}, {"id": "slow", "seconds": 60})
     with site.run(*PORT, RUN_SOURCE="sqlite:///orders.db?on_failure=dead_letter") as run:
         until(lambda: run.consumer().get("processed") == 2)
-        told = json.loads(run.get("/progress")[1])
-        assert told["stage"] == "running"
-        [worker] = told["workers"]
+        output = json.loads(run.get("/progress")[1])
+        assert output["stage"] == "running"
+        [worker] = output["workers"]
         assert (worker["worker"], worker["restarts"], worker["live"], worker["ready"]) == (1, 0, True, True)
         assert worker["pid"] == run.workers()[0]
         [consumer] = worker["consumers"]

@@ -23,7 +23,7 @@ class Break(Middleware):
 
     def bind(self, task):
         if Path("break.txt").exists() and type(task).__name__ == "charge":
-            raise RuntimeError("as it was told")
+            raise RuntimeError("as it was asked")
         return self
 
 
@@ -135,4 +135,4 @@ def test_the_last_line_counts_what_workers_did_before_they_were_killed(site: Sit
         assert run.ended() == 0
     [last] = [line["message"] for line in run.lines if line["message"].startswith("stopped after")]
     assert "mail: 20 succeeded" in last
-    assert "unknown (in flight when a worker ended)" in last
+    assert "cut off when a worker ended, which are delivered again" in last

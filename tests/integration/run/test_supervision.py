@@ -87,7 +87,7 @@ def test_a_worker_that_is_killed_is_reported_and_another_takes_its_place(site: S
         os.kill(victim, signal.SIGKILL)
         until(lambda: len(run.workers()) == 3)
         assert run.says("worker 1 was killed by SIGKILL; restarting in 0.5 s")
-        os.kill(survivor, signal.SIGSTOP)  # so that it is the new one that does the work
+        os.kill(survivor, signal.SIGSTOP)  # so the new one does the work
         site.send({"id": "after"})
         until(lambda: site.done == ["after"])
         os.kill(survivor, signal.SIGCONT)
@@ -122,7 +122,7 @@ def test_the_wait_doubles_with_each_crash_and_a_drain_gives_up_in_the_end(
     hasty: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(supervising, "MAX_CRASHES", 3)
-    (hasty.directory / "shop.py").write_text("raise RuntimeError('as it was told')")
+    (hasty.directory / "shop.py").write_text("raise RuntimeError('as it was asked')")
     assert supervised(drain=True) == 1
     assert waits(caplog) == [0.01, 0.02, 0.04]
     assert "giving up" in caplog.text
@@ -132,7 +132,7 @@ def test_a_worker_that_has_worked_for_a_while_crashes_as_if_for_the_first_time(
     hasty: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(supervising, "STEADY", 0.0)
-    (hasty.directory / "shop.py").write_text("raise RuntimeError('as it was told')")
+    (hasty.directory / "shop.py").write_text("raise RuntimeError('as it was asked')")
 
     async def run() -> int:
         supervisor = Supervisor(assignment(drain=False), processes=1)
@@ -194,7 +194,7 @@ def test_a_worker_with_a_stuck_thread_ends_its_other_work_and_is_replaced(site: 
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
-def test_in_production_a_consumer_without_proof_ends_the_run_with_2_and_is_told_once(
+def test_in_production_a_consumer_without_proof_ends_the_run_with_2_and_is_reported_once(
     site: Site, kind: str
 ) -> None:
     (site.directory / "shop.py").write_text(CONTRACTED.format(kind=kind))
@@ -213,9 +213,9 @@ def test_with_reload_changed_code_is_what_runs_next_and_broken_code_is_waited_ou
         until(run.workers)
         shop.write_text("import no_such_module\n")
         until(lambda: run.says("No module named 'no_such_module'"))
-        shop.write_text(SHOP.read_text().replace('note("done.txt"', 'note("done-anew.txt"'))
+        shop.write_text(SHOP.read_text().replace('note("done.txt"', 'note("done-again.txt"'))
         site.send({"id": "o1"})
-        until(lambda: site.lines("done-anew.txt") == ["o1"])
+        until(lambda: site.lines("done-again.txt") == ["o1"])
         assert run.says("shop.py changed")
         run.signal(signal.SIGINT)
         assert run.ended() == 0

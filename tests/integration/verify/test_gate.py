@@ -93,7 +93,7 @@ def world(database: Database) -> World:  # noqa: F811
 
 
 @pytest.mark.req("CC-001")
-def test_in_production_a_consumer_without_evidence_is_refused_and_told_what_to_do(world: World) -> None:
+def test_in_production_a_consumer_without_evidence_is_refused_and_reported_what_to_do(world: World) -> None:
     with pytest.raises(UnprovenConsumerError) as caught:
         world.run()
     name = world.consumer.__qualname__

@@ -320,7 +320,7 @@ def test_a_failure_is_an_assertion_error_with_the_report() -> None:
 
 
 def test_a_class_can_say_itself_how_it_is_verified() -> None:
-    class Told(consumers.Right):
+    class Notified(consumers.Right):
         verification = Verification(events=EVENTS, setup=setup, only=["duplicates"])
 
     class ToldByADict(consumers.Right):
@@ -328,7 +328,7 @@ def test_a_class_can_say_itself_how_it_is_verified() -> None:
         def verification(cls) -> dict[str, Any]:
             return {"events": lambda: EVENTS, "setup": setup, "only": ["duplicates"]}
 
-    for consumer in (Told, ToldByADict):
+    for consumer in (Notified, ToldByADict):
         assert verify_consumer(consumer)["duplicates"].result is ScenarioStatus.PASSED
 
 

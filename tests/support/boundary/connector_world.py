@@ -33,7 +33,7 @@ def numbers(transactions: Sequence[Transaction]) -> list[int]:
     return [transaction.payload["object"]["number"] for transaction in transactions]
 
 
-class Site:
+class ConnectorWorld:
     def __init__(self, world: World, url: str) -> None:
         self.world = world
         self.url = url
@@ -84,7 +84,7 @@ class Site:
     def _watched(self, client: Any) -> Any:
         fetch, confirm = client.fetch, client.confirm
 
-        def told(page: Page, limit: int) -> Page:
+        def reported(page: Page, limit: int) -> Page:
             self.asked.append(limit)
             self.sent.append(len(page.facts))
             return page
@@ -94,7 +94,7 @@ class Site:
             self.confirmed.append(offset)
 
         async def fetch_async(name: str, limit: int) -> Page:
-            return told(await fetch(name, limit), limit)
+            return reported(await fetch(name, limit), limit)
 
         async def confirm_async(name: str, offset: int) -> int:
             before(offset)
@@ -107,7 +107,10 @@ class Site:
         if self.world.asynchronous:
             client.fetch, client.confirm = fetch_async, confirm_async
         else:
-            client.fetch, client.confirm = lambda name, limit: told(fetch(name, limit), limit), confirm_now
+            client.fetch, client.confirm = (
+                lambda name, limit: reported(fetch(name, limit), limit),
+                confirm_now,
+            )
         return client
 
 
@@ -124,8 +127,8 @@ def fill(directory: Path, count: int) -> None:
 
 
 @contextmanager
-def site_at(world: World, directory: Path) -> Iterator[Site]:
+def site_at(world: World, directory: Path) -> Iterator[ConnectorWorld]:
     with boundary_server(directory) as url:
-        made = Site(world, url)
+        made = ConnectorWorld(world, url)
         yield made
         world.run(made.client.close)

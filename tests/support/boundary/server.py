@@ -69,10 +69,10 @@ def boundary_process(directory: Path) -> Iterator[str]:
 
 
 def _run(directory: Path, tell: Connection) -> None:
-    async def told(url: str) -> None:
+    async def reported(url: str) -> None:
         tell.send(url)
 
-    asyncio.run(_serve(directory, None, told, asyncio.Event()))
+    asyncio.run(_serve(directory, None, reported, asyncio.Event()))
 
 
 async def _serve(
@@ -90,10 +90,10 @@ async def _serve(
         await store.close()
 
 
-async def _told(url: str) -> None:
+async def _reported(url: str) -> None:
     sys.stdout.write(url + "\n")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":  # as a child of a test, which reads the URL from standard output
-    asyncio.run(_serve(Path(sys.argv[1]), None, _told, asyncio.Event()))
+    asyncio.run(_serve(Path(sys.argv[1]), None, _reported, asyncio.Event()))

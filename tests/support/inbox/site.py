@@ -63,9 +63,9 @@ class InboxSite(Site):
     # ── processes ───────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, name: str = "worker", **orders: Any) -> ForkServerProcess:
-        told = Orders(self.folder, self.url, self.connect_args, name, **orders)
-        self.inbox.register(contract_of(told))
-        return self.fork(worker.work, told)
+        reported = Orders(self.folder, self.url, self.connect_args, name, **orders)
+        self.inbox.register(contract_of(reported))
+        return self.fork(worker.work, reported)
 
     def dies(self, **orders: Any) -> None:
         """Start a worker, and wait until it has killed itself."""

@@ -40,7 +40,7 @@ def before(order: dict[str, Any]) -> None:
             except BaseException:
                 continue
     if order.get("fail"):
-        raise RuntimeError("as it was told")
+        raise RuntimeError("as it was asked")
 
 
 if os.environ.get("RUN_MODE") == "asyncio":

@@ -205,7 +205,7 @@ def test_a_wrong_policy_is_refused_with_the_name_of_the_consumer(app: Onceward, 
         app.consumer("memory://orders", policy=policy)(charge)
 
 
-def test_a_mistyped_field_of_a_policy_is_told_with_those_that_there_are_and_where_it_stands(
+def test_a_mistyped_field_of_a_policy_is_reported_with_those_that_there_are_and_where_it_stands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ONCEWARD_CONSUMERS__CHARGE__POLICY__STEPS__PROCES__RETRY__TIMEOUT", "3")
@@ -213,8 +213,8 @@ def test_a_mistyped_field_of_a_policy_is_told_with_those_that_there_are_and_wher
 
     def charge(order: Order) -> None: ...
 
-    told = "^ONCEWARD_CONSUMERS__CHARGE__POLICY__.*: the policy of charge: steps.proces: no such field"
-    with pytest.raises(ConfigurationError, match=f"{told}; the fields are .*process"):
+    output = "^ONCEWARD_CONSUMERS__CHARGE__POLICY__.*: the policy of charge: steps.proces: no such field"
+    with pytest.raises(ConfigurationError, match=f"{output}; the fields are .*process"):
         app.consumer("memory://orders")(charge)
 
 
@@ -354,6 +354,13 @@ def test_a_bound_method_is_a_consumer_and_leads_to_its_app(app: Onceward) -> Non
     app.producer(till.charge)(yielding)
     assert consumers_of(till.charge) == [(app, app.consumers["charge"])]
     assert consumers_of(Till().charge) == []
+
+
+def test_a_static_method_is_decorated_inside_and_not_outside(app: Onceward) -> None:
+    def charge(order: Order) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"only a function .* not staticmethod"):
+        app.consumer("memory://orders")(staticmethod(charge))
 
 
 async def unawaited(*_: Any) -> None: ...

@@ -72,6 +72,43 @@ def test_a_variable_finds_a_consumer_with_capitals_and_hyphens(tmp_path: Path) -
     found.check_names("consumers", ["Charge-Orders"])
 
 
+@pytest.mark.req("RN-06")
+@pytest.mark.parametrize("name", ["Charge-Orders", "chargeOrders", "charge_orders"])
+def test_a_variable_wins_over_a_table_however_the_table_spells_the_name(name: str, tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "onceward.toml",
+        f"""
+        [consumers.{name}]
+        source = "memory://file"
+        policy.loop.batch.size = 3
+        [producers.{name}]
+        sink = "memory://file"
+        """,
+    )
+    variable = name.upper().replace("-", "_")
+    environ = {
+        f"ONCEWARD_CONSUMERS__{variable}__SOURCE": "memory://variable",
+        f"ONCEWARD_PRODUCERS__{variable}__SINK": "memory://variable",
+    }
+    found = resolved(tmp_path, environ)
+    assert found.of_consumer(name).source == "memory://variable"
+    assert found.of_consumer(name).policy == {"loop": {"batch": {"size": 3}}}
+    assert found.of_producer(name).sink == "memory://variable"
+    assert found.origins[f"consumers.{name}.source"] == f"ONCEWARD_CONSUMERS__{variable}__SOURCE"
+
+
+@pytest.mark.req("RN-06")
+def test_a_file_that_sets_the_concurrency_of_one_consumer_wins_over_a_variable_for_all(
+    tmp_path: Path,
+) -> None:
+    """A consumer that must run one message at a time stays so, however a machine is tuned."""
+    write(tmp_path, "onceward.toml", "consumers.charge.policy.loop.concurrency.value = 1")
+    found = resolved(tmp_path, {"ONCEWARD_CONCURRENCY": "8"})
+    assert found.settings.concurrency == 8
+    assert found.of_consumer("charge").policy == {"loop": {"concurrency": {"value": 1}}}
+
+
 def test_settings_of_a_consumer_that_there_is_not_are_refused_with_their_origin(tmp_path: Path) -> None:
     found = resolved(tmp_path, {"ONCEWARD_CONSUMERS__CHRAGE__SOURCE": "memory://b"})
     with pytest.raises(
@@ -206,7 +243,7 @@ def test_a_project_without_our_table_says_nothing(tmp_path: Path) -> None:
     assert resolved(tmp_path).origins == {}
 
 
-def test_a_keyword_that_there_is_not_is_refused_and_no_value_is_told(tmp_path: Path) -> None:
+def test_a_keyword_that_there_is_not_is_refused_and_no_value_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="keyword: databse: no such setting") as refused:
         resolved(tmp_path, databse="postgresql://u:hunter2@h/x")
     assert "hunter2" not in str(refused.value)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Optional, TypedDict
 
 import msgspec
@@ -36,6 +36,22 @@ class Dataclass:
 
 class Typed(TypedDict):
     total: int
+
+
+@dataclasses.dataclass
+class Positive:
+    total: pydantic.PositiveInt
+
+
+@dataclasses.dataclass
+class Holding:
+    """A dataclass with a pydantic model inside."""
+
+    order: Pydantic
+
+
+class Ignoring(msgspec.Struct):
+    total: pydantic.PositiveInt
 
 
 class Foreign:
@@ -76,6 +92,10 @@ FITS = [
     (list[Pydantic], [PLAIN], [Pydantic(total=3)]),
     (datetime, "2026-01-02T03:04:05", datetime(2026, 1, 2, 3, 4, 5)),
     (Literal["paid"], "paid", "paid"),
+    (pydantic.PositiveInt, 3, 3),
+    (Positive, PLAIN, Positive(3)),
+    (Holding, {"order": PLAIN}, Holding(Pydantic(total=3))),
+    (pydantic.AwareDatetime, "2026-01-02T03:04:05Z", datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)),
 ]
 
 
@@ -108,6 +128,12 @@ MISFITS = [
     (dict[str, Pydantic], {SECRET: {"total": SECRET}}, "$[...].total"),
     (Annotated[int, msgspec.Meta(gt=5)], 3, "$"),
     (Literal["paid"], SECRET, "$"),
+    (pydantic.PositiveInt, -3, "$"),
+    (list[pydantic.PositiveInt], [3, -3], "$[...]"),
+    (pydantic.PositiveInt | None, -3, "$"),
+    (Annotated[int, pydantic.Field(gt=5)], 3, "$"),
+    (Positive, {"total": -3}, "$.total"),
+    (Holding, {"order": {"total": SECRET}}, "$.order.total"),
 ]
 
 
@@ -128,7 +154,9 @@ def test_a_payload_that_is_one_already_is_not_made_again() -> None:
     assert given(Struct, made) is made
 
 
-@pytest.mark.parametrize("hint", [Foreign, list[Foreign], Pydantic | Foreign, complex, Struct | Dataclass])
+@pytest.mark.parametrize(
+    "hint", [Foreign, list[Foreign], Pydantic | Foreign, complex, Struct | Dataclass, Ignoring]
+)
 def test_an_annotation_that_no_payload_can_have_is_refused_when_the_function_is_decorated(hint: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"charge takes .* a payload cannot be converted to"):
         Signature(taking(hint), session=False)
@@ -206,9 +234,11 @@ def more(order: Struct, **others: Any) -> None: ...
 def by_position(order: Struct, /) -> None: ...
 def with_session(order: Struct, session: object) -> None: ...
 def without_session(order: Struct) -> None: ...
+def twice(one: Transaction, other: Transaction) -> None: ...
 
 
 WRONG = [
+    (twice, False, "takes the transaction twice: one, other"),
     (two, False, "2 parameters for a payload: order, invoice"),
     (stars, False, r"takes \*orders"),
     (more, False, r"takes \*\*others"),

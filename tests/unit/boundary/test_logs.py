@@ -71,7 +71,7 @@ def test_no_text_breaks_a_line(odd: str) -> None:
     assert line["message"] == f"refused: {odd}"
 
 
-def test_a_value_that_json_does_not_know_is_told_as_text() -> None:
+def test_a_value_that_json_does_not_know_is_reported_as_text() -> None:
     assert as_json(record("x", zone=ValueError("odd")))["zone"] == "odd"
 
 

@@ -77,9 +77,9 @@ def test_a_mistyped_word_is_named_with_what_is_wanted(arguments: tuple[str, ...]
 
 @pytest.mark.parametrize("command", [(), ("dlq", "redrive"), ("trace",), ("boundary", "serve")])
 def test_a_flag_is_shown_without_a_type(command: tuple[str, ...]) -> None:
-    told = run(*command, "--help").stdout
-    assert "--help" in told
-    assert "<bool>" not in told
+    reported = run(*command, "--help").stdout
+    assert "--help" in reported
+    assert "<bool>" not in reported
 
 
 def test_things_are_counted_in_words() -> None:

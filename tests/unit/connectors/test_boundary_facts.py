@@ -60,8 +60,8 @@ def test_a_transaction_comes_back_as_it_was_to_the_millisecond() -> None:
     assert (again.id, again.payload) == ("m1", FACT)
     assert (again.correlation_id, again.parent_id) == ("c1", "p1")
     assert again.created_at == datetime(2026, 1, 31, 12, 0, 0, 123_000, UTC)
-    told = {"event_type": "step_completed", "aggregate_id": "batch:B1042", "offset": 5}
-    assert again.metadata == {**began.metadata, **told, "from_zone": "plant-a", "to_zone": "hq"}
+    output = {"event_type": "step_completed", "aggregate_id": "batch:B1042", "offset": 5}
+    assert again.metadata == {**began.metadata, **output, "from_zone": "plant-a", "to_zone": "hq"}
     assert again.source == "plant-a"
     assert as_transaction(sent(again, offset=5)) == again, "it can be dispatched again, and is the same"
 

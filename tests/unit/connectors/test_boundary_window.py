@@ -32,7 +32,7 @@ def settle(made: WindowQueue, verdict: Verdict, *transactions: Transaction, **mo
 
 
 @given(st.permutations(range(1, 13)), st.sets(st.integers(0, 11)))
-def test_what_may_be_confirmed_is_what_is_done_without_a_hole(order: list[int], told: set[int]) -> None:
+def test_what_may_be_confirmed_is_what_is_done_without_a_hole(order: list[int], reported: set[int]) -> None:
     """The cursor moves after some of the outcomes."""
     made, _ = queue(12)
     fetched = {each.payload: each for each in made.fetch_transactions(12)}
@@ -43,7 +43,7 @@ def test_what_may_be_confirmed_is_what_is_done_without_a_hole(order: list[int], 
         done.add(offset)
         prefix = next(each for each in range(14) if each + 1 not in done)
         assert made.window.finished() == (prefix if prefix > cursor else None)
-        if step in told and prefix > cursor:
+        if step in reported and prefix > cursor:
             cursor = prefix
             made.window.forget_up_to(cursor)
         assert len(made.window) == 12 - cursor

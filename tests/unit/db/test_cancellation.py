@@ -70,6 +70,23 @@ def test_a_statement_is_canceled_at_the_deadline_and_its_transaction_rolled_back
     assert database.scalar("SELECT count(*) FROM orders") == 0
 
 
+@pytest.mark.parametrize("database", [("postgresql", "threads")], indirect=True, ids=["postgresql"])
+@pytest.mark.req("CE-43")
+def test_a_commit_is_canceled_at_the_deadline(database: Database) -> None:
+    """What a constraint trigger does at the commit can take long as well."""
+    database.do(
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN PERFORM pg_sleep(60); RETURN NULL; END $$"
+    )
+    database.do(
+        "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION slow()"
+    )
+    report = consume(database, lambda session: session.execute(INSERT, {"id": 1}), attempts=1)
+    assert (report.timed_out, report.stuck) == (1, 0)
+    assert database.scalar("SELECT count(*) FROM orders") == 0
+
+
 @in_threads
 @pytest.mark.req("CE-43")
 def test_after_the_deadline_there_is_no_statement_and_no_commit(database: Database) -> None:
@@ -140,12 +157,35 @@ def test_the_connection_of_a_canceled_statement_disturbs_nobody(database: Databa
                 assert session.execute_scalar("SELECT 1 + :n", {"n": number}) == number + 1
 
 
-@pytest.mark.parametrize(
+in_asyncio = pytest.mark.parametrize(
     "database",
     [("sqlite", "asyncio"), ("postgresql", "asyncio")],
     indirect=True,
     ids=["sqlite", "postgresql"],
 )
+
+
+@in_asyncio
+@pytest.mark.req("CE-43")
+def test_in_asyncio_a_statement_is_canceled_with_the_task_that_waits_for_it(database: Database) -> None:
+    """The driver for SQLite runs it in a thread, to its end unless it is interrupted."""
+    engine = database.engine()
+
+    async def slow() -> None:
+        async with AsyncDbSession(engine) as session:
+            await session.execute(INSERT, {"id": 1})
+            await session.fetch_one(SLOW[database.name])
+
+    async def cut_off() -> None:
+        async with asyncio.timeout(0.2):
+            await slow()
+
+    with pytest.raises(TimeoutError):
+        within(30, database.run, cut_off())
+    assert database.scalar("SELECT count(*) FROM orders") == 0
+
+
+@in_asyncio
 @pytest.mark.req("CE-43")
 def test_in_asyncio_an_attempt_that_swallows_its_cancellation_commits_nothing(database: Database) -> None:
     world = World("asyncio")

@@ -66,7 +66,7 @@ def test_a_retry_inside_the_session_is_refused_and_says_open_a_new_one(stock: Da
         assert session.occ_update("stock", {"id": 1}, {"amount": 0}, expected=1) == 2
 
 
-def test_of_two_who_read_the_same_version_the_second_is_told(postgresql: Database) -> None:
+def test_of_two_who_read_the_same_version_the_second_is_reported(postgresql: Database) -> None:
     postgresql.do("CREATE TABLE stock (id INTEGER PRIMARY KEY, amount INTEGER, version INTEGER)")
     postgresql.do("INSERT INTO stock VALUES (1, 10, 1)")
     with postgresql.session() as slow:

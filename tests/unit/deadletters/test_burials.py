@@ -169,7 +169,7 @@ def test_a_history_of_yours_is_kept() -> None:
 
 
 @pytest.mark.parametrize("thing", [7, object(), {"no": "id"}])
-def test_what_cannot_be_told_apart_is_refused(thing: Any) -> None:
+def test_what_cannot_be_reported_apart_is_refused(thing: Any) -> None:
     with pytest.raises(TypeError, match="Burial"):
         buried(thing)
 

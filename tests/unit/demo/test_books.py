@@ -38,7 +38,7 @@ def test_a_demo_has_so_many_different_orders_and_every_fate(number: int) -> None
     assert {order.fate for order in orders} == set(Fate)
 
 
-def test_only_the_order_that_can_be_mended_is_for_an_article_that_is_not_listed() -> None:
+def test_only_the_order_that_can_be_fixed_is_for_an_article_that_is_not_listed() -> None:
     unlisted = [order for order in make_orders(3000, seed=1) if order.article not in ARTICLES]
     assert [order.fate for order in unlisted] == [Fate.UNLISTED]
 
@@ -221,7 +221,7 @@ def test_a_terminal_of_80_columns_shows_every_stage() -> None:
         screen.show(HALF_WAY)
         screen.announce("link cut", bad=True)
     text = printed.getvalue()
-    for told in (
+    for reported in (
         "105/10,500",
         "100/10,000",
         "40/10,000",
@@ -229,7 +229,7 @@ def test_a_terminal_of_80_columns_shows_every_stage() -> None:
         "5 duplicates",
         "CUT, 60 facts waiting",
     ):
-        assert told in text
+        assert reported in text
     assert "…" not in text
 
 

@@ -339,13 +339,13 @@ class TestDescription:
             (len, "builtins:len"),
         ],
     )
-    def test_an_upcaster_is_told_by_its_name(self, upcaster: Any, name: str) -> None:
+    def test_an_upcaster_is_reported_by_its_name(self, upcaster: Any, name: str) -> None:
         assert contract(schema_version=2, upcasters={1: upcaster}).as_row()["upcasters"] == {"1": name}
 
-    def test_a_model_is_told_by_its_name(self) -> None:
+    def test_a_model_is_reported_by_its_name(self) -> None:
         assert contract(model=StructModel).as_row()["model"] == f"{__name__}:StructModel"
 
-    def test_upcasters_are_told_in_the_order_of_their_versions(self) -> None:
+    def test_upcasters_are_reported_in_the_order_of_their_versions(self) -> None:
         chain = dict.fromkeys(range(11, 0, -1), up)
         row = contract(schema_version=12, upcasters=chain).as_row()
         assert list(row["upcasters"]) == [str(version) for version in range(1, 12)]

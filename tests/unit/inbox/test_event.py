@@ -208,7 +208,7 @@ class TestViewOfAQueuesMessage:
     def test_a_payload_key_without_a_tracking_id_makes_no_envelope(self) -> None:
         assert Event.of(message({"payload": 1})).payload == {"payload": 1}
 
-    def test_a_delivery_is_told_from_another_by_nothing_but_its_count(self) -> None:
+    def test_a_delivery_is_reported_from_another_by_nothing_but_its_count(self) -> None:
         first = message({"a": 1})
         again = Event.of(replace(first, deliveries=3))
         assert msgspec.structs.replace(again, deliveries=2) == Event.of(first)
@@ -290,7 +290,7 @@ class TestFields:
     def test_an_event_type_may_be_absent(self) -> None:
         assert event(event_type="").event_type == ""
 
-    def test_times_are_told_in_utc(self) -> None:
+    def test_times_are_reported_in_utc(self) -> None:
         created_at = event(created_at=NOON.astimezone(timezone(timedelta(hours=-8)))).created_at
         assert (created_at, created_at.tzinfo) == (NOON, UTC)
 

@@ -327,7 +327,7 @@ class TestModel:
         assert breach(contract(model=model), event(payload)).kind is Breach.PAYLOAD
 
     @pytest.mark.parametrize(
-        ("model", "payload", "told"),
+        ("model", "payload", "reported"),
         [
             (PydanticModel, {}, "$.amount: Field required"),
             (PydanticModel, {"amount": SECRET}, "$.amount: Input should be a valid integer"),
@@ -359,10 +359,10 @@ class TestModel:
         ],
     )
     def test_a_breach_names_fields_and_problems_and_never_a_value(
-        self, model: type, payload: Any, told: str
+        self, model: type, payload: Any, reported: str
     ) -> None:
         error = breach(contract(model=model), event(payload))
-        assert told in error.message
+        assert reported in error.message
         assert SECRET not in f"{error}{error!r}{error.__cause__}{error.__context__}"
 
     @pytest.mark.parametrize("model", [PydanticModel, StructModel])
@@ -383,12 +383,12 @@ class TestType:
         check_type(contract(event_types=types), event(event_type=event_type))
 
     @pytest.mark.parametrize(
-        ("event_type", "told"),
+        ("event_type", "reported"),
         [("sent", "is of type 'sent'"), ("", "has no event_type"), ("PAID", "is of type 'PAID'")],
     )
-    def test_another_is_a_breach(self, event_type: str, told: str) -> None:
+    def test_another_is_a_breach(self, event_type: str, reported: str) -> None:
         with pytest.raises(ContractError) as caught:
             check_type(contract(), event(event_type=event_type))
         assert caught.value.kind is Breach.EVENT_TYPE
-        assert told in caught.value.message
+        assert reported in caught.value.message
         assert "consumer 'billing' accepts paid" in caught.value.message

@@ -26,7 +26,7 @@ LETTER = LetterCounts(open=1, deaths=1)
 def test_without_a_contract_nobody_knows_what_was_a_copy() -> None:
     balance = strike(source(moved=0, done=7), LetterCounts(), None)
     assert (balance.applied, balance.duplicate, balance.holds) == (7, None, True)
-    assert "without a contract" in balance.untold["duplicate"]
+    assert "without a contract" in balance.notes["duplicate"]
     assert sums_up(balance)
 
 
@@ -41,7 +41,7 @@ def test_what_was_never_handed_out_is_not_taken_for_applied() -> None:
     """The inbox knows a consumer, not its source: these messages came from another one."""
     balance = strike(source(pending=2, untouched=2), LETTER, RecordCounts(applied=8))
     assert (balance.applied, balance.pending) == (6, 2)
-    assert "2 more records" in balance.untold["applied"]
+    assert "2 more records" in balance.notes["applied"]
     assert sums_up(balance)
 
 
@@ -81,14 +81,14 @@ def test_a_letter_on_its_way_is_counted_once() -> None:
 def test_what_is_applied_and_not_acknowledged_yet_is_applied() -> None:
     balance = strike(source(), LETTER, RecordCounts(applied=7))
     assert (balance.applied, balance.pending) == (7, 1)
-    assert "not acknowledged yet" in balance.untold["pending"]
+    assert "not acknowledged yet" in balance.notes["pending"]
     assert balance.holds
     assert sums_up(balance)
 
 
 def test_an_inbox_that_others_feed_too_is_no_proof_of_anything() -> None:
     balance = strike(source(), LETTER, RecordCounts(applied=100))
-    assert "something else feeds or fed this consumer" in balance.untold["applied"]
+    assert "something else feeds or fed this consumer" in balance.notes["applied"]
     assert balance.holds
 
 
@@ -110,7 +110,7 @@ def test_an_empty_source_of_a_consumer_that_had_messages_is_not_said_to_hold_not
 ) -> None:
     balance = strike(NOTHING, letters, records)
     assert (balance.appended, balance.holds) == (None, True)
-    assert "it was emptied or lost" in balance.untold["appended"]
+    assert "it was emptied or lost" in balance.notes["appended"]
 
 
 def test_an_empty_source_of_a_consumer_that_had_none_holds() -> None:
@@ -118,7 +118,7 @@ def test_an_empty_source_of_a_consumer_that_had_none_holds() -> None:
         assert strike(NOTHING, LetterCounts(elsewhere=1), records).appended == 0
 
 
-def test_rows_that_nobody_appended_are_a_problem_also_where_the_rest_cannot_be_told() -> None:
+def test_rows_that_nobody_appended_are_a_problem_also_where_the_rest_cannot_be_reported() -> None:
     balance = strike(msgspec.structs.replace(NOTHING, pending=1), LetterCounts(), RecordCounts(applied=100))
     assert "1 message is present but not counted as appended" in balance.problems[0]
 
@@ -127,29 +127,29 @@ def test_records_and_letters_of_messages_that_a_stream_does_not_have_are_noted()
     stream = SourceCounts(appended=10, done=7, pending=3, dead=0)
     balance = strike(stream, LetterCounts(beyond=2), RecordCounts(applied=7, duplicate=0, beyond=100))
     assert (balance.appended, balance.applied, balance.dead, balance.holds) == (10, 7, 0, True)
-    assert "the inbox has 100 more records of this consumer" in balance.untold["applied"]
-    assert "lost with Redis" in balance.untold["applied"]
-    assert "the database has 2 more" in balance.untold["dead"]
+    assert "the inbox has 100 more records of this consumer" in balance.notes["applied"]
+    assert "lost with Redis" in balance.notes["applied"]
+    assert "the database has 2 more" in balance.notes["dead"]
     assert sums_up(balance)
 
 
 def test_records_of_what_redis_knows_to_be_gone_are_no_riddle() -> None:
     stream = SourceCounts(appended=100, done=0, pending=0, dead=0, gone=100)
     balance = strike(stream, LetterCounts(), RecordCounts(duplicate=0, beyond=100))
-    assert balance.untold["applied"].endswith("apparently of those that are gone")
+    assert balance.notes["applied"].endswith("apparently of those that are gone")
     assert (balance.appended, balance.holds) == (100, True)
 
 
 def test_a_new_source_of_a_consumer_that_had_messages_is_not_said_to_be_the_first() -> None:
     waiting = SourceCounts(appended=3, done=0, pending=3, untouched=3, dead=0, moved=0)
     balance = strike(waiting, LetterCounts(), RecordCounts(applied=100))
-    assert "the inbox has 100 more records" in balance.untold["applied"]
+    assert "the inbox has 100 more records" in balance.notes["applied"]
 
 
 def test_after_a_purge_applied_and_duplicate_are_one() -> None:
     balance = strike(source(), LETTER, RecordCounts(applied=2, purged_before="2026-01-01"))
     assert (balance.applied, balance.duplicate) == (6, None)
-    assert "before 2026-01-01 were purged" in balance.untold["duplicate"]
+    assert "before 2026-01-01 were purged" in balance.notes["duplicate"]
     assert sums_up(balance)
 
 
@@ -178,14 +178,14 @@ def test_dead_letters_that_may_be_purged_or_under_another_name_are_not_called_mi
 ) -> None:
     balance = strike(source(done=5, moved=2), LetterCounts(open=1, deaths=1, **more), RecordCounts(applied=5))
     assert balance.holds
-    assert "1 more were moved" in balance.untold["dead"]
+    assert "1 more were moved" in balance.notes["dead"]
 
 
 def test_without_a_database_nobody_knows_copies_nor_what_became_of_dead_letters() -> None:
     balance = strike(source(), None, None)
     assert (balance.dead, balance.duplicate, balance.holds) == (2, None, True)
-    assert "1 of them in a database" in balance.untold["dead"]
-    assert "without its database" in balance.untold["duplicate"]
+    assert "1 of them in a database" in balance.notes["dead"]
+    assert "without its database" in balance.notes["duplicate"]
     assert sums_up(balance)
 
 
@@ -195,7 +195,7 @@ def test_before_the_first_message_is_consumed_it_says_that_and_the_equation_is_c
 ) -> None:
     balance = strike(source(done=0, dead=0, moved=0, pending=10), LetterCounts(), records)
     assert (balance.applied, balance.duplicate, balance.pending, balance.holds) == (0, 0, 10, True)
-    assert balance.untold == {"applied": "nothing has been consumed yet"}
+    assert balance.notes == {"applied": "nothing has been consumed yet"}
     assert not strike(source(done=0, dead=0, moved=0, pending=9), LetterCounts(), records).holds
 
 
@@ -253,6 +253,6 @@ def test_messages_that_are_known_by_their_ids_are_looked_for_one_by_one() -> Non
 
 def test_a_source_that_cannot_count_leaves_nothing_to_check() -> None:
     balance = strike(
-        SourceCounts(untold={"appended": "it is in memory"}), LetterCounts(), RecordCounts(applied=3)
+        SourceCounts(notes={"appended": "it is in memory"}), LetterCounts(), RecordCounts(applied=3)
     )
     assert (balance.appended, balance.holds) == (None, True)

@@ -123,10 +123,11 @@ def test_links_go_from_weak_to_strong() -> None:
 
 
 def test_unproven_code_is_said_and_production_refuses_it() -> None:
-    told = judge(Facts(**{**GOOD, "proven": False, "name": "shop:charge"}))
-    assert told.guarantee is Strength.EFFECTS_ONCE
+    reported = judge(Facts(**{**GOOD, "proven": False, "name": "shop:charge"}))
+    assert reported.guarantee is Strength.EFFECTS_ONCE
     assert any(
-        "today's code is unproven" in link.why and "verify shop:charge" in link.advice for link in told.links
+        "today's code is unproven" in link.why and "verify shop:charge" in link.advice
+        for link in reported.links
     )
     refused = judge(Facts(**{**GOOD, "proven": False, "production": True}))
     assert any("does not start at all" in link.why for link in refused.links)

@@ -190,7 +190,7 @@ def test_a_connector_that_soils_the_task_of_the_loop_harms_nothing() -> None:
 
     source = Soiling(transactions(5))
     report = run("consumer", handler, [], source=source, batch=1)
-    assert (report.succeeded, len(source.told)) == (5, 5)
+    assert (report.succeeded, len(source.reported)) == (5, 5)
 
 
 @pytest.mark.req("CE-36")

@@ -173,7 +173,7 @@ def test_a_category_means_the_same_however_it_was_given(
     assert report.failed_by_category[category] == 2
     assert [error.category for _, error in world.errors] == [category] * 2
     assert all(str(error).startswith(f"{category} [{id_}]") for id_, error in world.errors)
-    for settlement in source.told:
+    for settlement in source.reported:
         assert describe_failure(settlement.error, 1, 0.0)[0] is category
     if recording is not None:
         span = recording.spans("process" if role == "consumer" else "produce.attempt")[0]
@@ -205,7 +205,7 @@ def test_nonsense_that_a_handler_makes_of_the_category_counts_as_system(world: W
 
     report, source, _ = run(world, "consumer", True, process=lambda _: Refused("no"), exception=spoil)
     assert report.failed_by_category[SYSTEM] == 2
-    assert [describe_failure(each.error, 1, 0.0)[0] for each in source.told] == [SYSTEM] * 2
+    assert [describe_failure(each.error, 1, 0.0)[0] for each in source.reported] == [SYSTEM] * 2
 
 
 @pytest.mark.parametrize("step", ["process", "success"])

@@ -84,6 +84,22 @@ def test_a_misspelled_main_method_is_found_too(world: World, base: Any, name: st
         cls(connectors={"source": ListSource()})
 
 
+def test_a_misspelled_override_of_an_inherited_handler_is_refused(world: World) -> None:
+    handler = coroutine if world.asynchronous else plain
+    base = task_of(world, consumer_base(world), handle_transaction_success=handler)
+    cls = type("Sub", (base,), {"handle_transaction_sucess": handler})
+    with pytest.raises(
+        ConfigurationError, match=r"Sub\.handle_transaction_sucess is never called; did you mean"
+    ):
+        cls(connectors={"source": ListSource()})
+
+
+def test_a_helper_named_after_an_inherited_main_method_and_an_override_are_left_alone(world: World) -> None:
+    base = task_of(world, hybrid_base(world))
+    cls = type("Sub", (base,), {"process_transactions": plain, "produce_transactions": plain})
+    assert cls(connectors={"source": ListSource()})
+
+
 OWN = [
     "handle_refund", "handle_transaction", "handle_success", "handle_error", "handle_exception", "process_order",
     "process_transactions", "reprocess_transaction", "process_transaction_v2", "process_transaction_async",
@@ -197,14 +213,14 @@ def forgetful(world: World, base: Any, **members: Any) -> Any:
     return task_of(world, base(world), __init__=__init__, **members)("x")
 
 
-def test_a_consumer_whose_constructor_forgets_its_base_is_told_so(world: World) -> None:
+def test_a_consumer_whose_constructor_forgets_its_base_is_notified(world: World) -> None:
     with pytest.raises(
         ConfigurationError, match=r"Orders has no connectors: its __init__ must call super\(\)"
     ):
         world.consume(forgetful(world, consumer_base))
 
 
-def test_a_producer_whose_constructor_forgets_its_base_is_told_so_when_it_needs_a_connector(
+def test_a_producer_whose_constructor_forgets_its_base_is_reported_so_when_it_needs_a_connector(
     world: World,
 ) -> None:
     def produce(_: Transaction) -> None:

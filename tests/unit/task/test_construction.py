@@ -81,7 +81,7 @@ def source_for(cls: Any) -> Any:
 
 
 @every_task
-def test_a_task_without_connectors_is_refused_and_told_how_to_get_some(cls: Any) -> None:
+def test_a_task_without_connectors_is_refused_and_reported_how_to_get_some(cls: Any) -> None:
     with pytest.raises(ConfigurationError, match=rf"{cls.__name__} has no connectors.*connectors="):
         cls()
 
@@ -110,7 +110,7 @@ def test_a_connector_that_does_not_fetch_may_stand_beside_one_that_does(cls: Any
 
 
 @pytest.mark.parametrize("cls", [AsyncConsumer, AsyncHybrid])
-def test_an_asynchronous_consumer_given_a_synchronous_connector_is_told_so(cls: Any) -> None:
+def test_an_asynchronous_consumer_given_a_synchronous_connector_is_notified(cls: Any) -> None:
     with pytest.raises(
         ConfigurationError, match=r"asynchronous.*'orders'.*fetch_transactions_async"
     ) as raised:
@@ -119,7 +119,7 @@ def test_an_asynchronous_consumer_given_a_synchronous_connector_is_told_so(cls: 
 
 
 @pytest.mark.parametrize("cls", [Consumer, Hybrid])
-def test_a_synchronous_consumer_given_an_asynchronous_connector_is_told_so(cls: Any) -> None:
+def test_a_synchronous_consumer_given_an_asynchronous_connector_is_notified(cls: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"synchronous.*'orders'.*AsyncConsumerTask"):
         cls(connectors={"orders": AsyncSource()})
 
@@ -282,7 +282,7 @@ def test_the_only_connector_is_the_source_whatever_its_name(world: World) -> Non
 
 
 @pytest.mark.parametrize("bad", [ConsumerPolicy(), {}, {"loop": {"limit": 1}}, 7, ProducerPolicy])
-def test_a_producer_given_another_policy_is_told_which_it_takes(world: World, bad: Any) -> None:
+def test_a_producer_given_another_policy_is_reported_which_it_takes(world: World, bad: Any) -> None:
     with pytest.raises(
         ConfigurationError, match=r"produce_transactions.*takes a ProducerPolicy.*model_validate"
     ):
@@ -290,7 +290,7 @@ def test_a_producer_given_another_policy_is_told_which_it_takes(world: World, ba
 
 
 @pytest.mark.parametrize("bad", [ProducerPolicy(), {}, {"loop": {"limit": 1}}, 7, ConsumerPolicy])
-def test_a_consumer_given_another_policy_is_told_which_it_takes(world: World, bad: Any) -> None:
+def test_a_consumer_given_another_policy_is_reported_which_it_takes(world: World, bad: Any) -> None:
     with pytest.raises(
         ConfigurationError, match=r"consume_transactions.*takes a ConsumerPolicy.*model_validate"
     ):

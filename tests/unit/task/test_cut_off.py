@@ -95,11 +95,11 @@ def test_the_line_does_not_wait_for_an_attempt_that_does_not_end(
     let_go = threading.Event()
     task = world.consumer(lambda _: Deaf(let_go, limit=30.0), source=SettlingSource(transactions(1)))
 
-    def release_when_told() -> None:
+    def release_when_reported() -> None:
         until(lambda: lines(caplog))
         let_go.set()
 
-    thread = threading.Thread(target=release_when_told, daemon=True)
+    thread = threading.Thread(target=release_when_reported, daemon=True)
     thread.start()
     report = hurried(task, world, lambda: world.consume(task, consuming(timeout=600.0)))
     thread.join()

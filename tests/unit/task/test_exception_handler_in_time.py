@@ -67,7 +67,7 @@ def test_a_failure_around_the_limit_still_gets_its_handler(
 
 
 class Leaping(FakeClock):
-    """A clock that leaps with every look at it once it is told to, like that of a computer that was asleep."""
+    """A clock that leaps with every look at it once it is asked to, like that of a computer that was asleep."""
 
     leap = 0.0
 

@@ -12,7 +12,16 @@ from onceward import Transaction
 from onceward.task.exceptions import TransactionException
 from onceward.telemetry.logger import AGAIN_AFTER, REMEMBERED, Tracebacks
 from onceward.testing import FakeClock
-from tests.support.world import ListSource, World, business, consuming, results, retry, transactions
+from tests.support.world import (
+    ListSource,
+    SettlingSource,
+    World,
+    business,
+    consuming,
+    results,
+    retry,
+    transactions,
+)
 
 
 def gave_up(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
@@ -121,8 +130,32 @@ def test_people_count_attempts_from_one_and_machines_from_zero(
     assert said == [
         ("process failed (attempt 1 of 3), next in 0 s", 0),
         ("process failed (attempt 2 of 3), next in 0 s", 1),
-        ("process gave up (attempt 3 of 3); the source redelivers or dead-letters it", 2),
+        ("process gave up (attempt 3 of 3); its source takes no outcomes and does not learn of it", 2),
     ]
+
+
+@pytest.mark.parametrize("step", ["process", "success", "exception"])
+def test_whatever_step_gives_up_the_line_says_what_the_source_does_next(
+    world: World, caplog: pytest.LogCaptureFixture, step: str
+) -> None:
+    source = SettlingSource(transactions(1))
+    fail = results(OSError("no answer"))
+    match step:
+        case "process":
+            task = world.consumer(fail, source=source)
+        case "success":
+            task = world.consumer(success=fail, source=source)
+        case _:
+            task = world.consumer(broken, exception=fail, source=source)
+    world.consume(task, consuming())
+    assert f"{step} gave up (attempt 1 of 1); the source redelivers or dead-letters it: " in caplog.text
+
+
+def test_a_producer_has_no_source_that_could_send_it_again(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.produce(world.producer(broken), transactions(1))
+    assert "produce gave up (attempt 1 of 1): SYSTEM [t0]" in caplog.text
 
 
 def test_a_source_that_fails_counts_from_one_too(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -132,14 +165,14 @@ def test_a_source_that_fails_counts_from_one_too(world: World, caplog: pytest.Lo
     assert line == "fetch failed (attempt 1 of 5), next in 0 s: SYSTEM: OSError: no answer"
 
 
-def test_a_failure_is_told_in_one_line_however_long_its_text(
+def test_a_failure_is_reported_in_one_line_however_long_its_text(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     consume(world, results(OSError("no table\n[SQL: SELECT 1]\n"), business("one\ntwo")), 2)
     said = [line.getMessage() for line in caplog.records if line.name == "onceward.engine"]
     assert said == [
-        "process gave up (attempt 1 of 1); the source redelivers or dead-letters it: SYSTEM [t0]: OSError: no table "
-        "[SQL: SELECT 1]",
+        "process gave up (attempt 1 of 1); its source takes no outcomes and does not learn of it: SYSTEM [t0]: "
+        "OSError: no table [SQL: SELECT 1]",
         "process refused: BUSINESS [t1]: one two",
     ]
 

@@ -38,7 +38,7 @@ def test_a_postponed_transaction_goes_back_with_its_delay(world: World) -> None:
     source = SettlingSource(transactions(1))
     task = world.consumer(results(Postponed("later", delay=7.0)), source=source)
     report = world.consume(task)
-    assert source.told == [Settlement(source.told[0].transaction, Verdict.RETURNED, None, 7.0)]
+    assert source.reported == [Settlement(source.reported[0].transaction, Verdict.RETURNED, None, 7.0)]
     assert (report.postponed, report.processed, report.retries) == (1, 0, 0)
 
 
@@ -57,7 +57,7 @@ def test_a_postponement_after_a_failed_attempt_is_one_still(world: World) -> Non
     source = SettlingSource(transactions(1))
     task = world.consumer(results(system(), Postponed("later", delay=2.0)), source=source)
     report = world.consume(task, consuming(process=retry(attempts=3)))
-    assert [told.delay for told in source.told] == [2.0]
+    assert [reported.delay for reported in source.reported] == [2.0]
     assert (report.postponed, report.retries) == (1, 1)
 
 
@@ -138,7 +138,7 @@ def test_a_delay_that_was_changed_into_nonsense_does_not_end_the_loop(
     later.delay = delay
     source = SettlingSource(transactions(1))
     assert world.consume(world.consumer(results(later), source=source)).postponed == 1
-    assert [each.delay for each in source.told] == [kept]
+    assert [each.delay for each in source.reported] == [kept]
 
 
 @pytest.mark.parametrize("delay", [-1.0, float("inf"), float("nan"), 86401.0])

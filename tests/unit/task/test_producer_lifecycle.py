@@ -154,7 +154,7 @@ def test_any_script_of_results_gives_the_calls_sleeps_and_end_of_the_model(
 
 
 @pytest.mark.req("PE-02")
-def test_a_success_is_produced_and_then_told_to_the_success_handler(world: World) -> None:
+def test_a_success_is_produced_and_then_reported_to_the_success_handler(world: World) -> None:
     task = world.producer(success=lambda *_: None, exception=lambda *_: None)
     report = world.produce(task, [ONE])
     assert world.calls == [("produce", "t0"), ("success", "t0")]
@@ -162,7 +162,7 @@ def test_a_success_is_produced_and_then_told_to_the_success_handler(world: World
 
 
 @pytest.mark.req("PE-02")
-def test_a_failure_is_produced_and_then_told_to_the_exception_handler(world: World) -> None:
+def test_a_failure_is_produced_and_then_reported_to_the_exception_handler(world: World) -> None:
     task = world.producer(results(business()), success=lambda *_: None, exception=lambda *_: None)
     world.produce(task, [ONE])
     assert world.calls == [("produce", "t0"), ("exception", "t0")]
@@ -484,7 +484,7 @@ def test_a_produce_step_that_times_out_for_good_is_a_transaction_exception_of_ca
 
 
 @pytest.mark.req("PE-06", "PE-07")
-def test_a_success_handler_that_times_out_is_retried_and_then_told_as_timeout(world: World) -> None:
+def test_a_success_handler_that_times_out_is_retried_and_then_reported_as_timeout(world: World) -> None:
     task = world.producer(success=lambda *_: FOREVER, exception=lambda *_: None)
     world.produce(task, [ONE], producing(success=retry(2, timeout=SHORT)))
     assert world.steps_of("t0") == ["produce", "success", "success", "exception"]

@@ -130,8 +130,8 @@ def observed(mode: str, case: Case) -> Trace:
     }
     report = world.consume(task, consuming(batch=case.batch, **budgets))
     outcomes = {
-        told.transaction.id: "done" if told.error is None else str(told.error.category)
-        for told in source.told
+        reported.transaction.id: "done" if reported.error is None else str(reported.error.category)
+        for reported in source.reported
     }
     failed = [end for end in outcomes.values() if end != "done"]
     assert {str(kind): count for kind, count in report.failed_by_category.items() if count} == {

@@ -48,16 +48,16 @@ DONE, FAILED, RETURNED = Verdict
 
 
 @pytest.mark.req("CE-02")
-def test_each_delivery_is_told_its_own_end_once(world: World) -> None:
+def test_each_delivery_is_reported_its_own_end_once(world: World) -> None:
     batch = transactions(6)
     source = SettlingSource(batch)
     refused = business()
     task = world.consumer(lambda each: refused if each.id == "t2" else None, source=source)
     world.consume(task, consuming(batch=4))
     assert source.verdicts() == {each.id: FAILED if each.id == "t2" else DONE for each in batch}
-    assert len(source.told) == 6
-    assert {id(told.transaction) for told in source.told} == set(map(id, batch))
-    errors = {told.transaction.id: told.error for told in source.told}
+    assert len(source.reported) == 6
+    assert {id(reported.transaction) for reported in source.reported} == set(map(id, batch))
+    errors = {reported.transaction.id: reported.error for reported in source.reported}
     assert errors.pop("t2") is refused
     assert set(errors.values()) == {None}
 
@@ -74,7 +74,7 @@ def test_a_failed_exception_handler_is_a_failed_delivery(world: World) -> None:
     source = SettlingSource(transactions(1))
     world.consume(world.consumer(results(OSError("p")), exception=results(OSError("e")), source=source))
     assert source.verdicts() == {"t0": FAILED}
-    assert "e" in str(source.told[0].error)
+    assert "e" in str(source.reported[0].error)
 
 
 @pytest.mark.req("CE-20")
@@ -94,7 +94,9 @@ def test_nothing_is_settled_before_its_last_handler_has_ended(world: World, mode
     source = SettlingSource(transactions(60))
 
     def watching(settlements: Sequence[Settlement]) -> None:
-        early.extend(told.transaction.id for told in settlements if told.transaction.id not in ended)
+        early.extend(
+            reported.transaction.id for reported in settlements if reported.transaction.id not in ended
+        )
 
     tell, tell_async = source.settle_transactions, source.settle_transactions_async
 
@@ -121,7 +123,7 @@ def test_nothing_is_settled_before_its_last_handler_has_ended(world: World, mode
     )
     world.consume(task, consuming(batch=6, concurrency=4, mode=mode))
     assert early == []
-    assert len(source.told) == 60
+    assert len(source.reported) == 60
 
 
 @pytest.mark.req("CE-32")
@@ -145,8 +147,8 @@ def test_every_delivery_is_settled_exactly_once_however_the_loop_ends(
     )
     report = within(10, world.consume, task, consuming(batch=batch, concurrency=concurrency, mode=mode))
     handed_out = given[: len(given) - len(source.items)]
-    assert Counter(id(told.transaction) for told in source.told) == Counter(map(id, handed_out))
-    verdicts = Counter(told.verdict for told in source.told)
+    assert Counter(id(reported.transaction) for reported in source.reported) == Counter(map(id, handed_out))
+    verdicts = Counter(reported.verdict for reported in source.reported)
     assert (verdicts[DONE], verdicts[RETURNED]) == (report.succeeded, report.unstarted)
     assert verdicts[DONE] == len(world.calls)
 
@@ -158,24 +160,24 @@ def test_every_delivery_is_settled_exactly_once_however_the_loop_ends(
 def test_a_batch_of_quick_work_is_settled_in_few_calls(world: World) -> None:
     source = SettlingSource(transactions(100))
     world.consume(world.consumer(source=source), consuming(batch=50, concurrency=4))
-    assert len(source.told) == 100
+    assert len(source.reported) == 100
     assert len(source.calls) <= 8
 
 
 @pytest.mark.req("CE-18")
 def test_a_batch_is_settled_before_the_next_is_fetched(world: World) -> None:
     source = SettlingSource(transactions(6))
-    told_at_fetch: list[int] = []
-    source.on_fetch = lambda: told_at_fetch.append(len(source.told))
+    settled_at_fetch: list[int] = []
+    source.on_fetch = lambda: settled_at_fetch.append(len(source.reported))
     world.consume(world.consumer(source=source), consuming(batch=3, concurrency=2))
-    assert told_at_fetch == [0, 3, 6]
+    assert settled_at_fetch == [0, 3, 6]
 
 
 @pytest.mark.req("CE-18")
 def test_finished_work_is_settled_while_slow_work_goes_on(world: World) -> None:
     source = SettlingSource(transactions(4))
     task = world.consumer(
-        lambda each: Until(lambda: len(source.told) == 3) if each.id == "t0" else None, source=source
+        lambda each: Until(lambda: len(source.reported) == 3) if each.id == "t0" else None, source=source
     )
     report = within(40, world.consume, task, consuming(concurrency=2))
     assert report.succeeded == 4
@@ -184,7 +186,7 @@ def test_finished_work_is_settled_while_slow_work_goes_on(world: World) -> None:
 @pytest.mark.req("CE-18")
 def test_in_continuous_mode_finished_work_is_settled_while_slow_work_and_fetching_go_on(world: World) -> None:
     source = Trickle()
-    source.enough = lambda: bool(source.told)
+    source.enough = lambda: bool(source.reported)
     task = world.consumer(
         lambda each: Until(lambda: source.dry) if each.id == "slow" else None, source=source
     )
@@ -292,18 +294,18 @@ def test_a_failing_extension_is_logged_and_ends_nothing(
 @pytest.mark.req("CE-10")
 def test_a_source_may_settle_without_leases(world: World) -> None:
     class Settling(ListSource):
-        told: list[Settlement] = []  # noqa: RUF012
+        reported: list[Settlement] = []  # noqa: RUF012
 
         def settle_transactions(self, settlements: Sequence[Settlement]) -> None:
-            self.told.extend(settlements)
+            self.reported.extend(settlements)
 
         async def settle_transactions_async(self, settlements: Sequence[Settlement]) -> None:
-            self.told.extend(settlements)
+            self.reported.extend(settlements)
 
     source = Settling(transactions(2))
-    source.told = []
+    source.reported = []
     world.consume(world.consumer(source=source))
-    assert [told.verdict for told in source.told] == [DONE, DONE]
+    assert [reported.verdict for reported in source.reported] == [DONE, DONE]
 
 
 # ── ends of the loop ────────────────────────────────────────────────────────────────────────────────────
@@ -357,7 +359,7 @@ def test_on_a_loop_timeout_work_that_has_not_started_is_returned_and_the_rest_le
 
 
 @pytest.mark.req("CE-21")
-def test_what_the_loop_timeout_kept_from_being_told_is_told_at_the_end(world: World) -> None:
+def test_what_the_loop_timeout_kept_from_being_reported_is_reported_at_the_end(world: World) -> None:
     source = SettlingSource(transactions(2))
     source.on_settle = results(Until(lambda: False), None)
     task = world.consumer(lambda each: Until(lambda: False) if each.id == "t1" else None, source=source)
@@ -395,7 +397,7 @@ def test_a_failing_settlement_is_tried_again_within_the_fetch_policy(world: Worl
     task = world.consumer(source=source, clock=clock)
     world.consume(task, consuming(fetch=retry(3, backoff=1, backoff_multiplier=2)))
     assert clock.sleeps == [1, 2]
-    assert len(source.told) == 3
+    assert len(source.reported) == 3
 
 
 @pytest.mark.req("CE-11", "CE-31")
@@ -407,7 +409,7 @@ def test_a_failing_settlement_is_tried_again_after_stop_as_well(world: World, mo
     report = world.consume(task, consuming(fetch=retry(3, backoff=0.01), mode=mode))
     assert report.stop_reason is StopReason.STOPPED
     assert set(source.verdicts().values()) <= {DONE, RETURNED}
-    assert len(source.told) == 3
+    assert len(source.reported) == 3
 
 
 @pytest.mark.req("CE-11", "CE-13")
@@ -441,7 +443,7 @@ def test_settling_has_the_time_limit_of_the_fetch_policy(world: World) -> None:
     task = world.consumer(source=source)
     report = world.consume(task, consuming(fetch=retry(2, timeout=SHORT)))
     assert report.timed_out == 1
-    assert len(source.told) == 2
+    assert len(source.reported) == 2
 
 
 # ── sources that do not settle ──────────────────────────────────────────────────────────────────────────
@@ -483,16 +485,16 @@ def test_what_a_source_that_does_not_settle_has_handed_out_is_finished_on_stop(
 
 
 @pytest.mark.req("CE-34")
-def test_a_stuck_delivery_is_told_only_when_its_attempt_has_ended(world: World) -> None:
+def test_a_stuck_delivery_is_reported_only_when_its_attempt_has_ended(world: World) -> None:
     released = threading.Event()
     source = SettlingSource(transactions(2))
     given_up: list[float] = []
-    told_meanwhile: list[dict[str, str]] = []
+    settled_meanwhile: list[dict[str, str]] = []
 
     def look() -> bool:
         """While t1 is in flight: t0 was given up on a while ago, long enough for a settlement to be due."""
         if given_up and not released.is_set():
-            told_meanwhile.append(source.verdicts())
+            settled_meanwhile.append(source.verdicts())
             if time.monotonic() > given_up[0] + 0.6:
                 released.set()
         return "t0" in source.verdicts()
@@ -505,6 +507,6 @@ def test_a_stuck_delivery_is_told_only_when_its_attempt_has_ended(world: World) 
         settings=EngineSettings(stuck_grace=0.05),
     )
     world.consume_then(task, consuming(process=retry(1, timeout=SHORT), concurrency=2, batch=2), released.set)
-    assert told_meanwhile
-    assert all("t0" not in told for told in told_meanwhile)
+    assert settled_meanwhile
+    assert all("t0" not in reported for reported in settled_meanwhile)
     assert source.verdicts() == {"t0": FAILED, "t1": DONE}

@@ -613,65 +613,65 @@ def test_a_timed_out_attempt_leaves_no_cancellation_behind() -> None:
 
 @pytest.mark.req("CE-20")
 def test_code_that_polls_learns_that_its_attempt_has_timed_out(world: World) -> None:
-    told: list[bool] = []
+    reported: list[bool] = []
 
     def method(task: Any, given: Transaction) -> None:
         try:
-            told.append(cancel_requested())
+            reported.append(cancel_requested())
             until(cancel_requested)
         finally:
-            told.append(cancel_requested())
+            reported.append(cancel_requested())
 
     async def method_async(task: Any, given: Transaction) -> None:
         try:
-            told.append(cancel_requested())
+            reported.append(cancel_requested())
             await asyncio.sleep(30)
         finally:
-            told.append(cancel_requested())
+            reported.append(cancel_requested())
 
     task = world.consumer()
     type(task).process_transaction = method_async if world.asynchronous else method
     outcome(world, task, consuming(process=retry(2, timeout=SHORT)))
-    assert told == [False, True, False, True]
+    assert reported == [False, True, False, True]
 
 
 @pytest.mark.req("CE-20")
 def test_handlers_after_a_timeout_are_not_asked_to_stop(world: World) -> None:
-    told: list[bool] = []
-    task = world.consumer(results(FOREVER), exception=lambda *_: told.append(cancel_requested()))
+    reported: list[bool] = []
+    task = world.consumer(results(FOREVER), exception=lambda *_: reported.append(cancel_requested()))
     outcome(world, task, consuming(process=retry(1, timeout=0.05)))
-    assert told == [False]
+    assert reported == [False]
 
 
 @pytest.mark.req("CE-20")
 @pytest.mark.parametrize("limit", [None, 10.0], ids=["unlimited", "limited"])
 def test_handlers_after_a_stuck_attempt_are_not_asked_to_stop(world: World, limit: float | None) -> None:
     never = threading.Event()
-    told: list[bool] = []
+    reported: list[bool] = []
     task = world.consumer(
         lambda _: Deaf(never),
-        exception=lambda *_: told.append(cancel_requested()),
+        exception=lambda *_: reported.append(cancel_requested()),
         source=ListSource([ONE]),
         settings=EngineSettings(stuck_grace=0.05),
     )
     policy = consuming(process=retry(1, timeout=0.05), exception=retry(1, timeout=limit))
     world.consume_then(task, policy, never.set)
-    assert told == [False]
+    assert reported == [False]
 
 
 @pytest.mark.req("CE-20")
 def test_a_stuck_attempt_that_looks_again_later_still_learns_that_it_shall_stop(world: World) -> None:
     handled, looked = threading.Event(), threading.Event()
-    told: list[bool] = []
+    reported: list[bool] = []
 
     def method(task: Any, given: Transaction) -> None:
         handled.wait(5)
-        told.append(cancel_requested())
+        reported.append(cancel_requested())
         looked.set()
 
     async def method_async(task: Any, given: Transaction) -> None:
         await Deaf(handled).wait_async()
-        told.append(cancel_requested())
+        reported.append(cancel_requested())
         looked.set()
 
     def exception(*_: Any) -> Any:
@@ -681,4 +681,4 @@ def test_a_stuck_attempt_that_looks_again_later_still_learns_that_it_shall_stop(
     task = world.consumer(exception=exception, settings=EngineSettings(stuck_grace=0.05))
     type(task).process_transaction = method_async if world.asynchronous else method
     outcome(world, task, consuming(process=retry(1, timeout=SHORT), exception=retry(1, timeout=20)))
-    assert told == [True]
+    assert reported == [True]

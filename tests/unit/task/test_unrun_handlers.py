@@ -64,13 +64,13 @@ ALWAYS_WRONG = [
     yielding_async,
     staticmethod(yielding),
     classmethod(yielding),
-    functools.partial(yielding, None),
+    staticmethod(functools.partial(yielding, None)),
     functools.partialmethod(yielding),
     CalledYielding(),
 ]
 WRONG_IN_THREADS = [
     staticmethod(coroutine),
-    functools.partial(coroutine, None),
+    staticmethod(functools.partial(coroutine, None)),
     functools.partialmethod(coroutine),
     Called(),
 ]

@@ -267,6 +267,19 @@ def test_a_filter_that_raises_changes_no_outcome(world: World, error: BaseExcept
     assert (report.succeeded, report.failed, report.retries) == (1, 2, 2)
 
 
+class OddLogger(logging.Logger):
+    def getEffectiveLevel(self) -> int:
+        raise RuntimeError
+
+
+@pytest.mark.req("CE-47")
+def test_a_logger_class_that_raises_changes_no_outcome(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("onceward.engine"), "__class__", OddLogger)
+    task = world.consumer(results(OSError("a"), "r"), source=ListSource(transactions(1)))
+    report = within(20, world.consume, task, consuming(process=retry(2)))
+    assert (report.succeeded, report.retries) == (1, 1)
+
+
 def catch_up() -> None:
     for _ in range(4):  # what is waiting may log as well
         caught_up = threading.Event()

@@ -136,7 +136,7 @@ def test_what_is_no_span_is_counted_and_left_out(path: Path) -> None:
     assert ([span.name for span in found.spans], found.unreadable) == (["whole"], 3)
 
 
-def test_a_file_that_cannot_be_written_is_told_and_stops_nothing(
+def test_a_file_that_cannot_be_written_is_reported_and_stops_nothing(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()

@@ -117,7 +117,7 @@ _BY_CODE: Mapping[str, type[BoundaryError]] = {
 def failure(error: ConnectError, url: str) -> BaseException:
     """Return the error as the boundary raised it, or the one that kept the call from reaching it."""
     if isinstance(error.__cause__, asyncio.CancelledError):
-        return error.__cause__  # the library wraps it, but a cancelled task must end
+        return error.__cause__  # the library wraps it, but a canceled task must end
     detail = next((found for each in error.details if (found := each.value(pb.ErrorDetail))), None)
     if detail is None:
         return _from_elsewhere(error, url)

@@ -206,7 +206,7 @@ def _stamp(path: str | os.PathLike[str]) -> Stamp:
 
 
 def _must_run(task: asyncio.Task[None], broken: Callable[[], object]) -> None:
-    """Call `broken` if the task ends without being cancelled: facts that never expire, or removed peers that still
+    """Call `broken` if the task ends without being canceled: facts that never expire, or removed peers that still
     have access, would be noticed too late."""
 
     def ended(task: asyncio.Task[None]) -> None:

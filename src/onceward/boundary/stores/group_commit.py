@@ -60,7 +60,7 @@ class Grouped(Generic[Thing, Outcome]):
             raise Unavailable("this boundary is closing")
         load = Load(things, asyncio.get_running_loop().create_future())
         self._waiting.put_nowait(load)
-        # A cancelled caller does not undo what is being written.
+        # A canceled caller does not undo what is being written.
         return await asyncio.shield(load.done)
 
     def _split(self, things: Sequence[Thing]) -> Iterator[list[Thing]]:
@@ -88,7 +88,7 @@ class Grouped(Generic[Thing, Outcome]):
                 for load in group:
                     if not load.done.done():
                         load.done.set_exception(failure)
-                        load.done.exception()  # marks it as seen, in case the caller was cancelled
+                        load.done.exception()  # marks it as seen, in case the caller was canceled
             else:
                 for load in group:
                     mine = [next(outcomes) for _ in load.things]

@@ -331,7 +331,7 @@ def _resolve(writes: list[Write]) -> None:
             continue
         if isinstance(write.outcome, BoundaryError):
             write.done.set_exception(write.outcome)
-            write.done.exception()  # marks it as seen, in case the caller was cancelled
+            write.done.exception()  # marks it as seen, in case the caller was canceled
         else:
             write.done.set_result(write.outcome)
 

@@ -71,9 +71,7 @@ def get(
     key: Key,
     file: Annotated[
         str | None,
-        argument(
-            "[FILE|-]", "File to write; - is standard output.", show_default="the key's last part, here"
-        ),
+        argument("FILE|-", "File to write; - is standard output.", show_default="the key's last part, here"),
     ] = None,
     force: Annotated[bool, flag("Overwrite an existing file.", "--force")] = False,
     url: Url = HERE,

@@ -92,7 +92,7 @@ def counts(address: Address) -> SourceCounts:
         dead=0,
         dropped={"expired before it was confirmed": expired} if expired else {},
         has_copies=False,
-        untold={} if offset is not None else {"pending": f"{name} has never fetched: all facts are pending"},
+        notes={} if offset is not None else {"pending": f"{name} has never fetched: all facts are pending"},
         missing=_no_cursor(address, name, list(offsets)) if offset is None and offsets else None,
     )
 

@@ -66,7 +66,7 @@ def facts(address: Address) -> SourceFacts:
 
 def counts(address: Address) -> SourceCounts:
     why = "it exists only in the memory of the process that runs the consumer"
-    return SourceCounts(untold={"appended": why})
+    return SourceCounts(notes={"appended": why})
 
 
 SCHEME = Scheme(

@@ -118,7 +118,7 @@ def take(fetch: Coroutine[Any, Any, Batch], give_back: Callable[[Batch], Corouti
 async def take_async(
     fetch: Coroutine[Any, Any, Batch], give_back: Callable[[Batch], Coroutine[Any, Any, None]]
 ) -> Batch:
-    """Run the fetch. If it is cancelled, give back what it took."""
+    """Run the fetch. If it is canceled, give back what it took."""
     fetching = asyncio.ensure_future(fetch)
     try:
         return await asyncio.shield(fetching)
@@ -127,7 +127,7 @@ async def take_async(
             await give_back(await fetching)
         except Exception as error:  # noqa: BLE001  the caller gets its cancellation regardless
             _log.warning(
-                "a cancelled fetch could not give back its messages; they come back when their leases expire: %s",
+                "a canceled fetch could not give back its messages; they come back when their leases expire: %s",
                 error,
             )
         raise

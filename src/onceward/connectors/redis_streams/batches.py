@@ -56,7 +56,7 @@ class _Load:
 class AsyncCoalescer:
     """For asyncio: one task sends for all callers of the same turn of the event loop, and those that arrive meanwhile.
 
-    It sends about a `LOAD` at a time, so callers whose entries are sent can continue while the others wait. A cancelled
+    It sends about a `LOAD` at a time, so callers whose entries are sent can continue while the others wait. A canceled
     caller does not stop the others' entries; its own are sent, too.
     """
 
@@ -88,7 +88,7 @@ class AsyncCoalescer:
                     error = raised
                 for sent in callers:
                     if sent.done():
-                        continue  # its caller was cancelled
+                        continue  # its caller was canceled
                     if error is None:
                         sent.set_result(None)
                     else:

@@ -2,7 +2,7 @@
 
 # make faces writes connector.py, with
 #   run_blocking: self._perform, self._wire
-#   text: "If it is cancelled, it gives back what it took." → ""
+#   text: "If it is canceled, it gives back what it took." → ""
 #   text: "several tasks" → "several threads"
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AsyncRedisStreamsConnector(StreamConnector, AsyncClosing):
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """Take new entries, and those of dead consumers: at once when idle, a bounded share when busy.
 
-        If it is cancelled, it gives back what it took.
+        If it is canceled, it gives back what it took.
         """
         self._check(extra)
         return await take_async(self._fetch(batch_size), self._give_back)

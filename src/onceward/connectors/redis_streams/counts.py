@@ -29,7 +29,7 @@ def count_stream(source: Address, server: str, stream: str, group: str) -> Sourc
                 done=0,
                 pending=0,
                 dead=0,
-                untold={"appended": f"nothing has been sent yet: there is no stream {stream}"},
+                notes={"appended": f"nothing has been sent yet: there is no stream {stream}"},
                 missing=f"there is no stream {stream!r}; check the source {str(source)!r}",
                 messages=Messages([], []),
             )
@@ -53,17 +53,17 @@ def count_stream(source: Address, server: str, stream: str, group: str) -> Sourc
                 like = seen.done
             like.append(_identify(entry, fields))
     known = unread + len(seen.done) + len(held | buried)  # some are no longer in the stream
-    untold = {}
+    notes = {}
     if added is None:
-        untold["appended"] = (
+        notes["appended"] = (
             "counts only entries that the stream still has: Redis before 7.0 does not count removed ones"
         )
     elif added > known:
-        untold["gone"] = (
+        notes["gone"] = (
             "they are no longer in the stream; Redis does not know whether they were done before that"
         )
     if held - here:
-        untold["pending"] = (
+        notes["pending"] = (
             f"{len(held - here):,} of them were trimmed from the stream, and will become dead letters"
         )
     return SourceCounts(
@@ -72,7 +72,7 @@ def count_stream(source: Address, server: str, stream: str, group: str) -> Sourc
         pending=unread + len(held - buried),
         dead=len(buried),
         gone=max((added or 0) - known, 0),
-        untold=untold,
+        notes=notes,
         missing=_describe_missing_group(source, queue.group, list(groups)) if is_new and groups else None,
         messages=seen,
     )

@@ -56,7 +56,7 @@ class SqliteConnector(LeasingConnector):
 class AsyncSqliteConnector(AsyncLeasingConnector):
     """An `AsyncConnector` over one file; settings as for `SqliteConnector`.
 
-    A call that is cancelled before its turn does not happen. One that is already running completes first;
+    A call that is canceled before its turn does not happen. One that is already running completes first;
     if it was a fetch, it gives back what it took.
     """
 
@@ -75,7 +75,7 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
         self._thread = _new_thread()
 
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
-        """As `SqliteConnector.fetch_transactions`. Cancelled, it gives back what it took."""
+        """As `SqliteConnector.fetch_transactions`. Canceled, it gives back what it took."""
         fetch = self._submit(self._wire.fetch_transactions, batch_size, **extra)
         cancelled = await _wait_for(fetch)
         if cancelled is None:
@@ -137,7 +137,7 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
             settling.result()
         except Exception:  # noqa: BLE001 - the caller raises the cancellation, which matters more
             _log.warning(
-                "a cancelled fetch could not give back its messages; they come back when their leases expire",
+                "a canceled fetch could not give back its messages; they come back when their leases expire",
                 exc_info=True,
             )
 

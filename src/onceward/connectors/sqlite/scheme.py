@@ -74,7 +74,7 @@ def counts(address: Address) -> SourceCounts:
             pending=0,
             dead=0,
             moved=0,
-            untold={"appended": f"nothing has been sent yet: there is no file {path.name}"},
+            notes={"appended": f"nothing has been sent yet: there is no file {path.name}"},
             missing=f"there is no file {path}; check the source {str(address)!r} (three slashes: a path relative to "
             "this directory, four: an absolute path)",
         )
@@ -87,7 +87,7 @@ def counts(address: Address) -> SourceCounts:
             why = {
                 "appended": "an older onceward did not count; counting starts when the file is next opened"
             }
-            return SourceCounts(pending=pending, dead=dead, untold=why)
+            return SourceCounts(pending=pending, dead=dead, notes=why)
         connection.row_factory = sqlite3.Row
         return SourceCounts(**dict(connection.execute(sql.BALANCE).fetchone()))
 

@@ -111,6 +111,9 @@ def _keep_open(context: ExceptionContext) -> None:
     interrupted = not isinstance(context.original_exception, Exception)
     if interrupted and context.connection is not None and _MARK in context.connection.info:
         context.is_disconnect = False
+        if context.dialect.is_async:
+            # The driver's thread still runs the statement, and the rollback would wait for its end.
+            _plain(context.connection.connection.driver_connection).interrupt()
 
 
 def _code(error: DBAPIError) -> int:
@@ -118,5 +121,9 @@ def _code(error: DBAPIError) -> int:
 
 
 def _is_always_in_transaction(driver: Any) -> bool:
-    # autocommit=False exists since Python 3.12. aiosqlite wraps the sqlite3 connection.
-    return getattr(getattr(driver, "_conn", driver), "autocommit", None) is False
+    # autocommit=False exists since Python 3.12.
+    return getattr(_plain(driver), "autocommit", None) is False
+
+
+def _plain(driver: Any) -> Any:
+    return getattr(driver, "_conn", driver)  # aiosqlite wraps the sqlite3 connection

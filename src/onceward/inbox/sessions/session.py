@@ -43,7 +43,7 @@ class InboxSession(DbSession):
         between it is unknown whether the effect happened: then `reconcile(key)` returns `Done(result)` or
         `NOT_DONE`; without it, `call` is repeated with the same key. Needs a contract with `mode="effectful"`.
 
-        `cancel()` is called in another thread if the attempt runs out of time during the call, and shall end it: close
+        `cancel()` is called in another thread if the attempt runs out of time during the call, and must end it: close
         the socket of a client that only this call uses.
         """
         raise EffectError(NOT_EFFECTFUL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -55,7 +55,7 @@ def check_handlers(task: BaseTask, handlers: Mapping[str, str]) -> None:
         for name in handlers
         if getattr(getattr(task, name), "__func__", None) in (NOT_DEFINED | REQUIRED)
     ]
-    _check_spelling(task, missing)
+    _check_spelling(task, {*missing, *(name for name in handlers if name.startswith("handle_"))})
     for name, more in handlers.items():
         handler = getattr(task, name)
         if name in missing:
@@ -75,19 +75,26 @@ def check_handlers(task: BaseTask, handlers: Mapping[str, str]) -> None:
             _check_parameters(task, name, handler, more)
 
 
-def _check_spelling(task: BaseTask, missing: Sequence[str]) -> None:
-    """Refuse a method whose name is almost that of a handler which the task does not define."""
-    meant = {_simplify(name): name for name in missing}
-    own = [
-        vars(task),
-        *(vars(cls) for cls in type(task).__mro__ if not cls.__module__.startswith("onceward.")),
-    ]
-    for name in (name for names in own for name in names if not name.startswith("_")):
-        for found in get_close_matches(_simplify(name), meant, 1, ALMOST):
-            raise ConfigurationError(
-                f"{task.name}.{name} is never called; did you mean {meant[found]}? If it is a method of your own, "
-                "rename it"
-            )
+def _check_spelling(task: BaseTask, handlers: Iterable[str]) -> None:
+    """Refuse a method whose name is almost that of a handler, unless its class or one below defines that handler."""
+    meant = {_simplify(name): name for name in handlers}
+    defined: set[str] = set()
+    ours: list[Mapping[str, Any]] = []
+    yours: list[Mapping[str, Any]] = []
+    for cls in type(task).__mro__:
+        (ours if cls.__module__.startswith("onceward.") else yours).append(vars(cls))
+    overridden = set().union(*ours)
+    for own in (vars(task), *yours):
+        defined.update(own)
+        for name in own:
+            if name.startswith("_") or name in overridden:
+                continue
+            for found in get_close_matches(_simplify(name), meant, 1, ALMOST):
+                if meant[found] not in defined:
+                    raise ConfigurationError(
+                        f"{task.name}.{name} is never called; did you mean {meant[found]}? If it is a method of your "
+                        "own, rename it"
+                    )
 
 
 def _simplify(name: str) -> str:

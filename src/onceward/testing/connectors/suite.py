@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from onceward.connectors import DeadLetter
+from onceward.connectors import DeadMessage
 from onceward.testing.clock import FakeClock
 from onceward.testing.connectors.driver import ConnectorDriver
 
@@ -37,9 +37,9 @@ class ConnectorSuite:
         """Let time pass. For a connector that does not accept a clock, override it: sleep, or move the server's."""
         clock.advance(seconds)
 
-    def dead_letters(self, driver: ConnectorDriver) -> list[DeadLetter]:
+    def dead_letters(self, driver: ConnectorDriver) -> list[DeadMessage]:
         """The dead letters, oldest first."""
-        letters: list[DeadLetter] = driver.call("dead_letters")
+        letters: list[DeadMessage] = driver.call("dead_letters")
         return letters
 
     reopen: Callable[..., Any] | None = None

@@ -9,6 +9,7 @@ from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from onceward.db import SessionError
+from onceward.errors import ConfigurationError
 from onceward.inbox import Event, Handling
 from onceward.testing.inbox.samples import Killed, contract, event, never, write, write_then
 from onceward.testing.inbox.suite import InboxSuite
@@ -121,14 +122,16 @@ class Atomicity(InboxSuite):
             assert raised.value is error
 
     def test_an_event_whose_handler_was_of_the_wrong_kind_is_not_lost(self) -> None:
-        """A coroutine function in threads would not run, and committing would lose the event."""
+        """Its code would not run, and committing would lose the event."""
         paid = event()
         with self.inbox() as inbox:
             if not inbox.asynchronous:
 
                 async def handle(*_: Any) -> None: ...
 
-                with pytest.raises(TypeError, match="AsyncInbox"):
+                with pytest.raises(ConfigurationError, match="is `async def`, but it runs in threads"):
                     inbox.process(contract(), paid, handle)
+                with pytest.raises(TypeError, match="returned a coroutine, so its code has not run"):
+                    inbox.process(contract(), paid, lambda *_: handle())
             assert inbox.process(contract(), paid, write).handling is Handling.DONE
             assert inbox.process(contract(), paid, never).duplicate

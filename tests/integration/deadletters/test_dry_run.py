@@ -112,7 +112,7 @@ def test_of_a_large_table_only_the_statements_are_shown(
 
 
 @pytest.mark.req("CC-052")
-def test_duplicates_conflicts_and_what_fails_are_told(letters: Letters) -> None:
+def test_duplicates_conflicts_and_what_fails_are_reported(letters: Letters) -> None:
     def handle(transaction: Transaction, session: Any) -> Any:
         if transaction.id == "bug":
             raise KeyError("total")
@@ -137,19 +137,19 @@ def test_duplicates_conflicts_and_what_fails_are_told(letters: Letters) -> None:
         order("newer", payload={"amount": 1, "schema_version": 9}),
         order("fine"),
     )
-    told = [(each.outcome, each.detail) for each in predictions]
-    assert told[0] == (PredictedOutcome.DUPLICATE, "")
-    assert told[1][0] is PredictedOutcome.BREACH
-    assert "conflict" in told[1][1]
-    assert told[2] == (PredictedOutcome.RAISE, "KeyError: 'total'")
-    assert "no such account" in told[3][1]
-    assert (told[4][0], "IntegrityError" in told[4][1] or "UniqueViolation" in told[4][1]) == (
+    reported = [(each.outcome, each.detail) for each in predictions]
+    assert reported[0] == (PredictedOutcome.DUPLICATE, "")
+    assert reported[1][0] is PredictedOutcome.BREACH
+    assert "conflict" in reported[1][1]
+    assert reported[2] == (PredictedOutcome.RAISE, "KeyError: 'total'")
+    assert "no such account" in reported[3][1]
+    assert (reported[4][0], "IntegrityError" in reported[4][1] or "UniqueViolation" in reported[4][1]) == (
         PredictedOutcome.RAISE,
         True,
     )
-    assert (told[5][0], told[6][0]) == (PredictedOutcome.BREACH, PredictedOutcome.BREACH)
-    assert told[6][1].startswith("schema: ")
-    assert told[7][0] is PredictedOutcome.SUCCEED
+    assert (reported[5][0], reported[6][0]) == (PredictedOutcome.BREACH, PredictedOutcome.BREACH)
+    assert reported[6][1].startswith("schema: ")
+    assert reported[7][0] is PredictedOutcome.SUCCEED
     assert [each.is_good for each in predictions] == [True, False, False, False, False, False, False, True]
 
 

@@ -68,7 +68,7 @@ def day_of(days_ago: int) -> int:
     return event("x", days_ago).day
 
 
-class Site:
+class PurgedInbox:
     """An inbox under test, and a second view of its database."""
 
     def __init__(self, database: Database) -> None:
@@ -149,22 +149,22 @@ class Site:
 
 
 @pytest.fixture
-def site(database: Database) -> Iterator[Site]:
+def site(database: Database) -> Iterator[PurgedInbox]:
     yield from _site(database)
 
 
 @pytest.fixture
-def on_sqlite(sqlite: Database) -> Iterator[Site]:
+def on_sqlite(sqlite: Database) -> Iterator[PurgedInbox]:
     yield from _site(sqlite)
 
 
 @pytest.fixture
-def on_postgresql(postgresql: Database) -> Iterator[Site]:
+def on_postgresql(postgresql: Database) -> Iterator[PurgedInbox]:
     yield from _site(postgresql)
 
 
-def _site(database: Database) -> Iterator[Site]:
-    made = Site(database)
+def _site(database: Database) -> Iterator[PurgedInbox]:
+    made = PurgedInbox(database)
     yield made
     made.observer.dispose()
 
@@ -179,7 +179,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.req("CC-011b")
-def test_what_is_past_its_retention_goes_and_its_events_are_refused(site: Site) -> None:
+def test_what_is_past_its_retention_goes_and_its_events_are_refused(site: PurgedInbox) -> None:
     for tracking_id, days_ago in [("new", 0), ("inside", 88), ("old", OLD), ("older", OLD + 1)]:
         assert site.process(event(tracking_id, days_ago)) is Handling.DONE
     report = site.call("purge")
@@ -195,7 +195,7 @@ def test_what_is_past_its_retention_goes_and_its_events_are_refused(site: Site) 
 
 
 @pytest.mark.req("CC-011b")
-def test_not_a_day_inside_the_floor_goes(site: Site) -> None:
+def test_not_a_day_inside_the_floor_goes(site: PurgedInbox) -> None:
     site.purge()
     floor = site.horizon()
     assert floor is not None
@@ -208,7 +208,7 @@ def test_not_a_day_inside_the_floor_goes(site: Site) -> None:
 
 
 @pytest.mark.req("CC-011")
-def test_retention_is_each_consumers_own(site: Site) -> None:
+def test_retention_is_each_consumers_own(site: PurgedInbox) -> None:
     longer = contract("archive", dedup_days=400)
     site.beside.register(longer)
     for consumer_id in ("billing", "archive", "nobody"):
@@ -220,7 +220,7 @@ def test_retention_is_each_consumers_own(site: Site) -> None:
 
 
 @pytest.mark.req("CC-011")
-def test_half_a_day_of_retention_keeps_the_whole_day(site: Site) -> None:
+def test_half_a_day_of_retention_keeps_the_whole_day(site: PurgedInbox) -> None:
     site.beside.register(contract("half", dedup_days=99.5))
     report = site.purge("half")
     floor = date.fromisoformat(report.floors["half"])
@@ -229,7 +229,7 @@ def test_half_a_day_of_retention_keeps_the_whole_day(site: Site) -> None:
 
 
 @pytest.mark.req("CC-011")
-def test_legal_hold_lasts_until_it_is_registered_with_another_class(site: Site) -> None:
+def test_legal_hold_lasts_until_it_is_registered_with_another_class(site: PurgedInbox) -> None:
     held = contract(retention="legal-hold")
     site.beside.register(held)
     site.process(event("old", OLD), held)
@@ -244,7 +244,7 @@ def test_legal_hold_lasts_until_it_is_registered_with_another_class(site: Site) 
 
 
 @pytest.mark.req("CC-011")
-def test_a_registered_contract_below_the_floor_purges_nothing(site: Site) -> None:
+def test_a_registered_contract_below_the_floor_purges_nothing(site: PurgedInbox) -> None:
     with pytest.raises(ConfigurationError, match="between day 30 and day 90 a redriven dead letter"):
         contract(dedup_days=30)
     site.process(event("old", OLD))
@@ -256,7 +256,7 @@ def test_a_registered_contract_below_the_floor_purges_nothing(site: Site) -> Non
 
 
 @pytest.mark.req("CC-011b")
-def test_a_held_event_stays_a_duplicate_until_it_is_released(site: Site) -> None:
+def test_a_held_event_stays_a_duplicate_until_it_is_released(site: PurgedInbox) -> None:
     site.process(event("held", OLD))
     site.process(event("free", OLD))
     assert site.call("hold", "billing", "held", reason="case 7", operator="anna")
@@ -274,7 +274,7 @@ def test_a_held_event_stays_a_duplicate_until_it_is_released(site: Site) -> None
 
 
 @pytest.mark.req("CC-011b")
-def test_a_consumer_on_hold_keeps_everything(site: Site) -> None:
+def test_a_consumer_on_hold_keeps_everything(site: PurgedInbox) -> None:
     site.beside.register(contract("other"))
     site.seed("billing", day_of(OLD), 3)
     site.seed("other", day_of(OLD), 3)
@@ -289,7 +289,7 @@ def test_a_consumer_on_hold_keeps_everything(site: Site) -> None:
 
 @pytest.mark.req("CC-011b")
 def test_the_horizon_is_raised_and_committed_before_anything_goes(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: PurgedInbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.beside.register(contract("archive", retention="legal-hold"))
     site.seed("billing", day_of(OLD), 10)
@@ -311,7 +311,7 @@ def test_the_horizon_is_raised_and_committed_before_anything_goes(
     assert set(seen) <= {day_of(90), day_of(90) - 1}
 
 
-def test_the_horizon_never_falls(site: Site) -> None:
+def test_the_horizon_never_falls(site: PurgedInbox) -> None:
     site.purge()
     before = site.horizon()
     site.beside.register(contract(dedup_days=400))
@@ -319,12 +319,12 @@ def test_the_horizon_never_falls(site: Site) -> None:
     assert site.horizon() == before
 
 
-def test_the_ledgers_go_with_their_days_except_for_what_is_open(site: Site) -> None:
+def test_the_ledgers_go_with_their_days_except_for_what_is_open(site: PurgedInbox) -> None:
     old, new = day_of(OLD), day_of(1)
     for tracking_id, day, locked in [
         ("old", old, "NULL"),
         ("ran out", old, "1"),
-        ("in hand", old, str(time.time() + 3600)),
+        ("in flight", old, str(time.time() + 3600)),
         ("new", new, "NULL"),
     ]:
         site.execute(
@@ -346,14 +346,14 @@ def test_the_ledgers_go_with_their_days_except_for_what_is_open(site: Site) -> N
     assert (report.attempts, report.effects) == (2, 1)
     with site.observer.connect() as connection:
         assert set(connection.scalars(text("SELECT tracking_id FROM onceward_attempts"))) == {
-            "in hand",
+            "in flight",
             "new",
         }
     left = {(row["tracking_id"], row["name"]) for row in site.call("effects", in_doubt=False)}
     assert left == {("old", "mail"), ("new", "charge"), ("held", "charge")}
 
 
-def test_one_consumer_can_be_named(site: Site) -> None:
+def test_one_consumer_can_be_named(site: PurgedInbox) -> None:
     site.beside.register(contract("other"))
     for consumer_id in ("billing", "other"):
         site.seed(consumer_id, day_of(OLD), 5)
@@ -366,7 +366,7 @@ def test_one_consumer_can_be_named(site: Site) -> None:
         site.call("purge", "typo")
 
 
-def test_stats_tell_of_everybody_who_has_rows(site: Site) -> None:
+def test_stats_tell_of_everybody_who_has_rows(site: PurgedInbox) -> None:
     site.seed("billing", day_of(OLD), 3)
     site.seed("billing", day_of(1), 2)
     site.seed("gone", day_of(OLD), 4)
@@ -392,7 +392,7 @@ def test_stats_tell_of_everybody_who_has_rows(site: Site) -> None:
 
 @pytest.mark.req("CC-011b")
 def test_many_rows_go_in_bounded_steps_and_consumers_go_on_between_them(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: PurgedInbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.beside.register(contract("archive", retention="legal-hold"))
     site.seed("archive", day_of(OLD), 1)  # so PostgreSQL cannot drop the day
@@ -422,7 +422,7 @@ def test_many_rows_go_in_bounded_steps_and_consumers_go_on_between_them(
 
 
 @pytest.mark.req("CC-011b")
-def test_a_hold_that_is_placed_while_a_purge_runs_counts_from_then_on(site: Site) -> None:
+def test_a_hold_that_is_placed_while_a_purge_runs_counts_from_then_on(site: PurgedInbox) -> None:
     site.beside.register(contract("archive", retention="legal-hold"))
     site.seed("archive", day_of(OLD), 1)
     site.seed("billing", day_of(OLD), 2_000)
@@ -439,7 +439,7 @@ def test_a_hold_that_is_placed_while_a_purge_runs_counts_from_then_on(site: Site
 
 @pytest.mark.req("CC-011b")
 @pytest.mark.parametrize("change", ["hold", "legal-hold", "unregister"])
-def test_a_consumer_that_is_held_while_a_purge_runs_keeps_the_rest(site: Site, change: str) -> None:
+def test_a_consumer_that_is_held_while_a_purge_runs_keeps_the_rest(site: PurgedInbox, change: str) -> None:
     site.beside.register(contract("archive", retention="legal-hold"))
     site.seed("archive", day_of(OLD), 1)
     site.seed("billing", day_of(OLD), 2_000)
@@ -478,7 +478,7 @@ def test_the_size_of_a_step_follows_the_time_it_takes() -> None:
 # ── SQLite ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_two_purges_of_a_file_share_the_work(on_sqlite: Site) -> None:
+def test_two_purges_of_a_file_share_the_work(on_sqlite: PurgedInbox) -> None:
     on_sqlite.seed("billing", day_of(OLD), 20_000)
     with ThreadPoolExecutor() as pool:
         beside = pool.submit(on_sqlite.beside.purge)
@@ -512,7 +512,9 @@ def test_a_file_shrinks_if_it_was_made_for_that(tmp_path: Path, auto_vacuum: int
 
 
 @pytest.mark.req("CC-011b")
-def test_a_day_that_nobody_needs_goes_as_a_whole_and_days_to_come_are_made(on_postgresql: Site) -> None:
+def test_a_day_that_nobody_needs_goes_as_a_whole_and_days_to_come_are_made(
+    on_postgresql: PurgedInbox,
+) -> None:
     on_postgresql.beside.register(contract("other"))
     for consumer_id in ("billing", "other"):
         on_postgresql.seed(consumer_id, day_of(OLD), 1_000)
@@ -525,7 +527,7 @@ def test_a_day_that_nobody_needs_goes_as_a_whole_and_days_to_come_are_made(on_po
     assert day_of(OLD) not in on_postgresql.partitions()
 
 
-def test_a_day_goes_once_the_last_consumer_is_past_it(on_postgresql: Site) -> None:
+def test_a_day_goes_once_the_last_consumer_is_past_it(on_postgresql: PurgedInbox) -> None:
     on_postgresql.beside.register(contract("other"))
     for consumer_id in ("billing", "other"):
         on_postgresql.seed(consumer_id, day_of(OLD), 10)
@@ -533,7 +535,7 @@ def test_a_day_goes_once_the_last_consumer_is_past_it(on_postgresql: Site) -> No
     assert on_postgresql.purge("billing").dropped == [partitions.partition_of(day_of(OLD))]
 
 
-def test_a_dropped_day_is_made_again_for_who_may_still_need_it(on_postgresql: Site) -> None:
+def test_a_dropped_day_is_made_again_for_who_may_still_need_it(on_postgresql: PurgedInbox) -> None:
     longer = contract("archive", dedup_days=400)
     on_postgresql.beside.register(longer)
     on_postgresql.seed("billing", day_of(OLD), 10)
@@ -546,7 +548,7 @@ def test_a_dropped_day_is_made_again_for_who_may_still_need_it(on_postgresql: Si
 @pytest.mark.req("CC-011b")
 @pytest.mark.parametrize("held", ["seed-000003", None], ids=["event", "consumer"])
 def test_a_hold_between_detach_and_drop_is_not_lost(
-    on_postgresql: Site, monkeypatch: pytest.MonkeyPatch, held: str | None
+    on_postgresql: PurgedInbox, monkeypatch: pytest.MonkeyPatch, held: str | None
 ) -> None:
     on_postgresql.seed("billing", day_of(OLD), 5)
     drop = partitions.drop
@@ -565,7 +567,7 @@ def test_a_hold_between_detach_and_drop_is_not_lost(
         assert on_postgresql.scalar("SELECT tracking_id FROM onceward_kept") == held
 
 
-def test_a_detached_day_that_somebody_needs_is_attached_again(on_postgresql: Site) -> None:
+def test_a_detached_day_that_somebody_needs_is_attached_again(on_postgresql: PurgedInbox) -> None:
     longer = contract("archive", dedup_days=400)
     on_postgresql.beside.register(longer)
     on_postgresql.process(event("mine", OLD), longer)
@@ -576,7 +578,7 @@ def test_a_detached_day_that_somebody_needs_is_attached_again(on_postgresql: Sit
     assert on_postgresql.process(event("mine", OLD), longer) is Handling.DUPLICATE
 
 
-def test_an_event_of_a_detached_day_finds_it_attached_again(on_postgresql: Site) -> None:
+def test_an_event_of_a_detached_day_finds_it_attached_again(on_postgresql: PurgedInbox) -> None:
     on_postgresql.process(event("done", 3))
     on_postgresql.execute(f"ALTER TABLE onceward_dedup DETACH PARTITION {partitions.partition_of(day_of(3))}")
     assert on_postgresql.process(event("done", 3)) is Handling.DUPLICATE
@@ -585,7 +587,7 @@ def test_an_event_of_a_detached_day_finds_it_attached_again(on_postgresql: Site)
 
 @pytest.mark.req("CC-011b")
 def test_consumers_do_not_wait_while_a_purge_waits(
-    on_postgresql: Site, monkeypatch: pytest.MonkeyPatch
+    on_postgresql: PurgedInbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The purge waits for a transaction that has used the old day. Nothing waits for the purge."""
     monkeypatch.setattr(partitions, "LOCK_WAIT", PATIENCE)
@@ -608,7 +610,7 @@ def test_consumers_do_not_wait_while_a_purge_waits(
 
 @pytest.mark.req("CC-011b")
 @pytest.mark.usefixtures("impatient")
-def test_a_purge_that_is_blocked_says_by_whom_and_the_next_one_goes_on(on_postgresql: Site) -> None:
+def test_a_purge_that_is_blocked_says_by_whom_and_the_next_one_goes_on(on_postgresql: PurgedInbox) -> None:
     site = on_postgresql
     longer = contract("archive", dedup_days=400)
     site.beside.register(longer)
@@ -636,7 +638,7 @@ def test_a_purge_that_is_blocked_says_by_whom_and_the_next_one_goes_on(on_postgr
 
 
 @pytest.mark.usefixtures("impatient")
-def test_nothing_goes_while_somebody_may_not_see_the_raised_horizon(on_postgresql: Site) -> None:
+def test_nothing_goes_while_somebody_may_not_see_the_raised_horizon(on_postgresql: PurgedInbox) -> None:
     """Under REPEATABLE READ, the old horizon would admit an event, which would then not find its record."""
     site = on_postgresql
     site.seed("billing", day_of(OLD), 10)
@@ -649,7 +651,7 @@ def test_nothing_goes_while_somebody_may_not_see_the_raised_horizon(on_postgresq
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_hold_that_is_being_placed_is_waited_for(on_postgresql: Site) -> None:
+def test_a_hold_that_is_being_placed_is_waited_for(on_postgresql: PurgedInbox) -> None:
     site = on_postgresql
     site.beside.register(contract("archive", retention="legal-hold"))
     for consumer_id in ("archive", "billing"):
@@ -663,7 +665,9 @@ def test_a_hold_that_is_being_placed_is_waited_for(on_postgresql: Site) -> None:
     assert site.purge().rows == 4
 
 
-def test_a_second_purge_says_who_is_purging(on_postgresql: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_purge_says_who_is_purging(
+    on_postgresql: PurgedInbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site = on_postgresql
     site.seed("billing", day_of(OLD), 10)
     inside, go_on = threading.Event(), threading.Event()
@@ -683,7 +687,7 @@ def test_a_second_purge_says_who_is_purging(on_postgresql: Site, monkeypatch: py
     assert site.purge().rows == 0, "and afterwards it may"
 
 
-def test_a_purge_leaves_its_connection_as_it_was(on_postgresql: Site) -> None:
+def test_a_purge_leaves_its_connection_as_it_was(on_postgresql: PurgedInbox) -> None:
     before = on_postgresql.scalar("SHOW lock_timeout")
     on_postgresql.beside.purge()
     assert on_postgresql.scalar("SHOW lock_timeout") == before
@@ -692,7 +696,7 @@ def test_a_purge_leaves_its_connection_as_it_was(on_postgresql: Site) -> None:
 
 @pytest.mark.req("CC-011b")
 @pytest.mark.parametrize("plan", ["force_custom_plan", "force_generic_plan"])
-def test_looking_up_and_admitting_touch_one_partition(on_postgresql: Site, plan: str) -> None:
+def test_looking_up_and_admitting_touch_one_partition(on_postgresql: PurgedInbox, plan: str) -> None:
     for days_ago in range(5):
         on_postgresql.seed("billing", day_of(days_ago), 10, prefix=str(days_ago))
     look_up = postgresql._LOOK_UP.replace(":day", "$1").replace(":consumer", "$2").replace(":tracking", "$3")
@@ -723,12 +727,12 @@ def named_partitions(plan: Any) -> set[str]:
 # ── a purge that dies ───────────────────────────────────────────────────────────────────────────────────
 
 
-def finish(site: Site) -> PurgeReport:
+def finish(site: PurgedInbox) -> PurgeReport:
     """Purge again. The server may take a moment to notice that the dead one is gone."""
     return retry(site.purge, PurgeInProgressError)
 
 
-def prepare_crash(site: Site, *, whole_days: bool) -> None:
+def prepare_crash(site: PurgedInbox, *, whole_days: bool) -> None:
     site.process(event("held", OLD))
     site.process(event("free", OLD))
     site.process(event("new", 1))
@@ -741,7 +745,7 @@ def prepare_crash(site: Site, *, whole_days: bool) -> None:
             site.seed("archive", day_of(days_ago), 1)
 
 
-def check_after_crash(site: Site) -> None:
+def check_after_crash(site: PurgedInbox) -> None:
     """What must hold at any time: nothing runs again, and held and recent events are known."""
     assert site.process(event("held", OLD)) is Handling.DUPLICATE
     assert site.refused(event("free", OLD)) is Breach.TOO_OLD
@@ -750,7 +754,7 @@ def check_after_crash(site: Site) -> None:
 
 
 @pytest.mark.req("CC-011b")
-def test_a_purge_that_is_killed_when_the_horizon_is_raised_has_lost_nothing(site: Site) -> None:
+def test_a_purge_that_is_killed_when_the_horizon_is_raised_has_lost_nothing(site: PurgedInbox) -> None:
     prepare_crash(site, whole_days=True)
     assert site.purger("horizon").wait(PATIENCE) == -9
     assert site.rows() == 1_003
@@ -761,7 +765,7 @@ def test_a_purge_that_is_killed_when_the_horizon_is_raised_has_lost_nothing(site
 
 
 @pytest.mark.req("CC-011b")
-def test_a_purge_that_is_killed_between_two_steps_is_finished_by_the_next(site: Site) -> None:
+def test_a_purge_that_is_killed_between_two_steps_is_finished_by_the_next(site: PurgedInbox) -> None:
     prepare_crash(site, whole_days=False)
     assert site.purger("midst").wait(PATIENCE) == -9
     left = site.rows()
@@ -774,7 +778,7 @@ def test_a_purge_that_is_killed_between_two_steps_is_finished_by_the_next(site: 
 @pytest.mark.req("CC-011b")
 @pytest.mark.parametrize("place", ["detached", "dropping"])
 def test_a_purge_that_is_killed_between_detach_and_drop_is_finished_by_the_next(
-    on_postgresql: Site, place: str
+    on_postgresql: PurgedInbox, place: str
 ) -> None:
     site = on_postgresql
     prepare_crash(site, whole_days=True)
@@ -786,7 +790,7 @@ def test_a_purge_that_is_killed_between_detach_and_drop_is_finished_by_the_next(
 
 
 @pytest.mark.req("CC-011b")
-def test_a_purge_that_is_killed_while_it_detaches_is_finished_by_the_next(on_postgresql: Site) -> None:
+def test_a_purge_that_is_killed_while_it_detaches_is_finished_by_the_next(on_postgresql: PurgedInbox) -> None:
     site = on_postgresql
     prepare_crash(site, whole_days=True)
     with site.observer.connect() as idle:

@@ -59,19 +59,23 @@ def test_a_letter_keeps_its_bytes_and_all_that_is_known(letters: Letters, body: 
 
 
 @pytest.mark.req("CC-050")
-def test_the_same_death_told_twice_is_one_letter(letters: Letters) -> None:
-    told = burial(history=failures(1, 2), attempts=2)
-    assert [letters.bury(told), letters.bury(told), letters.again().bury(told, told)] == [1, 0, 0]
+def test_the_same_death_reported_twice_is_one_letter(letters: Letters) -> None:
+    reported = burial(history=failures(1, 2), attempts=2)
+    assert [letters.bury(reported), letters.bury(reported), letters.again().bury(reported, reported)] == [
+        1,
+        0,
+        0,
+    ]
     letter = letters.one()
     assert (letter.attempts, letter.deaths, len(letter.history)) == (2, 1, 2)
 
 
-def test_the_same_death_told_after_the_letter_was_settled_does_not_open_it(letters: Letters) -> None:
+def test_the_same_death_reported_after_the_letter_was_settled_does_not_open_it(letters: Letters) -> None:
     """Killed between burying and acknowledging, a worker buries it again after everything is fixed."""
-    told = burial(history=failures(1))
-    letters.bury(told)
+    reported = burial(history=failures(1))
+    letters.bury(reported)
     letters.discard(Filter(message_id="m1"), reason="done by hand", operator="ann")
-    assert letters.bury(told) == 0
+    assert letters.bury(reported) == 0
     assert letters.one().status is Status.DISCARDED
 
 
@@ -135,9 +139,9 @@ def test_what_no_database_takes_is_buried_all_the_same(letters: Letters) -> None
 
 @pytest.mark.without("asyncio")
 def test_many_bury_the_same_at_once(letters: Letters) -> None:
-    told = [burial(f"m{number}") for number in range(5)]
+    reported = [burial(f"m{number}") for number in range(5)]
     with ThreadPoolExecutor(8) as threads:
-        new = sum(threads.map(lambda _: letters.made.bury(*told), range(8)))
+        new = sum(threads.map(lambda _: letters.made.bury(*reported), range(8)))
     assert new == 5
     assert letters.count() == 5
 
@@ -182,7 +186,7 @@ def test_letters_are_found_by_what_is_known_of_them(letters: Letters) -> None:
 
 
 @pytest.mark.without("asyncio")
-def test_missing_tables_are_told_in_words_that_help(database: Database) -> None:
+def test_missing_tables_are_reported_in_words_that_help(database: Database) -> None:
     with pytest.raises(ConfigurationError, match="onceward inbox migrate"):
         DeadLetters(database.default).find()
 
@@ -196,7 +200,7 @@ def alerts(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int]]:
     return found
 
 
-def test_each_new_letter_is_told(letters: Letters, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_new_letter_is_reported(letters: Letters, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "onceward.deadletters")
     with record() as recording:
         letters.bury(burial("a"), burial("b"))
@@ -209,7 +213,7 @@ def test_each_new_letter_is_told(letters: Letters, caplog: pytest.LogCaptureFixt
         assert recording.metric("onceward.deadletters.alerts", consumer="billing", alert="new") == 2
 
 
-def test_more_than_ten_of_a_type_and_a_surge_are_told(
+def test_more_than_ten_of_a_type_and_a_surge_are_reported(
     letters: Letters, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "onceward.deadletters")
@@ -227,25 +231,25 @@ def test_more_than_ten_of_a_type_and_a_surge_are_told(
         assert recording.metric("onceward.deadletters.alerts", alert="surge") == 1
 
 
-def test_letter_after_letter_is_told_when_it_passes_a_limit_and_when_it_has_doubled(
+def test_letter_after_letter_is_reported_when_it_passes_a_limit_and_when_it_has_doubled(
     letters: Letters, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "onceward.deadletters")
     with record() as recording:
         for number in range(1, 101):
             letters.bury(burial(f"m{number}", aggregate_id="x"))
-        told = [each.getMessage() for each in caplog.records]
+        reported = [each.getMessage() for each in caplog.records]
         for kind, expected in (
             ("many_of_a_type", [11, 22, 44, 88]),
             ("surge", [11, 22, 44, 88]),
             ("same_aggregate", [3, 6, 12, 24, 48, 96]),
         ):
-            of_kind = [each for each in told if f"({kind})" in each]
+            of_kind = [each for each in reported if f"({kind})" in each]
             assert [int(each.partition("): ")[2].split()[0]) for each in of_kind] == expected
             assert recording.metric("onceward.deadletters.alerts", alert=kind) == len(expected)
 
 
-def test_what_goes_on_is_told_again_after_ten_minutes(
+def test_what_goes_on_is_reported_again_after_ten_minutes(
     letters: Letters, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "onceward.deadletters")
@@ -276,7 +280,7 @@ def test_after_letters_were_settled_the_limit_is_passed_anew(
     assert alerts(caplog) == [many]
 
 
-def test_types_aggregates_and_consumers_are_told_each_for_itself(
+def test_types_aggregates_and_consumers_are_notified_each_for_itself(
     letters: Letters, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "onceward.deadletters")
@@ -300,7 +304,7 @@ def test_a_surge_is_ten_times_what_is_usual(letters: Letters, caplog: pytest.Log
     assert alerts(caplog) == [("surge", logging.CRITICAL)]
 
 
-def test_an_aggregate_that_fails_three_times_is_told(
+def test_an_aggregate_that_fails_three_times_is_reported(
     letters: Letters, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "onceward.deadletters")
@@ -310,7 +314,7 @@ def test_an_aggregate_that_fails_three_times_is_told(
     assert alerts(caplog) == [("same_aggregate", logging.CRITICAL)]
 
 
-def test_what_is_rolled_back_is_not_told(letters: Letters, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_rolled_back_is_not_shown(letters: Letters, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "onceward.deadletters")
     broken = burial("m2")
     msgspec.structs.force_setattr(broken, "category", "nonsense")

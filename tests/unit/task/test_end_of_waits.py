@@ -94,7 +94,7 @@ def test_a_backoff_ends_at_once_when_the_call_is_hurried(
     assert len(world.calls) == 1
     assert (report.abandoned, report.failed, report.stop_reason) == (1, 0, StopReason.STOPPED)
     if role == "settling":
-        assert source.told == []
+        assert source.reported == []
 
 
 @pytest.mark.req("CE-36")
@@ -151,7 +151,7 @@ def test_nothing_is_started_after_a_hurry(world: World, role: str) -> None:
     assert len(world.calls) == 2
     assert (report.abandoned, report.unstarted) == (2, 4)
     if role == "settling":
-        assert sorted(each.transaction.id for each in source.told) == ["t2", "t3", "t4", "t5"]
+        assert sorted(each.transaction.id for each in source.reported) == ["t2", "t3", "t4", "t5"]
 
 
 @pytest.mark.req("CE-36")
@@ -248,4 +248,4 @@ def test_a_postponement_without_a_delay_does_not_spin(world: World, role: str) -
 def test_a_source_is_not_asked_again_at_once_either(world: World) -> None:
     source = SettlingSource(transactions(1))
     world.consume(world.consumer(results(Postponed("not yet", delay=0)), source=source))
-    assert source.told[0].delay > 0
+    assert source.reported[0].delay > 0

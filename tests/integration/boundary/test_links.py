@@ -290,9 +290,9 @@ def test_a_bug_does_not_end_a_link(play: Play, caplog: pytest.LogCaptureFixture)
         await until_async(lambda: hq.has(*said))
 
     play(story)
-    (told,) = lines(caplog, "down")
-    assert "RuntimeError: a bug" in told.getMessage()
-    assert told.exc_info is not None
+    (reported,) = lines(caplog, "down")
+    assert "RuntimeError: a bug" in reported.getMessage()
+    assert reported.exc_info is not None
 
 
 @pytest.mark.req("BC-22")
@@ -554,8 +554,8 @@ def test_why_a_fact_was_skipped_is_kept_at_the_source_and_can_be_read_later(tmp_
             plant.append(envelope_for(f"m{number}", from_zone="plant", to_zone="hq"), fact_of("a:b", "c", 1))
         plant.fetch(CONSUMER)
         skip = ("skip", "--from", url, "--consumer", CONSUMER)
-        told = run(*skip, "--offset", "1", "--reason", " test data ", "--operator", "jane")
-        assert "Read it again: `onceward boundary get skipped-facts zone:hq/1.json -" in told.stdout
+        reported = run(*skip, "--offset", "1", "--reason", " test data ", "--operator", "jane")
+        assert "Read it again: `onceward boundary get skipped-facts zone:hq/1.json -" in reported.stdout
         kept = json.loads(run("get", "skipped-facts", "zone:hq/1.json", "-", "--url", url).stdout)
         assert datetime.fromisoformat(kept.pop("at")).tzinfo is not None
         assert len(kept.pop("digest")) == 64
@@ -586,11 +586,11 @@ def test_skip_shows_both_sides_and_changes_nothing_without_a_reason(play: Play, 
         look = ("skip", "--from", plant.url, "--consumer", CONSUMER, "--to", str(tmp_path / "hq"))
         shown = await asyncio.to_thread(run, *look, "--json")
         assert shown.exit_code == 0, shown.output
-        told = json.loads(shown.stdout)
-        assert (told["skipped"], told["offset"], told["reason"]) == (False, 4, None)
-        assert (told["source"]["object_json"], told["here"]["object_json"]) == ('"theirs"', '"ours"')
-        assert told["source"]["subject"] == told["here"]["subject"] == "batch:4"
-        assert told["source"]["digest"] != told["here"]["digest"]
+        reported = json.loads(shown.stdout)
+        assert (reported["skipped"], reported["offset"], reported["reason"]) == (False, 4, None)
+        assert (reported["source"]["object_json"], reported["here"]["object_json"]) == ('"theirs"', '"ours"')
+        assert reported["source"]["subject"] == reported["here"]["subject"] == "batch:4"
+        assert reported["source"]["digest"] != reported["here"]["digest"]
         shown = await asyncio.to_thread(run, *look)
         assert "Nothing was changed. To skip it, repeat this with --offset 4 --reason TEXT." in shown.stdout
         shown = await asyncio.to_thread(run, *look[:-2])
@@ -688,7 +688,7 @@ def test_a_fact_that_this_side_refuses_stops_the_link_there(play: Play) -> None:
     play(story)
 
 
-def test_expired_facts_are_told_counted_and_passed(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+def test_expired_facts_are_reported_counted_and_passed(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     async def story(world: World) -> None:
         plant, hq = await world.zone("plant"), await world.zone("hq")
         await plant.say(5)
@@ -713,8 +713,8 @@ def test_expired_facts_are_told_counted_and_passed(play: Play, caplog: pytest.Lo
         return await plant.position(CONSUMER) == offset
 
     play(story)
-    told = [record.getMessage() for record in lines(caplog, "gap") if record.levelno == logging.ERROR]
-    assert told == [
+    reported = [record.getMessage() for record in lines(caplog, "gap") if record.levelno == logging.ERROR]
+    assert reported == [
         "link from-0 missed facts 6 to 8: they expired at the source, and are lost to this zone",
         "link from-0 missed facts 11 to 13: they expired at the source, and are lost to this zone",
     ]
@@ -865,8 +865,8 @@ def test_forward_once_drains_the_source_and_says_what_it_did(tmp_path: Path, int
         result = run(*once)
         assert (result.exit_code, result.stdout) == (0, "3 appended, 1 of this zone itself.\n"), result.output
         assert run(*once).stdout == "nothing new.\n"
-        told = json.loads(run(*once, "--consumer", "again", "--json").stdout)
-        assert told == {"appended": 0, "duplicate": 3, "own": 1, "not_for_us": 0, "missed": 0}
+        reported = json.loads(run(*once, "--consumer", "again", "--json").stdout)
+        assert reported == {"appended": 0, "duplicate": 3, "own": 1, "not_for_us": 0, "missed": 0}
         plant.append(envelope_for("m0-again", from_zone="plant-b", to_zone="labs"), fact_of("a:b", "c", 1))
         assert run(*once, "--to-zone", "hq").stdout == "1 for other zones.\n"
         refused = run(*once, "--consumer", "third", "--from-zone", "plant")
@@ -893,7 +893,7 @@ def test_forward_once_says_what_is_wrong(
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_forward_goes_on_until_it_is_told_to_stop(tmp_path: Path) -> None:
+def test_forward_goes_on_until_it_is_asked_to_stop(tmp_path: Path) -> None:
     with boundary_server(tmp_path / "plant") as source, boundary_server(tmp_path / "hq") as url:
         process = subprocess.Popen(
             [

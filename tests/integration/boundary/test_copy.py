@@ -53,7 +53,7 @@ async def pieces(blob: bytes) -> AsyncIterator[bytes]:
     yield blob
 
 
-async def told(store: BoundaryStore) -> dict[str, object]:
+async def reported(store: BoundaryStore) -> dict[str, object]:
     records = await store.read(0, 1000)
     _, chunks = await store.objects.get("b", "k")
     return {
@@ -74,10 +74,10 @@ def test_offsets_ids_times_cursors_and_objects_are_the_same_there_and_back(
         last = await open_store(str(tmp_path / "last"))
         await filled(first, 30)
         assert await copy(first, middle) == Copied(facts=30, objects=1, cursors=3, same_offsets=True)
-        assert await told(middle) == await told(first)
+        assert await reported(middle) == await reported(first)
         assert [each.confirmed_at_unix_ms for each in await middle.cursors()][1:] == [1_700_000_000_000, None]
         assert await copy(middle, last) == Copied(facts=30, objects=1, cursors=3, same_offsets=True)
-        assert await told(last) == await told(first)
+        assert await reported(last) == await reported(first)
         for store in (first, middle, last):
             await store.close()
 
@@ -91,7 +91,7 @@ def test_what_expired_leaves_no_hole_and_cursors_stand_where_they_stood(tmp_path
         await first.expire({"operational": 10**15})
         copied = await copy(first, second)
         assert (copied.facts, copied.same_offsets) == (5, False)
-        after = await told(second)
+        after = await reported(second)
         assert after["offsets"] == [1, 2, 3, 4, 5]
         # Of m1, m3, m5, m7 and m9, the consumer at 5 has confirmed three.
         assert after["cursors"] == {"all": 5, "half": 3, "new": 0}
@@ -118,7 +118,7 @@ def test_a_copy_that_broke_off_is_repeated(tmp_path: Path) -> None:
         assert await second.cursors() == []
         await copy(first, second)
         await copy(first, second)
-        assert await told(second) == await told(first)
+        assert await reported(second) == await reported(first)
         await first.close()
         await second.close()
 

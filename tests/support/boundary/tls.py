@@ -38,7 +38,7 @@ def plain_toml(tls: Tls, peers: str = HQ, zone: str = "plant-a", more: str = "")
     return f'zone = "{zone}"\n{more}\n[tls]\nca = "{tls.ca}"\ncert = "{tls.cert}"\nkey = "{tls.key}"\n{peers}'
 
 
-class Site:
+class SecuredZone:
     """A CA, and certificates of a server and of the clients that a test names."""
 
     def __init__(self, directory: Path, zone: str = "plant-a", authority: Authority | None = None) -> None:

@@ -176,7 +176,11 @@ def test_a_refused_payload_is_one_warning_and_the_rest_is_there_for_those_who_lo
     assert (line.name, line.levelno) == ("onceward.engine", logging.WARNING)
     assert "does not fit Booking of consumer 'billing'" in line.getMessage()
     others = [line for line in caplog.records if line.levelno == logging.INFO]
-    assert [line.name for line in others] == ["onceward.inbox", "onceward.deadletters"]
+    assert [line.name for line in others] == [
+        "onceward.inbox",
+        "onceward.connectors.leasing",
+        "onceward.deadletters",
+    ]
 
 
 def test_a_handler_that_fails_is_one_error(
