@@ -210,9 +210,6 @@ def describe_failure(
 
 def breach_of(error: BaseException | str | None) -> str | None:
     """The kind of breach, if the error is a `ContractError`."""
-    if not hasattr(error, "kind"):
-        return None
-    # Imported lazily: a source needs no inbox, and few errors get here.
-    from onceward.inbox.errors import ContractError
-
-    return str(error.kind) if isinstance(error, ContractError) else None
+    # Not imported: a source needs no inbox, and without it there is no such error.
+    inbox = sys.modules.get("onceward.inbox.errors")
+    return str(error.kind) if inbox is not None and isinstance(error, inbox.ContractError) else None

@@ -195,10 +195,14 @@ class Call:
 
     def forgive(self, seconds: float, work: Any = None) -> None:
         """Telemetry took this long. That counts neither towards this work's limit nor, in asyncio, those of others."""
-        if isinstance(work, Life) and work.limit is Limit.TRANSACTION:
-            work.deadline += seconds
-            if work.deadline >= self.deadline:
-                work.deadline, work.limit = self.deadline, Limit.LOOP
+        held_up = {id(work): work}
+        if self.task.asynchronous:
+            held_up.update((id(life), life) for life in list(self.task._engine.ids.holders.values()))
+        for life in held_up.values():
+            if isinstance(life, Life) and life.plan is self.slots.plan and life.limit is Limit.TRANSACTION:
+                life.deadline += seconds
+                if life.deadline >= self.deadline:
+                    life.deadline, life.limit = self.deadline, Limit.LOOP
         self.ports.forgive(seconds)
 
     def report_expiry(self, work: Work, limit: Limit) -> None:
@@ -399,6 +403,11 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
                 await asyncio.wait((giving,), timeout=task.settings.stuck_grace)
             finally:
                 giving.cancel()
+    except GeneratorExit:  # closed, not canceled: nothing can be awaited any more
+        guard.end()
+        with suppress(RuntimeError):  # the event loop is closed
+            ports.cancel()
+        raise
     guard.end()
     call.slots.dismiss()
     ports.close()

@@ -35,6 +35,7 @@ import msgspec
 from onceward._functions import explain_unrun, has_run, name_of
 from onceward.backoff import Backoff
 from onceward.task.exceptions import (
+    LONGEST_POSTPONEMENT,
     ExceptionCategory,
     IOGuardError,
     Postponed,
@@ -127,11 +128,13 @@ def classify(step: Step, attempt: int, failed: Failed, transaction_id: str | Non
         return TransactionException(text_of(error), ExceptionCategory.SYSTEM, transaction_id, error)
     category = failure_category(error)
     if step.always_system and category is not ExceptionCategory.SYSTEM:
-        return TransactionException(error.message, ExceptionCategory.SYSTEM, transaction_id, error)
+        return TransactionException(message_of(error), ExceptionCategory.SYSTEM, transaction_id, error)
     try:
-        return complete(error, category, transaction_id)
-    except Exception:  # noqa: BLE001  a subclass that does not let its attributes be set
-        return TransactionException(error.message, category, transaction_id, error)
+        completed = complete(error, category, transaction_id)
+        str(completed)  # sources and logs show it
+    except Exception:  # noqa: BLE001  a subclass that cannot be shown, or whose attributes cannot be read or set
+        return TransactionException(message_of(error), category, transaction_id, error)
+    return completed
 
 
 def complete(
@@ -147,6 +150,14 @@ def complete(
     if error.category is not category:
         error.category = category
     return error
+
+
+def message_of(error: TransactionException) -> str:
+    """Its message, or its type if it has none, or if a subclass does not let it be read."""
+    try:
+        return str(error.message) or type(error).__name__
+    except Exception:  # noqa: BLE001  a property of user code
+        return type(error).__name__
 
 
 def text_of(error: BaseException | None) -> str:
@@ -310,7 +321,7 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
             return reply
         postponed = step is life.plan.main and reply.limit is None and isinstance(reply.error, Postponed)
         if postponed:
-            logger.info("%s is postponed for %.3g s: %s", step.name, reply.error.delay, reply.error)
+            logger.info("%s is postponed for %.3g s: %s", step.name, delay_of(reply.error), reply.error)
             if life.plan.postpones or ports.ending:
                 return leave_postponed(life, reply.error)
             decision = Decision(postponement_error(reply.error, life), delay_of(reply.error))
@@ -341,11 +352,16 @@ def leave_postponed(life: Life, error: Postponed) -> Failed:
             "%s was waiting because it is postponed, and the run is ending; transaction %s is not done",
             life.step, life.transaction_id,
         )  # fmt: skip
-    return Failed(Postponed(str(error), delay_of(error)))
+    return Failed(Postponed(text_of(error), delay_of(error)))
 
 
 def delay_of(error: Postponed) -> float:
-    return max(error.delay, LEAST_POSTPONEMENT)
+    """Its delay, within bounds; the usual one if user code has set something that is not a number."""
+    try:
+        delay = float(error.delay)
+    except Exception:  # noqa: BLE001  an attribute of user code
+        delay = Postponed.delay
+    return min(max(LEAST_POSTPONEMENT, delay), LONGEST_POSTPONEMENT)  # in this order because of NaN
 
 
 def postponement_error(postponed: Postponed, life: Life) -> TransactionException:

@@ -29,9 +29,11 @@ from onceward.task.script import (
     Failed,
     Limit,
     Script,
+    await_checked,
     await_in_context,
     drive_async,
     failure_reply,
+    release,
 )
 from onceward.task.slots import WAIT, Item
 from onceward.task.work import Life, Work
@@ -40,6 +42,8 @@ from onceward.transaction import Transaction
 
 TURN = 0.002
 """Seconds that handlers which never wait may run until the rest of the event loop has its turn."""
+PASSES = 3
+"""How often the event loop goes round in that turn: a timer or socket wakes a future, that a task, and it runs."""
 PARTING = 2.0
 """Seconds that dismissed workers have to end. They need far less, unless the engine has failed."""
 
@@ -95,7 +99,8 @@ class AsyncPorts:
         self._turn_ends = 0.0
         self._in_a_row = False
         """A worker polls right after a life that did not wait."""
-        self._waiting_for_turn = 0
+        self._giving_turn = False
+        """A worker lets the rest of the event loop have its turn; no other starts work meanwhile."""
         self.ending = False
         self._pausing: dict[asyncio.Future[None], bool] = {}
         """What waits between attempts, and whether because it is postponed."""
@@ -115,7 +120,7 @@ class AsyncPorts:
             except BaseException as error:  # noqa: BLE001  an error of user code is a reply
                 return failure_reply(error)
             # The driver awaits it and turns its error into a reply: one coroutine less.
-            return reply if type(reply) is CoroutineType else _await(reply, call)
+            return reply if type(reply) is CoroutineType else await_checked(reply, call)
         return self._invoke_limited(work, call, arguments, timeout)
 
     async def _invoke_limited(
@@ -211,17 +216,19 @@ class AsyncPorts:
         self.ending = True
         for waiter, postponed in self._pausing.items():
             if postponed or self._deadlines.hurried:
-                _release(waiter)
+                release(waiter)
 
     @coroutine
     def pause(self, work: Work, seconds: float, postponed: bool) -> Generator[Any, Any, Any]:
         if seconds <= 0:
-            return (yield)  # other tasks of the event loop need their turn
+            for _ in range(PASSES):  # other tasks of the event loop need their turn
+                yield
+            return
         real = self.sleeping(max(min(seconds, work.deadline - self.now()), 0.0))
         until = self._loop.time() + min(real, LONGEST_SLEEP)
         while until > self._loop.time() and not (self.ending if postponed else self._deadlines.hurried):
             waiter: asyncio.Future[None] = self._loop.create_future()
-            timer = self._loop.call_at(until, _release, waiter)
+            timer = self._loop.call_at(until, release, waiter)
             self._pausing[waiter] = postponed
             try:
                 yield from waiter
@@ -300,26 +307,28 @@ class AsyncPorts:
 
     def poll(self) -> Any:
         items = self._items
-        if not items:
+        if not items or self._giving_turn:
             return WAIT
         if self._in_a_row:
             self._in_a_row = False
             if monotonic() >= self._turn_ends:
                 return WAIT
         item = items.popleft()
-        if items and not (self._rousing or self._waiting_for_turn):
+        if items and not self._rousing:
             self._rouse()
         return item
 
     @coroutine
     def take(self) -> Generator[Any, Any, Any]:
         try:
-            if self._items:
-                self._waiting_for_turn += 1
+            if self._items and not self._giving_turn:
+                self._giving_turn = True
                 try:
-                    return (yield)
+                    for _ in range(PASSES):
+                        yield
+                    return
                 finally:
-                    self._waiting_for_turn -= 1
+                    self._giving_turn = False
                     self._turn_ends = monotonic() + TURN
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._idle.append(waiter)
@@ -449,12 +458,3 @@ class AsyncPorts:
         for task in self._tasks:
             task.cancel()
         return list(self._tasks)
-
-
-def _release(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
-
-
-async def _await(given: Any, function: Callable[..., Any]) -> Any:
-    return await check_awaitable(given, function)

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import msgspec
 
+from onceward._functions import check_awaitable
 from onceward.task.exceptions import AttemptInterrupted
 
 T = TypeVar("T")
@@ -143,6 +144,17 @@ def await_in_context(
                 awaited = run(driven.send, value)
     except StopIteration as end:
         return end.value
+
+
+async def await_checked(given: Any, function: Callable[..., Any]) -> Any:
+    """Await what `function` returned."""
+    return await check_awaitable(given, function)
+
+
+def release(waiter: asyncio.Future[None]) -> None:
+    """Wake what waits for it, if that has not happened."""
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 class EngineTask(asyncio.Task[Any]):

@@ -230,7 +230,7 @@ def fetch_error(reply: Failed) -> FetchException:
         return reply.error
     timed_out = (
         reply.limit is not None
-        or isinstance(reply.error, TimeoutError)
+        or any(cls.__name__ == "TimeoutError" for cls in type(reply.error).__mro__)  # redis-py has its own
         or failure_category(reply.error) is ExceptionCategory.TIMEOUT
     )
     cls = FetchTimeoutException if timed_out else FetchException

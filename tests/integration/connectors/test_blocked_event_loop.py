@@ -22,6 +22,7 @@ from onceward.connectors.sqlite import AsyncSqliteConnector, SqliteConnector
 from onceward.deadletters import AsyncDeadLetters
 from onceward.deadletters.source import AsyncWithDeadLetters
 from onceward.testing.clock import FakeClock
+from onceward.transaction import Settlement, Verdict
 from tests.support.pending_entries import age
 from tests.support.wait import until
 from tests.support.world import SettlingSource, consuming, transactions
@@ -160,6 +161,26 @@ def test_the_idle_time_of_a_stream_is_restarted_from_a_thread(
     pending = client.xpending_range(name, "onceward", "-", "+", 10)
     assert len(pending) == 2
     assert all(each["time_since_delivered"] < 40_000 for each in pending)
+
+
+def test_an_outcome_that_is_being_recorded_is_not_taken_for_a_lost_lease(
+    redis_url: str, stream: tuple[redis.Redis, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    client, name = stream
+
+    async def main() -> None:
+        async with AsyncRedisStreamsConnector(redis_url, name, lease=60.0) as connector:
+            await connector.dispatch_transactions_async(transactions(2))
+            held = await connector.fetch_transactions_async(2)
+            done = [Settlement(each, Verdict.DONE) for each in held]
+            settling = asyncio.ensure_future(connector.settle_transactions_async(done))
+            while client.xpending(name, "onceward")["pending"]:  # the reply is not read yet
+                await asyncio.sleep(0)
+            extend_while_blocked(connector, held)
+            await settling
+
+    asyncio.run(main())
+    assert "too late" not in caplog.text
 
 
 def test_a_source_inside_dead_letters_has_it_too() -> None:

@@ -79,6 +79,28 @@ class Broken(TransactionException):
         raise RuntimeError("no category today")
 
 
+class Unshown(TransactionException):
+    category = BUSINESS
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class Hidden(TransactionException):
+    """Nothing of it can be read but its category."""
+
+    category = BUSINESS
+
+    def __init__(self) -> None: ...
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("message", "transaction_id", "kind"):
+            raise RuntimeError(f"no {name}")
+        return super().__getattribute__(name)
+
+
 class Late(TransactionException):
     category = TIMEOUT
 
@@ -99,6 +121,8 @@ GIVEN: list[tuple[Any, ExceptionCategory]] = [
     (RefusedWithoutSuper, BUSINESS),
     (RefusedByProperty, BUSINESS),
     (Frozen, BUSINESS),
+    (Unshown, BUSINESS),
+    (Hidden, BUSINESS),
     (lambda: TransactionException("no", category="BUSINESS"), BUSINESS),
     (Late, TIMEOUT),
     (TransactionException, SYSTEM),

@@ -9,6 +9,7 @@ from collections import deque
 from typing import Any
 
 import pytest
+import redis.exceptions
 
 from onceward import Transaction
 from onceward.errors import ConfigurationError
@@ -184,7 +185,7 @@ def test_a_fetch_that_times_out_for_good_surfaces_as_a_timeout(world: World) -> 
 
 
 @pytest.mark.req("CE-12")
-@pytest.mark.parametrize("given", [TimeoutError("10 s"), timeout()])
+@pytest.mark.parametrize("given", [TimeoutError("10 s"), timeout(), redis.exceptions.TimeoutError("10 s")])
 def test_a_connectors_own_timeout_surfaces_as_a_timeout(world: World, given: Exception) -> None:
     with pytest.raises(FetchTimeoutException) as raised:
         world.consume(world.consumer(source=ListSource(script=[given])))

@@ -186,7 +186,7 @@ def test_an_error_whose_text_cannot_be_shown_has_its_line(
 
     consume(world, results(Mute()), 1)
     [line] = gave_up(caplog)
-    assert line.getMessage().endswith("learn of it: (its message cannot be shown)")
+    assert line.getMessage().endswith(": Mute")
 
 
 # ── what is remembered ──────────────────────────────────────────────────────────────────────────────────

@@ -128,6 +128,19 @@ def test_spans_show_postponement_and_duplicates_as_no_errors(world: World) -> No
     assert (lives["t1"]["outcome"], lives["t1"]["duplicate"]) == ("succeeded", True)
 
 
+@pytest.mark.parametrize(
+    ("delay", "kept"), [(None, 1.0), ("soon", 1.0), (-5, 0.1), (float("nan"), 0.1), (1e9, 86400.0)]
+)
+def test_a_delay_that_was_changed_into_nonsense_does_not_end_the_loop(
+    world: World, delay: Any, kept: float
+) -> None:
+    later = Postponed("not yet")
+    later.delay = delay
+    source = SettlingSource(transactions(1))
+    assert world.consume(world.consumer(results(later), source=source)).postponed == 1
+    assert [each.delay for each in source.reported] == [kept]
+
+
 @pytest.mark.parametrize("delay", [-1.0, float("inf"), float("nan"), 86401.0])
 def test_a_delay_that_makes_no_sense_is_refused_where_it_is_said(delay: float) -> None:
     with pytest.raises(ValueError, match="delay must be"):

@@ -237,6 +237,23 @@ def test_a_span_processor_that_holds_up_the_event_loop_costs_no_other_attempt_it
     assert report.succeeded == 2
 
 
+@pytest.mark.req("CE-49")
+@pytest.mark.parametrize("when", ["start", "end"])
+def test_a_span_processor_that_holds_up_the_event_loop_costs_no_other_transaction_its_time(when: str) -> None:
+    world = World("asyncio")
+    clock = FakeClock()
+    slow: dict[str, Any] = {when: lambda: clock.advance(100), "name": "process"}
+    with metrics.override(processed_by(**slow)):
+        task = world.consumer(
+            lambda _: After(0.001),
+            success=lambda *_: After(0.001),
+            source=ListSource(transactions(4)),
+            clock=clock,
+        )
+        report = world.consume(task, consuming(transaction_timeout=10, batch=4, concurrency=4))
+    assert report.succeeded == 4
+
+
 # ── what is shown ───────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -87,6 +87,8 @@ class StreamQueue:
         self._parked = "returned"
         self._maxlen = maxlen
         self._deliveries = LeasedDeliveries()
+        self._settling: set[bytes] = set()
+        """Entries whose outcome is being recorded, perhaps while a thread extends leases."""
         self._lease_ms = max(int(rules.lease * 1000), 1)
         self._group_known = False
         self._slack = True
@@ -252,13 +254,17 @@ class StreamQueue:
                 certain.append(entry)
             else:
                 verdicts.append((as_str(entry), deliveries, "done"))
-        if certain:
-            [reply] = yield [("XACK", self.stream, self.group, *certain)]
-            if isinstance(reply, Exception):
-                raise reply
-        lost = (yield from self._settle(verdicts)) if verdicts else []
-        for _, delivery in ending.values():
-            delivery.settled = True
+        self._settling.update(ending)
+        try:
+            if certain:
+                [reply] = yield [("XACK", self.stream, self.group, *certain)]
+                if isinstance(reply, Exception):
+                    raise reply
+            lost = (yield from self._settle(verdicts)) if verdicts else []
+            for _, delivery in ending.values():
+                delivery.settled = True
+        finally:
+            self._settling.difference_update(ending)
         for entry in lost:
             settlement, _ = ending[entry]
             _log.warning(
@@ -303,6 +309,8 @@ class StreamQueue:
             delivery.since = asked
         for entry in lost:
             running[entry][0].since = 0.0
+            if entry in self._settling or running[entry][0].settled:
+                continue  # it is no longer ours because its outcome was recorded meanwhile
             _log.warning("transaction %s: lease expired, too late to extend it", running[entry][1].id)
 
     def _settle(self, verdicts: Sequence[Sequence[Any]]) -> Exchange:
