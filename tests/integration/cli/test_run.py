@@ -101,7 +101,8 @@ def test_options_win_over_what_the_app_says(tmp_path: Path, mode: str) -> None:
 def test_at_its_end_a_run_says_how_many_have_succeeded_and_failed(tmp_path: Path, mode: str) -> None:
     site = Site(tmp_path, mode)
     site.send({"id": "o1"}, {"id": "o2"}, {"id": "o3", "fail": True})
-    with site.run("--drain", "--processes", "2") as run:
+    later = "sqlite:///orders.db?redelivery_delay=600"  # than the second worker starts, however slowly
+    with site.run("--drain", "--processes", "2", RUN_SOURCE=later) as run:
         assert run.ended() == 0
         *_, summary, hint = [line["message"] for line in run.lines]
     assert summary.endswith(" s; charge: 2 succeeded, 1 failed")
