@@ -171,11 +171,6 @@ def text_of(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def line_of(error: BaseException) -> str:
-    """`text_of` on one line, for the log: messages of databases can be long."""
-    return " ".join(text_of(error).split())
-
-
 class LifePorts(Protocol):
     """The I/O a life needs."""
 
@@ -304,7 +299,8 @@ def attempt(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts
 
 def end_attempt(life: Life, step: Step, reply: Any) -> Any:
     """The reply of an attempt, once it is checked and recorded."""
-    reply = check_reply(reply, step)
+    if type(reply) is not Failed:
+        reply = check_reply(reply, step)
     if life.plan.watch is not None:
         failed = type(reply) is Failed
         life.plan.watch.attempt_ends(life, step, reply if failed else None, None if failed else reply)
@@ -400,7 +396,7 @@ def fail_blocked(life: Life) -> Failed:
 
 
 def log_failure(life: Life, step: Step, decision: Decision, now: float) -> None:
-    error = line_of(decision.error)
+    error = " ".join(str(decision.error).split())  # on one line: messages of databases can be long
     attempt = life.attempt + 1  # people count from 1
     if decision.delay is not None:
         logger.warning(

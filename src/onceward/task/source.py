@@ -29,7 +29,7 @@ from onceward.task.exceptions import (
     TransactionException,
     failure_category,
 )
-from onceward.task.lifecycle import Step, check_reply, decide, line_of, text_of
+from onceward.task.lifecycle import Step, check_reply, decide, text_of
 from onceward.task.mixins.policies import ProducerLoopPolicy
 from onceward.task.report import StopReason
 from onceward.task.script import Failed, Limit, Script
@@ -286,7 +286,8 @@ def ask(
             return reply
         logger.warning(
             "%s failed (attempt %d of %d), next in %.3g s: %s",
-            step.name, attempt + 1, step.max_attempts, decision.delay, line_of(decision.error),
+            step.name, attempt + 1, step.max_attempts, decision.delay,
+            " ".join(str(decision.error).split()),
         )  # fmt: skip
         loop.slots.tally.retries += 1
         yield from rest(loop, decision.delay, insist=insist)
