@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
 
 from onceward.connectors.urls import Address
 from onceward.transaction import Transaction
@@ -111,7 +112,7 @@ def shop_on(
         yield shop
     elif database.startswith("sqlite"):
         shop.environ["ONCEWARD_DATABASE"] = f"sqlite:///{directory}/shop.db"
-        with create_engine(shop.environ["ONCEWARD_DATABASE"]).begin() as connection:
+        with create_engine(shop.environ["ONCEWARD_DATABASE"], poolclass=NullPool).begin() as connection:
             connection.execute(text("CREATE TABLE charges (id TEXT)"))
         yield shop
     else:

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
 from typer.testing import CliRunner, Result
 
 from onceward.cli.main import app
@@ -33,14 +34,14 @@ def run(*arguments: str) -> Result:
 def url(tmp_path: Path) -> str:
     """The consumer's database."""
     url = f"sqlite:///{tmp_path}/shop.db"
-    inbox = Inbox(create_engine(url))
+    inbox = Inbox(create_engine(url, poolclass=NullPool))
     inbox.migrate()
     inbox.register(consumers.Right.contract)
     return url
 
 
 def recorded(url: str) -> int:
-    with create_engine(url).connect() as connection:
+    with create_engine(url, poolclass=NullPool).connect() as connection:
         return int(connection.scalar(text("SELECT count(*) FROM onceward_evidence")) or 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import tomllib
 from pathlib import Path
@@ -22,6 +23,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
 def test_the_examples_run_in_order_and_the_function_can_be_proven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -32,6 +34,7 @@ def test_the_examples_run_in_order_and_the_function_can_be_proven(
     report = examine_consumer(page.charge, only=["duplicates", "replay"])
     assert report.passed, str(report)
     assert page.charge.__name__ == "charge"
+    gc.collect()  # the page leaves its engine to the garbage collector, as scripts do
 
 
 def test_the_settings_in_the_example_are_settings(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy import inspect as look_into
+from sqlalchemy.pool import NullPool
 
 from onceward import ConsumerTask, Transaction
 from onceward.errors import ConfigurationError
@@ -19,10 +20,10 @@ from onceward.inbox import Event
 from onceward.inbox.evidence.code_digest import code_of
 from onceward.verify import (
     NAMES,
-    Report,
     ScenarioStatus,
     Verification,
     VerificationError,
+    VerificationReport,
     examine_consumer,
     verify_consumer,
 )
@@ -32,13 +33,13 @@ from tests.verification.consumers import EVENTS, EVENTS_2, OLD, PRICES, contract
 SEED = 7
 
 
-def examine(consumer: Any, *only: str, **given: Any) -> Report:
+def examine(consumer: Any, *only: str, **given: Any) -> VerificationReport:
     return examine_consumer(
         consumer, **{"events": EVENTS[:2], "setup": setup, "seed": SEED, "only": only, **given}
     )
 
 
-def failure_of(report: Report, scenario: str) -> str:
+def failure_of(report: VerificationReport, scenario: str) -> str:
     """What a failed scenario reports."""
     assert report[scenario].result is ScenarioStatus.FAILED, str(report)
     return str(report[scenario])
@@ -267,7 +268,7 @@ def test_at_run_time_an_effect_before_the_dedup_decision_is_refused(tmp_path: Pa
         return payload
 
     promised = contract(mode="effectful", schema_version=2, upcasters={1: upcast})
-    inbox = Inbox(create_engine(f"sqlite:///{tmp_path}/inbox.db"))
+    inbox = Inbox(create_engine(f"sqlite:///{tmp_path}/inbox.db", poolclass=NullPool))
     inbox.migrate()
     inbox.register(promised)
     first = {**EVENTS[0], "schema_version": 2, "created_at": "2026-01-01T00:00:00Z"}
@@ -400,7 +401,7 @@ def test_an_old_version_without_a_sample_is_no_proof() -> None:
 
 
 def test_it_can_be_called_while_an_event_loop_runs() -> None:
-    async def test() -> Report:
+    async def test() -> VerificationReport:
         return examine(consumers.AsyncRight, "duplicates-at-once", "kills")
 
     assert asyncio.run(test()).passed
