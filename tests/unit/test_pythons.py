@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 import tomllib
 from pathlib import Path
+
+import onceward
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -20,6 +24,15 @@ def test_every_place_names_the_same_versions() -> None:
 
 
 def test_no_statement_has_numbered_placeholders() -> None:
-    """With a sequence, sqlite3 warns of them since Python 3.12 and refuses them since 3.14."""
+    """With a sequence, sqlite3 of some Pythons warns of them or refuses them. Also of those that are put together."""
+    names = [each.name for each in pkgutil.walk_packages(onceward.__path__, "onceward.")]
+    found = [
+        f"{name}.{constant}"
+        for name in names
+        if not name.endswith("__main__")
+        for constant, value in vars(importlib.import_module(name)).items()
+        if isinstance(value, str) and re.search(r"\?\d", value)
+    ]
+    assert found == []
     sources = [path for name in ("src", "bench", "tests") for path in (ROOT / name).rglob("*.py")]
     assert [path for path in sources if re.search(r"VALUES \(\?\d|= \?\d", path.read_text("utf-8"))] == []

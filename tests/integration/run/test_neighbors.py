@@ -145,7 +145,8 @@ def test_a_drain_that_gives_up_one_consumer_finishes_the_others(
     text = (site.directory / "shop.py").read_text().replace("orders.db?lease=3600", "orders.db?lease=0.3")
     wait = 'while not Path("go.txt").exists():\n        time.sleep(0.01)'
     (site.directory / "shop.py").write_text(text.replace("time.sleep(0.01)", wait))
-    send_poison(site, 100)  # enough for every worker that starts: the leases of dead ones are not released here
+    # Enough for every worker that starts: the leases of dead ones are not released here.
+    send_poison(site, 100)
     site.send(*({"id": number} for number in range(30)))
 
     async def run() -> int:

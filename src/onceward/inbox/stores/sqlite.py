@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +30,15 @@ class SqliteStore(Store):
         # raised again, and reported, by the normal way below.
         cursor = transaction.connection.connection.cursor()
         try:
-            cursor.execute(_ADMIT_DRIVER, (key.day, *key[:2], digest, self._clock()))
+            consumer, tracking, day = key
+            values = {
+                "consumer": consumer,
+                "tracking": tracking,
+                "day": day,
+                "digest": digest,
+                "now": self._clock(),
+            }
+            cursor.execute(_ADMIT_DRIVER, values)
             return int(cursor.rowcount) == 1
         except sqlite3.Error:
             return self._execute(transaction, _ADMIT, key, digest=digest) == 1
@@ -117,11 +124,7 @@ _ADMIT = """
     WHERE :day >= coalesce((SELECT floor_day FROM onceward_horizons WHERE consumer_id = :consumer), :day)
     ON CONFLICT DO NOTHING
 """
-_ADMIT_DRIVER = re.sub(
-    r"[{:](day|consumer|tracking|digest|now)}?",
-    lambda found: f"?{1 + ('day', 'consumer', 'tracking', 'digest', 'now').index(found[1])}",
-    _ADMIT,
-)
+_ADMIT_DRIVER = _ADMIT.replace("{now}", ":now")
 _LOOK_UP = """
     SELECT
         (SELECT payload_sha256 FROM onceward_dedup
