@@ -86,7 +86,7 @@ def pool_sizes(app: Onceward) -> dict[bool, int]:
     there are enough for every message in flight, but for many consumers together no more than `AT_ONCE`. A process
     that runs only some consumers of a run, because one of them crashed, has their share of that.
     """
-    together, consumers = _named(app.run_only, app), _named(app.only, app)
+    together, consumers = _find_consumers(app.run_only, app), _find_consumers(app.only, app)
     wanted = {mode: sum(map(_in_flight, _of(mode, consumers))) for mode in (False, True)}
     total, largest = sum(map(_in_flight, together)), max(map(_in_flight, together), default=0)
     most, spare = min(total, max(largest, AT_ONCE)), SPARE
@@ -99,11 +99,11 @@ def pool_sizes(app: Onceward) -> dict[bool, int]:
 
 def most_connections(app: Onceward) -> int:
     """How many connections `onceward run` opens at most, in all processes."""
-    consumers, sizes = _named(app.only, app), pool_sizes(app)
+    consumers, sizes = _find_consumers(app.only, app), pool_sizes(app)
     return app.settings.processes * sum(sizes[mode] for mode in (False, True) if any(_of(mode, consumers)))
 
 
-def _named(names: Sequence[str], app: Onceward) -> list[Consumer]:
+def _find_consumers(names: Sequence[str], app: Onceward) -> list[Consumer]:
     return [each for each in app.consumers.values() if not names or each.name in names]
 
 
