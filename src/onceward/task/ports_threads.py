@@ -150,11 +150,13 @@ class BlockingPorts:
         error: BaseException | None = None
         this = ThreadTry(work, due, limit, ident, raises=self._raises)
         in_time = False
+        if self._watchdog is None and due < inf:
+            self._start_watchdog()  # here, where no interrupt can break it off
         current_attempt.set(this)
         try:
             self._tries[ident] = this
             if due < self._deadlines.watch_at or self._deadlines.hurried:
-                self._poke()
+                self._pokes.put(True)
             try:
                 reply = call(*arguments)
             except BaseException as raised:  # noqa: BLE001
@@ -277,15 +279,12 @@ class BlockingPorts:
 
     # ── the watchdog ────────────────────────────────────────────────────────────────────────────────────
 
-    def _poke(self) -> None:
-        if self._watchdog is None:
-            with self._start_lock:
-                if self._watchdog is None and not self._closed:
-                    watchdog = threading.Thread(target=self._watch, name="onceward-watchdog", daemon=True)
-                    watchdog.start()
-                    self._watchdog = watchdog  # now: `close` joins it
-                    return
-        self._pokes.put(True)
+    def _start_watchdog(self) -> None:
+        with self._start_lock:
+            if self._watchdog is None and not self._closed:
+                watchdog = threading.Thread(target=self._watch, name="onceward-watchdog", daemon=True)
+                watchdog.start()
+                self._watchdog = watchdog  # now: `close` joins it
 
     def forgive(self, seconds: float) -> None:
         """Telemetry ran outside of attempts, and held up no thread but its own."""
@@ -295,7 +294,8 @@ class BlockingPorts:
         self.interruptible = True  # attempts are refused where they would be limited
         self._hurried.set()
         self._ending.set()
-        self._poke()
+        self._start_watchdog()
+        self._pokes.put(True)
 
     def _watch(self) -> None:
         while True:

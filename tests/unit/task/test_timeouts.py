@@ -22,6 +22,7 @@ from onceward.task.exceptions import (
 )
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.mixins.utils import cancel_requested
+from onceward.task.ports_threads import BlockingPorts
 from onceward.task.settings import EngineSettings
 from onceward.task.work import Outcome, OutcomeStatus
 from tests.support.wait import until
@@ -501,11 +502,29 @@ def test_a_catch_all_in_a_handler_does_not_swallow_the_interrupt() -> None:
 
 
 @pytest.mark.req("CE-20")
+# An exception that is raised in a thread may hit a callback of the garbage collector, where Python ignores it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("settings", [EngineSettings(), RAISE], ids=["cancel", "raise"])
 def test_interrupts_that_come_late_hit_nobody_else(settings: EngineSettings) -> None:
     """Attempts that last about as long as their limit, with every kind of ending."""
     # The limits depend on the machine: on a slow one, the shortest would cut off everything.
     assert any(both_ways_occur_and_each_has_one_end(limit, settings) for limit in (0.003, 0.01, 0.03))
+
+
+def test_the_watchdog_is_started_where_no_interrupt_can_break_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two watchdogs, of which one is forgotten, would leave the call waiting for the other."""
+    interruptible: list[bool] = []
+    start = BlockingPorts._start_watchdog
+
+    def note(ports: BlockingPorts) -> None:
+        interruptible.append(threading.get_ident() in ports._tries)
+        start(ports)
+
+    monkeypatch.setattr(BlockingPorts, "_start_watchdog", note)
+    world = World("threads")
+    task = world.consumer(lambda _: "r", source=ListSource(transactions(1)), settings=RAISE)
+    world.consume(task, consuming(process=retry(1, timeout=60)))
+    assert interruptible == [False]
 
 
 def both_ways_occur_and_each_has_one_end(limit: float, settings: EngineSettings) -> bool:
