@@ -131,10 +131,12 @@ class Interrupted(KeyboardInterrupt):
 @contextmanager
 def _interruptible() -> Iterator[None]:
     """Raise `Interrupted` at the first signal and ignore others, so cleanup is not cut short."""
+    received: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         for each in before:
             signal.signal(each, signal.SIG_IGN)
+        received.append(number)
         raise Interrupted(number)
 
     before: dict[int, Any] = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
@@ -142,6 +144,8 @@ def _interruptible() -> Iterator[None]:
         signal.signal(each, interrupt)
     try:
         yield
+        if received:  # Python ignores what is raised in a callback of the garbage collector, for example
+            raise Interrupted(received[0])
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
