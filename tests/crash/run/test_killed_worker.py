@@ -178,6 +178,8 @@ def test_a_message_that_kills_its_workers_is_still_found_out_although_it_comes_b
         shop.send({"id": "poison", "poison": True}, *({"id": number} for number in range(20)))
         with shop.run("--drain") as run:
             assert run.ended() == 0, run.log
-        assert sorted(shop.done, key=int) == [str(number) for number in range(20)]
+        # Without a contract, one that was done and not yet acknowledged at a kill is done again.
+        done = shop.done if "+" in kind else {*shop.done}
+        assert sorted(done, key=int) == [str(number) for number in range(20)]
         assert shop.begun.count("poison") == 2
         assert run.says("dead letter")

@@ -8,6 +8,7 @@ import asyncio
 import inspect
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from onceward.db import AsyncDbSession, DbSession, SessionError
 from onceward.errors import ConfigurationError, OncewardError
 from tests.support.orders_table import INSERT, _orders, orders  # noqa: F401
+from tests.support.wait import until
 
 if TYPE_CHECKING:
     from tests.support.databases import Database
@@ -117,8 +119,10 @@ def test_a_session_that_could_not_be_opened_cannot_be_entered_again(database: Da
         else "postgresql+psycopg://nobody@127.0.0.1:1/none"
     )
     session = database.session(database.engine(nowhere))
+    before = threading.enumerate()
     with pytest.raises(DBAPIError), session:
         pass
+    until(lambda: set(threading.enumerate()) <= {*before})  # aiosqlite's thread needs the event loop to end
     with pytest.raises(SessionError, match="make a new"), session:
         pass
 
