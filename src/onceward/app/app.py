@@ -295,10 +295,8 @@ def consumers_of(function: Any) -> list[tuple[Onceward, Consumer]]:
 
 
 def _name_of(function: Any) -> str:
-    known = callable(function) and hasattr(function, "__name__")
-    if not known or isinstance(
-        function, (type, staticmethod)
-    ):  # a method is decorated inside of @staticmethod
+    named = callable(function) and hasattr(function, "__name__")
+    if not named or isinstance(function, (type, staticmethod)):  # @staticmethod goes around our decorator
         raise ConfigurationError(
             f"only a function (`def` or `async def`) can be decorated, not {type(function).__name__} {function!r}"
         )

@@ -51,7 +51,7 @@ def open_database(database: str) -> Iterator[Connection | None]:
 
 
 def accepted_connections(connection: Connection) -> int:
-    """How many connections PostgreSQL accepts from all clients that are no superusers."""
+    """How many connections PostgreSQL accepts from all clients that are not superusers."""
     most, reserved = (
         int(connection.exec_driver_sql(f"SHOW {name}").scalar_one())
         for name in ("max_connections", "superuser_reserved_connections")
