@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onceward.app import Onceward
-    from onceward.inbox import AsyncInbox, Contract, Inbox
+    from onceward.durations import days, hours, minutes
+    from onceward.inbox import AsyncInbox, Contract, EffectRefused, Inbox
     from onceward.middleware import Middleware
     from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException
     from onceward.task.mixins.consumer import AsyncConsumerTask, ConsumerTask
@@ -23,6 +24,7 @@ __all__ = [
     "ConsumerPolicy",
     "ConsumerTask",
     "Contract",
+    "EffectRefused",
     "ExceptionCategory",
     "HybridTask",
     "Inbox",
@@ -36,6 +38,9 @@ __all__ = [
     "Transaction",
     "TransactionException",
     "cancel_requested",
+    "days",
+    "hours",
+    "minutes",
     "on_cancel",
 ]
 
@@ -50,6 +55,7 @@ _HOMES = {
     "ConsumerPolicy": _POLICIES,
     "ConsumerTask": _CONSUMER,
     "Contract": _INBOX,
+    "EffectRefused": _INBOX,
     "ExceptionCategory": _ERRORS,
     "HybridTask": _PRODUCER,
     "Inbox": _INBOX,
@@ -63,6 +69,9 @@ _HOMES = {
     "Transaction": "onceward.transaction",
     "TransactionException": _ERRORS,
     "cancel_requested": "onceward.task.mixins.utils",
+    "days": "onceward.durations",
+    "hours": "onceward.durations",
+    "minutes": "onceward.durations",
     "on_cancel": "onceward.task.mixins.utils",
 }
 

@@ -16,10 +16,11 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
+from onceward._process.forks import UserCode
 from onceward.errors import ConfigurationError
 
 _LOOP = "do not use `yield`, or loop over what yields"
-_AWAIT = "await it in an `async def` of the asyncio class"
+_AWAIT = "await it in an `async def`; a class then derives from AsyncConsumerTask or AsyncProducerTask"
 _ENTER = "use it in a `with` block; `@contextmanager` is not for handlers"
 
 
@@ -33,14 +34,18 @@ async def _entered_async() -> AsyncIterator[None]:
     yield
 
 
+ENTERED: type[Any] = type(_entered())
+"""What a function decorated with `@contextmanager` returns."""
+ENTERED_ASYNC: type[Any] = type(_entered_async())
+
 LAZY: dict[type, tuple[str, str]] = {
     GeneratorType: ("a generator", _LOOP),
     AsyncGeneratorType: ("an async generator", _LOOP),
     CoroutineType: ("a coroutine", _AWAIT),
     map: ("a map", "loop over it"),
     filter: ("a filter", "loop over it"),
-    type(_entered()): ("a context manager", _ENTER),
-    type(_entered_async()): ("an async context manager", _ENTER),
+    ENTERED: ("a context manager", _ENTER),
+    ENTERED_ASYNC: ("an async context manager", _ENTER),
     Future: ("a future", "wait for its `result()`"),
 }
 """What runs later, by its exact class: its name, and what to do with it."""
@@ -49,6 +54,8 @@ LAZY: dict[type, tuple[str, str]] = {
 def has_run(result: Any) -> bool:
     """Whether a function that returned this has run to its end."""
     kind = type(result)
+    if kind is list or kind is tuple:
+        return not result or type(result[0]) is not CoroutineType  # [notify(user) for user in users]
     return kind not in LAZY and not hasattr(kind, "__await__")
 
 
@@ -70,6 +77,11 @@ def explain_unrun(result: Any) -> str:
             result.get_loop().call_soon_threadsafe(result.cancel)
     elif isinstance(result, Future):
         result.cancel()
+    elif kind in (list, tuple):
+        for each in result:
+            if type(each) is CoroutineType:
+                each.close()
+        return "returned coroutines, so their code has not run; await each, or `await asyncio.gather(…)`"
     what, hint = LAZY.get(kind, (f"an awaitable ({kind.__name__})", _AWAIT))
     return f"returned {what}, so its code has not run; {hint}"
 
@@ -116,7 +128,9 @@ def awaiting(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, 
     """Make an asyncio function that raises if its code has not run when it returns."""
 
     async def call(*args: Any, **kwargs: Any) -> Any:
-        return check_result(await check_awaitable(function(*args, **kwargs), function), function)
+        with UserCode(name_of(function)):
+            result = await check_awaitable(function(*args, **kwargs), function)
+        return check_result(result, function)
 
     return call
 

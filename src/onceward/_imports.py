@@ -15,13 +15,13 @@ def import_name(path: str) -> Any:
     from onceward.errors import ConfigurationError
 
     module, _, name = path.partition(":")
-    if not name or not module:
+    if name and ("/" in module or module.endswith(".py")):
+        dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise ConfigurationError(f"{module} is a file; write its module: {dotted}:{name}")
+    if not name or not all(part and part.isprintable() for part in module.split(".")):
         raise ConfigurationError(
             f"{path!r} does not name an object in a module; write MODULE:NAME, as in shop.billing:Bill"
         )
-    if "/" in module or module.endswith(".py"):
-        dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
-        raise ConfigurationError(f"{module} is a file; write its module: {dotted}:{name}")
     found: Any = _import_module(module)
     for part in name.split("."):
         if not hasattr(found, part):
@@ -47,6 +47,20 @@ def _import_module(module: str) -> ModuleType:
         raise ConfigurationError(f"{module} cannot be imported: {error}{_where(error)}") from None
     except ImportError as error:
         raise ConfigurationError(f"{module} cannot be imported: {error}{_where(error)}") from None
+
+
+def blames_import(error: BaseException) -> bool:
+    """Whether code of the user's raised it on import. If so, its traceback begins there from now on."""
+    traces = error.__traceback__
+    while traces is not None and traces.tb_frame.f_code is not _import_module.__code__:
+        traces = traces.tb_next
+    if traces is None:
+        return False
+    traces = traces.tb_next
+    while traces is not None and "importlib" in traces.tb_frame.f_code.co_filename:
+        traces = traces.tb_next
+    error.__traceback__ = traces
+    return True
 
 
 def _where(error: ImportError) -> str:

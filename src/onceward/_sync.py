@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
-from onceward._functions import LAZY, explain_unrun, name_of
+from onceward._functions import explain_unrun, has_run, name_of
+from onceward._process.forks import UserCode
 
 T = TypeVar("T")
 
@@ -45,12 +46,11 @@ def as_coroutine(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, A
 
     async def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            result = function(*args, **kwargs)
+            with UserCode(name_of(function)):
+                result = function(*args, **kwargs)
         except StopIteration as error:
             raise Raised(error) from error
-        if type(result) in LAZY or hasattr(
-            type(result), "__await__"
-        ):  # inlined `check_result`: it runs each time
+        if result is not None and not has_run(result):
             raise TypeError(f"{name_of(function)} {explain_unrun(result)}")
         return result
 

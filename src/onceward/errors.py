@@ -59,3 +59,8 @@ def _portable(cause: BaseException) -> BaseException:
 
 class ConfigurationError(OncewardError, ValueError):
     """An invalid configuration. The message says how to fix it."""
+
+
+class FileLostError(OncewardError):
+    """A file was deleted or replaced while it was open. Nothing more is acknowledged: it would be written to a file
+    that nobody can find. The message says which, and what to do."""

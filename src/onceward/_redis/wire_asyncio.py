@@ -13,8 +13,8 @@ from typing import Any, Final
 import redis.exceptions
 from redis.asyncio.connection import AbstractConnection
 
+from onceward._process.stop import LAST_WAIT, AsyncStop, engine_stop
 from onceward._redis.connections import FAILURES, Connections, RedisCommand, drain, is_worth_waiting, pack
-from onceward._redis.stop import AsyncStop
 from onceward._redis.wire import BlockingRedisWire
 
 _NONE_YET: Final = object()
@@ -27,7 +27,7 @@ class AsyncRedisWire:
     def __init__(self, client: Any, stop: AsyncStop | None = None) -> None:
         self._connections = Connections(client, AbstractConnection, "redis.asyncio.Redis")
         self.server = self._connections.server
-        self._stop = AsyncStop() if stop is None else stop
+        self._stop = stop
         self._free: deque[Any] = deque()
         weakref.finalize(self, _abandon_all, self._free)
 
@@ -45,41 +45,34 @@ class AsyncRedisWire:
         replies: list[Any] = []
         blocking = None if block_ms is None else len(commands) - 1
         patience = self._connections.patience(block_ms)
+        stop = self._stop or engine_stop() or AsyncStop()
         connection = self._take()
         try:
             # One limit for everything: the connection's own would cost a task per command.
-            async with asyncio.timeout(patience):
-                if not connection.is_connected:
-                    await connection.connect()
-                    connection.loop = asyncio.get_running_loop()
-                await connection.send_packed_command(pack(commands), check_health=False)
-                for number in range(len(commands)):
-                    if number != blocking:
-                        reply = await _read(connection)
-                    else:
-                        reply = await self._wait(connection) if is_worth_waiting(replies) else _NONE_YET
-                        if reply is _NONE_YET:
-                            _abandon(connection)
-                            return [*replies, None]
-                    replies.append(reply)
-                    if arrivals is not None:
-                        arrivals.append(time.perf_counter())
+            async with asyncio.timeout(patience) as limit:
+                with stop.hastening(limit):
+                    if not connection.is_connected:
+                        await connection.connect()
+                        connection.loop = asyncio.get_running_loop()
+                    await connection.send_packed_command(pack(commands), check_health=False)
+                    for number in range(len(commands)):
+                        if number != blocking:
+                            reply = await _read(connection)
+                        else:
+                            reply = await _wait(connection, stop) if is_worth_waiting(replies) else _NONE_YET
+                            if reply is _NONE_YET:
+                                _abandon(connection)
+                                return [*replies, None]
+                        replies.append(reply)
+                        if arrivals is not None:
+                            arrivals.append(time.perf_counter())
         except BaseException as error:
             _abandon(connection)  # a reply may still be on its way
             if isinstance(error, TimeoutError):
-                raise redis.exceptions.TimeoutError(str(error) or f"no reply in {patience:g} s") from error
+                raise redis.exceptions.TimeoutError(str(error) or _no_reply(patience, stop)) from error
             raise
         self._free.append(connection)
         return replies
-
-    async def _wait(self, connection: Any) -> Any:
-        with self._stop.calling(lambda: _abort(connection)):
-            try:
-                return _NONE_YET if self._stop.requested else await _read(connection)
-            except FAILURES:
-                if self._stop.requested:
-                    return _NONE_YET
-                raise
 
     async def close(self) -> None:
         """As `BlockingRedisWire.close`."""
@@ -95,6 +88,22 @@ class AsyncRedisWire:
                 return connection
             _abandon(connection)
         return self._connections.make(socket_timeout=None)
+
+
+async def _wait(connection: Any, stop: AsyncStop) -> Any:
+    with stop.calling(lambda: _abort(connection)):
+        try:
+            return _NONE_YET if stop.requested else await _read(connection)
+        except FAILURES:
+            if stop.requested:
+                return _NONE_YET
+            raise
+
+
+def _no_reply(patience: float | None, stop: AsyncStop) -> str:
+    if stop.requested and (patience is None or patience > LAST_WAIT):
+        return f"no reply within {LAST_WAIT:g} s of stop()"
+    return f"no reply in {patience:g} s"
 
 
 async def _read(connection: Any) -> Any:

@@ -1,0 +1,85 @@
+"""Whether a file that is open is still the one at its path.
+
+Deleting or replacing a file does not close it: a process goes on writing to the old one, and what it writes is gone
+when the process is. SQLite notices that only in some of its journal modes.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from onceward.errors import FileLostError
+
+COMPANIONS = ("-wal", "-shm")
+"""The files that SQLite keeps beside a database in WAL mode, for as long as a connection is open."""
+
+O_PATH = getattr(os, "O_PATH", 0)
+"""Linux has it."""
+
+Identity = tuple[int, int]
+"""Device and inode."""
+
+
+class OpenFile:
+    """A file that was just opened. A symlink stands for the file it leads to."""
+
+    __slots__ = ("_held", "identity", "path")
+
+    def __init__(self, path: str | os.PathLike[str], *, hold: bool = False) -> None:
+        """`hold` for a file that its user may close and open again: a new file could get the inode of a deleted one."""
+        self.path = os.fspath(path)
+        self._held = None
+        if hold and O_PATH:
+            try:
+                # O_PATH, because closing any other descriptor of a file would drop SQLite's locks on it.
+                self._held = os.open(path, O_PATH | os.O_CLOEXEC)
+            except OSError as error:
+                raise FileLostError(_describe(self.path, error)) from None
+        self.identity = identity_of(self.path if self._held is None else self._held)
+
+    def __del__(self) -> None:
+        held = getattr(self, "_held", None)
+        if held is not None:
+            os.close(held)
+
+    def check(self) -> None:
+        """Raise `FileLostError` unless this is the file at its path."""
+        try:
+            found = os.stat(self.path)
+        except OSError as error:
+            raise FileLostError(_describe(self.path, error)) from None
+        if (found.st_dev, found.st_ino) != self.identity:
+            raise FileLostError(_describe(self.path, None))
+
+
+def companions_of(path: str | os.PathLike[str]) -> list[OpenFile]:
+    """The files beside a database that a connection has open. Ask inside its first transaction: they exist by then."""
+    place = os.path.realpath(path)  # SQLite follows symlinks
+    return [beside for each in COMPANIONS if (beside := OpenFile(place + each)).identity is not None]
+
+
+def identity_of(path: str | int) -> Identity | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _describe(path: str, error: OSError | None) -> str:
+    happened = "was replaced by another file"
+    if error is not None:
+        gone = isinstance(error, (FileNotFoundError, NotADirectoryError))
+        happened = "was deleted or moved" if gone else f"cannot be found any more ({error.strerror})"
+    if path.endswith(COMPANIONS):
+        database = Path(path.rpartition("-")[0])
+        return (
+            f"{path} {happened} while the database was open. It belongs to {database.name}, and the last commits are "
+            "in it. Nothing more is acknowledged. Stop all processes that use the database, with SIGTERM and not with "
+            "SIGKILL: the last one to close it writes those commits into it"
+        )
+    return (
+        f"{path} {happened} while it was open. Nothing more is acknowledged: this process has the old file, and what "
+        "it writes there is lost. Put the file back in its place, or restart the process to use what is there now"
+    )
