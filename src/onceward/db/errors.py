@@ -29,7 +29,7 @@ class OptimisticConflict(OncewardError):
 
     def __init__(self, table: str, key: Mapping[str, Any], expected: Any) -> None:
         super().__init__(
-            f"{table} {dict(key)} is not at version {expected!r} anymore; "
+            f"the row of {table} with this {', '.join(key)} is not at version {expected!r} anymore; "
             "end this session, open a new session and read again"
         )
         self.table = table

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from onceward._coroutines import all_awaited
 from onceward._functions import awaiting, check_function, check_result, name_of
+from onceward._process.forks import UserCode
 from onceward.db.session import DbSession
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ def attempts(
 
     async def attempt(message: T) -> BaseException | None:
         try:
-            with DbSession(engine) as session:
+            with DbSession(engine) as session, all_awaited(), UserCode(name_of(handler)):
                 # If it has not run, committing and acknowledging would lose the message.
                 check_result(handler(message, session), handler)
         except BaseException as error:  # noqa: BLE001
@@ -48,7 +50,8 @@ def async_attempts(
     async def attempt(message: T) -> BaseException | None:
         try:
             async with AsyncDbSession(engine) as session:
-                await call(message, session)
+                with all_awaited():
+                    await call(message, session)
         except BaseException as error:  # noqa: BLE001
             return error
         return None

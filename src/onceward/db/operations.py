@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -11,6 +10,7 @@ from math import isfinite
 from typing import Any, Final
 
 from sqlalchemy import (
+    DDL,
     ClauseElement,
     ColumnElement,
     Connection,
@@ -33,6 +33,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from onceward.db.errors import LockTimeoutError, OptimisticConflict, RetryRefusedError, RowError, SessionError
+from onceward.db.statement import refusal
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
 
@@ -45,12 +46,6 @@ AnyTable = str | TableClause | type[Any]
 
 DEFAULT_TIMEOUT: Final = 10.0
 """Seconds to wait for a lock."""
-
-_ENDS_TRANSACTION = re.compile(
-    r"""(\s | --[^\n]*\n | /\*.*?\*/)*
-        (begin | start\s+transaction | commit | end | abort | rollback(?!(\s+(work|transaction))?\s+to\b))\b""",
-    re.IGNORECASE | re.VERBOSE | re.DOTALL,
-)
 
 
 def execute(transaction: DbTransaction, sql: Sql, params: Params | Sequence[Params] | None) -> int:
@@ -184,21 +179,16 @@ def _result(
     transaction: DbTransaction, sql: Sql, params: Params | Sequence[Params] | None
 ) -> CursorResult[Any]:
     statement = _text(sql) if isinstance(sql, str) else sql
-    if isinstance(statement, TextClause) and _ends_transaction(statement.text):
-        raise SessionError(
-            "a session begins and ends its transaction itself: leave the block to commit, raise to roll back"
-        )
+    if isinstance(statement, TextClause | DDL):
+        why = refusal(statement.text if isinstance(statement, TextClause) else str(statement.statement))
+        if why is not None:
+            raise SessionError(why)
     return transaction.connection.execute(statement, params, execution_options={"preserve_rowcount": True})
 
 
 @lru_cache(500)
 def _text(sql: str) -> TextClause:
     return text(sql)
-
-
-@lru_cache(500)
-def _ends_transaction(sql: str) -> bool:
-    return _ENDS_TRANSACTION.match(sql) is not None
 
 
 def _rows(result: CursorResult[Any], at_most: int | None = None) -> list[Row]:

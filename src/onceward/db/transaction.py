@@ -22,9 +22,10 @@ from typing import Concatenate, NoReturn, ParamSpec, Self, TypeVar
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.pool import Pool, StaticPool
 
+from onceward._process.forks import forks
 from onceward.db.backends import BACKENDS, backend_of
 from onceward.db.errors import LockTimeoutError, SessionError
 from onceward.errors import ConfigurationError
@@ -32,6 +33,7 @@ from onceward.task.cancellation import Canceller, CancelToken, current_token, ra
 from onceward.task.exceptions import AttemptInterrupted
 from onceward.telemetry.context import current_attempt
 from onceward.telemetry.logger import OwnLogger
+from onceward.telemetry.redaction import redact, scrub
 
 _log = OwnLogger(logging.getLogger("onceward.db.cleanup"))
 
@@ -41,6 +43,9 @@ T = TypeVar("T")
 _lock = Lock()
 _in_use: WeakSet[Pool] = WeakSet()
 """Pools of one shared connection (StaticPool, as in-memory databases use) that a session is using."""
+
+_of_parents: list[Connection] = []
+"""Kept, because even collecting such a connection would reset it, over the socket of the parent."""
 
 
 class SessionState(Enum):
@@ -62,6 +67,10 @@ CANNOT_USE = {
     "and open a new {name} to retry",
     SessionState.ENDED: "this session has ended with its block; open a new {name}",
 }
+FORKED = (
+    "this session belongs to the process that this one was forked from, and ends there; nothing was done with it here. "
+    "Open a new session on a new engine in the child"
+)
 CANNOT_END = {state: CANNOT_USE[state] for state in (SessionState.NEW, SessionState.ENDED)}
 
 
@@ -81,10 +90,13 @@ class DbTransaction:
         self._name = name
         self._state = SessionState.NEW
         self._connection: Connection | None = None
+        self._generation = forks.generation
         self._failure: BaseException | None = None
 
     @property
     def connection(self) -> Connection:
+        if self.is_of_parent:
+            raise SessionError(FORKED)
         if self._state is not SessionState.OPEN:
             self._refuse(CANNOT_USE)
         assert self._connection is not None
@@ -113,6 +125,7 @@ class DbTransaction:
         if self._state is not SessionState.NEW:
             self._refuse(CANNOT_ENTER)
         self._state = SessionState.ENDED
+        self.backend.check_database(self._engine)
         pool = self._engine.pool
         self._shared = reserve(pool) if isinstance(pool, StaticPool) else None
         try:
@@ -146,10 +159,12 @@ class DbTransaction:
             raise AttemptInterrupted("this attempt ran out of time; its session can only be rolled back")
         try:
             return operation(self, *args, **kwargs)
-        except DBAPIError as error:
-            self._failure = error
-            if self._has_ended(connection):
-                self.lose(error)
+        except StatementError as error:
+            scrub(error)
+            if isinstance(error, DBAPIError):
+                self._failure = error
+                if self._has_ended(connection):
+                    self.lose(error)
             raise
         except BaseException as error:
             if not isinstance(error, Exception):  # an interrupt: how far the statement got is unknown
@@ -169,6 +184,12 @@ class DbTransaction:
             self._refuse(CANNOT_END)
         connection = self._connection
         assert connection is not None
+        if self.is_of_parent:
+            self._state = SessionState.ENDED
+            _of_parents.append(connection)
+            if error is None:
+                raise SessionError(FORKED)
+            return
         lost, self._state = self._state is SessionState.LOST, SessionState.ENDED
         late = error is None and self.token is not None and self.token.expired
         if late:
@@ -191,6 +212,11 @@ class DbTransaction:
 
         if late and error is not None:
             raise error
+
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether this process is a fork of the one that has this session. Its connection must not be touched here."""
+        return self._generation != forks.generation
 
     def _forget_canceller(self) -> None:
         """No statement is canceled from here on."""
@@ -217,9 +243,11 @@ class DbTransaction:
             connection.commit()  # may be canceled: the database then answers whether it has committed
             self._forget_canceller()
         except BaseException as failure:
+            scrub(failure)  # constraints may be checked only now
             self._forget_canceller()
             roll_back(connection, failure, after_commit=True)
             raise
+        self.backend.check_files(connection)  # deleted meanwhile, it has this commit, and nobody has it
         self.committed = True
 
     def _has_ended(self, connection: Connection) -> bool:
@@ -257,7 +285,7 @@ def roll_back(connection: Connection, cause: BaseException, *, after_commit: boo
         _discard(connection)
         if not isinstance(failure, Exception):
             raise
-        cause.add_note(f"The rollback failed too, and the connection was discarded: {failure}")
+        cause.add_note(f"The rollback failed too, and the connection was discarded: {redact(str(failure))}")
         _log.warning("rollback failed; discarding the connection ends its transaction", exc_info=True)
 
 

@@ -49,6 +49,11 @@ class AsyncSessionPort:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.transaction.is_of_parent:
+            self.transaction.__exit__(
+                kind, error, trace
+            )  # without the event loop, which is the parent's, too
+            return
         await _finish(self._in_turn(partial(self.transaction.__exit__, kind, error, trace)))
 
     async def leave(self, error: BaseException | None) -> None:

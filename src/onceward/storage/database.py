@@ -1,7 +1,9 @@
 """How code that stores rows reaches them: in transactions, in threads and in asyncio, by SQL with `{now}` in it.
 
 All logic is coroutines over `StoragePorts`. The blocking ports block and return, so the coroutine never suspends
-(`onceward._sync`). `{now}` is the server's time where the database has a server, otherwise that of a given clock.
+(`onceward._sync`). `{now}` is the server's time where the database has a server, otherwise the wall clock or a given
+one. `{steady}` is for leases and delays: the same, but on a database without a server it is a clock that nobody can set
+(`onceward.storage.clocks`), unless one was given.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ from sqlalchemy.exc import DBAPIError
 from onceward._sync import run_blocking
 from onceward.backoff import Backoff
 from onceward.db.backends import BACKENDS
+from onceward.db.engines import keep_private
 from onceward.db.operations import key_of
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
 from onceward.storage import migrations
+from onceward.storage.clocks import Clocks
 from onceward.telemetry.context import current_attempt
 
 if TYPE_CHECKING:
@@ -41,6 +45,7 @@ SERIALIZATION_PAUSE = Backoff(0.005, cap=0.25, jitter=1.0)
 
 _NOW = {"sqlite": ":now", "postgresql": "extract(epoch FROM clock_timestamp())::double precision"}
 """Seconds since 1970, as SQL."""
+_STEADY = {**_NOW, "sqlite": ":steady"}
 
 
 class StoragePorts(ABC):
@@ -60,6 +65,13 @@ class StoragePorts(ABC):
             await self.sleep(SERIALIZATION_PAUSE.delay(attempt))
         return await self._transact(operation, *args)
 
+    def check_database(self) -> None:
+        """Raise `FileLostError` if the database was in a file that was deleted or replaced."""
+        BACKENDS[self.dialect.name].check_database(self._plain_engine)
+
+    @property
+    @abstractmethod
+    def _plain_engine(self) -> Engine: ...
     @abstractmethod
     async def _transact(self, operation: Callable[..., T], *args: Any) -> T: ...
     @abstractmethod
@@ -84,12 +96,18 @@ class BlockingStoragePorts(StoragePorts):
             )
         self.engine = engine
         self.dialect = engine.dialect
+        keep_private(engine)
+
+    @property
+    def _plain_engine(self) -> Engine:
+        return self.engine
 
     async def _transact(self, operation: Callable[..., T], *args: Any) -> T:
         with DbTransaction(self.engine, "DbSession") as transaction:
             return transaction.run(operation, *args)
 
     async def outside(self, operation: Callable[..., T], *args: Any) -> T:
+        self.check_database()
         with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             return operation(connection, *args)
 
@@ -113,7 +131,12 @@ class AsyncStoragePorts(StoragePorts):
             )
         self.engine = engine
         self.dialect = engine.dialect
+        keep_private(engine.sync_engine)
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def _plain_engine(self) -> Engine:
+        return self.engine.sync_engine
 
     async def _transact(self, operation: Callable[..., T], *args: Any) -> T:
         from onceward.db.session_asyncio import AsyncDbSession
@@ -122,6 +145,7 @@ class AsyncStoragePorts(StoragePorts):
             return await session.run(operation, *args)
 
     async def outside(self, operation: Callable[..., T], *args: Any) -> T:
+        self.check_database()
         async with self.engine.connect() as connection:
             await connection.execution_options(isolation_level="AUTOCOMMIT")
 
@@ -144,29 +168,27 @@ class AsyncStoragePorts(StoragePorts):
 class Sql:
     """Runs statements inside the caller's transaction. One statement serves all databases."""
 
-    def __init__(self, dialect: str, clock: Callable[[], float]) -> None:
+    def __init__(self, dialect: str, clock: Callable[[], float] | None = None) -> None:
         self._now = _NOW[dialect]
-        self._clock = clock
+        self._clock = clock or time.time
         self._needs_time = self._now == ":now"
+        self._steady = (_STEADY if clock is None else _NOW)[dialect]
+        self.clocks = Clocks(clock)
         self.for_update = "" if dialect == "sqlite" else " FOR UPDATE"
         """Append to a query to lock its rows until the transaction ends. SQLite has only one writer anyway."""
 
     def on(self, connection: Connection, sql: str, **values: Any) -> Any:
         """Run a statement on a bare connection. SQLAlchemy ignores values that the statement does not name."""
-        if self._needs_time:
-            values["now"] = self._clock()
-        return connection.execute(_statement(sql, self._now), values)
+        return connection.execute(self._statement(sql), values | self._times(connection, sql))
 
     def run(self, transaction: DbTransaction, sql: str, **values: Any) -> Any:
-        if self._needs_time:
-            values["now"] = self._clock()
-        return transaction.connection.execute(_statement(sql, self._now), values)
+        return self.on(transaction.connection, sql, **values)
 
     def many(self, transaction: DbTransaction, sql: str, values: list[dict[str, Any]]) -> None:
         """Run a statement once for each dict of values."""
         if values:
-            time = {"now": self._clock()} if self._needs_time else {}
-            transaction.connection.execute(_statement(sql, self._now), [each | time for each in values])
+            times = self._times(transaction.connection, sql)
+            transaction.connection.execute(self._statement(sql), [each | times for each in values])
 
     def all(self, transaction: DbTransaction, sql: str, **values: Any) -> list[dict[str, Any]]:
         return [dict(row) for row in self.run(transaction, sql, **values).mappings()]
@@ -181,8 +203,26 @@ class Sql:
     def now(self, transaction: DbTransaction) -> float:
         return float(self.run(transaction, "SELECT {now}").scalar_one())
 
+    def check_clock(self, transaction: DbTransaction, command: str, *, trust: bool) -> None:
+        """Call it before anything is removed by its age; see `Clocks.check`."""
+        self.clocks.check(transaction.connection, self.now(transaction), command, trust=trust)
+
+    def steady(self, transaction: DbTransaction) -> float:
+        return float(self.run(transaction, "SELECT {steady}").scalar_one())
+
     def timestamp(self, transaction: DbTransaction) -> str:
         return datetime.fromtimestamp(self.now(transaction), UTC).isoformat()
+
+    def _statement(self, sql: str) -> TextClause:
+        return _statement(sql, self._now, self._steady)
+
+    def _times(self, connection: Connection, sql: str) -> dict[str, float]:
+        if not self._needs_time:
+            return {}
+        times = {"now": self._clock()}
+        if self._steady == ":steady" and "{steady}" in sql:
+            times["steady"] = self.clocks.steady(connection)
+        return times
 
 
 def check_tables(transaction: DbTransaction, store: migrations.Migratable) -> None:
@@ -207,5 +247,5 @@ def wait_for_lock(transaction: DbTransaction, name: str) -> None:
 
 
 @lru_cache(500)
-def _statement(sql: str, now: str) -> TextClause:
-    return text(sql.replace("{now}", now))
+def _statement(sql: str, now: str, steady: str) -> TextClause:
+    return text(sql.replace("{now}", now).replace("{steady}", steady))

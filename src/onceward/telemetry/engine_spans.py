@@ -25,6 +25,7 @@ from onceward.middleware import Middleware
 from onceward.telemetry import metrics
 from onceward.telemetry.catalogue import RETRY_EVENT, SCOPE
 from onceward.telemetry.metrics import EngineInstruments, instruments
+from onceward.telemetry.redaction import redact
 from onceward.telemetry.safety import quietly, report_failure, show
 from onceward.telemetry.span_fields import SpanFields
 
@@ -388,7 +389,7 @@ class EngineSpans(Middleware):
 def _mark_failed(span: Span, message: Any, category: Any) -> None:
     if not span.is_recording():
         return
-    text = show(message)
+    text = redact(show(message))
     span.set_attribute("exception.message", text)
     if category is not None:
         span.set_attribute("category", str(category))

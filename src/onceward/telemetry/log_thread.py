@@ -12,9 +12,11 @@ import os
 import queue
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
+
+from onceward._text import printable_lines
+from onceward.telemetry.redaction import format_error
 
 _log = logging.getLogger("onceward")
 
@@ -117,7 +119,7 @@ def run_safely(job: Job) -> None:
         # Not `logging`, which has just failed.
         with suppress(Exception):
             sys.stderr.write("onceward could not log a line; the work it reports on goes on:\n")
-            traceback.print_exception(error)
+            sys.stderr.write(f"{printable_lines(format_error(error))}\n")
 
 
 log_thread = LogThread()

@@ -17,8 +17,10 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+from onceward._text import printable, printable_lines
 from onceward.telemetry.log_thread import log_thread, run_safely
 from onceward.telemetry.logs import STANDARD, current_fields
+from onceward.telemetry.redaction import format_error, redact, scrub
 
 AGAIN_AFTER = 60.0
 """Seconds until the traceback of the same kind of failure is logged again."""
@@ -128,9 +130,22 @@ class Line:
         self.fields: dict[str, Any] | None = None
 
     def emit(self) -> None:
+        level, file, number, message, args = self._what
         record = self._logger.makeRecord(
-            self._logger.name, *self._what, self._exc_info, self._function, None, None
+            self._logger.name,
+            level,
+            file,
+            number,
+            message,
+            tuple(map(_redact_argument, args)),
+            self._exc_info,
+            self._function,
+            None,
+            None,
         )
+        if self._exc_info is not None and self._exc_info[1] is not None:
+            # What a `logging.Formatter` shows. Other handlers get the error itself, which is scrubbed.
+            record.exc_text = printable_lines(format_error(self._exc_info[1]))
         late = record.created - self._at
         record.created = self._at
         record.msecs = float(int((self._at - int(self._at)) * 1000))
@@ -142,6 +157,14 @@ class Line:
             if name not in self._extra:
                 record.__dict__[name] = value
         self._logger.handle(record)
+
+
+def _redact_argument(value: Any) -> Any:
+    """Return an argument of a line without the values that an error quotes, and without control characters."""
+    if isinstance(value, BaseException):
+        scrub(value)
+        value = str(value)
+    return printable(redact(value)) if isinstance(value, str) else value
 
 
 class Tracebacks:

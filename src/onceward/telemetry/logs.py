@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from opentelemetry import trace
 
+from onceward._text import printable, printable_lines
 from onceward.telemetry.context import current_work
+from onceward.telemetry.redaction import DEEPEST, format_error, redact, scrub
 
 FIELDS = ("transaction_id", "task", "step", "attempt", "trace_id", "span_id")
 
@@ -27,6 +31,8 @@ Fields = Callable[[logging.LogRecord], Mapping[str, Any]]
 
 STANDARD = frozenset((*vars(logging.LogRecord("", 0, "", 0, "", (), None)), "message", "asctime", "taskName"))
 """What every record has, and formatters add."""
+BELOW = "  | "
+"""Before every line of a traceback."""
 RESERVED = ("time", "level", "logger", "message", "traceback")
 """What every JSON line has. A field of the same name is shown as `extra.…`."""
 
@@ -66,52 +72,88 @@ def extras(record: logging.LogRecord) -> dict[str, Any]:
     return {str(name): value for name, value in vars(record).items() if name not in STANDARD}
 
 
-class JsonLines(logging.Formatter):
+class LineFormatter(logging.Formatter):
+    """Shows no values of a database, also in lines of others."""
+
+    def __init__(self, fields: Fields) -> None:
+        super().__init__()
+        self._fields = fields
+
+    def message_of(self, record: logging.LogRecord) -> str:
+        if record.args:
+            for each in record.args.values() if isinstance(record.args, Mapping) else record.args:
+                if isinstance(each, BaseException):
+                    scrub(each)
+        return redact(record.getMessage())
+
+    def fields_of(self, record: logging.LogRecord) -> dict[str, Any]:
+        return {name: _without_values(value) for name, value in self._fields(record).items()}
+
+    def formatException(self, ei: Any) -> str:
+        return super().formatException(ei) if ei[1] is None else format_error(ei[1])
+
+
+def _without_values(field: Any, depth: int = 0) -> Any:
+    """Return a field, or what is in it, without the values that an error quotes."""
+    if depth < DEEPEST and type(field) in (list, tuple):
+        return [_without_values(each, depth + 1) for each in field]
+    if depth < DEEPEST and type(field) is dict:
+        return {name: _without_values(each, depth + 1) for name, each in field.items()}
+    if isinstance(field, BaseException):
+        scrub(field)
+        field = str(field)
+    return redact(field) if isinstance(field, str) else field
+
+
+class JsonLines(LineFormatter):
     """Formats a record as JSON: time, level, logger, message, its fields, and the traceback if it has one.
 
     `fields` selects them; by default they are the log fields and everything passed as `extra`.
     """
 
     def __init__(self, fields: Fields = extras) -> None:
-        super().__init__()
-        self._fields = fields
+        super().__init__(fields)
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": _timestamp(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": self.message_of(record),
         }
-        for name, value in self._fields(record).items():
+        for name, value in self.fields_of(record).items():
             line[f"extra.{name}" if name in RESERVED else name] = value
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         # ASCII only: no character of an id can break the line.
         try:
-            return json.dumps(line, default=str)
+            return json.dumps(line, default=_as_text)
         except Exception:  # noqa: BLE001  a value of the user: circular, or its __str__ raises
             return json.dumps({name: _as_json(value) for name, value in line.items()})
 
 
+def _as_text(value: Any) -> str:
+    """Return what JSON has no type for."""
+    return str(_without_values(value))
+
+
 def _as_json(value: Any) -> Any:
     try:
-        return json.loads(json.dumps(value, default=str))
+        return json.loads(json.dumps(value, default=_as_text))
     except Exception:  # noqa: BLE001
         return f"<{type(value).__name__}>"
 
 
-class ConsoleLines(logging.Formatter):
-    """Formats a record as plain text for people."""
-
-    def __init__(self, fields: Fields) -> None:
-        super().__init__()
-        self._fields = fields
+class ConsoleLines(LineFormatter):
+    """Formats a record as plain text for people: one line, and a traceback that cannot pass for other lines."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = "".join(f"  {name}={value}" for name, value in self._fields(record).items())
-        line = f"{_timestamp(record)} {record.levelname:7} {record.getMessage()}{fields}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        fields = "".join(f"  {name}={value}" for name, value in self.fields_of(record).items())
+        line = printable(f"{_timestamp(record)} {record.levelname:7} {self.message_of(record)}{fields}")
+        if not record.exc_info:
+            return line
+        below = printable_lines(self.formatException(record.exc_info)).split("\n")
+        return "\n".join([line, *(f"{BELOW}{each}" for each in below)])
 
 
 def log_to(stream: TextIO | None, form: str, fields: Fields) -> logging.Logger:
@@ -146,3 +188,17 @@ def start_logging(form: str, level: str, worker: int | None = None) -> None:
     root.setLevel(level.upper())
     for name in QUIET:
         logging.getLogger(name).setLevel(max(logging.INFO, root.level))
+    _log_uncaught()
+
+
+def _log_uncaught() -> None:
+    """Log what nothing catches: Python would print it with all its values, and not as JSON."""
+    log = logging.getLogger("onceward.run")
+
+    def of_thread(ending: threading.ExceptHookArgs) -> None:
+        if ending.exc_type is not SystemExit:
+            name = "?" if ending.thread is None else ending.thread.name
+            log.error("thread %s failed", name, exc_info=ending.exc_value)
+
+    sys.excepthook = lambda kind, error, trace: log.critical("the process failed", exc_info=error)
+    threading.excepthook = of_thread

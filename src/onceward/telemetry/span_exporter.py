@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
+from onceward._files.private import create_file, make_directory
 from onceward.telemetry.catalogue import RETRY_EVENT, SPAN_ATTRIBUTES
 from onceward.telemetry.logger import OwnLogger
 from onceward.telemetry.span_file import Retry, Span, older
@@ -57,8 +58,9 @@ class SpanFileExporter(SpanExporter):
     def _locked(self, length: int) -> Iterator[int]:
         """Open the file, locked, with room for this many bytes."""
         while True:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            make_directory(self.path.parent)
+            create_file(self.path)
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)  # released by close
                 size = os.fstat(file).st_size

@@ -73,7 +73,7 @@ def read(path: Path) -> SpanFile:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    for each in (older(path), path):
+    for each in (older(path), path) if path.name else (path,):
         if each == path or each.exists():
             with each.open("rb") as file:
                 yield from (line for line in file if line.strip())

@@ -95,7 +95,7 @@ def test_column_names_do_not_meet_the_names_of_parameters(database: Database) ->
 def test_a_conflict_pickles() -> None:
     conflict = pickle.loads(pickle.dumps(OptimisticConflict("stock", {"id": 1}, 7)))
     assert (conflict.table, conflict.key, conflict.expected) == ("stock", {"id": 1}, 7)
-    assert "stock {'id': 1} is not at version 7" in str(conflict)
+    assert "the row of stock with this id is not at version 7" in str(conflict)
 
 
 def test_the_version_column_can_have_another_name(database: Database) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import column, insert, select, table, text, update
+from sqlalchemy import DDL, column, insert, select, table, text, update
 from sqlalchemy.exc import StatementError
 
 from onceward.db import RowError, SessionError
@@ -123,3 +123,59 @@ def test_a_statement_cannot_end_the_transaction_behind_the_sessions_back(stocked
                 session.execute(statement)
         raise ZeroDivisionError
     assert stocked.scalar("SELECT count(*) FROM orders") == 3
+
+
+ENDS = [
+    ";commit",
+    "UPDATE orders SET item = 'x'; commit",
+    "/* x */ ; -- y\n COMMIT",
+    "SELECT 'a;b'; ROLLBACK",
+    "SELECT $$;$$; commit",
+    "INSERT INTO orders VALUES (9, 'it''s'); end",
+    "CREATE TRIGGER t AFTER INSERT ON orders BEGIN DELETE FROM orders; END; COMMIT",
+    DDL("COMMIT"),
+    DDL("DROP TABLE orders; commit"),
+    text("begin"),
+]
+
+
+@pytest.mark.req("QC-14")
+@pytest.mark.parametrize("statement", ENDS, ids=map(str, range(len(ENDS))))
+def test_no_text_ends_the_transaction_wherever_it_says_so(stocked: Database, statement: Any) -> None:
+    with stocked.session() as session:
+        session.execute("DELETE FROM orders WHERE id = 1")
+        with pytest.raises(SessionError, match="leave the block to commit, raise to roll back"):
+            session.execute(statement)
+        assert session.execute_scalar("SELECT count(*) FROM orders") == 2
+
+
+@pytest.mark.req("QC-14")
+def test_several_statements_in_one_text_are_refused(stocked: Database) -> None:
+    with (
+        stocked.session() as session,
+        pytest.raises(SessionError, match="one statement at a time, and this text has 2"),
+    ):
+        session.execute("DELETE FROM orders; DELETE FROM orders")
+
+
+@pytest.mark.parametrize(
+    ("sql", "answer"),
+    [
+        (" ; SELECT ';commit' ;", ";commit"),
+        ("SELECT 'x' /* ; commit */ -- ; commit", "x"),
+        ("SELECT CASE WHEN 1 = 1 THEN 'x' END", "x"),
+        ('SELECT max(item) AS "a;commit" FROM orders', "tea"),
+    ],
+)
+def test_words_in_strings_names_and_comments_are_harmless(stocked: Database, sql: str, answer: str) -> None:
+    with stocked.session() as session:
+        assert session.execute_scalar(sql) == answer
+
+
+def test_a_trigger_has_statements_of_its_own(sqlite: Database) -> None:
+    sqlite.do("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)")
+    with sqlite.session() as session:
+        session.execute(INSERT, ROWS)
+        session.execute("CREATE TRIGGER t AFTER DELETE ON orders BEGIN DELETE FROM orders; SELECT 1; END")
+        session.execute("DELETE FROM orders WHERE id = 1")
+        assert session.execute_scalar("SELECT count(*) FROM orders") == 0

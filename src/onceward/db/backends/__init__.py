@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 
@@ -20,6 +20,14 @@ class Backend(Protocol):
 
     def begin(self, connection: Connection) -> None:
         """Begin a real transaction that includes reads and savepoints from the first statement on."""
+
+    def check_files(self, connection: Connection) -> None:
+        """Raise `FileLostError` if the files that this connection has open were deleted or replaced. Called after a
+        commit, which has then been written to nowhere."""
+
+    def check_database(self, engine: Engine) -> None:
+        """The same for the database that the sessions of this engine have found so far. Called before there is a
+        connection, which would create another."""
 
     def has_ended(self, connection: Connection) -> bool:
         """Whether the database has rolled the transaction back on its own. Asked after a failed statement."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from math import ceil
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Connection, func, literal, select, text
+from sqlalchemy import BigInteger, Connection, Engine, func, literal, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from onceward.errors import ConfigurationError
@@ -39,6 +39,12 @@ class PostgreSql:
                 "pass engine.execution_options(isolation_level='READ COMMITTED') to the session"
             )
         connection.begin()
+
+    def check_files(self, connection: Connection) -> None:
+        """Do nothing: its files are the server's."""
+
+    def check_database(self, engine: Engine) -> None:
+        """Do nothing: its files are the server's."""
 
     def has_ended(self, connection: Connection) -> bool:
         return False  # a failed transaction stays open and refuses everything until it is rolled back

@@ -7,16 +7,19 @@ lock at once, so a session never discovers midway that it read data another one 
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import Dialect, ExceptionContext
 from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
+from sqlalchemy.pool import Pool
 
+from onceward._files.identity import OpenFile, companions_of
 from onceward.db.errors import SessionError
 
 DUPLICATE: Final = frozenset(
@@ -34,7 +37,12 @@ UNAVAILABLE: Final = frozenset(
 
 _MARK: Final = "onceward_session"
 """Key in a connection's `info`: how many rows it had changed when its session began."""
+_FILES: Final = "onceward_files"
+"""Key in a connection's `info`: the files that it has open; none for a database in memory."""
 _listening: WeakSet[Dialect] = WeakSet()
+_databases: WeakKeyDictionary[Pool, OpenFile] = WeakKeyDictionary()
+"""The database file of each pool, as its first session found it. `engine.dispose()` makes a new pool, so an engine may
+go on with another file after that."""
 
 
 class Sqlite:
@@ -61,6 +69,17 @@ class Sqlite:
             kind = OperationalError if isinstance(error, sqlite3.OperationalError) else DatabaseError
             raise kind("BEGIN IMMEDIATE", None, error) from error
         connection.info[_MARK] = driver.total_changes
+        if _FILES not in connection.info:
+            connection.info[_FILES] = _find_files(connection)
+
+    def check_files(self, connection: Connection) -> None:
+        for each in connection.info.get(_FILES, ()):
+            each.check()
+
+    def check_database(self, engine: Engine) -> None:
+        known = _databases.get(engine.pool)
+        if known is not None:
+            known.check()
 
     def has_ended(self, connection: Connection) -> bool:
         # For example after a full disk, an I/O error or RAISE(ROLLBACK).
@@ -95,6 +114,26 @@ class Sqlite:
 
     def take_advisory_lock(self, connection: Connection, key: int) -> None:
         """Do nothing: no other session can write to this database until this one ends."""
+
+
+def _find_files(connection: Connection) -> tuple[OpenFile, ...]:
+    """The database's file and those beside it. Called inside the first transaction of the connection."""
+    cursor = connection.connection.cursor()
+    cursor.execute("PRAGMA database_list")
+    path = next((file for _, name, file in cursor.fetchall() if name == "main"), "")
+    cursor.close()
+    if not path:
+        return ()
+    pool = connection.engine.pool
+    if pool not in _databases:
+        _databases[pool] = OpenFile(_as_named(connection.engine, path), hold=True)
+    return (_databases[pool], *companions_of(path))
+
+
+def _as_named(engine: Engine, path: str) -> str:
+    """The path in the engine's URL, if that leads there: a symlink in it may come to lead elsewhere."""
+    named = os.path.abspath(engine.url.database or path)
+    return named if os.path.realpath(named) == os.path.realpath(path) else path
 
 
 def _keep_when_interrupted(dialect: Dialect) -> None:

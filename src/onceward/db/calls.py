@@ -1,0 +1,107 @@
+"""The calls of a process to its database that have no answer yet, to notice a server that is frozen or out of reach.
+
+Such a server breaks no connection, so no call fails: it only takes long. So may a statement of a handler. What tells
+the two apart is whether the server answers another connection.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Engine, event
+
+PROBE_AGAIN = 10.0
+"""Seconds until the server is asked again, if it answers while a call takes long."""
+
+
+class DatabaseCalls:
+    """When each call without an answer began: connecting, statements, commits and rollbacks."""
+
+    def __init__(self) -> None:
+        self._began: dict[Any, float] = {}
+
+    def watch(self, engine: Engine) -> None:
+        """Watch the calls of an engine, if its database has a server."""
+        if engine.dialect.name == "sqlite":
+            return
+        event.listen(engine, "do_connect", self._connect)
+        event.listen(engine, "before_cursor_execute", lambda conn, *_: self._begin(_key(conn)))
+        event.listen(engine, "after_cursor_execute", lambda conn, *_: self._end(_key(conn)))
+        event.listen(engine, "handle_error", self._failed)
+        event.listen(engine, "commit", lambda conn: self._begin(_key(conn)))
+        event.listen(engine, "rollback", lambda conn: self._begin(_key(conn)))
+        event.listen(engine.pool, "checkin", lambda driver, _: self._end(id(driver)))
+        event.listen(engine.pool, "close", lambda driver, _: self._end(id(driver)))
+        event.listen(engine.pool, "invalidate", lambda driver, *_: self._end(id(driver)))
+
+    def oldest(self) -> float | None:
+        """Return for how many seconds the oldest has had no answer."""
+        began = list(self._began.values())
+        return time.monotonic() - min(began) if began else None
+
+    def _begin(self, key: Any) -> None:
+        if key is not None:
+            self._began[key] = time.monotonic()
+
+    def _end(self, key: Any) -> None:
+        self._began.pop(key, None)
+
+    def _failed(self, context: Any) -> None:
+        if context.connection is not None:
+            self._end(_key(context.connection))
+
+    def _connect(self, dialect: Any, record: Any, arguments: Any, options: Any) -> Any:
+        key = ("connect", threading.get_ident(), id(record))
+        self._begin(key)
+        try:
+            return dialect.connect(*arguments, **options)
+        finally:
+            self._end(key)
+
+
+CALLS = DatabaseCalls()
+"""Of all engines that onceward opens in this process."""
+
+
+class AnswerWatch:
+    """Asks the server in a thread of its own when a call has had no answer for `patience` seconds."""
+
+    def __init__(self, ask: Callable[[], None], patience: float, calls: DatabaseCalls = CALLS) -> None:
+        """`ask` opens a connection, and raises if the server does not answer in time."""
+        self._ask = ask
+        self._patience = patience
+        self._calls = calls
+        self._next = 0.0
+        self._asking: threading.Thread | None = None
+        self.problem: str | None = None
+        """Why the database is not ready, if it is not."""
+
+    def look(self) -> None:
+        """Call it about once a second. Never waits."""
+        if self._asking is not None and self._asking.is_alive():
+            return
+        age = self._calls.oldest()
+        if self.problem is None and (age is None or age < self._patience or time.monotonic() < self._next):
+            return
+        self._asking = threading.Thread(target=self._run, daemon=True, name="onceward-database-watch")
+        self._asking.start()
+
+    def _run(self) -> None:
+        try:
+            self._ask()
+        except Exception as error:  # noqa: BLE001  any error is the answer
+            reason = str(error).strip().partition("\n")[0]
+            self.problem = f"the database does not answer: {reason}"
+        else:
+            self.problem = None
+            self._next = time.monotonic() + PROBE_AGAIN
+
+
+def _key(connection: Any) -> int | None:
+    """Identify what the pool lends; None if it is broken or given back."""
+    if connection.closed or connection.invalidated:
+        return None
+    return id(connection.connection.dbapi_connection)

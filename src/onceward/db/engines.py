@@ -1,0 +1,84 @@
+"""Engines that onceward opens itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from math import ceil
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import parse_qsl, unquote
+
+from sqlalchemy import event
+
+from onceward._files.private import create_file
+from onceward.telemetry.redaction import scrub
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+AnyEngine = TypeVar("AnyEngine", "Engine", "AsyncEngine")
+
+
+class DatabaseTimeouts(NamedTuple):
+    """How long a connection to PostgreSQL waits for what does not come."""
+
+    connect: float = 10.0
+    silence: float = 20.0
+    """For a machine or network that is gone: it sends nothing, and would be waited for a quarter of an hour."""
+
+
+DEFAULT_TIMEOUTS = DatabaseTimeouts()
+
+
+def connect_arguments(
+    url: URL, timeouts: DatabaseTimeouts = DEFAULT_TIMEOUTS, *, name: str | None = None
+) -> dict[str, Any]:
+    """Return what `create_engine` passes to the driver of PostgreSQL. What the URL or a variable says wins. The server
+    shows `name` as the application.
+
+    No `statement_timeout`: how long a statement of a handler may take is for its policy to say.
+    """
+    if url.get_backend_name() != "postgresql":
+        return {}
+    arguments: dict[str, Any] = {} if name is None else {"application_name": name}
+    arguments |= {
+        "connect_timeout": max(ceil(timeouts.connect), 2),  # libpq takes 1 for 2
+        "keepalives_idle": max(ceil(timeouts.silence / 2), 1),
+        "keepalives_interval": max(int(timeouts.silence / 6), 1),
+        "keepalives_count": 3,
+        "tcp_user_timeout": ceil(timeouts.silence * 1000),
+    }
+    given = {*url.query, *(("connect_timeout",) if "PGCONNECT_TIMEOUT" in os.environ else ())}
+    return {name: value for name, value in arguments.items() if name not in given}
+
+
+def hide_values(engine: AnyEngine) -> AnyEngine:
+    """Let errors of this engine show no parameters and no rows, from the moment the database raises them, and let only
+    the owner read the file of a new SQLite database."""
+    plain: Any = getattr(engine, "sync_engine", engine)
+    plain.hide_parameters = True
+    event.listen(plain, "handle_error", _scrub_errors)
+    keep_private(plain)
+    return engine
+
+
+def keep_private(engine: Engine) -> None:
+    """Create the file of a SQLite database that does not exist yet, before SQLite does: only its owner may read it."""
+    if engine.dialect.name == "sqlite" and not event.contains(engine, "do_connect", _create_file):
+        event.listen(engine, "do_connect", _create_file)
+
+
+def _create_file(dialect: Any, record: Any, arguments: Sequence[Any], parameters: dict[str, Any]) -> None:
+    path = str(arguments[0]) if arguments else ""
+    if parameters.get("uri") and path.startswith("file:"):
+        path, _, query = path.removeprefix("file:").partition("?")
+        if dict(parse_qsl(query)).get("mode", "rwc") != "rwc":
+            return
+        path = unquote(path)
+    if path not in ("", ":memory:"):
+        create_file(path)
+
+
+def _scrub_errors(context: Any) -> None:
+    scrub(context.sqlalchemy_exception or context.original_exception)
