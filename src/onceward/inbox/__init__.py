@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from onceward.durations import days, hours, minutes
 from onceward.inbox.contract import Contract
 from onceward.inbox.effects import NOT_DONE, Done
 from onceward.inbox.errors import (
@@ -21,6 +22,7 @@ from onceward.inbox.errors import (
     DatabaseUnavailableError,
     EffectError,
     EffectInDoubtError,
+    EffectRefused,
     LeaseLostError,
     Parked,
     UnprovenConsumerError,
@@ -32,6 +34,7 @@ from onceward.inbox.inbox_asyncio import AsyncInbox
 from onceward.inbox.purge.purge import PurgeInProgressError, PurgeReport
 from onceward.inbox.result import Handling, Result
 from onceward.inbox.sessions import InboxSession
+from onceward.storage.clocks import ClockDoubtError
 
 if TYPE_CHECKING:
     from onceward.inbox.sessions.session_asyncio import AsyncInboxSession
@@ -42,12 +45,14 @@ __all__ = [
     "AsyncInboxSession",
     "Breach",
     "Busy",
+    "ClockDoubtError",
     "Contract",
     "ContractError",
     "DatabaseUnavailableError",
     "Done",
     "EffectError",
     "EffectInDoubtError",
+    "EffectRefused",
     "Event",
     "Handling",
     "Inbox",
@@ -59,6 +64,9 @@ __all__ = [
     "Result",
     "UnprovenConsumerError",
     "UnregisteredConsumerError",
+    "days",
+    "hours",
+    "minutes",
 ]
 
 

@@ -2,17 +2,21 @@
 
 A start has a lease, so a copy that arrives while the event is in flight gets `Busy` and is not counted. The starts of a
 fetched batch are recorded in one transaction. An event whose earlier start has no end is a *suspect*: its start is
-recorded only when it is about to run, alone, so a crash does not count against its neighbors or take them with it.
+recorded only when it is about to run, alone, so a crash does not count against its neighbors or take them with it. The
+start after which it would be poison is recorded when nothing else runs in its process: only a killer is poison.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
+from enum import IntEnum
 from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,6 +39,15 @@ LONGEST_WAIT = 5.0
 """Seconds until a copy checks again whether the event is still in flight, at most."""
 PATIENCE = 30.0
 """Seconds a suspect waits for the others. One of them may be stuck; the suspect is then retried later."""
+
+
+class Company(IntEnum):
+    """Whose events may run beside one."""
+
+    ALL = 0
+    OTHER_INBOXES = 1
+    NONE = 2
+    """It is alone in its process."""
 
 
 class Start(NamedTuple):
@@ -63,6 +76,8 @@ class AttemptLedger:
 
     async def expect(self, contract: Contract, keys: Sequence[Key]) -> dict[str, Start]:
         """Record a start for each key, in one transaction. Keys missing from the result must be started separately."""
+        if contract.poison_after == 1:
+            keys = ()  # each start is the last one, and needs a process of its own
 
         def expect(transaction: DbTransaction) -> list[tuple[str, int]]:
             # Sorted: workers with copies of the same events wait for each other without a deadlock.
@@ -79,15 +94,17 @@ class AttemptLedger:
             starts[tracking_id] = Start(number)
         return starts
 
-    async def start(self, contract: Contract, key: Key, alone: bool = False) -> Start | None:
-        """Record one start. Returns None, and records nothing, if an earlier start has no end: it has to run alone.
+    async def start(self, contract: Contract, key: Key, company: Company = Company.ALL) -> Start | None:
+        """Record one start. Returns None, and records nothing, if it needs less company: earlier starts have no end.
 
         Raises `Busy` if the event is in flight elsewhere, and `ContractError` if it is poison.
         """
+        # The last start before it is poison needs a process of its own.
+        last = contract.poison_after - 1
+        at_most = {Company.ALL: min(1, last), Company.OTHER_INBOXES: last, Company.NONE: last + 1}[company]
 
         def start(transaction: DbTransaction) -> Start | Exception | None:
-            at_most = contract.poison_after if alone else 1
-            attempts = self._store.start(transaction, key, at_most, contract.lease)
+            attempts = self._store.start(transaction, key, at_most, contract.lease) if at_most else None
             if attempts is not None:
                 self._open.add((key.consumer_id, key.tracking_id))
                 return Start(attempts.starts)
@@ -96,7 +113,9 @@ class AttemptLedger:
                 return Start(found.starts)
             if not found.locked and found.unended >= contract.poison_after:
                 return poisoned(key, found.unended)
-            return in_flight(found, contract.lease) if found.locked or alone else None
+            if found.locked or company is Company.NONE:
+                return in_flight(found, contract.lease)
+            return None
 
         begun: Start | Exception | None = await self._with_leftovers(start)
         if isinstance(begun, Exception):
@@ -126,7 +145,7 @@ class AttemptLedger:
         ours = [each for each in tracking_ids if (contract.consumer_id, each) in self._open]
         if ours:
             await self._ports.transact(
-                self._store.extend_attempts, contract.consumer_id, ours, contract.lease
+                self._store.limited(self._store.extend_attempts), contract.consumer_id, ours, contract.lease
             )
 
     def finish(self, key: Key) -> None:
@@ -149,8 +168,6 @@ class AttemptLedger:
                 finished.append(self._finished.popleft())
 
         def write(transaction: DbTransaction) -> Any:
-            if self._store.limit_waiting:
-                self._store.run(transaction, self._store.limit_waiting)
             for (consumer_id, tracking_id, _), token, error in ends:
                 identity = {"consumer": consumer_id, "tracking": tracking_id}
                 self._store.run(transaction, _END, token=token, error=error, **identity)
@@ -162,111 +179,159 @@ class AttemptLedger:
             return None if operation is None else operation(transaction)
 
         try:
-            return await self._ports.transact(write)
+            return await self._ports.transact(self._store.limited(write))
         except BaseException:
             self._unwritten.extendleft(reversed(ends))
             self._finished.extendleft(reversed(finished))
             raise
 
 
-class Gate:
-    """Lets events run together, and a suspect alone: it waits until no event is inside, and others wait for its end."""
+class Everyone:
+    """The events that run in this process, in threads and in asyncio, of all inboxes."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin without any, as after a fork."""
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+        self.sleepers: deque[asyncio.Future[None]] = deque()
         self.inside = 0
         self.alone = False
         self.waiting = 0
         """How many wait to be alone."""
 
-    def may_enter(self, alone: bool) -> bool:
-        if self.alone:
-            return False
-        return self.inside == 0 if alone else self.waiting == 0
+    def wake(self) -> None:
+        """Call it with the lock."""
+        self.changed.notify_all()
+        while self.sleepers:
+            sleeper = self.sleepers.popleft()
+            with suppress(RuntimeError):  # its event loop is closed
+                sleeper.get_loop().call_soon_threadsafe(_end_sleep, sleeper)
 
-    def let_in(self, alone: bool) -> None:
+
+def _end_sleep(sleeper: asyncio.Future[None]) -> None:
+    if not sleeper.done():
+        sleeper.set_result(None)
+
+
+everyone = Everyone()
+os.register_at_fork(after_in_child=everyone.forget)
+
+_depth: ContextVar[int] = ContextVar("onceward_gate_depth", default=0)
+"""A handler may process other events: they are inside with it, and must not wait for it to leave."""
+
+
+class Gate:
+    """Lets the events of an inbox run together, and a suspect alone: it waits until nothing it must not run beside is
+    inside, and others wait for its end."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.alone = False
+        self.waiting = 0
+        """How many wait to be alone in this inbox."""
+
+    def may_enter(self, company: Company) -> bool:
+        """Call it, and the next, with the lock of everyone."""
+        if everyone.alone:
+            return False
+        if company is Company.NONE:
+            return everyone.inside == 0
+        if everyone.waiting or self.alone:
+            return False
+        return self.waiting == 0 if company is Company.ALL else self.inside == 0
+
+    def let_in(self, company: Company) -> None:
         self.inside += 1
-        self.alone = alone
+        everyone.inside += 1
+        self.alone = company is Company.OTHER_INBOXES
+        everyone.alone = company is Company.NONE
+
+    def await_turn(self, company: Company, number: int) -> None:
+        """Count one that begins to wait (1), or has ended waiting (-1). Call it with the lock."""
+        self.waiting += number * (company is Company.OTHER_INBOXES)
+        everyone.waiting += number * (company is Company.NONE)
+        if number < 0:
+            everyone.wake()
+
+    def enter_at_once(self, company: Company) -> bool:
+        with everyone.lock:
+            if not self.may_enter(company):
+                return False
+            self.let_in(company)
+            return True
+
+    def leave(self) -> None:
+        depth = _depth.get() - 1
+        _depth.set(depth)
+        if depth > 0:
+            return
+        with everyone.lock:
+            self.inside -= 1
+            everyone.inside -= 1
+            if self.alone or everyone.alone or self.waiting or everyone.waiting:
+                self.alone = everyone.alone = False
+                everyone.wake()
 
 
 class BlockingGate(Gate):
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-
-    async def enter(self, alone: bool) -> bool:
+    async def enter(self, company: Company) -> bool:
         """Wait for permission to run. Returns False if it took longer than `PATIENCE`."""
-        with self._lock:
-            if not (alone or self.alone or self.waiting):
-                self.inside += 1  # the common case
-                return True
-            if self.may_enter(alone):
-                self.let_in(alone)
-                return True
-        with on_cancel(self._wake):
-            return self._wait(alone)
-
-    def _wait(self, alone: bool) -> bool:
-        with self._lock:
-            self.waiting += alone
-            try:
-                self._changed.wait_for(lambda: self.may_enter(alone) or cancel_requested(), PATIENCE)
-                raise_if_cancelled()
-                if not self.may_enter(alone):
+        depth = _depth.get()
+        if not depth and not self.enter_at_once(company):
+            with on_cancel(self._wake):
+                if not self._wait(company):
                     return False
-                self.let_in(alone)
+        _depth.set(depth + 1)
+        return True
+
+    def _wait(self, company: Company) -> bool:
+        with everyone.lock:
+            self.await_turn(company, 1)
+            try:
+                everyone.changed.wait_for(lambda: self.may_enter(company) or cancel_requested(), PATIENCE)
+                raise_if_cancelled()
+                if not self.may_enter(company):
+                    return False
+                self.let_in(company)
                 return True
             finally:
-                self.waiting -= alone
-                self._changed.notify_all()
+                self.await_turn(company, -1)
 
     def _wake(self) -> None:
-        with self._lock:
-            self._changed.notify_all()
-
-    def leave(self) -> None:
-        with self._lock:
-            self.inside -= 1
-            self.alone = False
-            if self.waiting or self.inside == 0:
-                self._changed.notify_all()
+        with everyone.lock:
+            everyone.wake()
 
 
 class AsyncGate(Gate):
-    def __init__(self) -> None:
-        super().__init__()
-        self._sleepers: deque[asyncio.Future[None]] = deque()
+    async def enter(self, company: Company) -> bool:
+        depth = _depth.get()
+        if not depth and not self.enter_at_once(company) and not await self._wait(company):
+            return False
+        _depth.set(depth + 1)
+        return True
 
-    async def enter(self, alone: bool) -> bool:
-        if self.may_enter(alone):
-            self.let_in(alone)
-            return True
-        self.waiting += alone
+    async def _wait(self, company: Company) -> bool:
         until = monotonic() + PATIENCE
+        with everyone.lock:
+            self.await_turn(company, 1)
         try:
-            while not self.may_enter(alone):
-                changed = asyncio.get_running_loop().create_future()
-                self._sleepers.append(changed)
+            while True:
+                with everyone.lock:
+                    if self.may_enter(company):
+                        self.let_in(company)
+                        return True
+                    changed = asyncio.get_running_loop().create_future()
+                    everyone.sleepers.append(changed)
                 try:
                     await asyncio.wait_for(changed, until - monotonic())
                 except TimeoutError:
                     return False
-            self.let_in(alone)
-            return True
         finally:
-            self.waiting -= alone
-            self._wake()
-
-    def leave(self) -> None:
-        self.inside -= 1
-        self.alone = False
-        self._wake()
-
-    def _wake(self) -> None:
-        while self._sleepers:
-            changed = self._sleepers.popleft()
-            if not changed.done():
-                changed.set_result(None)
+            with everyone.lock:
+                self.await_turn(company, -1)
 
 
 def in_flight(found: Attempts, lease: float) -> Busy:

@@ -1,4 +1,4 @@
-"""Whether the database is available. Down, read-only and out of space all count as unavailable.
+"""Whether the database is available. Down, read-only, out of space and deleted all count as unavailable.
 
     AVAILABLE ──fails──► UNAVAILABLE ──accepts a write──► ON_TRIAL ──an event is done──► AVAILABLE
                               ▲                               └──fails──► FAILED_TRIAL
@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from onceward._text import driver_message
 from onceward.db import LockTimeoutError
 from onceward.db.backends import backend_of
+from onceward.errors import FileLostError
 from onceward.inbox.errors import DatabaseUnavailableError
 from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
@@ -43,7 +44,9 @@ class Availability:
 
     def is_to_blame(self, error: BaseException) -> bool:
         """Whether the error means that the database is unavailable. Remembers it if so."""
-        found = isinstance(error, DBAPIError) and self._backend.is_unavailable(error)
+        found = isinstance(error, FileLostError) or (
+            isinstance(error, DBAPIError) and self._backend.is_unavailable(error)
+        )
         if found and self._state is AvailabilityState.ON_TRIAL:
             self._state = AvailabilityState.FAILED_TRIAL
         elif found and self._state is AvailabilityState.AVAILABLE:
@@ -56,7 +59,11 @@ class Availability:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether it was unavailable at the last check."""
+        """Whether it was unavailable at the last check, or its file is lost."""
+        try:
+            self._ports.check_database()
+        except FileLostError as error:
+            self.is_to_blame(error)
         return self._state in (AvailabilityState.UNAVAILABLE, AvailabilityState.FAILED_TRIAL)
 
     async def check(self, consumer_id: str) -> None:
@@ -69,6 +76,8 @@ class Availability:
             await self._ports.transact(self._store.touch, consumer_id)
         except LockTimeoutError:
             return  # available: another transaction holds the lock
+        except FileLostError as error:
+            raise DatabaseUnavailableError(f"{problem}: {error}") from error
         except DBAPIError as error:
             if not self._backend.is_unavailable(error):
                 raise

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal, NoReturn, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
 
 import msgspec
 
@@ -41,7 +41,28 @@ class Upcasters(dict[int, Upcaster]):
         return type(self), (dict(self),)
 
 
-class Contract(msgspec.Struct, frozen=True, kw_only=True):
+class _Complete(msgspec.StructMeta):
+    """Names all fields that are missing or unknown, at once."""
+
+    if not TYPE_CHECKING:  # type checkers know the fields
+
+        def __call__(cls, *args: Any, **given: Any) -> Any:
+            fields = msgspec.structs.fields(cls)
+            missing = [each.name for each in fields if each.required and each.name not in given]
+            unknown = [name for name in given if name not in cls.__struct_fields__]
+            problems = [f"needs {', '.join(missing)}"] if missing else []
+            problems += [f"has no field {', '.join(unknown)}"] if unknown else []
+            problems += ["takes its fields by name"] if args else []
+            if problems:
+                named = f" of {given['consumer_id']!r:.60}" if "consumer_id" in given else ""
+                example = ", ".join(f"{each.name}=…" for each in fields if each.required)
+                raise ConfigurationError(
+                    f"the contract{named} {', and it '.join(problems)}; write Contract({example}, …)"
+                )
+            return super().__call__(**given)
+
+
+class Contract(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Complete):
     """A consumer's contract. Raises `ConfigurationError` if it cannot be kept."""
 
     consumer_id: str
@@ -65,6 +86,9 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode = "transactional"
     """`transactional`: all effects are writes in the inbox's transaction. `effectful`: the handler also calls other
     systems, which happens at least once, with a stable key."""
+    no_effects: Sequence[str] = ()
+    """Event types that change nothing, such as a ping, stored as a tuple; `("*",)` means all of them. `onceward verify`
+    fails for any other type whose samples neither write a row nor have an effect."""
     schema_version: int = 1
     """The version of the payload that the handler understands."""
     upcasters: Mapping[int, Upcaster] = msgspec.field(default_factory=Upcasters)
@@ -86,6 +110,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check_id(self, "consumer_id", self.consumer_id)
         msgspec.structs.force_setattr(self, "event_types", _parse_types(self))
+        msgspec.structs.force_setattr(self, "no_effects", _parse_no_effects(self))
         _check_id(self, "owner_team", self.owner_team)
         _check_mechanism(self)
         _check_choice(self, "retention", Retention)
@@ -107,10 +132,15 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     def accepts(self, event_type: str) -> bool:
         return event_type in self.event_types or self.event_types[0] == EVERY_TYPE
 
+    def has_effects(self, event_type: str) -> bool:
+        """Whether events of this type are to write something or have an effect."""
+        return event_type not in self.no_effects and EVERY_TYPE not in self.no_effects
+
     def as_row(self) -> dict[str, Any]:
         """Return all fields as JSON-compatible values; code is named as `module:qualname`."""
         row = {name: getattr(self, name) for name in self.__struct_fields__}
         row["event_types"] = list(self.event_types)
+        row["no_effects"] = list(self.no_effects)
         row["upcasters"] = {str(version): _name_of(upcaster) for version, upcaster in self.upcasters.items()}
         row["model"] = None if self.model is None else _name_of(self.model)
         return row
@@ -163,23 +193,39 @@ def _check_mechanism(contract: Contract) -> None:
 
 
 def _parse_types(contract: Contract) -> tuple[str, ...]:
-    given: Any = contract.event_types
-    if isinstance(given, str):
-        _refuse(
-            contract,
-            f"event_types must be a list of types, not a string; write event_types=[{_short_repr(given)}]",
-        )
-    if not isinstance(given, Sequence | frozenset | set):
-        _refuse(contract, f"event_types must be a list of types, not {type(given).__name__}")
-    if not given:
+    types = _as_types(contract, "event_types")
+    if not types:
         _refuse(
             contract, "event_types is empty, so it would never run; list its types, or ['*'] for every type"
         )
-    types = tuple(given) if isinstance(given, Sequence) else tuple(sorted(given))
     for event_type in types:
         _check_id(contract, "an event type", event_type)
     _check_together(contract, types)
     return types
+
+
+def _parse_no_effects(contract: Contract) -> tuple[str, ...]:
+    types = _as_types(contract, "no_effects")
+    for event_type in types:
+        if event_type != EVERY_TYPE and not contract.accepts(event_type):
+            _refuse(
+                contract,
+                f"no_effects names {_short_repr(event_type)}, which is not among its event_types; correct the name, or "
+                "remove it",
+            )
+    return types
+
+
+def _as_types(contract: Contract, field: str) -> tuple[str, ...]:
+    given: Any = getattr(contract, field)
+    if isinstance(given, str):
+        _refuse(
+            contract,
+            f"{field} must be a list of types, not a string; write {field}=[{_short_repr(given)}]",
+        )
+    if not isinstance(given, Sequence | frozenset | set):
+        _refuse(contract, f"{field} must be a list of types, not {type(given).__name__}")
+    return tuple(given) if isinstance(given, Sequence) else tuple(sorted(given))
 
 
 def _check_together(contract: Contract, types: tuple[str, ...]) -> None:

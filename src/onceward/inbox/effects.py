@@ -16,8 +16,17 @@ from typing import Any, Final
 import msgspec
 
 from onceward._functions import check_function, name_of
+from onceward._process.forks import forks
 from onceward.db.transaction import DbTransaction, regardless
-from onceward.inbox.errors import EffectError, EffectInDoubtError, LeaseLostError
+from onceward.durations import Duration, seconds_of
+from onceward.inbox.errors import (
+    Breach,
+    ContractError,
+    EffectError,
+    EffectInDoubtError,
+    EffectRefused,
+    LeaseLostError,
+)
 from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Effect, Key
@@ -51,7 +60,8 @@ class Done(msgspec.Struct, frozen=True):
 
 
 Reconcile = Callable[[str], Any]
-"""Takes the key of an effect in doubt; returns `Done(result)` or `NOT_DONE`. If it raises, the doubt remains."""
+"""Takes the key of an effect in doubt; returns `Done(result)` or `NOT_DONE`, or raises `EffectRefused`. If it raises
+anything else, the doubt remains."""
 
 
 class Claim:
@@ -130,6 +140,9 @@ class Ledger:
         self._ports = ports
         self._claim = claim
         self._lease = lease
+        self._used: dict[str, object] = {}
+        self._refused: ContractError | None = None
+        self._generation = forks.generation
 
     async def effect(
         self,
@@ -137,53 +150,102 @@ class Ledger:
         call: Callable[[str], Any],
         reconcile: Reconcile | None,
         cancel: Callable[[], object] | None,
+        key_valid_for: Duration | None,
     ) -> Any:
         raise_if_cancelled()
+        if self._generation != forks.generation:
+            raise EffectError(
+                f"effect {name!r} was not called: this process is a fork of the one that has the event"
+            )
         if not isinstance(name, str) or not name or len(name) > 200:
             raise EffectError(
                 f"an effect needs a name of 1 to 200 characters, not {name!r:.80}; it identifies the effect"
             )
-        for function in (call, *([] if reconcile is None else [reconcile])):
+        for what, function in (("call", call), ("reconcile", reconcile or call)):
+            if not callable(function):
+                raise EffectError(
+                    f"the {what} of effect {name!r} is {type(function).__name__}, not a function, and nothing was "
+                    f"recorded; write session.effect({name!r}, lambda key: client.charge(…, key)): the inbox calls it, "
+                    "with the key"
+                )
             # Before anything is recorded: an effect that cannot run is not in doubt.
             check_function(
                 function, f"{name_of(function)} of effect {name!r}", asynchronous=self._ports.asynchronous
             )
-        written = await self._intend(name)
+        valid_for = None if key_valid_for is None else seconds_of(key_valid_for, "key_valid_for")
+        self._use(name)
+        written = await self._intend(name, valid_for)
         if written.state == "done":
             return msgspec.msgpack.decode(written.result or b"")
-        if not written.is_new:
-            settled = await self._reconcile(name, written.key, reconcile)
-            if isinstance(settled, Done):
-                await self._settle(name, settled.result)
-                return settled.result
         try:
-            with nullcontext() if cancel is None else on_cancel(cancel):
-                result = await self._ports.call(call, written.key)
+            if not written.is_new:
+                settled = await self._reconcile(name, written, reconcile)
+                if isinstance(settled, Done):
+                    await self._settle(name, settled.result)
+                    return settled.result
+            result = await self._call(name, call, cancel, written.key)
+        except EffectInDoubtError as error:
+            self._refused = self._refused or error
+            raise
         except Exception as error:
-            # The effect may have happened: a timeout says nothing about the other side.
-            await self._doubt(name, text_of(getattr(error, "raised", error)))
+            await self._note_refusal(name, written.key, getattr(error, "raised", error))
             raise
         await self._settle(name, result)
         return result
 
-    async def _intend(self, name: str) -> Effect:
+    def check(self, failure: BaseException | None = None) -> None:
+        """Raise if an effect was not called, because its name was used twice or it is in doubt, even if the handler
+        caught the error: what it writes would say that the effect did or did not happen."""
+        if self._refused is not None and failure is not self._refused:
+            raise self._refused from failure
+
+    def _use(self, name: str) -> None:
+        """Take the name, once: tasks and threads of one handler may use effects at the same time."""
+        this = object()
+        if self._used.setdefault(name, this) is this:
+            return
+        self._refused = repeated(name, self._claim.key.tracking_id)
+        raise self._refused
+
+    async def _call(
+        self, name: str, call: Callable[[str], Any], cancel: Callable[[], object] | None, key: str
+    ) -> Any:
+        try:
+            with nullcontext() if cancel is None else on_cancel(cancel):
+                return await self._ports.call(call, key)
+        except Exception as error:
+            raised = getattr(error, "raised", error)
+            if not isinstance(raised, EffectRefused):
+                # The effect may have happened: a timeout says nothing about the other side.
+                await self._note("why it is in doubt", self._store.doubt_effect, name, text_of(raised))
+            raise
+
+    async def _intend(self, name: str, valid_for: float | None) -> Effect:
+        token, key = self._claim.token, key_of(self._claim, name)
+        written: Effect = await self._while_ours(name, self._store.intend, token, key, valid_for)
+        return written
+
+    async def _while_ours(self, name: str, operation: Callable[..., Any], *args: Any) -> Any:
+        """Run an operation on the effect in one transaction with the check that the event is still ours."""
         claim = self._claim
 
-        def intend(transaction: Any) -> Effect | None:
+        def run(transaction: DbTransaction) -> tuple[bool, Any]:
             if not self._store.renew(transaction, claim.key, claim.token, self._lease):
-                return None
-            return self._store.intend(transaction, claim.key, name, claim.token, key_of(claim, name))
+                return False, None
+            return True, operation(transaction, claim.key, name, *args)
 
-        written = await self._ports.transact(intend)
-        if written is None:
+        ours, result = await self._ports.transact(run)
+        if not ours:
             raise LeaseLostError(
                 f"another worker has event {claim.key.tracking_id} now; effect {name!r} was not begun"
             )
-        return written
+        return result
 
-    async def _reconcile(self, name: str, key: str, reconcile: Reconcile | None) -> Any:
+    async def _reconcile(self, name: str, written: Effect, reconcile: Reconcile | None) -> Any:
         tracking_id = self._claim.key.tracking_id
         if reconcile is None:
+            if written.expired:
+                raise EffectInDoubtError(in_doubt(name, tracking_id, written), tracking_id)
             _log.warning(
                 "effect %s of event %s is in doubt: the outcome of an earlier attempt is unknown; calling it again "
                 "with the same key",
@@ -191,18 +253,21 @@ class Ledger:
                 tracking_id,
             )
             return NOT_DONE
-        answer = await self._ports.call(reconcile, key)
+        answer = await self._ports.call(reconcile, written.key)
         if answer is not NOT_DONE and not isinstance(answer, Done):
             raise EffectInDoubtError(
                 f"whether effect {name!r} of event {tracking_id} has happened is unknown: reconcile returned "
-                f"{type(answer).__name__}; it must return Done(result) or NOT_DONE"
+                f"{type(answer).__name__}; it must return Done(result) or NOT_DONE",
+                tracking_id,
             )
         _log.info(
-            "effect %s of event %s was in doubt; reconcile returned %s",
+            "effect %s of event %s was in doubt; reconcile says that it %s",
             name,
             tracking_id,
-            type(answer).__name__,
+            "did not happen" if answer is NOT_DONE else "happened",
         )
+        if answer is NOT_DONE and written.expired:
+            await self._while_ours(name, self._store.restart_key)
         return answer
 
     async def _settle(self, name: str, result: Any) -> None:
@@ -216,12 +281,37 @@ class Ledger:
         with regardless():  # it has happened
             await self._ports.transact(self._store.settle_effect, self._claim.key, name, encoded)
 
-    async def _doubt(self, name: str, error: str) -> None:
+    async def _note_refusal(self, name: str, key: str, error: BaseException) -> None:
+        if isinstance(error, EffectRefused):
+            await self._note("that it was refused", self._store.refuse_effect, name, key, text_of(error))
+
+    async def _note(self, what: str, operation: Callable[..., Any], name: str, *args: Any) -> None:
         try:
             with regardless():
-                await self._ports.transact(self._store.doubt_effect, self._claim.key, name, error)
+                await self._ports.transact(operation, self._claim.key, name, *args)
         except Exception:  # noqa: BLE001  the row says "intended" anyway, and the effect's own error propagates
-            _log.warning("could not record why effect %s is in doubt", name, exc_info=True)
+            _log.warning("effect %s: could not record %s", name, what, exc_info=True)
+
+
+def repeated(name: str, tracking_id: str) -> ContractError:
+    """Say why the second call under a name is not made."""
+    return ContractError(
+        f"the handler used the effect name {name!r} twice in one attempt at event {tracking_id}, and a name stands "
+        "for one call: the second call was not made. Name each, such as "
+        'f"ship-{item.id}"; to repeat a call that failed, do it inside the call or let the attempt fail',
+        Breach.REPEATED_EFFECT,
+        tracking_id,
+    )
+
+
+def in_doubt(name: str, tracking_id: str, effect: Effect) -> str:
+    """Say why an effect whose key has expired is not called again."""
+    return (
+        f"whether effect {name!r} of event {tracking_id} has happened is unknown, and its key {effect.key} is "
+        f"{effect.age:.0f} s old: the provider remembers it for {effect.valid_for:.0f} s, so another call could be a "
+        "second effect. Pass a reconcile hook, or ask the provider and record the answer with "
+        "`onceward inbox resolve`; then redrive the event"
+    )
 
 
 def key_of(claim: Claim, name: str) -> str:

@@ -5,11 +5,12 @@ OncewardError
 │   ├── UnregisteredConsumerError      the consumer is not in the registry; it does not run
 │   └── UnprovenConsumerError          the consumer's code is not verified; it does not run in production
 ├── TransactionException
-│   └── ContractError                  the event violates the contract; never retried
+│   ├── ContractError                  the event violates the contract; never retried
+│   │   └── EffectInDoubtError         an effect was begun, its outcome is unknown, and nothing may call it again
+│   └── EffectRefused                  raised by you: an effect has certainly not happened
 ├── DatabaseUnavailableError           the inbox's database is down, read-only or out of space
 ├── LeaseLostError                     another worker owns the event now; this attempt is rolled back
-├── EffectError                        an effect where none is allowed
-└── EffectInDoubtError                 an effect was begun, and its outcome is unknown
+└── EffectError                        an effect where none is allowed
 
 Postponed                              not a failure: nothing is counted, nothing is acknowledged
 ├── Busy                               another copy of the event, or the database, is in use
@@ -19,6 +20,7 @@ Postponed                              not a failure: nothing is counted, nothin
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 from onceward.backoff import Backoff
 from onceward.errors import ConfigurationError, OncewardError
@@ -50,6 +52,10 @@ class Breach(StrEnum):
     """Started too often without ever ending."""
     GAP = "gap"
     """The events before it did not arrive in time."""
+    REPEATED_EFFECT = "repeated_effect"
+    """Its handler used one name for two effects."""
+    IN_DOUBT = "in_doubt"
+    """Whether one of its effects has happened is unknown, and there is no answer."""
 
 
 class DatabaseUnavailableError(OncewardError):
@@ -97,8 +103,29 @@ class EffectError(OncewardError):
     """An effect was called where none is allowed, for example before the event is known to be new."""
 
 
-class EffectInDoubtError(OncewardError):
-    """An effect was begun, and its outcome is unknown. `reconcile`, or a person, has to find out."""
+class EffectInDoubtError(ContractError):
+    """An effect was begun, and its outcome is unknown. `reconcile`, or a person, has to find out.
+
+    The event becomes a dead letter in doubt. `onceward inbox resolve` records what the provider says.
+    """
+
+    def __init__(self, message: str, tracking_id: str | None = None) -> None:
+        super().__init__(message, Breach.IN_DOUBT, tracking_id)
+
+
+class EffectRefused(TransactionException):
+    """Raise it from the call of an effect, or from `reconcile`: the provider says that the effect has not happened.
+
+    The effect is then not in doubt. The next attempt, or a redrive, calls it again with a new key, because providers
+    repeat their answer to an old one. Never raise it for a timeout or a lost connection: they say nothing about the
+    other side. Its category is BUSINESS, so the event becomes a dead letter; `category=ExceptionCategory.SYSTEM` has it
+    retried, as for a provider that says "too many requests".
+    """
+
+    category: ExceptionCategory = ExceptionCategory.BUSINESS
+
+    def __init__(self, message: str = "", *args: Any, **more: Any) -> None:
+        super().__init__(message or "the provider refused it, and the handler gave no reason", *args, **more)
 
 
 class Busy(Postponed):

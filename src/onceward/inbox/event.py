@@ -1,8 +1,7 @@
 """One event, in one form for every source.
 
-Only its id and its `day` decide whether an event is a duplicate. The day says where the dedup record is stored, so it
-comes from the event's own, unchanging time. With the time of arrival, the record of a copy that arrives after midnight
-would not be found, and the copy would run.
+Only its id decides whether an event is a duplicate: `created_at`, the source and the delivery of a copy may differ. A
+UUID has many spellings, and they are one id: it is spelled in one way from here on.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from uuid import UUID
 
 import msgspec
 
+from onceward._ids import day_in, same_id, uuid7_ms
 from onceward.inbox.errors import Breach, ContractError
 from onceward.transaction import Transaction
 
@@ -25,18 +25,12 @@ LONGEST_ID = 400
 LONGEST_TYPE = 200
 """Characters of an event type."""
 
-_MS_PER_DAY = 86_400_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LARGEST = 2**63 - 1  # a database's largest integer
 _NOTHING: Mapping[str, Any] = {}
 _FIELDS = ("event_type", "aggregate_id", "sequence", "lock_token", "schema_version")
 """Fields around a payload, which the payload may have instead."""
 
-_UUID7 = re.compile(
-    r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
-    r"|[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}",
-    re.IGNORECASE | re.ASCII,
-)
 _ENTRY_ID = re.compile(r"([0-9]{1,20})-[0-9]{1,20}", re.ASCII)
 UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 """What some stores and logs cannot handle: control characters and surrogates."""
@@ -48,7 +42,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One event. Every copy of it is the same, except for `lock_token` and `deliveries`."""
 
     tracking_id: str
-    """Identifies the event; the same for every copy."""
+    """Identifies the event; the same for every copy. A UUID is in lower case with dashes, however it was sent, and any
+    other id is the exact text."""
     event_type: str
     """Empty if the source names none; the contract decides whether to accept that."""
     created_at: datetime
@@ -106,13 +101,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def day(self) -> int:
-        """Days since 1970-01-01 UTC, by the event's own time: the same for every copy, whenever it arrives.
+        """Days since 1970-01-01 UTC, by the event's own time. An event of a day before the dedup horizon is not run.
 
         A UUID of version 7 contains a time, which takes precedence over `created_at`: a copy that was produced again
         may have a different `created_at`.
         """
-        ms = _uuid7_ms(self.tracking_id)
-        return ms // _MS_PER_DAY if ms is not None else (self.created_at - _EPOCH).days
+        day = day_in(self.tracking_id)
+        return (self.created_at - _EPOCH).days if day is None else day
 
     @property
     def digest(self) -> bytes:
@@ -232,7 +227,7 @@ def _own_time(tracking_id: Any, head: Mapping[str, Any], payload: Any) -> dateti
     given = _lookup("created_at", head, payload)
     if given is not None:
         return _as_datetime(given, tracking_id)
-    ms = _uuid7_ms(str(tracking_id))
+    ms = uuid7_ms(same_id(str(tracking_id)))
     return None if ms is None else _from_ms(ms, "tracking_id", tracking_id)
 
 
@@ -269,16 +264,6 @@ def _from_ms(ms: int, field: str, tracking_id: Any) -> datetime:
     raise _flaw(field, "a time after the year 9999", "earlier", tracking_id)
 
 
-def _uuid7_ms(text: str) -> int | None:
-    """Return the milliseconds since 1970 in a UUID of version 7, or None for anything else."""
-    # Checking one character first is faster than the pattern for most other ids.
-    if text[14:15] == "7" or text[12:13] == "7":
-        if _UUID7.fullmatch(text) is None:
-            return None
-        return int(text[:12] if len(text) == 32 else text[:8] + text[9:13], 16)
-    return None
-
-
 # ───────────────────────────── the digest ─────────────────────────────
 
 
@@ -311,6 +296,9 @@ def _settle_text(event: Event, field: str, longest: int) -> None:
     value: Any = getattr(event, field)
     if type(value) is not str:
         value = _as_text(value, field, event.tracking_id)
+        msgspec.structs.force_setattr(event, field, value)
+    if field == "tracking_id":
+        value = same_id(value)
         msgspec.structs.force_setattr(event, field, value)
     if not value:
         raise _flaw(field, "an empty str", "a non-empty string", event.tracking_id)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from onceward.inbox.contract import Contract
 from onceward.inbox.event import Event
 from onceward.inbox.evidence.evidence import Evidence, read_evidence, record_evidence
 from onceward.inbox.inbox_parts import InboxParts
-from onceward.inbox.metrics import instruments
+from onceward.inbox.metrics import metrics_of
 from onceward.inbox.ports import BlockingInboxPorts
 from onceward.inbox.purge.purge import PurgeReport
 from onceward.inbox.result import Result
@@ -36,20 +35,24 @@ class Inbox(InboxParts):
 
     Pass it to a consumer as `services={"inbox": Inbox(engine)}`, or call `process` yourself. `migrate` creates the
     tables and `register` adds consumers; both may be called at every start. `clock` is for SQLite; PostgreSQL uses the
-    server's time. With `env="production"`, or ONCEWARD_ENV in the environment, a consumer runs only if its code has
-    been verified: see `onceward verify`.
+    server's time. With ONCEWARD_ENV=production in the environment, or else with `env="production"`, a consumer runs
+    only if it is proven: see `onceward verify`.
     """
 
     def __init__(
-        self, engine: Engine, *, clock: Callable[[], float] = time.time, env: str | None = None
+        self, engine: Engine, *, clock: Callable[[], float] | None = None, env: str | None = None
     ) -> None:
         self.engine = engine
         self._ports = BlockingInboxPorts(engine)
         super().__init__(self._ports, clock, env)
 
-    def migrate(self) -> list[str]:
-        """Create the tables, or bring them up to date. Returns the names of the applied migrations."""
-        return run_blocking(self._registry.migrate())
+    def migrate(self, *, back_to: int | None = None) -> list[str]:
+        """Create the tables, or bring them up to date. Returns the names of the applied migrations.
+
+        With `back_to`, revert the migrations after this number instead, before you install an older version. No record
+        is lost. Stop all consumers first.
+        """
+        return run_blocking(self._registry.migrate(back_to))
 
     def check_tables(self) -> None:
         """Raise `ConfigurationError` unless the tables exist and are up to date."""
@@ -98,7 +101,8 @@ class Inbox(InboxParts):
             call = partial(self._ports.call, handler)
             if session is None:
                 run_blocking(self.processor.reachable(self._registry.check, contract, handler))
-                return run_blocking(self.processor.process(contract, view, call, instruments()))
+                metrics = metrics_of(contract.consumer_id)
+                return run_blocking(self.processor.process(contract, view, call, metrics))
             within = self._ports.join(session, view)
             run_blocking(self._registry.check(contract, handler, within.apply))
             return run_blocking(self.processor.join(contract, view, call, within))
@@ -107,21 +111,33 @@ class Inbox(InboxParts):
         raise raised
 
     def purge(
-        self, consumer_id: str | None = None, *, progress: Callable[[PurgeReport], None] = lambda _: None
+        self,
+        consumer_id: str | None = None,
+        *,
+        operator: str = "system",
+        reason: str = "retention",
+        progress: Callable[[PurgeReport], None] = lambda _: None,
+        trust_clock: bool = False,
     ) -> PurgeReport:
         """Remove records older than their consumer's retention and not on hold, in bounded steps.
 
-        `progress` is called after every step with the report so far.
+        `progress` is called after every step with the report so far. The audit records who purged, and why. Raises
+        `ClockDoubtError`, and removes nothing, if the clock may be ahead, unless `trust_clock` confirms the time.
         """
-        return run_blocking(self._purge.run(consumer_id, progress))
+        return run_blocking(self._purge.run(consumer_id, operator, reason, progress, trust_clock=trust_clock))
 
     def hold(self, consumer_id: str, tracking_id: str | None, *, reason: str, operator: str) -> bool:
-        """Protect one event's records, or all of a consumer's, from purges. Returns False if already held."""
+        """Protect one event's records, or all of a consumer's, from purges. Returns False if already held.
+
+        The audit records it, and `release`, in the same transaction.
+        """
         return run_blocking(self._purge.hold(consumer_id, tracking_id, reason, operator))
 
-    def release(self, consumer_id: str, tracking_id: str | None = None) -> bool:
+    def release(
+        self, consumer_id: str, tracking_id: str | None = None, *, reason: str, operator: str
+    ) -> bool:
         """End a hold. Returns False if there was none."""
-        return run_blocking(self._purge.release(consumer_id, tracking_id))
+        return run_blocking(self._purge.release(consumer_id, tracking_id, reason, operator))
 
     def holds(self) -> list[dict[str, Any]]:
         """Return all holds: consumer_id, tracking_id, reason, operator and placed_at of each."""
@@ -134,3 +150,8 @@ class Inbox(InboxParts):
     def effects(self, *, in_doubt: bool = True, limit: int = 100) -> list[dict[str, Any]]:
         """Return the effect ledger; by default only effects whose outcome is unknown."""
         return run_blocking(self._ports.transact(self._store.effects, in_doubt, limit))
+
+    def key_validity(self, consumer_id: str) -> list[dict[str, Any]]:
+        """Return what the recorded effects of a consumer say about their keys: for each name the shortest
+        `key_valid_for` in seconds, and how many were called without one."""
+        return run_blocking(self._ports.transact(self._store.key_validity, consumer_id))

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from onceward._coroutines import all_awaited
 from onceward._sync import Raised
 from onceward.errors import ConfigurationError
 from onceward.inbox.attempts import End, Start
 from onceward.inbox.contract import Contract
 from onceward.inbox.errors import ContractError
 from onceward.inbox.event import Event
-from onceward.inbox.metrics import instruments
+from onceward.inbox.metrics import metrics_of
 from onceward.inbox.stores.types import Key
 from onceward.middleware import Middleware, SourceCalls, StepCall, StepInfo
 from onceward.task.work import DUPLICATE
@@ -69,7 +70,7 @@ class ContractKeeper(Middleware):
         self._registry = registry
         self._contract = contract
         self._code = code
-        self._metrics = instruments()
+        self._metrics = metrics_of(contract.consumer_id)
         self._expected: dict[int, Expected] = {}
 
     async def begin(self) -> None:
@@ -95,7 +96,8 @@ class ContractKeeper(Middleware):
                 if current.payload is not transaction.payload:
                     given = msgspec.structs.replace(transaction, payload=current.payload)
                 try:
-                    return await call(given, session)
+                    with all_awaited():
+                        return await call(given, session)
                 except Raised:
                     raise
                 except Exception as error:
@@ -116,6 +118,8 @@ class ContractKeeper(Middleware):
 
     def wrap_source(self, source: SourceCalls) -> SourceCalls:
         ledger, availability = self._processor.ledger, self._processor.availability
+        if hasattr(source.connector, "leave_poison_to_inbox"):
+            source.connector.leave_poison_to_inbox()
 
         async def fetch(size: int, **extra: Any) -> Sequence[Transaction]:
             if availability.in_doubt:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sqlalchemy import Engine
 
-from onceward._functions import awaiting, check_result
+from onceward._coroutines import all_awaited
+from onceward._functions import awaiting, check_result, name_of
+from onceward._process.forks import UserCode
 from onceward._sync import Raised
 from onceward.inbox.attempts import AsyncGate, BlockingGate
 from onceward.inbox.event import Event
@@ -52,7 +54,8 @@ class BlockingInboxPorts(BlockingStoragePorts):
         """User code. What it raises comes as `Raised`."""
         try:
             # If it has not run, committing would lose the event.
-            return check_result(function(*args), function)
+            with all_awaited(), UserCode(name_of(function)):
+                return check_result(function(*args), function)
         except Exception as error:
             raise Raised(error) from error
 
@@ -80,7 +83,8 @@ class AsyncInboxPorts(AsyncStoragePorts):
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """User code. What it raises comes as `Raised`."""
         try:
-            return await awaiting(function)(*args)
+            with all_awaited():
+                return await awaiting(function)(*args)
         except Exception as error:
             raise Raised(error) from error
 

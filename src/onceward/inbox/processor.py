@@ -24,22 +24,23 @@ from typing import Any
 
 import msgspec
 from opentelemetry import trace
-from sqlalchemy.exc import DBAPIError, StatementError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from onceward._process.forks import UserCode
 from onceward._sync import Raised
 from onceward.db import LockTimeoutError, SessionError
 from onceward.db.backends import backend_of
 from onceward.db.transaction import DbTransaction
-from onceward.errors import ConfigurationError
+from onceward.errors import ConfigurationError, FileLostError
 from onceward.inbox import sequences
-from onceward.inbox.attempts import AttemptLedger, End, Start, poisoned
+from onceward.inbox.attempts import AttemptLedger, Company, End, Start, poisoned
 from onceward.inbox.availability import Availability
 from onceward.inbox.contract import Contract
 from onceward.inbox.effects import Claim, Heartbeat, Ledger
 from onceward.inbox.errors import AT_ONCE, LATER, SOON, Breach, Busy, ContractError, LeaseLostError, Parked
 from onceward.inbox.event import Event
-from onceward.inbox.metrics import InboxInstruments, instruments
+from onceward.inbox.metrics import InboxMetrics, SeenFailures, metrics_of
 from onceward.inbox.ports import InboxPorts, Session
 from onceward.inbox.result import DONE, DUPLICATE, SUPERSEDED, Result
 from onceward.inbox.sequences import OutOfTurn
@@ -51,12 +52,15 @@ from onceward.task.exceptions import AttemptInterrupted, Postponed
 from onceward.task.lifecycle import text_of
 from onceward.telemetry.context import current_work
 from onceward.telemetry.logger import OwnLogger
+from onceward.telemetry.redaction import scrub
 from onceward.telemetry.safety import quietly
 
 _log = OwnLogger(logging.getLogger("onceward.inbox"))
 
 ENDS = (Exception, CancelledError, AttemptInterrupted)
 """Exceptions that end an attempt. Any other leaves it without an end, as a crash does."""
+
+IN_FLIGHT = "another copy of it is in flight"
 
 Handler = Callable[[Event, Any], Awaitable[Any]]
 """Wraps exceptions of user code in `Raised`."""
@@ -71,13 +75,14 @@ class EventProcessor:
         self._backend = backend_of(ports.dialect)
         self._days: set[int] = set()
         self.availability = Availability(store, ports)
+        self._failures = SeenFailures()
 
     async def process(
         self,
         contract: Contract,
         event: Event,
         handler: Handler,
-        metrics: InboxInstruments | None,
+        metrics: InboxMetrics | None,
         start: Start | None = None,
     ) -> Result:
         """Make one attempt. `start` was recorded with the batch; without it, one is recorded now."""
@@ -89,15 +94,16 @@ class EventProcessor:
                 check_type(contract, event)
             digest = event.digest
             if start is None:
-                start = await self.reachable(self.ledger.start, contract, key)
-            if not await self.ports.gate.enter(alone=start is None):
-                raise Busy("it must run alone, and other events did not finish in time", delay=5.0)
+                start = await self.reachable(self.ledger.start, contract, key, Company.ALL)
+            if start is None:
+                start = await self._start_alone(contract, key)
+            else:
+                await self._enter(Company.ALL)
             try:
-                if start is None:
-                    start = await self.reachable(self.ledger.start, contract, key, True)
                 current = event
                 if contract.model is not None or event.schema_version != contract.schema_version:
-                    current = upcast(contract, event)
+                    with UserCode(f"an upcaster or the model of {contract.consumer_id}"):
+                        current = upcast(contract, event)
                 if current.lock_token is None:
                     current = with_token(current, start)
                 result = await self._attempts(contract, key, digest, current, handler, start)
@@ -106,7 +112,7 @@ class EventProcessor:
         except ENDS as error:
             raised = error.raised if isinstance(error, Raised) else error
             if metrics is not None:
-                metrics.count_failure(contract, event, raised, start, began)
+                metrics.count_failure(contract, event, raised, began)
             log_failure(contract, event, raised, start)
             if start is not None:
                 await self.ledger.end([End(key, start.token, text_of(raised))])
@@ -117,18 +123,44 @@ class EventProcessor:
             self.ledger.finish(key)
         self.availability.event_done()
         if metrics is not None:
-            metrics.count(contract, event, result.handling, start, began)
+            metrics.count(contract, event, result.handling, start.token - 1, began)
         return result
+
+    async def _enter(self, company: Company) -> None:
+        if not await self.ports.gate.enter(company):
+            # All others have waited meanwhile: one that a long event keeps out must not come back soon.
+            delay = 60.0 if company is Company.NONE else 5.0
+            raise Busy("it must run alone, and other events did not finish in time", delay=delay)
+
+    async def _start_alone(self, contract: Contract, key: Key) -> Start:
+        """Let a suspect in, with the company that its earlier starts leave it, and record its start."""
+        if not await self.reachable(self.ports.transact, self._is_free, key):
+            raise Busy(IN_FLIGHT, delay=AT_ONCE.delay())  # it would wait for the other copy to make room
+        # With a limit of two, the second start is the last one.
+        for company in (Company.OTHER_INBOXES, Company.NONE)[contract.poison_after <= 2 :]:
+            await self._enter(company)
+            try:
+                start: Start | None = await self.reachable(self.ledger.start, contract, key, company)
+            except BaseException:
+                self.ports.gate.leave()
+                raise
+            if start is not None:
+                return start
+            self.ports.gate.leave()
+        raise AssertionError("alone in its process it is started, busy or poison")
 
     async def join(self, contract: Contract, event: Event, handler: Handler, session: Session) -> Result:
         """Make one attempt inside the caller's session, which the caller commits. The source has to count starts."""
         began = time.perf_counter()
-        metrics = instruments()
+        metrics = metrics_of(contract.consumer_id)
         describe_span(contract, event)
         key = Key(contract.consumer_id, event.tracking_id, event.day)
         try:
             check_type(contract, event)
             if event.deliveries is not None and event.deliveries > contract.poison_after:
+                # Its effects may be committed, and only the acknowledgments lost.
+                if await session.apply(self._is_done, key, event.digest):
+                    return Result(DUPLICATE)
                 raise poisoned(key, event.deliveries - 1)
             await self._prepare(key)
             if contract.mode == "effectful":
@@ -141,21 +173,25 @@ class EventProcessor:
         except OutOfTurn as early:
             parked = Parked(f"number {early.expected} of its aggregate has not arrived yet", delay=1.0)
             if metrics is not None:
-                metrics.count_failure(contract, event, parked, None, began)
+                metrics.count_failure(contract, event, parked, began)
             raise parked from None
         except MissingDay as missing:
-            self._days.discard(key.day)
+            self._days.discard(missing.day)
             raise SessionError(
                 f"the partition for events of {as_date(missing.day)} has just been removed; deliver the event again"
             ) from missing
         except Exception as error:
             raised = error.raised if isinstance(error, Raised) else error
             if metrics is not None:
-                metrics.count_failure(contract, event, raised, None, began)
+                metrics.count_failure(contract, event, raised, began)
+            if not isinstance(raised, Postponed):
+                self._failures.note(key)
             log_failure(contract, event, raised, None)
             raise
+        # The source knows earlier deliveries, this process earlier attempts at the same one.
+        retries = max((event.deliveries or 1) - 1, self._failures.forget(key))
         if metrics is not None:
-            metrics.count(contract, event, result.handling, None, began)
+            metrics.count(contract, event, result.handling, retries, began)
         return result
 
     async def _attempts(
@@ -172,10 +208,10 @@ class EventProcessor:
                     self.ports.transact, sequences.park, self.store, contract, key, event, early.expected
                 )
                 raise waiting from None
-            except MissingDay:
+            except MissingDay as missing:
                 if made_room:
                     raise ContractError(too_old(key, None), Breach.TOO_OLD, key.tracking_id) from None
-                self._days.discard(key.day)
+                self._days.discard(missing.day)
                 await self._prepare(key)
                 made_room = True
             except (DBAPIError, Raised) as error:
@@ -198,7 +234,7 @@ class EventProcessor:
             error = raised
             raise
         finally:
-            await session.port.leave(error)
+            await self._leave(session.port, error)
 
     async def _in_transaction(
         self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, session: Session
@@ -226,7 +262,11 @@ class EventProcessor:
             return
         if found.floor_day is not None and key.day < found.floor_day:
             raise ContractError(too_old(key, found.floor_day), Breach.TOO_OLD, key.tracking_id)
-        raise Busy("another copy of it is in flight", delay=AT_ONCE.delay())
+        raise Busy(IN_FLIGHT, delay=AT_ONCE.delay())
+
+    def _is_free(self, transaction: DbTransaction, key: Key) -> bool:
+        """Whether no transaction that does the event is open."""
+        return self.store.lock(transaction, f"{key.consumer_id}:{key.tracking_id}")
 
     async def _effectful(
         self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, start: Start
@@ -236,11 +276,17 @@ class EventProcessor:
         # Before the first effect: after it, a missing partition must not make the attempt fail.
         await self._prepare(key)
         claim = Claim(key, start.token)
-        session = self.ports.effectful(event, claim, Ledger(self.store, self.ports, claim, contract.lease))
+        ledger = Ledger(self.store, self.ports, claim, contract.lease)
+        session = self.ports.effectful(event, claim, ledger)
         self.heartbeat.keep(claim, contract.lease)
         error: BaseException | None = None
         try:
-            value = await handler(event, session)
+            try:
+                value = await handler(event, session)
+            except Raised as carried:
+                ledger.check(carried.raised)
+                raise
+            ledger.check()
             await self.reachable(session.apply, self._complete, claim, digest)
             return Result(DONE, value)
         except BaseException as raised:
@@ -248,12 +294,13 @@ class EventProcessor:
             raise
         finally:
             self.heartbeat.let_go(claim, contract.lease)
-            await session.leave(error)
+            await self._leave(session, error)
 
     async def _prepare(self, key: Key) -> None:
-        if self.store.has_days and key.day not in self._days:
+        day = self.store.partition(key)
+        if day is not None and day not in self._days:
             await self.ports.outside(self.store.prepare_day, key)
-            self._days.add(key.day)
+            self._days.add(day)
 
     def _is_done(self, transaction: DbTransaction, key: Key, digest: bytes) -> bool:
         found = self.store.look_up(transaction, key)
@@ -280,12 +327,20 @@ class EventProcessor:
             raise Busy("the database is locked", delay=AT_ONCE.delay()) from error
         except PoolTimeout as error:
             raise Busy("all connections of the pool are in use", delay=LATER.delay()) from error
-        except DBAPIError as error:
-            if self._backend.is_lock_timeout(error):
+        except (DBAPIError, FileLostError) as error:
+            if isinstance(error, DBAPIError) and self._backend.is_lock_timeout(error):
                 raise Busy("its row is locked by another transaction", delay=LATER.delay()) from error
             if self.availability.is_to_blame(error):
                 raise Busy("the database is not available", delay=LATER.delay()) from error
             raise
+
+    async def _leave(self, session: Any, error: BaseException | None) -> None:
+        """End the session. If the database's file is lost, so is the commit, and no attempt has failed."""
+        try:
+            await session.leave(error)
+        except FileLostError as lost:
+            self.availability.is_to_blame(lost)
+            raise Busy("the file of the database is lost", delay=LATER.delay()) from lost
 
     def _is_serialization_failure(self, error: DBAPIError | Raised) -> bool:
         cause: BaseException | None = error.raised if isinstance(error, Raised) else error
@@ -321,13 +376,9 @@ def log_failure(contract: Contract, event: Event, error: BaseException, start: S
 
     Under an engine it is only logged as info: the engine reports each failure as a warning or an error.
     """
+    scrub(error)  # parameters usually contain the payload
     if isinstance(error, Postponed):
         return
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, StatementError):
-            cause.hide_parameters = True  # they usually contain the payload
-        cause = cause.__cause__
     in_engine = current_work.get() is not None
     log = _log.info if in_engine else _log.error
     log(

@@ -9,7 +9,7 @@ from typing import Any
 
 from onceward.inbox.contract import Contract
 from onceward.inbox.errors import UnregisteredConsumerError
-from onceward.inbox.evidence.evidence import EvidenceGate
+from onceward.inbox.evidence.gate import EvidenceGate
 from onceward.inbox.ports import InboxPorts
 from onceward.inbox.stores.base import Store
 from onceward.storage import migrations
@@ -20,14 +20,18 @@ _log = OwnLogger(logging.getLogger("onceward.inbox"))
 
 
 class Registry:
-    def __init__(self, store: Store, ports: InboxPorts, env: str | None = None) -> None:
+    def __init__(self, store: Store, ports: InboxPorts, gate: EvidenceGate) -> None:
         self._store = store
         self._ports = ports
-        self._evidence = EvidenceGate(store, env)
+        self.gate = gate
         self._checked: set[str] = set()
+        self._role_checked = False
 
-    async def migrate(self) -> list[str]:
-        return await self._ports.transact(migrations.apply, self._store)
+    async def migrate(self, back_to: int | None) -> list[str]:
+        if back_to is None:
+            return await self._ports.transact(migrations.apply, self._store)
+        self._checked.clear()
+        return await self._ports.transact(migrations.revert, self._store, back_to)
 
     async def check_tables(self) -> None:
         await self._ports.transact(check_tables, self._store)
@@ -44,7 +48,8 @@ class Registry:
         return await self._ports.transact(self._store.consumers)
 
     async def check(self, contract: Contract, code: Any, transact: Callable[..., Any] | None = None) -> None:
-        """Raise if the consumer is not registered, or if this is production and its code is not verified.
+        """Raise if the consumer is not registered, if this is production and its code is not verified, or if the role
+        of the connection cannot do what an inbox needs.
 
         Queries the database once per consumer. `code` is its class, or the handler. `transact` runs the queries inside
         a session that is already open: a second session might wait for it forever.
@@ -52,7 +57,10 @@ class Registry:
         ask = transact or self._ports.transact
         if contract.consumer_id not in self._checked:
             await self._check_registered(contract, ask)
-        await self._evidence.check(contract, code, ask)
+        await self.gate.check(contract, code, ask)
+        if not self._role_checked:
+            await ask(self._store.check_role)
+            self._role_checked = True
 
     async def _check_registered(self, contract: Contract, ask: Callable[..., Any]) -> None:
         await ask(check_tables, self._store)

@@ -11,6 +11,7 @@ import pytest
 from onceward.db.transaction import BlockingSessionPort
 from onceward.inbox import Breach, ContractError
 from onceward.inbox.processor import EventProcessor
+from onceward.inbox.purge import purge
 from onceward.inbox.stores import base, postgresql, sqlite
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Found
@@ -34,7 +35,8 @@ def no_on_conflict(patch: pytest.MonkeyPatch) -> None:
         ),
     )
     again = "ON CONFLICT (consumer_id, tracking_id, event_day) DO UPDATE SET outcome = excluded.outcome"
-    patch.setattr(postgresql, "_ADMIT", postgresql._ADMIT.replace("ON CONFLICT DO NOTHING", again))
+    admit = postgresql._ADMIT_AND_RESOLVE.replace("ON CONFLICT DO NOTHING", again)
+    patch.setattr(postgresql, "_ADMIT_AND_RESOLVE", admit)
 
 
 def no_fence(patch: pytest.MonkeyPatch) -> None:
@@ -51,9 +53,14 @@ def no_rollback(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockingSessionPort, "leave", commit)
 
 
+def no_one_spelling(patch: pytest.MonkeyPatch) -> None:
+    """A UUID in another spelling is another id."""
+    patch.setattr(purge, "same_id", lambda text: text)
+
+
 def no_horizon(patch: pytest.MonkeyPatch) -> None:
     """An event whose record may have been purged runs."""
-    for store, name in ((sqlite, "_ADMIT_DRIVER"), (postgresql, "_ADMIT")):
+    for store, name in ((sqlite, "_ADMIT_DRIVER"), (postgresql, "_ADMIT_AND_RESOLVE")):
         sql = getattr(store, name)
         condition = sql[sql.index(">= coalesce(") : sql.index("ON CONFLICT")]
         patch.setattr(store, name, sql.replace(condition, "IS NOT NULL\n    "))
@@ -140,6 +147,7 @@ MUTATIONS: list[tuple[Mutation, str]] = [
     (no_on_conflict, "test_the_row_of_a_done_event_survives_the_inbox_that_wrote_it"),
     (no_fence, "test_a_zombie_commits_nothing_while_another_attempt_still_runs"),
     (no_rollback, "test_a_handler_that_raises_after_writing_leaves_nothing_and_runs_again"),
+    (no_one_spelling, "test_a_hold_names_the_event_in_any_spelling"),
     (no_horizon, "test_an_event_below_the_horizon_is_refused"),
     (no_poison_count, "test_starts_are_counted_over_all_processes"),
     (no_start_before_the_handler, "test_starts_are_counted_over_all_processes"),

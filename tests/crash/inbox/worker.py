@@ -15,6 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ class Orders:
     waits: bool = False
     """At that point it waits for the file `go` instead of killing itself."""
     waits_to_begin: bool = False
+    key_valid_for: timedelta | None = None
+    continuous: bool = False
     keyed: bool = True
     """The provider honors keys; if not, `reconcile` asks it."""
     lease: float = 30.0
@@ -175,7 +178,12 @@ class Billing(ConsumerTask):
         worker.say("handling", id_)
         if orders.mode == "effectful":
             reconcile = None if orders.keyed else worker.reconcile
-            session.effect("charge", lambda key: worker.charge(key, id_), reconcile=reconcile)
+            session.effect(
+                "charge",
+                lambda key: worker.charge(key, id_),
+                reconcile=reconcile,
+                key_valid_for=orders.key_valid_for,
+            )
         session.execute(DEBIT, worker.values(id_))
         worker.reached("writing", id_)
         if orders.mode == "transactional":
@@ -364,6 +372,7 @@ def tell(worker: Worker, report: Any) -> None:
 def policy_of(orders: Orders) -> ConsumerPolicy:
     return ConsumerPolicy(
         loop=ConsumerLoopPolicy(
+            mode="continuous" if orders.continuous else "batch",
             batch=BatchPolicy(size=orders.batch),
             concurrency=ConcurrencyPolicy(value=orders.slots),
             streaming=True,

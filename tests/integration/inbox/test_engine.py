@@ -321,7 +321,7 @@ class UnderTheEngine(InboxSuite):
     @pytest.mark.parametrize("reported", [True, False], ids=["reported", "not reported"])
     def test_what_is_given_back_at_a_stop_is_not_counted_as_a_start(self, reported: bool) -> None:
         """Whether or not the queue accepts the settlement: its work was never begun."""
-        with self.shop(contract(poison_after=1)) as shop:
+        with self.shop(contract(poison_after=2)) as shop:
             names = [f"t{number}" for number in range(4)]
             shop.put(*map(paid, names))
             running: list[Any] = []
@@ -349,7 +349,7 @@ class UnderTheEngine(InboxSuite):
     @pytest.mark.req("CC-051")
     def test_what_a_broken_queue_leaves_unbegun_is_not_counted_as_a_start(self) -> None:
         """The queue fails in the middle of a batch: nothing more is settled, including what was never begun."""
-        with self.shop(contract(poison_after=1)) as shop:
+        with self.shop(contract(poison_after=2)) as shop:
 
             def second_waits_for_the_failure(transaction: Transaction, session: Any) -> None:
                 if transaction.id == "t1":

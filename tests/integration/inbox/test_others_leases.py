@@ -10,7 +10,7 @@ from sqlalchemy import Engine, create_engine, text
 
 from onceward._sync import run_blocking
 from onceward.inbox import Contract, Inbox
-from onceward.inbox.attempts import End
+from onceward.inbox.attempts import Company, End
 from onceward.inbox.stores.types import Key
 
 CONTRACT = Contract(
@@ -47,7 +47,7 @@ def test_extending_what_waits_here_leaves_the_lease_of_another_process_alone(eng
     assert locked_until(engine) == begun
     moment += CONTRACT.lease
     assert run_blocking(alive.start(CONTRACT, KEY)) is None, "free again: a suspect, which has to run alone"
-    assert run_blocking(alive.start(CONTRACT, KEY, alone=True)) is not None
+    assert run_blocking(alive.start(CONTRACT, KEY, company=Company.OTHER_INBOXES)) is not None
 
 
 @pytest.mark.req("CC-012")

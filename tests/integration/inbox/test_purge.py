@@ -34,6 +34,7 @@ from onceward.inbox.purge.steps import Pace
 from onceward.inbox.stores import partitions, postgresql
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.partitions import PartitionState
+from tests.support.inbox.ids import uuid7_of
 from tests.support.wait import retry, until
 
 if TYPE_CHECKING:
@@ -57,7 +58,18 @@ def contract(consumer_id: str = "billing", **changes: Any) -> Contract:
     return Contract(**{**fields, **changes})
 
 
-def event(tracking_id: str, days_ago: float) -> Event:
+def event(name: str, days_ago: int, created_days_ago: int | None = None) -> Event:
+    """An event whose id contains its day."""
+    created_at = datetime.now(UTC) - timedelta(
+        days=days_ago if created_days_ago is None else created_days_ago
+    )
+    return Event(
+        tracking_id=id_of(name, days_ago), event_type="paid", created_at=created_at, payload={"id": name}
+    )
+
+
+def plain_event(tracking_id: str, days_ago: float) -> Event:
+    """An event whose id contains no day."""
     created_at = datetime.now(UTC) - timedelta(days=days_ago)
     return Event(
         tracking_id=tracking_id, event_type="paid", created_at=created_at, payload={"id": tracking_id}
@@ -65,7 +77,16 @@ def event(tracking_id: str, days_ago: float) -> Event:
 
 
 def day_of(days_ago: int) -> int:
-    return event("x", days_ago).day
+    return plain_event("x", days_ago).day
+
+
+def id_of(name: str, days_ago: int) -> str:
+    return uuid7_of(day_of(days_ago), name)
+
+
+def seeded(day: int, number: object, prefix: str = "seed") -> str:
+    """The id of a row of `PurgedInbox.seed`."""
+    return f"{uuid7_of(day, prefix)[:24]}{number:0>12}"
 
 
 class PurgedInbox:
@@ -89,7 +110,7 @@ class PurgedInbox:
         return self.beside.process(by or contract(), given, self._handle).handling
 
     def _handle(self, given: Event, session: Any) -> None:
-        self.handled.append(given.tracking_id)
+        self.handled.append(given.payload["id"])
 
     def refused(self, given: Event, by: Contract | None = None) -> Breach:
         before = list(self.handled)
@@ -107,20 +128,39 @@ class PurgedInbox:
 
     def seed(self, consumer_id: str, day: int, count: int, prefix: str = "seed") -> None:
         """Rows as this many events would leave them, a thousand times faster."""
+        head = seeded(day, "", prefix)[:24]
         if self.database.is_sqlite:
             series = "WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < :count)"
-            digest, columns, source = "zeroblob(32)", ", processed_at", ", 0 FROM s"
-        else:
-            with self.observer.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-                partitions.make(connection, day)
-            series, digest, columns = "", "''::bytea", ""
-            source = " FROM generate_series(1, :count) AS s (n)"
-        name = "printf('%06d', n)" if self.database.is_sqlite else "lpad(n::text, 6, '0')"
+            self.execute(
+                "INSERT INTO onceward_dedup "
+                f"(own_day, keep_day, consumer_id, tracking_id, payload_sha256, processed_at) {series} "
+                f"SELECT {day}, {day}, '{consumer_id}', '{head}' || printf('%012d', n), zeroblob(32), 0 FROM s",
+                count=count,
+            )
+            return
+        with self.observer.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            partitions.make(connection, day)
         self.execute(
-            f"INSERT INTO onceward_dedup (event_day, consumer_id, tracking_id, payload_sha256{columns}) {series} "
-            f"SELECT {day}, '{consumer_id}', '{prefix}-' || {name}, {digest}{source}",
+            "INSERT INTO onceward_dedup (event_day, consumer_id, tracking_id, payload_sha256) "
+            f"SELECT {day}, '{consumer_id}', '{head}' || lpad(n::text, 12, '0'), ''::bytea "
+            "FROM generate_series(1, :count) AS s (n)",
             count=count,
         )
+
+    def seed_plain(self, consumer_id: str, done_at: float, count: int, own_day: int) -> None:
+        """The same for events whose ids contain no day: they were done at that time, one each microsecond."""
+        if self.database.is_sqlite:
+            columns = "own_day, keep_day, consumer_id, tracking_id, payload_sha256, processed_at"
+            series = "WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < :count)"
+            keep_day = max(own_day, int(done_at // 86_400))
+            rows = f"{own_day}, {keep_day}, '{consumer_id}', 'plain-' || n, zeroblob(32), {done_at} + n / 1e6 FROM s"
+        else:
+            columns, series = "own_day, event_day, consumer_id, tracking_id, payload_sha256, processed_at", ""
+            rows = (
+                f"{own_day}, -1, '{consumer_id}', 'plain-' || n, '', to_timestamp({done_at} + n / 10 / 1e5) "
+            )
+            rows += "FROM generate_series(1, :count) AS s (n)"
+        self.execute(f"INSERT INTO onceward_dedup ({columns}) {series} SELECT {rows}", count=count)
 
     def execute(self, sql: str, **values: Any) -> None:
         with self.observer.begin() as connection:
@@ -204,7 +244,7 @@ def test_not_a_day_inside_the_floor_goes(site: PurgedInbox) -> None:
         site.seed("billing", day, 3, prefix=f"day{day}")
     report = site.purge()
     assert (report.rows, site.rows()) == (3, 6)
-    assert site.scalar("SELECT min(event_day) FROM onceward_dedup") == floor
+    assert site.beside.stats()[0]["oldest_day"] == floor
 
 
 @pytest.mark.req("CC-011")
@@ -259,7 +299,7 @@ def test_a_registered_contract_below_the_floor_purges_nothing(site: PurgedInbox)
 def test_a_held_event_stays_a_duplicate_until_it_is_released(site: PurgedInbox) -> None:
     site.process(event("held", OLD))
     site.process(event("free", OLD))
-    assert site.call("hold", "billing", "held", reason="case 7", operator="anna")
+    assert site.call("hold", "billing", id_of("held", OLD), reason="case 7", operator="anna")
     report = site.purge()
     assert report.rows == 1
     assert site.process(event("held", OLD)) is Handling.DUPLICATE
@@ -267,7 +307,7 @@ def test_a_held_event_stays_a_duplicate_until_it_is_released(site: PurgedInbox) 
     assert site.purge().rows == 0, "the next purge does not take it either"
     assert site.process(event("held", OLD)) is Handling.DUPLICATE
     assert site.beside.stats()[0]["dedup_rows"] == 1
-    assert site.call("release", "billing", "held")
+    assert site.call("release", "billing", id_of("held", OLD), reason="closed", operator="anna")
     assert site.purge().rows == 1
     assert site.refused(event("held", OLD)) is Breach.TOO_OLD
     assert site.handled == ["held", "free"]
@@ -283,7 +323,7 @@ def test_a_consumer_on_hold_keeps_everything(site: PurgedInbox) -> None:
     assert report.skipped == {"billing": "it is on hold"}
     assert (site.rows("billing"), site.rows("other")) == (3, 0)
     assert site.horizon() is None
-    site.call("release", "billing")
+    site.call("release", "billing", reason="closed", operator="anna")
     assert site.purge().rows == 3
 
 
@@ -305,10 +345,73 @@ def test_the_horizon_is_raised_and_committed_before_anything_goes(
         return look_first
 
     monkeypatch.setattr(Store, "purge_step", looking(Store.purge_step))
+    monkeypatch.setattr(Store, "purge_oldest_step", looking(Store.purge_oldest_step))
     monkeypatch.setattr(partitions, "detach", looking(partitions.detach))
     assert site.purge().rows == 20
     assert seen
     assert set(seen) <= {day_of(90), day_of(90) - 1}
+
+
+@pytest.mark.req("CC-053", "CC-011b")
+def test_an_id_without_a_day_is_remembered_from_when_it_was_done(site: PurgedInbox) -> None:
+    """A copy may come with a newer created_at, so the event's own day does not say when to forget it."""
+    assert site.process(plain_event("late", 80)) is Handling.DONE
+    assert site.process(plain_event("very late", OLD)) is Handling.DONE
+    site.purge()
+    assert site.rows() == 2
+    for days_ago in (0, 80, OLD):
+        assert site.process(plain_event("late", days_ago)) is Handling.DUPLICATE
+        assert site.process(plain_event("very late", days_ago)) is Handling.DUPLICATE
+    assert site.refused(plain_event("never seen", OLD)) is Breach.TOO_OLD
+    assert site.process(plain_event("new", 80)) is Handling.DONE
+
+
+@pytest.mark.req("CC-053", "CC-011b")
+def test_ids_without_a_day_go_when_their_retention_is_over_in_bounded_steps(site: PurgedInbox) -> None:
+    old, recent = time.time() - OLD * 86_400, time.time() - 80 * 86_400
+    site.beside.register(contract("archive", retention="legal-hold"))
+    site.seed_plain("billing", old, 3_000, day_of(OLD))
+    site.seed_plain("archive", old, 10, day_of(OLD))
+    site.seed_plain("mail", old, 10, day_of(OLD))
+    site.beside.register(contract("mail"))
+    site.execute("UPDATE onceward_dedup SET tracking_id = 'r' || tracking_id WHERE consumer_id = 'mail'")
+    site.seed_plain("mail", recent, 10, day_of(OLD))
+    site.call("hold", "billing", "plain-1500", reason="case 7", operator="anna")
+    report = site.purge()
+    assert (report.rows, report.unfinished) == (3_009, [])
+    assert report.steps >= 3
+    assert (site.rows("billing"), site.rows("archive"), site.rows("mail")) == (1, 10, 10)
+    assert site.process(event("any", 0)) is Handling.DONE
+    assert site.purge().rows == 0
+    site.call("release", "billing", "plain-1500", reason="closed", operator="anna")
+    assert site.purge().rows == 1
+
+
+@pytest.mark.req("CC-053")
+def test_an_own_time_in_the_future_keeps_the_record_until_then(site: PurgedInbox) -> None:
+    site.seed_plain("billing", time.time() - OLD * 86_400, 10, day_of(-OLD))
+    assert site.purge().rows == 0
+    assert site.rows() == 10
+
+
+@pytest.mark.req("CC-053")
+def test_the_result_of_an_effect_outlives_the_own_day_of_an_event_that_still_runs(site: PurgedInbox) -> None:
+    """It was produced long ago, its effect was made yesterday, and its copy has a new created_at."""
+    effectful = contract("effects", mode="effectful")
+    site.beside.register(effectful)
+    keys: list[str] = []
+
+    def charge(given: Event, session: Any) -> None:
+        session.effect("charge", keys.append)
+        if len(site.handled) < 1:
+            site.handled.append("failed")
+            raise RuntimeError("after the charge")
+
+    with pytest.raises(RuntimeError, match="after the charge"):
+        site.beside.process(effectful, plain_event("late", OLD), charge)
+    assert site.purge().effects == 0
+    assert site.beside.process(effectful, plain_event("late", 0), charge).handling is Handling.DONE
+    assert len(keys) == 1
 
 
 def test_the_horizon_never_falls(site: PurgedInbox) -> None:
@@ -370,7 +473,7 @@ def test_stats_tell_of_everybody_who_has_rows(site: PurgedInbox) -> None:
     site.seed("billing", day_of(OLD), 3)
     site.seed("billing", day_of(1), 2)
     site.seed("gone", day_of(OLD), 4)
-    site.call("hold", "billing", "seed-000001", reason="case 7", operator="anna")
+    site.call("hold", "billing", seeded(day_of(OLD), 1), reason="case 7", operator="anna")
     site.purge()
     billing, gone = site.call("stats")
     assert billing == {
@@ -398,7 +501,8 @@ def test_many_rows_go_in_bounded_steps_and_consumers_go_on_between_them(
     site.seed("archive", day_of(OLD), 1)  # so PostgreSQL cannot drop the day
     site.seed("billing", day_of(OLD), 50_000)
     sizes: list[int] = []
-    purge_step = Store.purge_step
+    method = "purge_oldest_step" if site.database.is_sqlite else "purge_step"
+    purge_step = getattr(Store, method)
 
     def watched(store: Store, connection: Any, **more: Any) -> Any:
         step = purge_step(store, connection, **more)
@@ -407,7 +511,7 @@ def test_many_rows_go_in_bounded_steps_and_consumers_go_on_between_them(
             assert site.process(event("in a step", 0)) is Handling.DONE
         return step
 
-    monkeypatch.setattr(Store, "purge_step", watched)
+    monkeypatch.setattr(Store, method, watched)
 
     def consume(report: PurgeReport) -> None:
         assert site.process(event(f"at {len(site.handled)}", 0)) is Handling.DONE
@@ -429,12 +533,11 @@ def test_a_hold_that_is_placed_while_a_purge_runs_counts_from_then_on(site: Purg
 
     def hold(report: PurgeReport) -> None:
         if report.steps == 1:
-            site.beside.hold("billing", "seed-002000", reason="case 7", operator="anna")
+            site.beside.hold("billing", seeded(day_of(OLD), 2000), reason="case 7", operator="anna")
 
     assert site.purge(progress=hold).rows == 1_999
-    assert (
-        site.scalar("SELECT tracking_id FROM onceward_dedup WHERE consumer_id = 'billing'") == "seed-002000"
-    )
+    left = site.scalar("SELECT tracking_id FROM onceward_dedup WHERE consumer_id = 'billing'")
+    assert left == seeded(day_of(OLD), 2000)
 
 
 @pytest.mark.req("CC-011b")
@@ -497,8 +600,9 @@ def test_a_file_shrinks_if_it_was_made_for_that(tmp_path: Path, auto_vacuum: int
     inbox.migrate()
     inbox.register(contract())
     with engine.begin() as connection:
-        rows = [(day_of(OLD), "billing", str(number), bytes(32), 0.0, "done") for number in range(5_000)]
-        connection.exec_driver_sql("INSERT INTO onceward_dedup VALUES (?, ?, ?, ?, ?, ?)", rows)
+        old = day_of(OLD)
+        rows = [("billing", str(number), old, old, bytes(32), 0.0, "done") for number in range(5_000)]
+        connection.exec_driver_sql("INSERT INTO onceward_dedup VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         before = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
     assert inbox.purge().rows == 5_000
     with engine.connect() as connection:
@@ -546,7 +650,7 @@ def test_a_dropped_day_is_made_again_for_who_may_still_need_it(on_postgresql: Pu
 
 
 @pytest.mark.req("CC-011b")
-@pytest.mark.parametrize("held", ["seed-000003", None], ids=["event", "consumer"])
+@pytest.mark.parametrize("held", [seeded(day_of(OLD), 3), None], ids=["event", "consumer"])
 def test_a_hold_between_detach_and_drop_is_not_lost(
     on_postgresql: PurgedInbox, monkeypatch: pytest.MonkeyPatch, held: str | None
 ) -> None:
@@ -602,7 +706,7 @@ def test_consumers_do_not_wait_while_a_purge_waits(
             assert site.process(event(f"meanwhile {number}", 0)) is Handling.DONE
         assert site.process(event("before", 0)) is Handling.DUPLICATE
         assert site.process(event("needs a new partition", 40)) is Handling.DONE
-        assert site.refused(event("seed-000001", OLD)) is Breach.TOO_OLD
+        assert site.refused(event("of that day", OLD)) is Breach.TOO_OLD
         assert not purge.done()
         idle.rollback()
         assert len(purge.result(PATIENCE).dropped) == 1
@@ -616,7 +720,7 @@ def test_a_purge_that_is_blocked_says_by_whom_and_the_next_one_goes_on(on_postgr
     site.beside.register(longer)
     site.process(event("held", OLD))
     site.process(event("free", OLD))
-    site.beside.hold("billing", "held", reason="case 7", operator="anna")
+    site.beside.hold("billing", id_of("held", OLD), reason="case 7", operator="anna")
     with site.observer.connect() as idle:
         idle.execute(text("SELECT count(*) FROM onceward_dedup"))
         pid = idle.scalar(text("SELECT pg_backend_pid()"))
@@ -658,7 +762,8 @@ def test_a_hold_that_is_being_placed_is_waited_for(on_postgresql: PurgedInbox) -
         site.seed(consumer_id, day_of(OLD), 5)
     with site.observer.begin() as placing:
         placing.execute(
-            text("INSERT INTO onceward_holds VALUES ('billing', 'seed-000003', 'case 7', 'anna', 0)")
+            text("INSERT INTO onceward_holds VALUES ('billing', :id, 'case 7', 'anna', 0)"),
+            {"id": seeded(day_of(OLD), 3)},
         )
         report = site.purge()
         assert (report.rows, len(report.unfinished)) == (0, 1)
@@ -699,13 +804,18 @@ def test_a_purge_leaves_its_connection_as_it_was(on_postgresql: PurgedInbox) -> 
 def test_looking_up_and_admitting_touch_one_partition(on_postgresql: PurgedInbox, plan: str) -> None:
     for days_ago in range(5):
         on_postgresql.seed("billing", day_of(days_ago), 10, prefix=str(days_ago))
-    look_up = postgresql._LOOK_UP.replace(":day", "$1").replace(":consumer", "$2").replace(":tracking", "$3")
+    look_up = (
+        postgresql._LOOK_UP.replace(":place", "$1").replace(":consumer", "$2").replace(":tracking", "$3")
+    )
     admit = (
-        postgresql._ADMIT.replace(":day", "$1")
+        postgresql._ADMIT_AND_RESOLVE.replace("{now}", "0")
+        .replace(":place", "$1")
         .replace(":consumer", "$2")
         .replace(":tracking", "$3")
         .replace(":digest", "$4")
         .replace(":lock", "$5")
+        .replace(":own_day", "NULL")
+        .replace(":day", "$1")
     )
     with on_postgresql.observer.connect() as connection:
         run = connection.exec_driver_sql
@@ -736,7 +846,7 @@ def prepare_crash(site: PurgedInbox, *, whole_days: bool) -> None:
     site.process(event("held", OLD))
     site.process(event("free", OLD))
     site.process(event("new", 1))
-    site.beside.hold("billing", "held", reason="case 7", operator="anna")
+    site.beside.hold("billing", id_of("held", OLD), reason="case 7", operator="anna")
     for days_ago in (OLD, OLD + 1):
         site.seed("billing", day_of(days_ago), 500)
     if not whole_days:

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onceward.errors import ConfigurationError
 from onceward.inbox.contract import Contract
 from tests.support.inbox.contracts import contract, refusal
 
@@ -124,7 +125,7 @@ class TestDefaults:
     def test_what_must_be_said(self, field: str) -> None:
         fields = {"consumer_id": "c", "event_types": ["t"], "owner_team": "o", "idempotency_mechanism": "m"}
         del fields[field]
-        with pytest.raises(TypeError, match=field):
+        with pytest.raises(ConfigurationError, match=f"needs {field}; write Contract"):
             Contract(**fields)  # type: ignore[arg-type]
 
 
@@ -360,3 +361,14 @@ class TestFrozen:
     def test_it_can_be_sent_to_another_process(self, journey: Any) -> None:
         made = contract(schema_version=2, upcasters={1: up}, model=StructModel)
         assert journey(made) == made
+
+
+@pytest.mark.req("CC-061")
+def test_no_effects_names_types_of_the_contract() -> None:
+    promised = contract(event_types=["paid", "ping"], no_effects=["ping"])
+    assert promised.no_effects == ("ping",)
+    assert promised.as_row()["no_effects"] == ["ping"]
+    assert (promised.has_effects("paid"), promised.has_effects("ping")) == (True, False)
+    assert not contract(event_types=["*"], no_effects=["*"]).has_effects("anything")
+    assert "no_effects names 'pong', which is not among its event_types" in refusal(no_effects=["pong"])
+    assert "no_effects must be a list of types, not a string" in refusal(no_effects="paid")

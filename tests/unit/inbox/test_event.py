@@ -16,12 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceward import Transaction
+from onceward._ids import FIRST_DAY, LAST_DAY
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.inbox.errors import (
     Breach,
     ContractError,
     EffectError,
     EffectInDoubtError,
+    EffectRefused,
     LeaseLostError,
     UnregisteredConsumerError,
 )
@@ -42,6 +44,10 @@ def event(**changes: Any) -> Event:
 
 def uuid7(ms: int, noise: int = 0) -> uuid.UUID:
     return uuid.UUID(int=ms << 80 | 0x7 << 76 | 0b10 << 62 | noise & (2**62 - 1))
+
+
+DAY_MS = 86_400_000
+BELIEVED = uuid7(int((NOON - timedelta(days=30)).timestamp() * 1000))
 
 
 def message(payload: Any, id: str = "1772366400000-3", deliveries: int | None = 2) -> QueueMessage:
@@ -328,11 +334,13 @@ class TestDay:
     @pytest.mark.parametrize(
         "id_",
         [
-            str(uuid.UUID(int=uuid7(5).int & ~(0xF << 76) | 0x4 << 76)),  # version 4
-            str(uuid.UUID(int=uuid7(5).int | 0b11 << 62)),  # another variant
-            "{" + str(uuid7(5)) + "}",
-            str(uuid7(5))[:-1],
-            str(uuid7(5)) + "0",
+            str(uuid.UUID(int=BELIEVED.int & ~(0xF << 76) | 0x4 << 76)),  # version 4
+            str(uuid.UUID(int=BELIEVED.int | 0b11 << 62)),  # another variant
+            "{" + str(BELIEVED),
+            str(BELIEVED)[:-1],
+            str(BELIEVED) + "0",
+            str(uuid7(FIRST_DAY * DAY_MS - 1)),
+            str(uuid7((LAST_DAY + 1) * DAY_MS)),
             "0123-5678-901-7345-8901-234567890123",
             "٠" * 12 + "7" + "0" * 3 + "8" + "0" * 15,
             "order-123456-7",
@@ -342,14 +350,16 @@ class TestDay:
         assert event(tracking_id=id_).day == NOON_DAY
 
     @given(
-        ms=st.integers(0, 2**48 - 1), noise=st.integers(0), created_at=st.datetimes(timezones=st.just(UTC))
+        ms=st.integers(FIRST_DAY * DAY_MS, (LAST_DAY + 1) * DAY_MS - 1),
+        noise=st.integers(0),
+        created_at=st.datetimes(timezones=st.just(UTC)),
     )
     def test_a_uuid7_has_one_day_whenever_and_however_it_comes(
         self, ms: int, noise: int, created_at: datetime
     ) -> None:
         id_ = uuid7(ms, noise)
         days = {event(tracking_id=text, created_at=created_at).day for text in (str(id_), id_.hex)}
-        assert days == {ms // 86_400_000}
+        assert days == {ms // DAY_MS}
 
     @given(
         created_at=st.datetimes(datetime(1900, 1, 2), datetime(9000, 1, 1), timezones=st.timezones()),
@@ -487,9 +497,13 @@ class TestErrors:
             "why",
         )
 
-    @pytest.mark.parametrize(
-        "cls", [UnregisteredConsumerError, LeaseLostError, EffectError, EffectInDoubtError]
-    )
+    def test_doubt_and_refusal_pickle(self) -> None:
+        arrived = pickle.loads(pickle.dumps(EffectInDoubtError("who knows", "e1")))
+        assert (arrived.message, arrived.kind, arrived.tracking_id) == ("who knows", Breach.IN_DOUBT, "e1")
+        refused = pickle.loads(pickle.dumps(EffectRefused("card declined")))
+        assert (refused.message, refused.category) == ("card declined", ExceptionCategory.BUSINESS)
+
+    @pytest.mark.parametrize("cls", [UnregisteredConsumerError, LeaseLostError, EffectError])
     def test_the_others_pickle_too(self, cls: type[OncewardError]) -> None:
         arrived = pickle.loads(pickle.dumps(cls("so it is")))
         assert (type(arrived), str(arrived)) == (cls, "so it is")

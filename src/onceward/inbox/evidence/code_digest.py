@@ -1,32 +1,31 @@
-"""A digest of a consumer's code: its modules and those of the user's own that they import, and nothing else.
+"""A digest of a consumer's code: its modules, and all source that they import and that is not an installed package.
 
 Evidence is bound to it. The hash covers the syntax tree, so comments and layout do not count, while docstrings and
-everything else do. The standard library and installed packages are not included: they have their own versions.
+everything else do. Installed packages are only named; `distributions` identifies them.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
-import sys
-import sysconfig
-from collections.abc import Callable, Iterator
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from onceward.inbox.evidence.distributions import distributions_of, is_standard
+from onceward.inbox.evidence.modules import (
+    canonical_name,
+    imports_of,
+    source_of,
+    spec_of,
+    study,
+)
+
 if TYPE_CHECKING:
     from onceward.inbox.contract import Contract
 
-SCRIPT = "__main__"
-_INSTALLED = tuple(
-    Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
+OURS = "onceward"
 
 
 class Code(msgspec.Struct, frozen=True):
@@ -34,23 +33,31 @@ class Code(msgspec.Struct, frozen=True):
 
     roots: tuple[str, ...]
     """The modules whose imports lead to the others."""
-    modules: tuple[str, ...]
-    """The names of all modules that the digest covers."""
     digest: str
+    sources: Mapping[str, str] = {}
+    """The hash of each module that the digest covers, by name."""
+    packages: tuple[str, ...] = ()
+    """The installed distributions that these modules import."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return tuple(self.sources)
 
 
-def code_of(thing: Any, contract: Contract | None = None) -> Code:
+def code_of(thing: Any, contract: Contract | None = None, also: Collection[str] = ()) -> Code:
     """Return the code of a consumer's class or a handler, including the upcasters and the model of its contract."""
-    return code_from(roots_of(thing, contract))
+    return code_from(roots_of(thing, contract), also)
 
 
-def code_from(roots: tuple[str, ...]) -> Code:
-    """Return the current code, starting from these modules."""
-    sources = _closure(roots)
-    digest = hashlib.sha256()
-    for name in sorted(sources):
-        digest.update(f"{name}\0{_hash_of(sources[name])}\n".encode())
-    return Code(roots, tuple(sorted(sources)), digest.hexdigest())
+def code_from(roots: tuple[str, ...], also: Collection[str] = ()) -> Code:
+    """Return the current code, starting from these modules.
+
+    `also` are modules to hash wherever they are: what was source where a consumer was verified may be installed here.
+    """
+    sources, packages = _Closure(roots, also).collect()
+    hashes = {name: study(sources[name]).digest for name in sorted(sources)}
+    digest = hashlib.sha256("".join(f"{name}\0{each}\n" for name, each in hashes.items()).encode())
+    return Code(roots, digest.hexdigest(), hashes, tuple(sorted(packages)))
 
 
 def roots_of(thing: Any, contract: Contract | None = None) -> tuple[str, ...]:
@@ -58,14 +65,14 @@ def roots_of(thing: Any, contract: Contract | None = None) -> tuple[str, ...]:
     parts: list[Any] = list(own.__mro__) if isinstance(own, type) else [own]
     if contract is not None:
         parts += [*map(_plain, contract.upcasters.values()), contract.model]
-    home = _home(module_of(own))
     names = {module_of(part) for part in parts if part is not None}
-    return tuple(sorted(name for name in names if _is_own(name, home)))
+    closure = _Closure((module_of(own),))
+    return tuple(sorted(name for name in names if closure.is_own(name)))
 
 
 def module_of(thing: Any) -> str:
     """Return the module that defines a class or function, by the name under which it is imported."""
-    return _canonical(_plain(thing).__module__)
+    return canonical_name(_plain(thing).__module__)
 
 
 def _plain(thing: Any) -> Any:
@@ -79,147 +86,59 @@ def _plain(thing: Any) -> Any:
 # ── the user's own modules ──────────────────────────────────────────────────────────────────────────────
 
 
-class _Home(msgspec.Struct, frozen=True):
-    """Where the user's own modules are."""
+class _Closure:
+    """The roots, and all modules of the user's own that they import."""
 
-    package: str
-    folder: Path | None
-    """Of top-level modules; the other modules in it are also the user's own."""
+    def __init__(self, roots: tuple[str, ...], also: Collection[str] = ()) -> None:
+        self._roots = roots
+        self._also = also
+        self._homes = {_package(root) for root in roots}
+        self._home_packages = {each for root in roots for each in _installed_by(root)}
 
+    def collect(self) -> tuple[dict[str, bytes], set[str]]:
+        """Return the sources by module name, and the distributions that they import."""
+        sources: dict[str, bytes] = {}
+        packages: set[str] = set()
+        seen: set[str] = set()
+        todo = [*self._roots]
+        while todo:
+            name = todo.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            if not self.is_own(name):
+                packages |= _installed_by(name)
+                continue
+            spec = spec_of(name)
+            source = None if spec is None else source_of(spec)
+            if spec is not None and source is not None:
+                if not study(source).is_blank:
+                    sources[name] = source
+                todo += imports_of(name, spec, source, self.is_own)
+                todo += [name.rpartition(".")[0]] if "." in name else []  # the package, which runs first
+        return sources, packages
 
-def _home(module: str) -> _Home:
-    package = module.partition(".")[0]
-    spec = _spec(package)
-    loose = spec is not None and spec.submodule_search_locations is None and spec.origin is not None
-    folder = Path(spec.origin).resolve().parent if loose and spec and spec.origin else None
-    return _Home(package, None if folder is None or _is_installed(folder) else folder)
-
-
-def _is_own(module: str, home: _Home) -> bool:
-    package = module.partition(".")[0]
-    if package == home.package:
-        return True
-    spec = _spec(package)
-    if spec is None or home.folder is None:
-        return False
-    places = [
-        Path(place).resolve() for place in (spec.origin, *(spec.submodule_search_locations or ())) if place
-    ]
-    return any(place.is_relative_to(home.folder) and not _is_installed(place) for place in places)
-
-
-def _is_installed(place: Path) -> bool:
-    return any(place.is_relative_to(installed) for installed in _INSTALLED)
-
-
-# ── imports ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _closure(roots: tuple[str, ...]) -> dict[str, bytes]:
-    """Return the sources, by module name, of the roots and all of the user's own modules they import."""
-    sources: dict[str, bytes] = {}
-    homes = [_home(root) for root in roots]
-    todo = list(roots)
-    while todo:
-        name = todo.pop()
-        if name in sources:
-            continue
-        spec = _spec(name)
-        source = None if spec is None else _source(spec)
-        if spec is None or source is None:
-            continue
-        sources[name] = source
-        todo += [found for found in _imports(name, spec, source) if any(_is_own(found, h) for h in homes)]
-    return sources
+    def is_own(self, name: str) -> bool:
+        """Whether a module counts with its source, not with the version of a package."""
+        package = _package(name)
+        if package in self._homes or name in self._also:
+            return True
+        spec = spec_of(package)
+        if spec is None or package == OURS or is_standard(spec):
+            return False
+        packages = _installed_by(name)
+        return not packages or not packages.isdisjoint(self._home_packages)
 
 
-def _imports(name: str, spec: ModuleSpec, source: bytes) -> Iterator[str]:
-    tree = _tree(source)
-    if tree is None:
-        return
-    package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                above = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*above, base] if base else above)
-            for alias in node.names:
-                inner = f"{base}.{alias.name}"
-                yield inner if _spec(inner) is not None else base
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
-def _spec(name: str) -> ModuleSpec | None:
-    module = sys.modules.get(name)
-    if module is None and name == _canonical(SCRIPT):
-        module = sys.modules.get(SCRIPT)
-    if module is not None:
-        return getattr(module, "__spec__", None) or _spec_of_script(name, module)
-    try:
-        return find_spec(name)
-    except (ImportError, AttributeError, ValueError):
-        return None
-
-
-def _spec_of_script(name: str, module: ModuleType) -> ModuleSpec | None:
-    file = getattr(module, "__file__", None)
-    return None if file is None else ModuleSpec(name, None, origin=file)
-
-
-def _canonical(name: str) -> str:
-    """Return the import name of a module: a script runs as `__main__` but is verified under its import name."""
-    if name != SCRIPT:
-        return name
-    script = sys.modules.get(SCRIPT)
-    spec = getattr(script, "__spec__", None)
-    if spec is not None:
-        return str(spec.name).removesuffix(f".{SCRIPT}")
-    file = getattr(script, "__file__", None)
-    return Path(file).stem if file else SCRIPT
-
-
-def _source(spec: ModuleSpec) -> bytes | None:
-    get_source: Callable[[str], str | None] | None = getattr(spec.loader, "get_source", None)
-    try:
-        text = get_source(spec.name) if get_source is not None else None
-        if text is not None:
-            return text.encode()
-        return Path(spec.origin).read_bytes() if spec.origin else None  # a compiled module has no source
-    except (OSError, ImportError, UnicodeError):
-        return None
-
-
-# ── the hash of one module ──────────────────────────────────────────────────────────────────────────────
-
-
-def _hash_of(source: bytes) -> str:
-    tree = _tree(source)
-    return hashlib.sha256(source if tree is None else b"".join(_serialize(tree))).hexdigest()
-
-
-def _tree(source: bytes) -> ast.Module | None:
-    try:
-        return ast.parse(source)
-    except (SyntaxError, ValueError):
-        return None
-
-
-def _serialize(node: Any) -> Iterator[bytes]:
-    """Yield a syntax tree as bytes. Skips empty fields: newer Pythons have more of them for the same code."""
-    if isinstance(node, ast.AST):
-        yield f"({type(node).__name__}".encode()
-        for field, value in ast.iter_fields(node):
-            if value not in (None, []) and field not in ("ctx", "kind", "type_comment"):
-                yield f" {field}=".encode()
-                yield from _serialize(value)
-        yield b")"
-    elif isinstance(node, list):
-        yield b"["
-        for each in node:
-            yield from _serialize(each)
-            yield b","
-        yield b"]"
-    else:
-        yield f"{type(node).__name__}:{node!r}".encode()
+def _installed_by(module: str) -> set[str]:
+    """The distributions that a module comes from. Does not import it."""
+    spec = spec_of(_package(module))
+    if spec is None or _package(module) == OURS or is_standard(spec):
+        return set()
+    if spec.origin is None:  # a namespace, which several distributions may share
+        spec = spec_of(module) or spec
+    return set(distributions_of(module, spec))

@@ -1,32 +1,30 @@
-"""The gate before production: a consumer runs there only with evidence that its code keeps the contract.
+"""The record of a verification, and where the inbox keeps it.
 
-`onceward verify --record` writes the evidence as one row in one statement, so it is complete or absent. Outside
-production nothing is checked.
+`onceward verify --record` writes it as one row in one statement, so it is complete or absent. `file` carries it.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
 
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.contract import Contract
-from onceward.inbox.errors import UnprovenConsumerError
-from onceward.inbox.evidence.code_digest import Code, code_from, code_of, module_of
+from onceward.inbox.evidence.code_digest import Code
+from onceward.inbox.evidence.modules import SCRIPT, canonical_name
 from onceward.inbox.stores.base import Store
 
-VARIABLE = "ONCEWARD_ENV"
-PRODUCTION = ("production", "prod")
+PASSED: Final = "passed"
+FAILED: Final = "failed"
+SKIPPED: Final = "skipped"
+INAPPLICABLE: Final = "inapplicable"
+PARTIAL: Final = "partial"
 
-DUPLICATES = "duplicates"
-REPLAY = "replay"
-REQUIRED = (DUPLICATES, REPLAY)
-"""Scenarios that evidence must include, however well the others went."""
+TERMS: Final = ("mode", "schema_version", "upcasters", "model", "sequencing", "first_sequence")
+"""The fields of a contract that a verification depends on. Event types and database kind have rules of their own."""
 
 _RECORD = """
     INSERT INTO onceward_evidence (evidence_id, consumer_id, recorded_at, passed, code_digest, evidence)
@@ -43,7 +41,7 @@ class Checked(msgspec.Struct, frozen=True):
 
     scenario: str
     result: str
-    """`passed`, `failed`, or `skipped` if it does not apply or was left out."""
+    """`passed`, `failed`, `skipped` if it was left out or could not run, `inapplicable` if it does not apply."""
     note: str = ""
 
 
@@ -58,23 +56,40 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     schema_versions: tuple[int, ...]
     """Of the samples; the last is the contract's."""
     backend: str
+    """The database kind: `sqlite` or `postgresql`."""
     mechanism: str
     onceward: str
     """The version of this package."""
     seed: int
+    event_types: tuple[str, ...] = ()
+    """Of the samples."""
+    terms: Mapping[str, Any] = {}
+    """What the contract promised: its event types and the fields in `TERMS`."""
+    dependencies: Mapping[str, str] = {}
+    """What identifies each distribution in use, by its name."""
     evidence_id: str = msgspec.field(default_factory=lambda: uuid4().hex)
     recorded_at: float = 0.0
     """Seconds since 1970; set when recorded."""
 
     @property
     def passed(self) -> bool:
-        return bool(self.tested) and all(each.result != "failed" for each in self.tested)
+        return self.result != FAILED
+
+    @property
+    def result(self) -> str:
+        """`passed`, `failed`, or `partial` if scenarios were left out."""
+        results = {each.result for each in self.tested}
+        if FAILED in results or not results:
+            return FAILED
+        return PARTIAL if SKIPPED in results else PASSED
 
 
-def is_production(env: str | None) -> bool:
-    """Whether this is production, by the parameter if given, otherwise by the environment."""
-    named = os.environ.get(VARIABLE, "") if env is None else env
-    return named.strip().lower() in PRODUCTION
+def terms_of(contract: Contract) -> dict[str, Any]:
+    """As they are in JSON. A script's own code has its import name, as in a digest."""
+    row = contract.as_row()
+    terms = msgspec.json.encode({name: row[name] for name in ("event_types", *TERMS)}).decode()
+    found: dict[str, Any] = msgspec.json.decode(terms.replace(f'"{SCRIPT}:', f'"{canonical_name(SCRIPT)}:'))
+    return found
 
 
 def record_evidence(transaction: DbTransaction, store: Store, evidence: Evidence) -> None:
@@ -96,81 +111,3 @@ def read_evidence(transaction: DbTransaction, store: Store, consumer_id: str) ->
         msgspec.structs.replace(msgspec.json.decode(row.evidence, type=Evidence), recorded_at=row.recorded_at)
         for row in rows
     ]
-
-
-class EvidenceGate:
-    """Admits consumers with valid evidence. Queries the database once for each."""
-
-    def __init__(self, store: Store, env: str | None) -> None:
-        self._store = store
-        self._shut = is_production(env)
-        self._passed: set[tuple[str, Any]] = set()
-
-    async def check(self, contract: Contract, code: Any, ask: Callable[..., Any]) -> None:
-        """Raise `UnprovenConsumerError` without valid evidence. `code` is the consumer's class, or the handler."""
-        if not self._shut or (contract.consumer_id, module_key(code)) in self._passed:
-            return
-        found = await ask(read_evidence, self._store, contract.consumer_id)
-        problem = lacking(contract, code, found)
-        if problem is not None:
-            raise UnprovenConsumerError(refusal(contract, code, problem))
-        self._passed.add((contract.consumer_id, module_key(code)))
-
-
-def module_key(code: Any) -> Any:
-    """Return a class itself, but the module of a handler, which may be a new object for each event."""
-    return code if isinstance(code, type) else module_of(code)
-
-
-def lacking(contract: Contract, code: Any, found: list[Evidence]) -> str | None:
-    """Return what is missing, or None. `found` is newest first; the newest evidence for the current code counts."""
-    if not contract.idempotency_mechanism.strip():
-        return "its idempotency_mechanism is empty"
-    if not found:
-        return "no verification of it is recorded in this database"
-    for each in found:
-        if _is_about(each, contract, code):
-            return _flaw(each, contract)
-    last = found[0]
-    when = datetime.fromtimestamp(last.recorded_at, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    if not isinstance(code, type) and module_of(code) not in last.code.modules:
-        return (
-            f"its handler is in {module_of(code)}, which the verification of {when} did not cover: it verified "
-            f"{last.subject}"
-        )
-    return f"its code has changed since it was verified ({when})"
-
-
-def _is_about(evidence: Evidence, contract: Contract, code: Any) -> bool:
-    if isinstance(code, type):
-        return evidence.code.digest == code_of(code, contract).digest
-    # A handler must be in the verified code, and all of that code must be unchanged.
-    return (
-        module_of(code) in evidence.code.modules
-        and evidence.code.digest == code_from(evidence.code.roots).digest
-    )
-
-
-def _flaw(evidence: Evidence, contract: Contract) -> str | None:
-    failed = [each.scenario for each in evidence.tested if each.result == "failed"]
-    if failed:
-        return f"its verification failed: {', '.join(failed)}"
-    passed = {each.scenario for each in evidence.tested if each.result == "passed"}
-    missing = [name for name in REQUIRED if name not in passed]
-    if missing:
-        return f"its verification did not include {' and '.join(missing)}"
-    if not evidence.mechanism.strip():
-        return "its verification was recorded without a description of its idempotency mechanism"
-    if contract.schema_version not in evidence.schema_versions:
-        versions = ", ".join(map(str, evidence.schema_versions))
-        return f"its verification covered schema version {versions}, but this is {contract.schema_version}"
-    return None
-
-
-def refusal(contract: Contract, code: Any, problem: str) -> str:
-    name = getattr(code, "__qualname__", "")
-    subject = f"{module_of(code)}:{name}" if name and "<" not in name else "MODULE:NAME"
-    return (
-        f"consumer {contract.consumer_id!r} does not run in production: {problem}. "
-        f"Record evidence with `onceward verify {subject} --record` (and --database URL, unless an app names it)"
-    )

@@ -1,4 +1,5 @@
-"""A purge of PostgreSQL: drops whole days that no consumer needs anymore, and deletes rows from the others."""
+"""A purge of PostgreSQL: drops whole days that no consumer needs anymore, and deletes rows from the others, and of ids
+that contain no day."""
 
 from __future__ import annotations
 
@@ -34,6 +35,7 @@ class DayRemoval(Removal):
         partitions.await_old_snapshots(connection)
         self._remove_days(connection)
         for target in self._plan.targets:
+            self._walk(connection, Records("onceward_dedup", *target), by_age=True)
             for records in self.ledgers(target):
                 self._walk(connection, records)
 
@@ -100,8 +102,8 @@ class DayRemoval(Removal):
             if target.consumer_id in there and partition.day < target.floor_day:
                 self._walk(connection, Records("onceward_dedup", *target, day=partition.day))
 
-    def _walk(self, connection: Connection, records: Records) -> None:
-        script = self.walk(records)
+    def _walk(self, connection: Connection, records: Records, by_age: bool = False) -> None:
+        script = self.walk(records, by_age)
         operation = next(script)
         try:
             while True:

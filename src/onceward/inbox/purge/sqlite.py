@@ -52,7 +52,7 @@ class RowRemoval(Removal):
         for target in plan.targets:
             try:
                 for day in days[target]:
-                    await self._drive(self.walk(Records("onceward_dedup", *target, day=day)))
+                    await self._drive(self.walk(Records("onceward_dedup", *target, day=day), by_age=True))
                     self.report.days_done += 1
                 for records in self.ledgers(target):
                     await self._drive(self.walk(records))

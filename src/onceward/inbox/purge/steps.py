@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from sqlalchemy import Connection
@@ -16,6 +16,9 @@ STEP_SECONDS = 0.01
 """How long the work of a step should take. On SQLite, a consumer waits that long plus a commit."""
 SMALLEST_STEP, FIRST_STEP, LARGEST_STEP = 20, 200, 1000
 """Rows. More would hardly be faster: enough of them share a commit."""
+LARGEST_BY_AGE = 100
+"""Rows of a step in the order of their age. Their ids are scattered over the key's index, so each row changes another
+page, and SQLite writes all of these pages while it holds the lock."""
 SHORTEST_PAUSE = 0.005
 """Seconds between two steps, at least."""
 
@@ -98,18 +101,19 @@ class Removal:
         self.progress = progress
         self.pace = Pace()
 
-    def walk(self, records: Records) -> Script:
-        """Yield the steps through a range of records."""
-        after: str | None = ""
+    def walk(self, records: Records, by_age: bool = False) -> Script:
+        """Yield the steps through a range of records, in the order of their ids or of their age."""
+        purge_step = self.store.purge_oldest_step if by_age else self.store.purge_step
+        after: Any = ""
         while after is not None:
-            purge_step = self.store.purge_step
-            step = yield partial(purge_step, records=records, after=after, size=self.pace.size)
+            size = min(self.pace.size, LARGEST_BY_AGE) if by_age else self.pace.size
+            step = yield partial(purge_step, records=records, after=after, size=size)
             after = step.upto
             if records.table == "onceward_attempts":
                 self.report.attempts += step.rows
             elif records.table == "onceward_effects":
                 self.report.effects += step.rows
-            else:
+            elif records.table in ("onceward_dedup", "onceward_kept"):
                 self.report.rows += step.rows
 
     def ledgers(self, target: Target) -> list[Records]:

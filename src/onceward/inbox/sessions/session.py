@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from onceward._sync import Raised, run_blocking
 from onceward.db.errors import SessionError
 from onceward.db.session import DbSession
+from onceward.durations import Duration
 from onceward.errors import ConfigurationError
 from onceward.inbox.errors import EffectError, LeaseLostError
 from onceward.inbox.event import Event
@@ -35,6 +36,7 @@ class InboxSession(DbSession):
         *,
         reconcile: Reconcile | None = None,
         cancel: Callable[[], object] | None = None,
+        key_valid_for: Duration | None = None,
     ) -> Any:
         """Run `call(key)`, an effect outside the database, and never again once its outcome is known.
 
@@ -42,6 +44,12 @@ class InboxSession(DbSession):
         idempotency key. The result of `call` is stored, and a retry gets it without calling again. After a crash in
         between it is unknown whether the effect happened: then `reconcile(key)` returns `Done(result)` or
         `NOT_DONE`; without it, `call` is repeated with the same key. Needs a contract with `mode="effectful"`.
+
+        Each effect of an event has a name of its own, such as `f"ship-{item.id}"`: a second use of a name in one
+        attempt raises `ContractError`. `key_valid_for` says how long the provider remembers a key, as in `hours(24)`;
+        after that, an effect in doubt is not called again unless `reconcile` says `NOT_DONE`: without it the event
+        becomes a dead letter in doubt. If the provider refused, raise `EffectRefused` from `call`: the next attempt or
+        a redrive then calls again, with a new key.
 
         `cancel()` is called in another thread if the attempt runs out of time during the call, and must end it: close
         the socket of a client that only this call uses.
@@ -71,12 +79,13 @@ class EffectfulSession(InboxSession):
         *,
         reconcile: Reconcile | None = None,
         cancel: Callable[[], object] | None = None,
+        key_valid_for: Duration | None = None,
     ) -> Any:
         if self._ledger is None:
             raise EffectError(NOT_DECIDED)
         self._let_go()
         try:
-            return run_blocking(self._ledger.effect(name, call, reconcile, cancel))
+            return run_blocking(self._ledger.effect(name, call, reconcile, cancel, key_valid_for))
         except Raised as carried:
             raised = carried.unwrap()
         raise raised

@@ -14,7 +14,7 @@ from onceward.inbox.stores.sqlite import SqliteStore
 _STORES: dict[str, type[Store]] = {"sqlite": SqliteStore, "postgresql": PostgreSqlStore}
 
 
-def store_of(dialect: Dialect, clock: Callable[[], float]) -> Store:
+def store_of(dialect: Dialect, clock: Callable[[], float] | None = None) -> Store:
     store = _STORES.get(dialect.name)
     if store is None:
         raise ConfigurationError(

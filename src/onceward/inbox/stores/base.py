@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from sqlalchemy import Connection
 
 from onceward.db.transaction import DbTransaction
-from onceward.inbox.stores.types import Attempts, Effect, Found, Key, Overtaken, PurgeStep, Records
+from onceward.inbox.stores.effects import EffectRows
+from onceward.inbox.stores.types import Attempts, Found, Key, Overtaken, PurgeStep, Records
 from onceward.storage.database import Sql
+
+T = TypeVar("T")
 
 
 class RetentionStore(Sql, ABC):
@@ -26,10 +29,21 @@ class RetentionStore(Sql, ABC):
 
     records = "onceward_dedup"
     """All dedup rows, as SQL to select from."""
-    ledgers: tuple[str, ...] = ("onceward_attempts", "onceward_effects")
+    ledgers: tuple[str, ...] = (
+        "onceward_attempts",
+        "onceward_effects",
+        "onceward_spellings",
+        "onceward_copies",
+    )
     """Other tables to purge, keyed by consumer and tracking id."""
+    oldest_ahead: str
+    """SQL: the places of the next dedup rows that are old enough to go, oldest first."""
+    purge_oldest: str
+    """SQL: remove those of them that are not on hold."""
+    before_all: ClassVar[dict[str, Any]]
+    """A place before all others."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
         super().__init__(self.name, clock)
 
     @abstractmethod
@@ -90,27 +104,59 @@ class RetentionStore(Sql, ABC):
         rows = int(self.on(connection, remove, upto=upto, **values).rowcount)
         return PurgeStep(rows, upto if seen == size else None)
 
+    def purge_oldest_step(self, connection: Connection, records: Records, after: Any, size: int) -> PurgeStep:
+        """The same for dedup rows in the order of their age.
+
+        A copy may come with another `created_at`, so a row's age begins when the event was done, unless its id contains
+        a day. An own time in the future keeps it for longer.
+        """
+        self.freeze_holds(connection)
+        if not self.may_purge(connection, records.consumer_id, records.contract):
+            raise Overtaken(records.consumer_id)
+        place = after or self.before_all
+        values = {"consumer": records.consumer_id, "floor": records.floor_day, "day": records.day, **place}
+        ahead = self.on(connection, self.oldest_ahead, size=size, **values).mappings().all()
+        if not ahead:
+            return PurgeStep(0, None)
+        upto = dict(ahead[-1])
+        last = {f"last_{name}": value for name, value in upto.items()}
+        gone = self.on(connection, self.purge_oldest, **values, **last)
+        return PurgeStep(int(gone.rowcount), upto if len(ahead) == size else None)
+
     def may_purge(self, connection: Connection, consumer_id: str, contract: str) -> bool:
         """Whether the contract is still the registered one, and the consumer as a whole is not on hold."""
         return self.on(connection, _MAY_PURGE, consumer=consumer_id, contract=contract).first() is not None
 
 
-class Store(RetentionStore):
+class Store(EffectRows, RetentionStore):
     """Reads and writes the rows of an inbox."""
 
     owner: str | None = None
     """The process that the leases of starts belong to; see `onceward.inbox.stores.owners`."""
-    has_days = False
-    """Whether `prepare_day` must be called before events of a day can be admitted."""
+    this_event = "consumer_id = :consumer AND tracking_id = :tracking"
+    """SQL that finds the dedup row of an event."""
     limit_waiting = ""
-    """SQL that limits how long a transaction waits for a row, if it could wait long: the process that locked it may be
-    frozen."""
+    """SQL that limits how long a transaction of the inbox's own waits for a row, and how long each of its statements
+    takes, if they could take long: the process that locked the row may be frozen."""
+
+    def limited(self, operation: Callable[..., T]) -> Callable[..., T]:
+        """Return the operation with `limit_waiting` before it."""
+        if not self.limit_waiting:
+            return operation
+
+        def run(transaction: DbTransaction, *args: Any) -> T:
+            self.run(transaction, self.limit_waiting)
+            return operation(transaction, *args)
+
+        return run
 
     # ── what differs between databases ──────────────────────────────────────────────────────────────────
 
     @abstractmethod
     def admit(self, transaction: DbTransaction, key: Key, digest: bytes) -> bool:
-        """Write the dedup row. Returns False if it was not written; `look_up` says why.
+        """Write the dedup row, and resolve an open dead letter of the event: this commit does it after all.
+
+        Returns False if the row was not written; `look_up` says why.
 
         Never waits for a copy that is in flight elsewhere. Raises `MissingDay` if the day must be prepared first.
         """
@@ -122,7 +168,10 @@ class Store(RetentionStore):
     @abstractmethod
     def look_up(self, transaction: DbTransaction, key: Key) -> Found: ...
 
-    @abstractmethod
+    def partition(self, key: Key) -> int | None:
+        """Return the day whose partition has the row of this event. None if none has to be prepared for it."""
+        return None
+
     def prepare_day(self, connection: Connection, key: Key) -> None:
         """Create the partition of a day, outside any transaction. Does nothing for a day below the horizon."""
 
@@ -149,16 +198,15 @@ class Store(RetentionStore):
     def lock_migrations(self, transaction: DbTransaction) -> None:
         """Keep other processes from changing the tables until the transaction ends."""
 
+    def check_role(self, transaction: DbTransaction) -> None:
+        """Raise ConfigurationError if the role of the connection lacks a right that some later event needs."""
+
+    def check_day(self, connection: Connection, key: Key) -> None:
+        """Raise `ContractError` if there is no place for the day in an id."""
+
     @abstractmethod
     def tables(self, transaction: DbTransaction) -> set[str]:
         """Return the names of the existing tables."""
-
-    def _one(self, transaction: DbTransaction, sql: str, key: Key, **more: Any) -> Any:
-        return self.run(transaction, sql, consumer=key[0], tracking=key[1], day=key[2], **more).first()
-
-    def _execute(self, transaction: DbTransaction, sql: str, key: Key, **more: Any) -> int:
-        result = self.run(transaction, sql, consumer=key[0], tracking=key[1], day=key[2], **more)
-        return int(result.rowcount)
 
     # ── attempts ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -167,8 +215,9 @@ class Store(RetentionStore):
         row = self._one(transaction, _START, key, limit=at_most, lease=lease, owner=self.owner)
         return None if row is None else Attempts(row.starts, row.ends)
 
-    def attempts(self, transaction: DbTransaction, key: Key) -> Attempts:
-        row = self._one(transaction, _ATTEMPTS, key)
+    def attempts(self, transaction: DbTransaction, key: Key, *, lock: bool = False) -> Attempts:
+        """Return what is counted. With `lock`, no lease begins or is renewed until the transaction ends."""
+        row = self._one(transaction, _ATTEMPTS + (self.for_update if lock else ""), key)
         return Attempts(0, 0) if row is None else Attempts(row.starts, row.ends, float(row.locked_for))
 
     def renew(self, transaction: DbTransaction, key: Key, token: int, lease: float) -> bool:
@@ -178,24 +227,6 @@ class Store(RetentionStore):
     def finish(self, transaction: DbTransaction, key: Key, token: int) -> bool:
         """Delete the attempts of a done event. Returns False if the lease was lost: the event must not be committed."""
         return self._execute(transaction, _FINISH, key, token=token) == 1
-
-    # ── effects ─────────────────────────────────────────────────────────────────────────────────────────
-
-    def intend(self, transaction: DbTransaction, key: Key, name: str, token: int, effect_key: str) -> Effect:
-        """Record that an effect is about to happen, or return its earlier record."""
-        is_new = self._execute(transaction, _INTEND, key, name=name, token=token, effect_key=effect_key) == 1
-        row = self._one(transaction, _EFFECT, key, name=name)
-        assert row is not None
-        return Effect(row.effect_key, row.state, row.result, is_new)
-
-    def settle_effect(self, transaction: DbTransaction, key: Key, name: str, result: bytes) -> None:
-        self._execute(transaction, _EFFECT_DONE, key, name=name, result=result)
-
-    def doubt_effect(self, transaction: DbTransaction, key: Key, name: str, error: str) -> None:
-        self._execute(transaction, _EFFECT_DOUBT, key, name=name, error=error)
-
-    def effects(self, transaction: DbTransaction, in_doubt: bool, limit: int) -> list[dict[str, Any]]:
-        return self.all(transaction, _EFFECTS, done="" if in_doubt else "done", limit=limit)
 
     # ── sequences ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -217,11 +248,12 @@ class Store(RetentionStore):
         self._execute(transaction, _UNPARK, key, aggregate=aggregate_id)
 
     def mark_superseded(self, transaction: DbTransaction, key: Key) -> None:
-        self._execute(transaction, _SUPERSEDED, key)
+        self._execute(transaction, _SUPERSEDED.replace("{this_event}", self.this_event), key)
 
     # ── the registry ────────────────────────────────────────────────────────────────────────────────────
 
     def register(self, transaction: DbTransaction, consumer_id: str, contract: Mapping[str, Any]) -> None:
+        self.clocks.note(transaction.connection, self.now(transaction))
         self.run(transaction, _REGISTER, consumer=consumer_id, contract=json.dumps(contract, sort_keys=True))
 
     def touch(self, transaction: DbTransaction, consumer_id: str) -> None:
@@ -258,7 +290,7 @@ _HOLDS = """
 # Counts all consumers at once: one count per consumer would scan the whole table each time.
 _STATS = """
     WITH records AS (
-        SELECT consumer_id, count(*) AS dedup_rows, min(event_day) AS oldest_day
+        SELECT consumer_id, count(*) AS dedup_rows, min(own_day) AS oldest_day
         FROM {records} AS r GROUP BY consumer_id
     )
     SELECT c.consumer_id,
@@ -267,7 +299,7 @@ _STATS = """
         r.oldest_day,
         (SELECT count(*) FROM onceward_attempts a WHERE a.consumer_id = c.consumer_id AND a.starts > a.ends
             AND NOT EXISTS (SELECT 1 FROM onceward_dedup d WHERE d.consumer_id = a.consumer_id
-                AND d.tracking_id = a.tracking_id AND d.event_day = a.event_day)) AS unended,
+                AND d.tracking_id = a.tracking_id)) AS unended,
         (SELECT count(*) FROM onceward_effects e
             WHERE e.consumer_id = c.consumer_id AND e.state = 'intended') AS effects_in_doubt,
         (SELECT count(*) FROM onceward_parked p WHERE p.consumer_id = c.consumer_id) AS parked,
@@ -285,9 +317,18 @@ _MAY_PURGE = """
 _PURGED = {
     "onceward_dedup": ("event_day = :day AND consumer_id = :consumer", "true"),
     "onceward_kept": ("consumer_id = :consumer", "true"),
-    "onceward_attempts": ("consumer_id = :consumer", "(locked_until IS NULL OR locked_until <= {now})"),
+    # A copy with a newer created_at may still run, so recent attempts and effects stay whatever the event's own day is.
+    "onceward_attempts": (
+        "consumer_id = :consumer",
+        "last_at < :floor * 86400.0 AND (locked_until IS NULL OR locked_until <= {steady})",
+    ),
     # An effect in doubt stays until an operator has resolved it.
-    "onceward_effects": ("consumer_id = :consumer", "state = 'done'"),
+    "onceward_effects": (
+        "consumer_id = :consumer",
+        "state <> 'intended' AND coalesce(settled_at, intended_at) < :floor * 86400.0",
+    ),
+    "onceward_spellings": ("consumer_id = :consumer", "true"),
+    "onceward_copies": ("consumer_id = :consumer", "true"),
 }
 """For each table: the condition of a range along its key, and which of its rows may be removed."""
 # Steps go from one tracking id to the next along the key, so no step reads rows on hold or removed rows again.
@@ -305,19 +346,19 @@ _PURGE = """
 
 _START = """
     INSERT INTO onceward_attempts (consumer_id, tracking_id, event_day, starts, ends, locked_until, last_at, owner)
-    VALUES (:consumer, :tracking, :day, 1, 0, {now} + CAST(:lease AS double precision), {now}, :owner)
+    VALUES (:consumer, :tracking, :day, 1, 0, {steady} + CAST(:lease AS double precision), {now}, :owner)
     ON CONFLICT (consumer_id, tracking_id) DO UPDATE SET starts = onceward_attempts.starts + 1,
         locked_until = excluded.locked_until, last_at = excluded.last_at, owner = excluded.owner
     WHERE onceward_attempts.starts - onceward_attempts.ends < :limit
-        AND (onceward_attempts.locked_until IS NULL OR onceward_attempts.locked_until <= {now})
+        AND (onceward_attempts.locked_until IS NULL OR onceward_attempts.locked_until <= {steady})
     RETURNING starts, ends
 """
 _ATTEMPTS = """
-    SELECT starts, ends, coalesce(locked_until - {now}, 0) AS locked_for FROM onceward_attempts
+    SELECT starts, ends, coalesce(locked_until - {steady}, 0) AS locked_for FROM onceward_attempts
     WHERE consumer_id = :consumer AND tracking_id = :tracking
 """
 _RENEW = """
-    UPDATE onceward_attempts SET locked_until = {now} + CAST(:lease AS double precision)
+    UPDATE onceward_attempts SET locked_until = {steady} + CAST(:lease AS double precision)
     WHERE consumer_id = :consumer AND tracking_id = :tracking AND starts = :token AND locked_until IS NOT NULL
 """
 _FINISH = """
@@ -325,26 +366,9 @@ _FINISH = """
     WHERE consumer_id = :consumer AND tracking_id = :tracking AND starts = :token AND locked_until IS NOT NULL
 """
 
-_INTEND = """
-    INSERT INTO onceward_effects
-        (consumer_id, tracking_id, name, event_day, effect_key, lock_token, state, intended_at)
-    VALUES (:consumer, :tracking, :name, :day, :effect_key, :token, 'intended', {now}) ON CONFLICT DO NOTHING
-"""
-_EFFECT = """
-    SELECT effect_key, state, result FROM onceward_effects
-    WHERE consumer_id = :consumer AND tracking_id = :tracking AND name = :name
-"""
-_EFFECT_DONE = """
-    UPDATE onceward_effects SET state = 'done', result = :result, error = NULL, settled_at = {now}
-    WHERE consumer_id = :consumer AND tracking_id = :tracking AND name = :name
-"""
-_EFFECT_DOUBT = """
-    UPDATE onceward_effects SET error = :error
-    WHERE consumer_id = :consumer AND tracking_id = :tracking AND name = :name AND state = 'intended'
-"""
-_EFFECTS = """
-    SELECT consumer_id, tracking_id, name, effect_key, lock_token, state, error, intended_at, settled_at
-    FROM onceward_effects WHERE state IN ('intended', :done) ORDER BY intended_at, tracking_id, name LIMIT :limit
+RESOLVE_LETTER = """
+    UPDATE onceward_dead_letters SET status = 'resolved', settled_at = {now}
+    WHERE consumer = :consumer AND tracking_id = :tracking AND status = 'open' AND payload_sha256 = :digest
 """
 
 _LAST_SEQUENCE = """
@@ -358,10 +382,10 @@ _ADVANCE = """
 """
 _PARK = """
     INSERT INTO onceward_parked (consumer_id, aggregate_id, tracking_id, sequence, since)
-    VALUES (:consumer, :aggregate, :tracking, :sequence, {now}) ON CONFLICT DO NOTHING
+    VALUES (:consumer, :aggregate, :tracking, :sequence, {steady}) ON CONFLICT DO NOTHING
 """
 _PARKED_FOR = """
-    SELECT {now} - since AS seconds FROM onceward_parked
+    SELECT {steady} - since AS seconds FROM onceward_parked
     WHERE consumer_id = :consumer AND aggregate_id = :aggregate AND tracking_id = :tracking
 """
 _UNPARK = """
@@ -370,7 +394,7 @@ _UNPARK = """
 """
 _SUPERSEDED = """
     UPDATE onceward_dedup SET outcome = 'superseded'
-    WHERE consumer_id = :consumer AND tracking_id = :tracking AND event_day = :day
+    WHERE {this_event}
 """
 
 _REGISTER = """

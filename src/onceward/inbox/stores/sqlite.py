@@ -6,14 +6,15 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
+from onceward._ids import day_in
 from onceward.db.backends import backend_of
 from onceward.db.transaction import DbTransaction
-from onceward.inbox.stores.base import Store
+from onceward.inbox.stores.base import RESOLVE_LETTER, Store
 from onceward.inbox.stores.types import Found, Key, StepTimes, begun
 
 T = TypeVar("T")
@@ -24,24 +25,46 @@ INCREMENTAL: Final = 2
 
 class SqliteStore(Store):
     name = "sqlite"
+    before_all: ClassVar[dict[str, Any]] = {"row": -(2**63)}
+    oldest_ahead = """
+        SELECT rowid AS row FROM onceward_dedup
+        WHERE consumer_id = :consumer AND keep_day = :day AND rowid > :row ORDER BY rowid LIMIT :size
+    """
+    purge_oldest = """
+        DELETE FROM onceward_dedup
+        WHERE consumer_id = :consumer AND keep_day = :day AND rowid > :row AND rowid <= :last_row
+            AND NOT EXISTS (SELECT 1 FROM onceward_holds h
+                WHERE h.consumer_id = :consumer AND h.tracking_id = onceward_dedup.tracking_id)
+    """
 
     def admit(self, transaction: DbTransaction, key: Key, digest: bytes) -> bool:
         # This statement runs for every event, so it bypasses SQLAlchemy, which takes longer than SQLite. An error is
-        # raised again, and reported, by the normal way below.
+        # raised again, and reported, by the normal way below, unless it has ended the transaction: whatever is written
+        # after that commits without what came before.
         cursor = transaction.connection.connection.cursor()
         try:
             consumer, tracking, day = key
+            now = self._clock()
             values = {
                 "consumer": consumer,
                 "tracking": tracking,
                 "day": day,
+                "keep_day": day if day_in(tracking) is not None else max(day, int(now // 86400)),
                 "digest": digest,
-                "now": self._clock(),
+                "now": now,
             }
             cursor.execute(_ADMIT_DRIVER, values)
-            return int(cursor.rowcount) == 1
-        except sqlite3.Error:
-            return self._execute(transaction, _ADMIT, key, digest=digest) == 1
+            if int(cursor.rowcount) != 1:
+                return False
+            cursor.execute(_RESOLVE_DRIVER, values)
+            return True
+        except sqlite3.Error as error:
+            if transaction.backend.has_ended(transaction.connection):
+                raise OperationalError("INSERT INTO onceward_dedup", None, error) from error
+            if self._execute(transaction, _ADMIT, key, digest=digest, keep_day=values["keep_day"]) != 1:
+                return False
+            self._execute(transaction, RESOLVE_LETTER, key, digest=digest)
+            return True
         finally:
             cursor.close()
 
@@ -51,9 +74,6 @@ class SqliteStore(Store):
     def look_up(self, transaction: DbTransaction, key: Key) -> Found:
         row = self._one(transaction, _LOOK_UP, key)
         return Found(row.digest, row.floor_day)
-
-    def prepare_day(self, connection: Connection, key: Key) -> None:
-        """Do nothing: SQLite has no partitions."""
 
     def record_starts(
         self, transaction: DbTransaction, consumer_id: str, events: Sequence[Key], lease: float
@@ -84,7 +104,10 @@ class SqliteStore(Store):
     def if_free(
         self, connection: Connection, operation: Callable[[Connection], T]
     ) -> tuple[T, StepTimes] | None:
-        """Run `operation(connection)` in a transaction. Returns None at once if another connection is writing."""
+        """Run `operation(connection)` in a transaction. Returns None at once if another connection is writing.
+
+        Then copies the WAL into the database, while others may write: otherwise a consumer's commit would do it.
+        """
         patience = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
         if connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
             connection.exec_driver_sql("ROLLBACK")  # a listener of the engine has begun one
@@ -98,10 +121,17 @@ class SqliteStore(Store):
         finally:
             connection.exec_driver_sql(f"PRAGMA busy_timeout = {patience}").close()
         began = time.perf_counter()
-        with begun(connection, "SELECT 1"):
-            result = operation(connection)
-            worked = time.perf_counter()
-        return result, StepTimes(worked - began, time.perf_counter() - began)
+        pages = connection.exec_driver_sql("PRAGMA wal_autocheckpoint").scalar_one()
+        connection.exec_driver_sql("PRAGMA wal_autocheckpoint = 0").close()
+        try:
+            with begun(connection, "SELECT 1"):
+                result = operation(connection)
+                worked = time.perf_counter()
+            times = StepTimes(worked - began, time.perf_counter() - began)
+            connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)").close()
+        finally:
+            connection.exec_driver_sql(f"PRAGMA wal_autocheckpoint = {pages}").close()
+        return result, times
 
     def give_back_space(self, connection: Connection, pages: int) -> int:
         """Release up to `pages` unused pages if auto_vacuum is incremental. Returns how many remain."""
@@ -119,22 +149,23 @@ class SqliteStore(Store):
 
 # The condition is part of the statement, so the horizon cannot rise between the check and the insert.
 _ADMIT = """
-    INSERT INTO onceward_dedup (event_day, consumer_id, tracking_id, payload_sha256, processed_at)
-    SELECT :day, :consumer, :tracking, :digest, {now}
+    INSERT INTO onceward_dedup (consumer_id, tracking_id, own_day, keep_day, payload_sha256, processed_at)
+    SELECT :consumer, :tracking, :day, :keep_day, :digest, {now}
     WHERE :day >= coalesce((SELECT floor_day FROM onceward_horizons WHERE consumer_id = :consumer), :day)
     ON CONFLICT DO NOTHING
 """
 _ADMIT_DRIVER = _ADMIT.replace("{now}", ":now")
+_RESOLVE_DRIVER = RESOLVE_LETTER.replace("{now}", ":now")
 _LOOK_UP = """
     SELECT
         (SELECT payload_sha256 FROM onceward_dedup
-            WHERE event_day = :day AND consumer_id = :consumer AND tracking_id = :tracking) AS digest,
+            WHERE consumer_id = :consumer AND tracking_id = :tracking) AS digest,
         (SELECT floor_day FROM onceward_horizons WHERE consumer_id = :consumer) AS floor_day
 """
 _RECORD_STARTS = """
     INSERT INTO onceward_attempts (consumer_id, tracking_id, event_day, starts, ends, locked_until, last_at, owner)
     SELECT :consumer, json_extract(value, '$[0]'), json_extract(value, '$[1]'), 1, 0,
-        {now} + CAST(:lease AS double precision), {now}, :owner
+        {steady} + CAST(:lease AS double precision), {now}, :owner
     FROM json_each(:rows) WHERE true
     ON CONFLICT (consumer_id, tracking_id) DO UPDATE SET
         starts = starts + 1, locked_until = excluded.locked_until, last_at = excluded.last_at,
@@ -146,17 +177,17 @@ _FORGET = """
     DELETE FROM onceward_attempts
     WHERE consumer_id = :consumer AND tracking_id IN (SELECT value FROM json_each(:ids))
 """
-# Goes day by day along the key instead of scanning all rows of all consumers.
+# Goes day by day along the index instead of reading all rows.
 _DAYS_BELOW = """
     WITH RECURSIVE days (day) AS (
-        SELECT min(event_day) FROM onceward_dedup
+        SELECT min(keep_day) FROM onceward_dedup WHERE consumer_id = :consumer
         UNION ALL
-        SELECT (SELECT min(event_day) FROM onceward_dedup WHERE event_day > day) FROM days WHERE day < :floor
+        SELECT (SELECT min(keep_day) FROM onceward_dedup WHERE consumer_id = :consumer AND keep_day > day)
+        FROM days WHERE day < :floor
     )
     SELECT day FROM days WHERE day < :floor
-        AND EXISTS (SELECT 1 FROM onceward_dedup WHERE event_day = day AND consumer_id = :consumer)
 """
 _EXTEND = """
-    UPDATE onceward_attempts SET locked_until = {now} + CAST(:lease AS double precision)
+    UPDATE onceward_attempts SET locked_until = {steady} + CAST(:lease AS double precision)
     WHERE consumer_id = :consumer AND tracking_id IN (SELECT value FROM json_each(:ids)) AND locked_until IS NOT NULL
 """

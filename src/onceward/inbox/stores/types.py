@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
 
 class Key(NamedTuple):
-    """The identity of an event for one consumer."""
+    """An event for one consumer. Only `consumer_id` and `tracking_id` identify it."""
 
     consumer_id: str
     tracking_id: str
     day: int
+    """Of the event's own time; copies may have another. It is compared with the horizon."""
 
 
 class Found(NamedTuple):
@@ -49,7 +50,23 @@ class Effect(NamedTuple):
     key: str
     state: str
     result: bytes | None
-    is_new: bool
+    age: float
+    """Seconds since its key was first used."""
+    valid_for: float | None
+    """Seconds for which the provider remembers the key; None if unknown."""
+    refusals: int
+    is_new: bool = False
+
+    @property
+    def expired(self) -> bool:
+        """Whether the provider may have forgotten the key."""
+        return self.valid_for is not None and self.age >= self.valid_for
+
+    def shortened(self, valid_for: float) -> Effect:
+        """As `intend` leaves it if the code says that the key is valid for this long."""
+        return self._replace(
+            valid_for=valid_for if self.valid_for is None else min(self.valid_for, valid_for)
+        )
 
 
 def as_date(day: int) -> str:
@@ -81,7 +98,7 @@ class MissingDay(Exception):
 
 
 class Records(NamedTuple):
-    """A range of one consumer's records, which a purge goes through in the order of tracking ids."""
+    """A range of one consumer's records, which a purge goes through in the order of tracking ids or of age."""
 
     table: str
     consumer_id: str
@@ -90,7 +107,7 @@ class Records(NamedTuple):
     floor_day: int
     """The first day to keep."""
     day: int = 0
-    """Only for the dedup table."""
+    """Only for dedup rows of one day."""
 
 
 class PurgeStep(NamedTuple):
@@ -98,8 +115,8 @@ class PurgeStep(NamedTuple):
 
     rows: int
     """Rows removed."""
-    upto: str | None
-    """The last tracking id it checked; None at the end of the range."""
+    upto: Any
+    """The last row it checked, by its tracking id or its age; None at the end of the range."""
 
 
 class StepTimes(NamedTuple):

@@ -12,8 +12,11 @@ from importlib.resources import files
 from typing import NamedTuple, Protocol
 
 from onceward.db.transaction import DbTransaction
+from onceward.errors import ConfigurationError
 
 TABLE = "onceward_migrations"
+EARLIEST = 4
+"""The way back from here drops tables with all that is in them."""
 CREATE_TABLE = f"""
     CREATE TABLE IF NOT EXISTS {TABLE} (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at TEXT NOT NULL)
 """
@@ -74,15 +77,23 @@ def apply(transaction: DbTransaction, store: Migratable) -> list[str]:
     return applied
 
 
-def revert(transaction: DbTransaction, store: Migratable) -> list[str]:
-    """Revert all migrations, newest first, and delete everything in the tables. Returns their names."""
+def revert(transaction: DbTransaction, store: Migratable, to: int) -> list[str]:
+    """Revert the migrations after number `to`, newest first, without losing a record. Returns their names."""
+    if to < EARLIEST:
+        raise ConfigurationError(
+            f"the tables can go back to migration {EARLIEST}, not to {to}: that would delete records"
+        )
     connection = transaction.connection
+    store.lock_migrations(transaction)
+    connection.exec_driver_sql(CREATE_TABLE)
+    there = {row[0] for row in connection.exec_driver_sql(f"SELECT version FROM {TABLE}")}
     reverted = []
     for migration in reversed(migrations(store.name)):
-        for statement in statements(migration.down):
-            connection.exec_driver_sql(statement)
-        reverted.append(f"{migration.version:04} {migration.name}")
-    connection.exec_driver_sql(f"DROP TABLE {TABLE}")
+        if migration.version in there and migration.version > to:
+            for statement in statements(migration.down):
+                connection.exec_driver_sql(statement)
+            connection.exec_driver_sql(f"DELETE FROM {TABLE} WHERE version = {migration.version}")
+            reverted.append(f"{migration.version:04} {migration.name}")
     return reverted
 
 

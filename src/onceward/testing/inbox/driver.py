@@ -43,10 +43,16 @@ class BlockingSession:
         self._driver = driver
 
     def effect(
-        self, name: str, call: Callable[[str], Any], *, reconcile: Callable[[str], Any] | None = None
+        self,
+        name: str,
+        call: Callable[[str], Any],
+        *,
+        reconcile: Callable[[str], Any] | None = None,
+        **more: Any,
     ) -> Any:
         hook = None if reconcile is None else self._driver.adapt(reconcile)
-        return self._driver.wait_for(self._session.effect(name, self._driver.adapt(call), reconcile=hook))
+        effect = self._session.effect(name, self._driver.adapt(call), reconcile=hook, **more)
+        return self._driver.wait_for(effect)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._session, name)

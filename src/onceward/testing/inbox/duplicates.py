@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
 
 import pytest
 
@@ -171,15 +170,6 @@ class Duplicates(InboxSuite):
                 for each in both:
                     inbox.process(contract(), each, write)
             assert self.written(inbox) == ["after", "before"]
-
-    @pytest.mark.req("CC-010")
-    def test_a_copy_that_was_produced_again_after_midnight_is_known_by_the_day_in_its_id(self) -> None:
-        sent = datetime(2020, 3, 1, tzinfo=UTC) - timedelta(milliseconds=1)
-        id_ = str(UUID(int=(int(sent.timestamp() * 1000) << 80) | (7 << 76) | (2 << 62) | 1))
-        with self.inbox() as inbox:
-            inbox.process(contract(), event(id_, created_at=sent), write)
-            assert inbox.process(contract(), event(id_, created_at=sent + timedelta(days=1)), never).duplicate
-            assert self.written(inbox) == [id_]
 
     @pytest.mark.req("CC-002")
     def test_a_type_that_the_contract_does_not_name_is_refused_before_anything_is_written(self) -> None:

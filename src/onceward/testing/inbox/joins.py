@@ -74,11 +74,20 @@ class Joins(InboxSuite):
     def test_the_sources_count_of_deliveries_decides_about_poison(self) -> None:
         promised = contract(poison_after=3)
         with self.inbox(promised) as inbox:
-            with inbox.session() as session, pytest.raises(RuntimeError):
+            with pytest.raises(RuntimeError), inbox.session() as session:
                 inbox.process(promised, event("e1", deliveries=3), raising(RuntimeError()), session=session)
             with inbox.session() as session, pytest.raises(ContractError, match="3 times") as refused:
                 inbox.process(promised, event("e1", deliveries=4), never, session=session)
             assert refused.value.kind is Breach.POISON
+
+    @pytest.mark.req("CC-059")
+    def test_a_done_event_is_a_duplicate_however_often_it_was_delivered(self) -> None:
+        promised = contract(poison_after=3)
+        with self.inbox(promised) as inbox:
+            with inbox.session() as session:
+                inbox.process(promised, event("e1", deliveries=1), write, session=session)
+            with inbox.session() as session:
+                assert inbox.process(promised, event("e1", deliveries=9), never, session=session).duplicate
 
     @pytest.mark.req("CC-003")
     def test_effects_are_refused_here(self) -> None:

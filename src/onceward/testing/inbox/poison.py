@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import event as sqlalchemy_event
 
 from onceward.inbox import Breach, ContractError, Handling
+from onceward.inbox.attempts import everyone
 from onceward.testing.inbox.driver import InboxDriver, until
 from onceward.testing.inbox.effects import effectful
 from onceward.testing.inbox.fences import staying
@@ -160,6 +161,54 @@ class InboxPoison(InboxSuite):
             assert not latecomer.is_inside, "beside the suspect"
             assert suspect.end().handling is Handling.DONE
             assert latecomer.end().handling is Handling.DONE
+
+    @pytest.mark.req("CC-059")
+    def test_the_last_start_before_poison_is_alone_in_its_process(self) -> None:
+        """Beside another inbox of the process, whose event could be the killer."""
+        promised = effectful(poison_after=2)
+        with (
+            self.inbox(promised) as inbox,
+            self.another(inbox) as beside,
+            Held() as neighbor,
+            Held() as suspect,
+            Held() as latecomer,
+        ):
+            self.crash(inbox, promised, event("suspect"))
+            neighbor.begin(beside.process, promised, event("neighbor"), staying(neighbor)).until_inside()
+            suspect.begin(inbox.process, promised, event("suspect"), staying(suspect))
+            until(lambda: everyone.waiting)
+            assert self.ledger(inbox)["suspect"] == (1, 0), "it waits, and a crash now does not count"
+            latecomer.begin(beside.process, promised, event("latecomer"), staying(latecomer))
+            until(lambda: "latecomer" in self.ledger(inbox))
+            assert not suspect.is_inside
+            neighbor.release()
+            suspect.until_inside()
+            assert self.ledger(inbox)["suspect"] == (2, 0)
+            assert not latecomer.is_inside, "beside the suspect"
+            for each in (neighbor, suspect, latecomer):
+                assert each.end().handling is Handling.DONE
+
+    @pytest.mark.req("CC-059")
+    def test_if_the_first_crash_makes_poison_each_event_is_alone(self) -> None:
+        promised = effectful(poison_after=1)
+        with self.inbox(promised) as inbox, Held() as first, Held() as second:
+            first.begin(inbox.process, promised, event("first"), staying(first)).until_inside()
+            second.begin(inbox.process, promised, event("second"), staying(second))
+            until(lambda: everyone.waiting)
+            assert "second" not in self.ledger(inbox)
+            for each in (first, second):
+                assert each.end().handling is Handling.DONE
+
+    @pytest.mark.req("CC-059")
+    def test_a_handler_that_processes_another_event_does_not_wait_for_itself(self) -> None:
+        outer, inner = effectful("outer"), effectful("inner", poison_after=2)
+        with self.inbox(outer, inner) as inbox, self.another(inbox) as beside:
+            self.crash(beside, inner, event("suspect"))
+
+            def handle(_: Any, __: Any) -> None:
+                assert beside.process(inner, event("suspect"), write).handling is Handling.DONE
+
+            assert inbox.process(outer, event("e1"), handle).handling is Handling.DONE
 
     @pytest.mark.req("CC-051")
     def test_a_suspect_that_fails_lets_the_others_in_again(self) -> None:

@@ -1,0 +1,1 @@
+-- Nothing to do: see the way up.

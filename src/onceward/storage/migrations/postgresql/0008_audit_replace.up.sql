@@ -1,0 +1,1 @@
+-- Nothing to do: PostgreSQL has no INSERT that replaces a row without the trigger for updates.

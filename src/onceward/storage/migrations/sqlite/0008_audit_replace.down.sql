@@ -1,0 +1,1 @@
+DROP TRIGGER onceward_audit_is_not_replaced;
