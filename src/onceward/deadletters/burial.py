@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 from opentelemetry import trace
 
+from onceward._ids import same_id
+from onceward._text import storable
 from onceward.connectors.codec import DecodeError, encode_with
 from onceward.connectors.lease_rules import BurialReason, DeadMessage, Failure, breach_of
 from onceward.deadletters.letter import Category
@@ -19,6 +21,7 @@ from onceward.inbox.errors import ContractError
 from onceward.inbox.event import Event
 from onceward.task.exceptions import ExceptionCategory, failure_category
 from onceward.task.lifecycle import text_of
+from onceward.telemetry.redaction import redact
 from onceward.transaction import Transaction
 
 LONGEST_ID = 400
@@ -68,20 +71,20 @@ class Burial(msgspec.Struct, frozen=True, kw_only=True):
             )
         # Values from outside may be too long, or hold characters that no database accepts. They are still buried.
         settle = msgspec.structs.force_setattr
-        message_id = storable(self.message_id)
+        message_id = same_id(storable(self.message_id))
         if len(message_id) > LONGEST_ID:
             message_id = f"{message_id[:LONGEST_NAME]}…{hashlib.sha256(message_id.encode()).hexdigest()}"
         settle(self, "message_id", message_id)
         settle(self, "category", Category(self.category))
         settle(self, "event_type", storable(self.event_type)[:LONGEST_NAME])
         for field in ("consumer", "origin", "reason", "error"):
-            settle(self, field, storable(getattr(self, field)))
+            settle(self, field, storable(redact(getattr(self, field))))
         for field in ("aggregate_id", "trace_id"):
             if getattr(self, field) is not None:
                 settle(self, field, storable(getattr(self, field))[:LONGEST_ID])
         history: tuple[Failure, ...] = ()
         for each in self.history:
-            history += (Failure(each.at, storable(each.error), each.attempt, each.category),)
+            history += (Failure(each.at, storable(redact(each.error)), each.attempt, each.category),)
         settle(self, "history", history)
 
 
@@ -161,7 +164,9 @@ def _diagnose(dead: DeadMessage) -> tuple[Category, tuple[Failure, ...]]:
         # Letters older than histories have at most a category.
         ended = max(len(dead.history), int(dead.category is not None))
         lost = max(dead.deliveries - ended, 0)
-        is_poison = lost and (lost >= POISON_AFTER or lost == dead.deliveries)
+        # If the last delivery came to an end, a failure killed the message, and not the message its process.
+        failed_last = bool(dead.history) and dead.history[-1].attempt == dead.deliveries
+        is_poison = lost and not failed_last and (lost >= POISON_AFTER or lost == dead.deliveries)
         category = Category.POISON if is_poison else category_of(dead.category, dead.kind)
     history = dead.history
     if lost:
@@ -238,8 +243,8 @@ def _current_trace_id() -> str | None:
 
 def category_of(category: ExceptionCategory | str | None, kind: str | None) -> Category:
     """Derive the category from the engine's category of a failure, and the kind of contract breach."""
-    if kind == "poison":
-        return Category.POISON
+    if kind in (Category.POISON, Category.IN_DOUBT):
+        return Category(kind)
     if kind is not None:
         return Category.CONTRACT
     if category == ExceptionCategory.BUSINESS:
@@ -250,8 +255,3 @@ def category_of(category: ExceptionCategory | str | None, kind: str | None) -> C
 def category_of_error(error: BaseException | str | None) -> Category:
     """Derive the category from a failure."""
     return category_of(failure_category(error), breach_of(error))
-
-
-def storable(text: str) -> str:
-    """Escape lone surrogates and zero bytes, which some databases refuse."""
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")

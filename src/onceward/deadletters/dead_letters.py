@@ -3,22 +3,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from onceward._sync import run_blocking
-from onceward.deadletters.audit import AuditVerdict
 from onceward.deadletters.burial import Burial
+from onceward.deadletters.groups import LetterGroup
 from onceward.deadletters.letter import DeadLetter
 from onceward.deadletters.operations import DeadLetterOperations
 from onceward.deadletters.ports import BlockingLetterPorts
 from onceward.deadletters.queries import Filter
 from onceward.deadletters.redrive import RATE, Redrive
 from onceward.deadletters.root_causes import Rca
+from onceward.storage.audit import AuditVerdict
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
+
+    from onceward.deadletters.dry_run import Prediction
 
 EVERYTHING = Filter()
 
@@ -30,7 +32,7 @@ class DeadLetters:
     `clock` is for SQLite; PostgreSQL uses the server's time.
     """
 
-    def __init__(self, engine: Engine, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, engine: Engine, *, clock: Callable[[], float] | None = None) -> None:
         self.operations = DeadLetterOperations(BlockingLetterPorts(engine), clock)
 
     def migrate(self) -> list[str]:
@@ -51,8 +53,27 @@ class DeadLetters:
         return run_blocking(self.operations.count(wanted))
 
     def body(self, letter_id: int) -> bytes:
-        """Return the delivered bytes."""
+        """Return the delivered bytes, which no edit changes."""
         return run_blocking(self.operations.body(letter_id))
+
+    def edited_body(self, letter_id: int) -> bytes | None:
+        """Return the bytes that a redrive delivers instead, if the payload was edited."""
+        return run_blocking(self.operations.edited_body(letter_id))
+
+    def groups(self, wanted: Filter = EVERYTHING) -> list[LetterGroup]:
+        """Group matching letters by consumer, event type, error class and normalized message, the largest first."""
+        return run_blocking(self.operations.groups(wanted))
+
+    def edit(
+        self, letter_id: int, payload: Any, *, task: Any, cause: str, operator: str
+    ) -> Prediction | None:
+        """Correct the payload of an open letter, for its next redrive. Its body and identity stay.
+
+        `task` is its consumer, of the same mode, with a contract: it first runs in a transaction that is rolled back.
+        Returns what that predicts, or None, and changes nothing, if the payload is the same. Raises
+        `EditRefusedError` if the letter would die again, or was edited or redriven meanwhile.
+        """
+        return run_blocking(self.operations.edit(letter_id, payload, task, cause, operator))
 
     def redrive(
         self,
@@ -62,13 +83,15 @@ class DeadLetters:
         operator: str,
         rate: int = RATE,
         redrive_id: str | None = None,
+        poison_fixed: bool = False,
     ) -> Redrive:
         """Deliver matching open letters of one consumer again, `rate` per minute.
 
         `rca` says why they died and which fix is deployed, or is the number of an open one. With your own `redrive_id`
-        a second call does nothing. Poison is never redriven. Raises `RedriveRefusedError`, which says what to do.
+        a second call does nothing. Poison is redriven only with `poison_fixed`, when what killed its processes is
+        fixed; its starts then count from zero again. Raises `RedriveRefusedError`, which says what to do.
         """
-        return run_blocking(self.operations.redrive(wanted, rca, rate, operator, redrive_id))
+        return run_blocking(self.operations.redrive(wanted, rca, rate, operator, redrive_id, poison_fixed))
 
     def redrives(self, *, limit: int = 20) -> list[dict[str, Any]]:
         """Return the last redrives: how many letters wait, succeeded, died again."""
@@ -90,9 +113,32 @@ class DeadLetters:
         """End the hold on these."""
         return run_blocking(self.operations.release(wanted, reason, operator))
 
-    def purge(self, *, operator: str) -> int:
-        """Remove letters that are resolved or discarded, old enough and not held. Never runs by itself."""
-        return run_blocking(self.operations.purge(operator))
+    def resolve_effect(
+        self,
+        consumer: str,
+        tracking_id: str,
+        effect: str,
+        *,
+        happened: bool,
+        result: Any = None,
+        reason: str,
+        operator: str,
+    ) -> None:
+        """Record what the provider says about an effect in doubt; then redrive the event.
+
+        If it happened, the handler gets `result` as if the call had returned it. If it did not, the handler calls it,
+        with a new key. Raises `ConfigurationError` if the effect is not in doubt, or its event is in flight.
+        """
+        run_blocking(
+            self.operations.resolve_effect(consumer, tracking_id, effect, happened, result, reason, operator)
+        )
+
+    def purge(self, *, operator: str, trust_clock: bool = False) -> int:
+        """Remove letters that are resolved or discarded, old enough and not held. Never runs by itself.
+
+        Raises `ClockDoubtError`, and removes nothing, if the clock may be ahead, unless `trust_clock` confirms it.
+        """
+        return run_blocking(self.operations.purge(operator, trust_clock=trust_clock))
 
     def stats(self) -> list[dict[str, Any]]:
         """Count all letters by consumer, type, category and status."""

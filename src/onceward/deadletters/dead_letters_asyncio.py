@@ -5,21 +5,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from onceward.deadletters.audit import AuditVerdict
 from onceward.deadletters.burial import Burial
+from onceward.deadletters.groups import LetterGroup
 from onceward.deadletters.letter import DeadLetter
 from onceward.deadletters.operations import DeadLetterOperations
 from onceward.deadletters.ports import AsyncLetterPorts
 from onceward.deadletters.queries import Filter
 from onceward.deadletters.redrive import RATE, Redrive
 from onceward.deadletters.root_causes import Rca
+from onceward.storage.audit import AuditVerdict
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from onceward.deadletters.dry_run import Prediction
 
 EVERYTHING = Filter()
 
@@ -31,7 +33,7 @@ class AsyncDeadLetters:
     `clock` is for SQLite; PostgreSQL uses the server's time.
     """
 
-    def __init__(self, engine: AsyncEngine, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, engine: AsyncEngine, *, clock: Callable[[], float] | None = None) -> None:
         self.operations = DeadLetterOperations(AsyncLetterPorts(engine), clock)
 
     async def migrate(self) -> list[str]:
@@ -52,8 +54,27 @@ class AsyncDeadLetters:
         return await self.operations.count(wanted)
 
     async def body(self, letter_id: int) -> bytes:
-        """Return the delivered bytes."""
+        """Return the delivered bytes, which no edit changes."""
         return await self.operations.body(letter_id)
+
+    async def edited_body(self, letter_id: int) -> bytes | None:
+        """Return the bytes that a redrive delivers instead, if the payload was edited."""
+        return await self.operations.edited_body(letter_id)
+
+    async def groups(self, wanted: Filter = EVERYTHING) -> list[LetterGroup]:
+        """Group matching letters by consumer, event type, error class and normalized message, the largest first."""
+        return await self.operations.groups(wanted)
+
+    async def edit(
+        self, letter_id: int, payload: Any, *, task: Any, cause: str, operator: str
+    ) -> Prediction | None:
+        """Correct the payload of an open letter, for its next redrive. Its body and identity stay.
+
+        `task` is its consumer, of the same mode, with a contract: it first runs in a transaction that is rolled back.
+        Returns what that predicts, or None, and changes nothing, if the payload is the same. Raises
+        `EditRefusedError` if the letter would die again, or was edited or redriven meanwhile.
+        """
+        return await self.operations.edit(letter_id, payload, task, cause, operator)
 
     async def redrive(
         self,
@@ -63,13 +84,15 @@ class AsyncDeadLetters:
         operator: str,
         rate: int = RATE,
         redrive_id: str | None = None,
+        poison_fixed: bool = False,
     ) -> Redrive:
         """Deliver matching open letters of one consumer again, `rate` per minute.
 
         `rca` says why they died and which fix is deployed, or is the number of an open one. With your own `redrive_id`
-        a second call does nothing. Poison is never redriven. Raises `RedriveRefusedError`, which says what to do.
+        a second call does nothing. Poison is redriven only with `poison_fixed`, when what killed its processes is
+        fixed; its starts then count from zero again. Raises `RedriveRefusedError`, which says what to do.
         """
-        return await self.operations.redrive(wanted, rca, rate, operator, redrive_id)
+        return await self.operations.redrive(wanted, rca, rate, operator, redrive_id, poison_fixed)
 
     async def redrives(self, *, limit: int = 20) -> list[dict[str, Any]]:
         """Return the last redrives: how many letters wait, succeeded, died again."""
@@ -91,9 +114,32 @@ class AsyncDeadLetters:
         """End the hold on these."""
         return await self.operations.release(wanted, reason, operator)
 
-    async def purge(self, *, operator: str) -> int:
-        """Remove letters that are resolved or discarded, old enough and not held. Never runs by itself."""
-        return await self.operations.purge(operator)
+    async def resolve_effect(
+        self,
+        consumer: str,
+        tracking_id: str,
+        effect: str,
+        *,
+        happened: bool,
+        result: Any = None,
+        reason: str,
+        operator: str,
+    ) -> None:
+        """Record what the provider says about an effect in doubt; then redrive the event.
+
+        If it happened, the handler gets `result` as if the call had returned it. If it did not, the handler calls it,
+        with a new key. Raises `ConfigurationError` if the effect is not in doubt, or its event is in flight.
+        """
+        await self.operations.resolve_effect(
+            consumer, tracking_id, effect, happened, result, reason, operator
+        )
+
+    async def purge(self, *, operator: str, trust_clock: bool = False) -> int:
+        """Remove letters that are resolved or discarded, old enough and not held. Never runs by itself.
+
+        Raises `ClockDoubtError`, and removes nothing, if the clock may be ahead, unless `trust_clock` confirms it.
+        """
+        return await self.operations.purge(operator, trust_clock=trust_clock)
 
     async def stats(self) -> list[dict[str, Any]]:
         """Count all letters by consumer, type, category and status."""

@@ -6,42 +6,43 @@ first one. Numbers that a database never takes back, such as those of a PostgreS
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from sqlalchemy import Engine
 
 from onceward._functions import awaiting
 from onceward._sync import Raised, as_coroutine, as_function, run_blocking
 from onceward.db import SessionError
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters.row_watch import RowWatch, TableDiff, TableWrites
+from onceward.durations import Duration, seconds_of
 from onceward.errors import ConfigurationError
 from onceward.inbox import sequences
 from onceward.inbox.attempts import Start, poisoned
 from onceward.inbox.contract import Contract
-from onceward.inbox.effects import Claim, key_of
-from onceward.inbox.errors import Breach, Busy, ContractError, EffectError
+from onceward.inbox.effects import Claim, in_doubt, key_of, repeated
+from onceward.inbox.errors import Breach, Busy, ContractError, EffectError, EffectInDoubtError
 from onceward.inbox.event import Event
+from onceward.inbox.evidence.gate import EvidenceGate
 from onceward.inbox.ports import AsyncInboxPorts, BlockingInboxPorts, InboxPorts
 from onceward.inbox.processor import too_old, with_token
 from onceward.inbox.registry import Registry
 from onceward.inbox.sessions.rules import NOT_EFFECTFUL, WRITTEN, has_written
 from onceward.inbox.stores import store_of
 from onceward.inbox.stores.base import Store
-from onceward.inbox.stores.postgresql import DAYS_AHEAD
 from onceward.inbox.stores.types import Key
 from onceward.inbox.upcasters import check_type, upcast
 from onceward.task.exceptions import Postponed
 from onceward.task.io_guard import IoGuard
 from onceward.task.lifecycle import Step, text_of
 from onceward.task.mixins.policies import RetryPolicy
+from onceward.task.plan import SERVICE
 from onceward.transaction import Transaction
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 
@@ -77,19 +78,41 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         return self.outcome not in (PredictedOutcome.BREACH, PredictedOutcome.RAISE)
 
 
-def dry_run(task: Any, transactions: Iterable[Transaction], engine: Engine) -> list[Prediction]:
+def dry_run(
+    task: Any, transactions: Iterable[Transaction], engine: Engine, *, poison_fixed: bool = False
+) -> list[Prediction]:
     """Predict each, one by one. `task` is a consumer with a contract, `engine` connects to the database of its inbox.
 
-    Handlers run under the I/O guard: I/O that bypasses the session is refused.
+    Handlers run under the I/O guard: I/O that bypasses the session is refused. With `poison_fixed`, starts that never
+    ended do not count, as in a redrive with it.
     """
-    return run_blocking(_DryRun(BlockingInboxPorts(engine), task).run(transactions))
+    return run_blocking(_DryRun(BlockingInboxPorts(engine), task, poison_fixed).run(transactions))
 
 
 async def dry_run_async(
-    task: Any, transactions: Iterable[Transaction], engine: AsyncEngine
+    task: Any, transactions: Iterable[Transaction], engine: AsyncEngine, *, poison_fixed: bool = False
 ) -> list[Prediction]:
     """`dry_run` for an asynchronous task."""
-    return await _DryRun(AsyncInboxPorts(engine), task).run(transactions)
+    return await _DryRun(AsyncInboxPorts(engine), task, poison_fixed).run(transactions)
+
+
+async def predict(
+    engine: Engine | AsyncEngine, task: Any, transactions: Iterable[Transaction], consumer: str
+) -> list[Prediction]:
+    """Predict in the mode of the engine, as if what made poison of them were fixed. Refuses another consumer's task."""
+    check_consumer(task, type(task).__name__, consumer)
+    ports: InboxPorts = BlockingInboxPorts(engine) if isinstance(engine, Engine) else AsyncInboxPorts(engine)
+    return await _DryRun(ports, task, poison_fixed=True).run(transactions)
+
+
+def check_consumer(task: Any, name: str, consumer: str | None) -> None:
+    """Refuse the task of another consumer: what it would do with the letters means nothing."""
+    contract = getattr(task, "contract", None)
+    if contract is not None and contract.consumer_id != consumer:
+        raise ConfigurationError(
+            f"{name} is consumer {contract.consumer_id!r}, but the letters belong to {consumer!r}; name the task of "
+            "that consumer"
+        )
 
 
 class RolledBack(Exception):
@@ -101,7 +124,7 @@ class WouldCall(BaseException):
 
 
 class _DryRun:
-    def __init__(self, ports: InboxPorts, task: Any) -> None:
+    def __init__(self, ports: InboxPorts, task: Any, poison_fixed: bool = False) -> None:
         contract = getattr(task, "contract", None)
         if not isinstance(contract, Contract):
             raise ConfigurationError(
@@ -115,11 +138,14 @@ class _DryRun:
         self._ports = ports
         self._contract = contract
         self._code = type(task)
-        self._store: Store = store_of(ports.dialect, time.time)
+        self._poison_fixed = poison_fixed
+        self._store: Store = store_of(ports.dialect)
+        own = getattr(task.services.get(SERVICE), "gate", None)
+        self._gate: EvidenceGate = own or EvidenceGate.from_environment(self._store)
         self._process = _guarded_handler(task)
 
     async def run(self, transactions: Iterable[Transaction]) -> list[Prediction]:
-        await Registry(self._store, self._ports).check(self._contract, self._code)
+        await Registry(self._store, self._ports, self._gate).check(self._contract, self._code)
         return [await self.predict(transaction) for transaction in transactions]
 
     async def predict(self, transaction: Transaction) -> Prediction:
@@ -164,9 +190,14 @@ class _DryRun:
                 return before, ""
             current = with_token(current, Start(before))
             session.event = current
-            session.effect = self._effect(session, Claim(key, before))
+            refused: list[ContractError] = []
+            session.effect = self._effect(session, Claim(key, before), refused)
             await session.apply(watch.begin)
-            await self._ports.call(self._handler(transaction), current, session)
+            try:
+                await self._ports.call(self._handler(transaction), current, session)
+            finally:
+                if refused:  # also if the handler caught it
+                    raise refused[0]
             await session.apply(watch.end)
             return PredictedOutcome.SUCCEED, ""
         finally:
@@ -184,12 +215,11 @@ class _DryRun:
             raise ContractError("it was done before with another payload", Breach.CONFLICT, key.tracking_id)
         if found.floor_day is not None and key.day < found.floor_day:
             raise ContractError(too_old(key, found.floor_day), Breach.TOO_OLD, key.tracking_id)
-        if store.has_days and key.day > store.today(transaction) + DAYS_AHEAD:
-            raise ContractError("its own day is in the future", Breach.ENVELOPE, key.tracking_id)
+        store.check_day(transaction.connection, key)
         attempts = store.attempts(transaction, key)
         if attempts.locked or not store.lock(transaction, f"{key.consumer_id}:{key.tracking_id}"):
             raise Busy("another copy of it is in flight")
-        if attempts.unended >= contract.poison_after:
+        if attempts.unended >= contract.poison_after and not self._poison_fixed:
             raise poisoned(key, attempts.unended)
         if contract.sequencing != "none":
             turn = sequences.take_turn(transaction, store, contract, key, event)
@@ -206,31 +236,53 @@ class _DryRun:
 
         return handle
 
-    def _effect(self, session: Any, claim: Claim) -> Callable[..., Any]:
-        """Replace the session's own `effect`."""
+    def _effect(self, session: Any, claim: Claim, refused: list[ContractError]) -> Callable[..., Any]:
+        """Replace the session's own `effect`. Adds the errors that end an attempt even if they are caught."""
 
-        def find_result(transaction: DbTransaction, name: str) -> Any:
+        used: set[str] = set()
+
+        def find_result(
+            transaction: DbTransaction, name: str, reconciles: bool, valid_for: Duration | None
+        ) -> Any:
             if self._contract.mode != "effectful":
                 raise EffectError(NOT_EFFECTFUL)
             if has_written(transaction):
                 raise SessionError(WRITTEN)
-            identity = {"consumer": claim.key.consumer_id, "tracking": claim.key.tracking_id, "name": name}
-            row = self._store.run(transaction, _EFFECT, **identity).first()
-            if row is not None and row.state == "done":
-                return msgspec.msgpack.decode(row.result or b"")
-            again = " again, because its outcome is in doubt," if row is not None else ""
-            effect_key = key_of(claim, name) if row is None else row.effect_key
-            raise WouldCall(f"would call effect {name!r}{again} with key {effect_key}")
+            tracking_id = claim.key.tracking_id
+            if name in used:
+                refused.append(repeated(name, tracking_id))
+                raise refused[-1]
+            used.add(name)
+            known = self._store.effect(transaction, claim.key, name)
+            if known is None:
+                raise WouldCall(f"would call effect {name!r} with key {key_of(claim, name)}")
+            if known.state == "done":
+                return msgspec.msgpack.decode(known.result or b"")
+            if known.state == "refused":
+                raise WouldCall(f"would call effect {name!r} again, because it was refused, with a new key")
+            if valid_for is not None:
+                known = known.shortened(seconds_of(valid_for, "key_valid_for"))
+            if known.expired and not reconciles:
+                refused.append(EffectInDoubtError(in_doubt(name, tracking_id, known), tracking_id))
+                raise refused[-1]
+            what = "ask reconcile about" if reconciles else "call"
+            raise WouldCall(
+                f"would {what} effect {name!r} again, because its outcome is in doubt, with key {known.key}"
+            )
 
         if self._ports.asynchronous:
 
-            async def effect_async(name: str, call: Any, *, reconcile: Any = None) -> Any:
-                return await session.apply(find_result, name)
+            async def effect_async(
+                name: str, call: Any, *, reconcile: Any = None, key_valid_for: Any = None, **_: Any
+            ) -> Any:
+                return await session.apply(find_result, name, reconcile is not None, key_valid_for)
 
             return effect_async
 
-        def effect(name: str, call: Any, *, reconcile: Any = None) -> Any:
-            return session.run(find_result, name)
+        def effect(
+            name: str, call: Any, *, reconcile: Any = None, key_valid_for: Any = None, **_: Any
+        ) -> Any:
+            return session.run(find_result, name, reconcile is not None, key_valid_for)
 
         return effect
 
@@ -250,9 +302,3 @@ def _predict_failure(error: BaseException) -> tuple[PredictedOutcome, str]:
     if isinstance(error, Postponed):
         return PredictedOutcome.WAIT, text_of(error)
     return PredictedOutcome.RAISE, text_of(error)
-
-
-_EFFECT = """
-    SELECT effect_key, state, result FROM onceward_effects
-    WHERE consumer_id = :consumer AND tracking_id = :tracking AND name = :name
-"""

@@ -11,6 +11,7 @@ import msgspec
 
 from onceward.connectors.codec import DecodeError, decode, sanitize_metadata
 from onceward.connectors.lease_rules import Failure
+from onceward.telemetry.redaction import redact
 from onceward.transaction import Transaction
 
 KEPT_SECONDS = 90 * 86400.0
@@ -28,8 +29,11 @@ class Category(StrEnum):
     """Producer and consumer do not agree: the schema, the envelope, an id used twice."""
     BUSINESS = "business"
     """The consumer refused it, and people have to decide."""
+    IN_DOUBT = "in_doubt"
+    """Whether an outside effect has happened is unknown, and its key has expired: an operator asks the provider, and
+    records the answer with `onceward inbox resolve`."""
     POISON = "poison"
-    """It seems to kill its processes. It is never redriven."""
+    """It seems to kill its processes. It is redriven only when that is fixed."""
 
 
 class Status(StrEnum):
@@ -78,6 +82,10 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """Of the body, in bytes."""
     digest: str
     """SHA-256 of the body."""
+    edited_at: datetime | None = None
+    """When its payload was last corrected; None if it never was."""
+    edited_by: str | None = None
+    edit_cause: str | None = None
 
 
 def transaction_of(
@@ -117,10 +125,13 @@ def from_row(row: dict[str, Any]) -> DeadLetter:
         sequence=row["sequence"],
         category=Category(row["category"]),
         reason=row["reason"],
-        error=row["error"],
+        error=redact(row["error"]),  # an older version may have stored values
         attempts=row["attempts"],
         deaths=row["deaths"],
-        history=decode_history(row["history"]),
+        history=tuple(
+            Failure(each.at, redact(each.error), each.attempt, each.category)
+            for each in decode_history(row["history"])
+        ),
         trace_id=row["trace_id"],
         first_failed_at=moment(row["first_failed_at"]),
         died_at=moment(row["died_at"]),
@@ -134,6 +145,9 @@ def from_row(row: dict[str, Any]) -> DeadLetter:
         settled_at=None if row["settled_at"] is None else moment(row["settled_at"]),
         size=row["size"],
         digest=bytes(row["body_sha256"]).hex(),
+        edited_at=None if row["edited_at"] is None else moment(row["edited_at"]),
+        edited_by=row["edited_by"],
+        edit_cause=row["edit_cause"],
     )
 
 

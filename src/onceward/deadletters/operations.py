@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-import hashlib
+import logging
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from onceward.connectors.lease_rules import Failure
+from onceward._ids import same_id
+from onceward._text import storable
 from onceward.connectors.leases import Held
 from onceward.db.transaction import DbTransaction
-from onceward.deadletters import alerts, audit, queries, redrive_leases, root_causes
-from onceward.deadletters.audit import AuditVerdict
-from onceward.deadletters.burial import Burial, storable
-from onceward.deadletters.letter import KEPT_SECONDS, DeadLetter, decode_history
+from onceward.deadletters import alerts, edits, queries, redrive_leases, root_causes
+from onceward.deadletters.burial import Burial
+from onceward.deadletters.burial_rows import bury
+from onceward.deadletters.edits import Draft, EditRefusedError
+from onceward.deadletters.groups import LetterGroup, groups
+from onceward.deadletters.letter import DeadLetter
 from onceward.deadletters.queries import Filter
 from onceward.deadletters.redrive import Redrive, explain_no_match, redrive, redrives
 from onceward.deadletters.redrive_leases import Redelivery
 from onceward.deadletters.root_causes import Rca
 from onceward.errors import ConfigurationError
+from onceward.inbox.errors import IN_A_MOMENT, Busy
 from onceward.inbox.stores import store_of
-from onceward.storage import migrations
+from onceward.inbox.stores.types import Key
+from onceward.storage import audit, migrations
+from onceward.storage.audit import AuditVerdict
 from onceward.storage.database import Sql, StoragePorts, check_tables
+from onceward.telemetry.logger import OwnLogger
+from onceward.telemetry.redaction import redact
 from onceward.transaction import Settlement, Verdict
 
+if TYPE_CHECKING:
+    from onceward.deadletters.dry_run import Prediction
+
+_log = OwnLogger(logging.getLogger("onceward.deadletters"))
+
 PURGE_STEP = 1000
+BURIAL_RETRIES = 200
+"""How often burying waits a moment for an event that is in flight."""
 
 T = TypeVar("T")
 
@@ -34,9 +48,9 @@ T = TypeVar("T")
 class DeadLetterOperations:
     """Runs each operation in one transaction. With blocking ports the coroutines never suspend (`onceward._sync`)."""
 
-    def __init__(self, ports: StoragePorts, clock: Callable[[], float]) -> None:
+    def __init__(self, ports: StoragePorts, clock: Callable[[], float] | None) -> None:
         self.ports = ports
-        self._schema = store_of(ports.dialect, clock)
+        self._store = store_of(ports.dialect, clock)
         self._rows = Sql(ports.dialect.name, clock)
         self._alerts = alerts.Alerts()
         self._checked = False
@@ -45,18 +59,45 @@ class DeadLetterOperations:
 
     async def _transact(self, operation: Callable[..., T], *args: Any) -> T:
         if not self._checked:  # its error says how to create missing tables
-            await self.ports.transact(check_tables, self._schema)
+            await self.ports.transact(check_tables, self._store)
             self._checked = True
         return await self.ports.transact(operation, *args)
 
     async def migrate(self) -> list[str]:
-        return await self.ports.transact(migrations.apply, self._schema)
+        return await self.ports.transact(migrations.apply, self._store)
 
     async def bury(self, burials: Sequence[Burial]) -> int:
-        """Store these, all or none, durable when this returns. Return how many deaths were new."""
-        buried = await self._transact(bury, self._rows, burials)
+        """Store these, all or none, durable when this returns. Return how many deaths were new.
+
+        An event that its inbox has done is not buried. Raises `Busy`, and stores none, if one is being done right now.
+        """
+        for _ in range(BURIAL_RETRIES):
+            try:
+                return await self._bury(burials)
+            except Busy as busy:  # another process may bury the same
+                await self.ports.sleep(busy.delay)
+        return await self._bury(burials)
+
+    async def _bury(self, burials: Sequence[Burial]) -> int:
+        def bury_all(transaction: DbTransaction) -> list[alerts.Buried]:
+            buried, in_flight = bury(transaction, self._rows, self._store, burials, all_or_none=True)
+            if in_flight:
+                raise Busy(
+                    f"message {in_flight[0].message_id} of {in_flight[0].consumer} is being processed right now, so "
+                    "whether it is dead is not known yet; bury it again later",
+                    delay=IN_A_MOMENT.delay(),
+                )
+            return buried
+
+        buried = await self._transact(bury_all)
         self._alerts.send(buried)
         return len(buried)
+
+    async def take_over(self, burials: Sequence[Burial]) -> list[Burial]:
+        """Store these. Return those that their source must keep for now, because they are being processed."""
+        buried, in_flight = await self._transact(bury, self._rows, self._store, burials)
+        self._alerts.send(buried)
+        return in_flight
 
     async def find(self, wanted: Filter, limit: int, after: int = 0) -> list[DeadLetter]:
         return await self._transact(queries.find, self._rows, wanted, limit, after)
@@ -67,16 +108,63 @@ class DeadLetterOperations:
     async def body(self, letter_id: int) -> bytes:
         body = await self._transact(queries.body, self._rows, letter_id)
         if body is None:
-            raise ConfigurationError(f"there is no dead letter {letter_id}; list them with find()")
+            raise ConfigurationError(f"there is no dead letter {letter_id}; see `onceward dlq list`")
         return body
 
-    async def event_at(self, letter_id: int) -> float | None:
-        return await self._transact(queries.event_at, self._rows, letter_id)
+    async def edited_body(self, letter_id: int) -> bytes | None:
+        return await self._transact(queries.edited_body, self._rows, letter_id)
+
+    async def groups(self, wanted: Filter) -> list[LetterGroup]:
+        return await self._transact(groups, self._rows, wanted)
+
+    async def draft(self, letter_id: int) -> Draft:
+        """Return a letter to edit or to try."""
+        found = await self.find(Filter(ids=(letter_id,)), 1)
+        draft = await self._transact(edits.read, self._rows, found[0]) if found else None
+        if draft is None:
+            raise ConfigurationError(f"there is no dead letter {letter_id}; see `onceward dlq list`")
+        return draft
+
+    async def edit(
+        self, letter_id: int, payload: Any, task: Any, cause: str, operator: str
+    ) -> Prediction | None:
+        from onceward.deadletters.dry_run import predict
+
+        audit.check_operator(operator)
+        edits.check_cause(cause)
+        draft = await self.draft(letter_id)
+        edits.check(draft.letter)
+        body = draft.with_payload(payload)
+        if not draft.changes(body):
+            return None
+        engine: Any = self.ports.engine  # type: ignore[attr-defined]
+        (prediction,) = await predict(engine, task, [draft.transaction(body)], draft.letter.consumer)
+        await self.store_edit(draft, body, cause, operator, prediction)
+        return prediction
+
+    async def store_edit(
+        self, draft: Draft, body: bytes, cause: str, operator: str, prediction: Prediction
+    ) -> None:
+        """Store an edit, unless its dry run failed or the letter has changed since it was read."""
+        if not prediction.is_good:
+            raise EditRefusedError(
+                f"dead letter {draft.letter.id} would die again with this payload: {prediction.detail}"
+            )
+        outcome = str(prediction.outcome)
+        await self._transact(edits.store, self._rows, draft, body, cause, operator, outcome)
 
     async def redrive(
-        self, wanted: Filter, rca: Rca | int, rate: int, operator: str, redrive_id: str | None
+        self,
+        wanted: Filter,
+        rca: Rca | int,
+        rate: int,
+        operator: str,
+        redrive_id: str | None,
+        poison_fixed: bool = False,
     ) -> Redrive:
-        return await self._transact(redrive, self._rows, wanted, rca, rate, operator, redrive_id)
+        return await self._transact(
+            redrive, self._rows, wanted, rca, rate, operator, redrive_id, poison_fixed
+        )
 
     async def explain_no_match(self, wanted: Filter) -> str:
         return await self._transact(explain_no_match, self._rows, wanted)
@@ -97,6 +185,54 @@ class DeadLetterOperations:
 
     async def release(self, wanted: Filter, reason: str, operator: str) -> int:
         return await self._run_with_audit(operator, "release", wanted, reason, queries.set_hold, wanted, None)
+
+    async def resolve_effect(
+        self,
+        consumer: str,
+        tracking_id: str,
+        name: str,
+        happened: bool,
+        result: Any,
+        reason: str,
+        operator: str,
+    ) -> None:
+        audit.check_operator(operator)
+        if not reason or not reason.strip():
+            raise ConfigurationError("give a reason: how it is known whether the effect has happened")
+        event = Key(consumer, same_id(tracking_id), 0)
+
+        def resolve(transaction: DbTransaction) -> None:
+            # A migration leaves an effect in another spelling as it was if the event has two of that name.
+            given = event._replace(tracking_id=tracking_id)
+            key = event if self._store.effect(transaction, given, name) is None else given
+            attempts = self._store.attempts(transaction, event, lock=True)
+            effect = self._store.effect(transaction, key, name)
+            if effect is None or effect.state != "intended":
+                found = "there is no such effect" if effect is None else f"it is {effect.state}"
+                raise ConfigurationError(
+                    f"effect {name!r} of event {tracking_id} of {consumer} is not in doubt: {found}; see "
+                    "`onceward inbox effects`"
+                )
+            if attempts.locked:
+                raise ConfigurationError(
+                    f"event {tracking_id} of {consumer} is in flight, and may be calling effect {name!r} right now; "
+                    f"try again in {attempts.locked_for:.0f} s"
+                )
+            if happened:
+                self._store.settle_effect(transaction, key, name, msgspec.msgpack.encode(result))
+            else:
+                self._store.refuse_effect(transaction, key, name, effect.key, f"{operator}: {reason}")
+            details = {
+                "consumer": consumer,
+                "tracking_id": tracking_id,
+                "effect": name,
+                "key": effect.key,
+                "happened": happened,
+                "reason": reason,
+            }
+            audit.note(transaction, self._rows, operator, "resolve_effect", details)
+
+        await self._transact(resolve)
 
     async def _run_with_audit(
         self,
@@ -121,7 +257,7 @@ class DeadLetterOperations:
 
         return await self._transact(do)
 
-    async def purge(self, operator: str) -> int:
+    async def purge(self, operator: str, *, trust_clock: bool = False) -> int:
         """Remove settled letters that need not be kept any longer, in small steps, each with its line in the audit.
 
         Return how many.
@@ -129,6 +265,7 @@ class DeadLetterOperations:
         audit.check_operator(operator)
 
         def step(transaction: DbTransaction) -> int:
+            self._rows.check_clock(transaction, "onceward dlq purge", trust=trust_clock and not total)
             removed = queries.purge(transaction, self._rows, PURGE_STEP)
             if removed or not total:
                 audit.note(transaction, self._rows, operator, "purge", {"letters": removed})
@@ -157,7 +294,13 @@ class DeadLetterOperations:
     async def deliver(self, consumer: str, size: int, lease: float) -> list[Redelivery]:
         """Lease the redriven letters that are due."""
         delivered, deaths = await self._transact(
-            redrive_leases.deliver, self._rows, consumer, size, lease, self.owner
+            self._store.limited(redrive_leases.deliver),
+            self._rows,
+            self._store,
+            consumer,
+            size,
+            lease,
+            self.owner,
         )
         for message_id, outcome, error in deaths:
             alerts.report_redriven(consumer, message_id, outcome, error)
@@ -165,146 +308,19 @@ class DeadLetterOperations:
 
     async def settle(self, consumer: str, endings: Sequence[tuple[Held, Settlement]]) -> list[Held]:
         """End these deliveries, all or none. Return those whose lease was lost."""
-        settled = await self._transact(redrive_leases.settle, self._rows, endings)
+        settle = self._store.limited(redrive_leases.settle)
+        settled = await self._transact(settle, self._rows, self._store, consumer, endings)
         lost = []
         for message_id, (held, settlement) in zip(settled, endings, strict=True):
             if message_id is None:
                 lost.append(held)
             elif settlement.verdict != Verdict.RETURNED:
                 outcome = "succeeded" if settlement.verdict == Verdict.DONE else "died_again"
-                error = "" if settlement.error is None else str(settlement.error)
+                error = "" if settlement.error is None else redact(str(settlement.error))
                 alerts.report_redriven(consumer, message_id, outcome, error)
         return lost
 
     async def extend(self, deliveries: Sequence[Held], lease: float) -> list[Held]:
         """Keep these for another lease. Return those whose lease was lost."""
-        return await self._transact(redrive_leases.extend, self._rows, deliveries, lease)
-
-
-def bury(transaction: DbTransaction, rows: Sql, burials: Sequence[Burial]) -> list[alerts.Buried]:
-    """Store these. Return the new ones and, once per kind, how many letters are like them: all of a kind have the same
-    numbers."""
-    buried: list[alerts.Buried] = []
-    seen: set[tuple[str, str, str | None]] = set()
-    for burial in list(filter(partial(_bury, transaction, rows), burials)):
-        kind = (burial.consumer, burial.event_type, burial.aggregate_id)
-        counts = None
-        if kind not in seen:
-            counts = rows.run(
-                transaction,
-                _COUNTS,
-                consumer=burial.consumer,
-                event_type=burial.event_type,
-                aggregate=burial.aggregate_id,
-                recent=alerts.SURGE_SECONDS,
-                baseline=alerts.BASELINE_SECONDS,
-            )
-        buried.append((burial, None if counts is None else counts.mappings().one()))
-        seen.add(kind)
-    return buried
-
-
-def _bury(transaction: DbTransaction, rows: Sql, burial: Burial) -> bool:
-    """Store it. Return False, and change nothing, if this death was reported before.
-
-    The lines of its history identify a death. A process that is killed between burying a message and acknowledging
-    it reports it again, perhaps after the letter was redriven and resolved: that must not reopen it.
-    """
-    history = burial.history
-    if not history:
-        history = (Failure(rows.timestamp(transaction), burial.error, burial.attempts),)
-    values = {
-        "category": str(burial.category),
-        "reason": burial.reason,
-        "error": burial.error,
-        "kept": KEPT_SECONDS,
-    }
-    identity = {
-        "consumer": burial.consumer,
-        "message_id": burial.message_id,
-        "digest": hashlib.sha256(burial.body).digest(),
-    }
-    new = {
-        **values,
-        **identity,
-        "origin": burial.origin,
-        "event_type": burial.event_type,
-        "aggregate_id": burial.aggregate_id,
-        "sequence": burial.sequence,
-        "event_at": burial.event_at,
-        "attempts": burial.attempts,
-        "history": msgspec.json.encode(history).decode(),
-        "body": burial.body,
-        "trace_id": burial.trace_id,
-        "first": burial.first_failed_at,
-    }
-    before = None
-    while before is None:  # a purge may remove it between the two
-        if rows.run(transaction, _BURY, **new).rowcount == 1:
-            return True
-        before = rows.first(transaction, _FIND + rows.for_update, **identity)
-    return _bury_again(transaction, rows, burial, before, history, values)
-
-
-def _bury_again(
-    transaction: DbTransaction,
-    rows: Sql,
-    burial: Burial,
-    before: dict[str, Any],
-    history: tuple[Failure, ...],
-    values: dict[str, Any],
-) -> bool:
-    is_settled = before["status"] in ("resolved", "discarded")
-    if not burial.history and not is_settled:
-        return False  # nothing distinguishes it from the known death
-    known = decode_history(before["history"])
-    fresh = tuple(each for each in history if each not in known)
-    if not fresh:
-        return False
-    rows.run(
-        transaction,
-        _BURY_AGAIN,
-        id=before["id"],
-        status="open" if is_settled else before["status"],
-        history=msgspec.json.encode((*known, *fresh)).decode(),
-        attempts=burial.attempts if len(fresh) == len(history) else len(fresh),
-        **values,
-    )
-    if is_settled:
-        root_causes.reopen(transaction, rows, before["id"])
-    return True
-
-
-_BURY = """
-    INSERT INTO onceward_dead_letters (
-        consumer, message_id, origin, event_type, aggregate_id, sequence, event_at, category, reason, error, attempts,
-        history, body, body_sha256, trace_id, first_failed_at, died_at, keep_until)
-    VALUES (
-        :consumer, :message_id, :origin, :event_type, :aggregate_id, :sequence, :event_at, :category, :reason, :error,
-        :attempts, :history, :body, :digest, :trace_id, coalesce(CAST(:first AS double precision), {now}),
-        {now}, {now} + :kept)
-    ON CONFLICT (consumer, message_id, body_sha256) DO NOTHING
-"""
-_FIND = """
-    SELECT id, status, history FROM onceward_dead_letters
-    WHERE consumer = :consumer AND message_id = :message_id AND body_sha256 = :digest
-"""
-# A letter that waits for its redrive, or is being redriven, stays in it: the copy that died was another one.
-_BURY_AGAIN = """
-    UPDATE onceward_dead_letters SET
-        status = :status, category = :category, reason = :reason, error = :error, attempts = attempts + :attempts,
-        deaths = deaths + 1, history = :history, died_at = {now}, keep_until = {now} + :kept, settled_at = NULL
-    WHERE id = :id
-"""
-_COUNTS = """
-    SELECT
-        {now} AS at,
-        (SELECT count(*) FROM onceward_dead_letters
-            WHERE status = 'open' AND consumer = :consumer AND event_type = :event_type) AS of_type,
-        (SELECT count(*) FROM onceward_dead_letters
-            WHERE consumer = :consumer AND died_at > {now} - :recent) AS recent,
-        (SELECT count(*) FROM onceward_dead_letters
-            WHERE consumer = :consumer AND died_at <= {now} - :recent AND died_at > {now} - :baseline) AS before,
-        (SELECT count(*) FROM onceward_dead_letters WHERE status = 'open' AND consumer = :consumer
-            AND aggregate_id = :aggregate) AS of_aggregate
-"""
+        extend = self._store.limited(redrive_leases.extend)
+        return await self._transact(extend, self._rows, deliveries, lease)

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from onceward._ids import same_id
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters import root_causes
 from onceward.deadletters.letter import Category, DeadLetter, Status, from_row
@@ -69,7 +70,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, column)
             if value is not None:
                 conditions.append(f"{column} = :f_{column}")
-                values[f"f_{column}"] = str(value)
+                values[f"f_{column}"] = same_id(value) if column == "message_id" else str(value)
         if self.ids:
             conditions.append(f"id IN ({', '.join(str(int(each)) for each in self.ids)})")
         if self.older_than is not None:
@@ -115,12 +116,11 @@ def body(transaction: DbTransaction, rows: Sql, letter_id: int) -> bytes | None:
     return None if value is None else bytes(value)
 
 
-def event_at(transaction: DbTransaction, rows: Sql, letter_id: int) -> float | None:
-    """Return the event's own time, if the body does not have it."""
+def edited_body(transaction: DbTransaction, rows: Sql, letter_id: int) -> bytes | None:
     value = rows.run(
-        transaction, "SELECT event_at FROM onceward_dead_letters WHERE id = :id", id=letter_id
+        transaction, "SELECT edited_body FROM onceward_dead_letters WHERE id = :id", id=letter_id
     ).scalar()
-    return None if value is None else float(value)
+    return None if value is None else bytes(value)
 
 
 def set_hold(transaction: DbTransaction, rows: Sql, wanted: Filter, reason: str | None) -> int:
@@ -158,7 +158,7 @@ def _escape_pattern(text: str) -> str:
 _COLUMNS = """
     id, consumer, message_id, origin, event_type, aggregate_id, sequence, category, reason, error, attempts, deaths,
     history, trace_id, first_failed_at, died_at, keep_until, hold, status, rca_id, redrive_id, redrives, available_at,
-    settled_at, length(body) AS size, body_sha256
+    settled_at, length(body) AS size, body_sha256, edited_at, edited_by, edit_cause
 """
 _MAY_GO = "status IN ('resolved', 'discarded') AND hold IS NULL AND keep_until <= {now}"
 # The condition is repeated: the outer one is evaluated again if another transaction changed the row meanwhile.

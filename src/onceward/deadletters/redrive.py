@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import json
 import uuid
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from onceward._text import storable
+from onceward.connectors.codec import DecodeError
 from onceward.db.transaction import DbTransaction
-from onceward.deadletters import audit, root_causes
-from onceward.deadletters.burial import storable
-from onceward.deadletters.letter import Category, Status
+from onceward.deadletters import root_causes
+from onceward.deadletters.letter import Category, Status, transaction_of
 from onceward.deadletters.queries import Filter
 from onceward.deadletters.redrive_leases import pace_lock
 from onceward.deadletters.root_causes import Rca, RedriveRefusedError
+from onceward.inbox.errors import ContractError
+from onceward.inbox.event import Event
+from onceward.storage import audit
 from onceward.storage.database import Sql, wait_for_lock
 
 RATE = 100
 """Default letters per minute."""
 HIGHEST_RATE = 1000
+ONLY_FIXED = "once that is fixed, redrive it with --poison-fixed (poison_fixed=True)"
 MOST = 10_000
 """Letters in one redrive, at most."""
 
@@ -51,9 +57,10 @@ def redrive(
     rate: int,
     operator: str,
     redrive_id: str | None,
+    poison_fixed: bool = False,
 ) -> Redrive:
     """Schedule the open letters that the filter selects."""
-    check(wanted, rca, rate)
+    check(wanted, rca, rate, poison_fixed)
     operator = audit.check_operator(operator)
     assert wanted.consumer is not None
     wait_for_lock(transaction, pace_lock(wanted.consumer))
@@ -62,8 +69,11 @@ def redrive(
     if made is not None:
         return made
     condition, values = msgspec.structs.replace(wanted, status=Status.OPEN).as_sql()
+    if not poison_fixed:
+        condition += " AND category <> 'poison'"
     chosen = _CHOSEN.replace("{condition}", condition) + rows.for_update
-    ids = [row["id"] for row in rows.all(transaction, chosen, most=MOST, **values)]
+    letters = rows.all(transaction, chosen, most=MOST, **values)
+    ids = [row["id"] for row in letters]
     if not ids:
         raise RedriveRefusedError(explain_no_match(transaction, rows, wanted))
     remaining = _REMAINING.replace("{condition}", condition)
@@ -74,6 +84,11 @@ def redrive(
     common = {"rca": rca_id, "redrive": redrive_id, "rate": rate}
     scheduled = [{"id": id_, "at": at, **common} for id_, at in zip(ids, times, strict=True)]
     rows.many(transaction, _SCHEDULE, scheduled)
+    poison = [row for row in letters if row["category"] == Category.POISON]
+    for row in poison:
+        rows.many(
+            transaction, _FORGIVE, [{"consumer": wanted.consumer, "id": id_} for id_ in _event_ids(row)]
+        )
     rows.run(
         transaction,
         _NOTE,
@@ -85,6 +100,8 @@ def redrive(
         **common,
     )
     details = {**common, "filter": wanted.as_dict(), "letters": len(ids)}
+    if poison_fixed:
+        details["poison"] = len(poison)
     audit.note(transaction, rows, operator, "redrive", details)
     return Redrive(
         id=redrive_id, rca_id=rca_id, letters=len(ids), left=left, first_at=times[0], last_at=times[-1]
@@ -96,7 +113,7 @@ def redrives(transaction: DbTransaction, rows: Sql, limit: int) -> list[dict[str
     return rows.all(transaction, _REDRIVES, limit=limit)
 
 
-def check(wanted: Filter, rca: Rca | int, rate: int) -> None:
+def check(wanted: Filter, rca: Rca | int, rate: int, poison_fixed: bool = False) -> None:
     """Raise `RedriveRefusedError` for anything that can be refused without reading the letters."""
     if wanted.consumer is None:
         raise RedriveRefusedError("a redrive takes the letters of one consumer: name it in the filter")
@@ -106,9 +123,9 @@ def check(wanted: Filter, rca: Rca | int, rate: int) -> None:
         )
     if wanted.status not in (None, Status.OPEN):
         raise RedriveRefusedError(f"only open letters can be redriven, not those that are {wanted.status}")
-    if Category.POISON in (wanted.category, getattr(rca, "category", None)):
+    if Category.POISON in (wanted.category, getattr(rca, "category", None)) and not poison_fixed:
         raise RedriveRefusedError(
-            "poison is never redriven: it seems to kill its processes; discard or export it"
+            f"poison seems to kill its processes; {ONLY_FIXED}, or discard or export it"
         )
     if isinstance(rate, bool) or not isinstance(rate, int) or not 1 <= rate <= HIGHEST_RATE:
         raise RedriveRefusedError(
@@ -144,11 +161,26 @@ def explain_no_match(transaction: DbTransaction, rows: Sql, wanted: Filter) -> s
     condition, values = msgspec.structs.replace(wanted, status=None).as_sql()
     found = rows.all(transaction, _BY_STATUS.replace("{condition}", condition), **values)
     there = ", ".join(f"{row['letters']} {row['what']}" for row in found)
-    return f"no open letter that can be redriven matches; there are {there or 'none'}"
+    poison = f"; poison seems to kill its processes: {ONLY_FIXED}" if "poison" in there else ""
+    return f"no open letter that can be redriven matches; there are {there or 'none'}{poison}"
+
+
+def _event_ids(row: dict[str, Any]) -> set[str]:
+    """Return the ids by which the inbox may know a letter's event."""
+    ids = {row["message_id"]}
+    with suppress(DecodeError, ContractError):
+        redriven = transaction_of(
+            bytes(row["body"]),
+            message_id=row["message_id"],
+            event_at=row["event_at"],
+            first_failed_at=row["first_failed_at"],
+        )
+        ids.add(Event.of(redriven).tracking_id)
+    return ids
 
 
 def _times(transaction: DbTransaction, rows: Sql, consumer: str, rate: int, number: int) -> list[float]:
-    now = rows.now(transaction)
+    now = rows.steady(transaction)
     step = 60.0 / rate
     last = rows.run(transaction, _LAST_DUE, consumer=consumer).scalar()
     first = now if last is None else max(now, float(last) + step)
@@ -162,10 +194,14 @@ def _as_text(wanted: Filter) -> str:
 _MADE = "SELECT id, rca_id, letters, filter FROM onceward_redrives WHERE id = :id"
 # In sequence order within each aggregate, for consumers that need it.
 _CHOSEN = """
-    SELECT id FROM onceward_dead_letters WHERE {condition} AND category <> 'poison'
+    SELECT id, category, message_id, event_at, first_failed_at,
+        CASE WHEN category = 'poison' THEN body END AS body
+    FROM onceward_dead_letters WHERE {condition}
     ORDER BY coalesce(sequence, -1), id LIMIT :most
 """
-_REMAINING = "SELECT count(*) FROM onceward_dead_letters WHERE {condition} AND category <> 'poison'"
+_REMAINING = "SELECT count(*) FROM onceward_dead_letters WHERE {condition}"
+# Its starts stay: they fence the effects of earlier attempts.
+_FORGIVE = "UPDATE onceward_attempts SET ends = starts WHERE consumer_id = :consumer AND tracking_id = :id"
 _CONSUMERS = "SELECT DISTINCT consumer FROM onceward_dead_letters ORDER BY consumer"
 _BY_STATUS = """
     SELECT CASE WHEN status = 'open' THEN category ELSE status END AS what, count(*) AS letters

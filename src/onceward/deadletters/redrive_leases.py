@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 
+from onceward._text import storable
 from onceward.connectors.codec import DecodeError
-from onceward.connectors.lease_rules import Failure
+from onceward.connectors.lease_rules import MOST_LOST, Failure
 from onceward.connectors.leases import Held
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters import root_causes
-from onceward.deadletters.burial import category_of_error, storable
+from onceward.deadletters.burial import category_of_error
+from onceward.deadletters.dedup_records import Standing, category_for, event_in, event_of, standing
 from onceward.deadletters.letter import (
     KEPT_SECONDS,
     Category,
@@ -20,11 +22,14 @@ from onceward.deadletters.letter import (
     moment,
     transaction_of,
 )
+from onceward.inbox.stores.base import Store
 from onceward.storage.database import Sql, wait_for_lock
+from onceward.telemetry.redaction import redact
 from onceward.transaction import Settlement, Transaction, Verdict
 
 LOST_AT_MOST = 3
-"""A redriven letter that lost this many leases is poison: it seems to kill its processes."""
+"""A redriven letter that lost this many leases is poison: it seems to kill its processes. If an inbox counts starts, it
+decides that, unless the letter lost `MOST_LOST`."""
 NEVER_ENDED = "delivered again, and never came to an end"
 
 Redelivery = tuple[Held, int, Transaction]
@@ -40,26 +45,40 @@ def pace_lock(consumer: str) -> str:
 
 
 def deliver(
-    transaction: DbTransaction, rows: Sql, consumer: str, size: int, lease: float, owner: str | None = None
+    transaction: DbTransaction,
+    rows: Sql,
+    store: Store,
+    consumer: str,
+    size: int,
+    lease: float,
+    owner: str | None = None,
 ) -> tuple[list[Redelivery], list[Death]]:
     """Lease letters whose redrive is due, no more in any minute than their rate.
 
-    One that lost a lease is delivered alone: it may be what kills its processes, and others must not be lost with it.
+    One that lost a lease, or was poison, is delivered alone: it may be what kills its processes, and others must not be
+    lost with it.
     """
     delivered: list[Redelivery] = []
     deaths: list[Death] = []
     if rows.first(transaction, _IS_ANY_DUE, consumer=consumer) is None:
         return delivered, deaths
     wait_for_lock(transaction, pace_lock(consumer))
+    most_lost = LOST_AT_MOST if rows.first(transaction, _HAS_INBOX, consumer=consumer) is None else MOST_LOST
     in_a_minute = int(rows.run(transaction, _DELIVERED_LATELY, consumer=consumer).scalar_one())
     for row in rows.all(transaction, _DUE + rows.for_update, consumer=consumer, size=size):
         lost = row["lost"] + (row["locked_until"] is not None)
-        if lost >= LOST_AT_MOST:
+        if lost >= most_lost:
             root_causes.lock(transaction, rows)
+            found = _standing(transaction, rows, store, consumer, row)
+            if found is Standing.DONE:
+                _resolve(transaction, rows, row["id"])
+            if found is not Standing.NOT_DONE:
+                continue
             _die(transaction, rows, row, Category.POISON, "never ended", NEVER_ENDED, row["error"])
             deaths.append((row["message_id"], "poisoned", NEVER_ENDED))
             continue
-        if in_a_minute >= row["rate"] or (lost and delivered):
+        alone = lost or row["category"] == Category.POISON
+        if in_a_minute >= row["rate"] or (alone and delivered):
             break
         if not _lease(transaction, rows, row, lost, lease, owner):
             continue  # its worker settled it at the last moment
@@ -78,18 +97,22 @@ def deliver(
             deaths.append((row["message_id"], "died_again", str(error)))
             continue
         delivered.append(((row["id"], row["token"] + 1), lost + 1, redriven))
-        if lost:
+        if alone:
             break
     rows.run(transaction, _FORGET_DELIVERIES, consumer=consumer)
     return delivered, deaths
 
 
 def settle(
-    transaction: DbTransaction, rows: Sql, endings: Sequence[tuple[Held, Settlement]]
+    transaction: DbTransaction,
+    rows: Sql,
+    store: Store,
+    consumer: str,
+    endings: Sequence[tuple[Held, Settlement]],
 ) -> list[str | None]:
     """End these deliveries. Return the message id of each, or None if its lease was lost."""
     root_causes.lock(transaction, rows)
-    settled = [_end(transaction, rows, held, settlement) for held, settlement in endings]
+    settled = [_end(transaction, rows, store, consumer, held, settlement) for held, settlement in endings]
     root_causes.close_settled(transaction, rows)
     return settled
 
@@ -103,9 +126,15 @@ def extend(transaction: DbTransaction, rows: Sql, deliveries: Sequence[Held], le
     ]
 
 
-def _end(transaction: DbTransaction, rows: Sql, held: Held, settlement: Settlement) -> str | None:
+def _end(
+    transaction: DbTransaction, rows: Sql, store: Store, consumer: str, held: Held, settlement: Settlement
+) -> str | None:
     identity = {"id": held[0], "token": held[1]}
-    if settlement.verdict == Verdict.DONE:
+    event = event_of(consumer, settlement.transaction)
+    failed = settlement.verdict == Verdict.FAILED
+    if settlement.verdict == Verdict.DONE or (
+        failed and standing(transaction, store, event) is Standing.DONE
+    ):
         row = rows.first(transaction, _SUCCEED, **identity)
         if row is not None:
             rows.run(transaction, _COUNT_SUCCESS, id=held[0])
@@ -115,8 +144,8 @@ def _end(transaction: DbTransaction, rows: Sql, held: Held, settlement: Settleme
         row = rows.first(transaction, _HELD + rows.for_update, **identity)
         if row is not None:
             error = settlement.error
-            category = category_of_error(error)
-            text = "" if error is None else storable(str(error))
+            category = category_for(transaction, store, event, category_of_error(error))
+            text = "" if error is None else storable(redact(str(error)))
             _die(transaction, rows, row, category, "failed again", text)
     return None if row is None else str(row["message_id"])
 
@@ -126,6 +155,20 @@ def release_owner(transaction: DbTransaction, rows: Sql, owner: str) -> int:
     skip = f"{rows.for_update} SKIP LOCKED" if rows.for_update else ""
     rows.run(transaction, _RELEASE.replace("{skip}", skip), owner=owner)
     return int(rows.run(transaction, _COUNT_HELD, owner=owner).scalar_one())
+
+
+def _standing(
+    transaction: DbTransaction, rows: Sql, store: Store, consumer: str, row: dict[str, Any]
+) -> Standing:
+    body = bytes(rows.run(transaction, _BODY, id=row["id"]).scalar_one())
+    known = {name: row[name] for name in ("message_id", "event_at", "first_failed_at")}
+    return standing(transaction, store, event_in(consumer, body, **known))
+
+
+def _resolve(transaction: DbTransaction, rows: Sql, letter_id: int) -> None:
+    rows.run(transaction, _RESOLVE, id=letter_id)
+    rows.run(transaction, _COUNT_SUCCESS, id=letter_id)
+    root_causes.close_settled(transaction, rows)
 
 
 def _lease(
@@ -171,39 +214,42 @@ def _extend_history(
 
 
 _WAITS = """
-    consumer = :consumer AND status = 'redriven' AND available_at <= {now}
-        AND (locked_until IS NULL OR locked_until <= {now})
+    consumer = :consumer AND status = 'redriven' AND available_at <= {steady}
+        AND (locked_until IS NULL OR locked_until <= {steady})
 """
 _IS_ANY_DUE = f"SELECT 1 AS due FROM onceward_dead_letters WHERE {_WAITS} LIMIT 1"
 _DUE = f"""
-    SELECT id, message_id, token, lost, locked_until, rate, attempts, history, error, event_at, first_failed_at
+    SELECT id, message_id, category, token, lost, locked_until, rate, attempts, history, error, event_at,
+        first_failed_at
     FROM onceward_dead_letters WHERE {_WAITS} ORDER BY available_at, id LIMIT :size
 """
-_BODY = "SELECT body FROM onceward_dead_letters WHERE id = :id"
+_HAS_INBOX = "SELECT 1 AS one FROM onceward_consumers WHERE consumer_id = :consumer"
+_BODY = "SELECT coalesce(edited_body, body) FROM onceward_dead_letters WHERE id = :id"
 # Exactly sixty seconds ago is still within the minute.
 _DELIVERED_LATELY = """
-    SELECT count(*) FROM onceward_redrive_handouts WHERE consumer = :consumer AND at >= {now} - 60
+    SELECT count(*) FROM onceward_redrive_handouts WHERE consumer = :consumer AND at >= {steady} - 60
 """
 _LEASE = """
     UPDATE onceward_dead_letters SET token = token + 1, lost = :lost, history = :history, attempts = attempts + :more,
-        locked_until = {now} + CAST(:lease AS double precision), owner = :owner
-    WHERE id = :id AND token = :token AND status = 'redriven' AND (locked_until IS NULL OR locked_until <= {now})
+        locked_until = {steady} + CAST(:lease AS double precision), owner = :owner
+    WHERE id = :id AND token = :token AND status = 'redriven' AND (locked_until IS NULL OR locked_until <= {steady})
 """
-_HELD_BY = "owner = :owner AND status = 'redriven' AND locked_until > {now}"
+_HELD_BY = "owner = :owner AND status = 'redriven' AND locked_until > {steady}"
 _RELEASE = f"""
-    UPDATE onceward_dead_letters SET locked_until = {{now}}
+    UPDATE onceward_dead_letters SET locked_until = {{steady}}
     WHERE id IN (SELECT id FROM onceward_dead_letters WHERE {_HELD_BY} {{skip}})
 """
 _COUNT_HELD = f"SELECT count(*) FROM onceward_dead_letters WHERE {_HELD_BY}"
 _NOTE_DELIVERY = (
-    "INSERT INTO onceward_redrive_handouts (consumer, at, letter_id) VALUES (:consumer, {now}, :id)"
+    "INSERT INTO onceward_redrive_handouts (consumer, at, letter_id) VALUES (:consumer, {steady}, :id)"
 )
-_FORGET_DELIVERIES = "DELETE FROM onceward_redrive_handouts WHERE consumer = :consumer AND at <= {now} - 120"
+_FORGET_DELIVERIES = (
+    "DELETE FROM onceward_redrive_handouts WHERE consumer = :consumer AND at <= {steady} - 120"
+)
 _IN_FLIGHT = "id = :id AND token = :token AND status = 'redriven' AND locked_until IS NOT NULL"
-_SUCCEED = f"""
-    UPDATE onceward_dead_letters SET status = 'resolved', settled_at = {{now}}, locked_until = NULL, available_at = NULL
-    WHERE {_IN_FLIGHT} RETURNING message_id
-"""
+_DONE = "status = 'resolved', settled_at = {now}, locked_until = NULL, available_at = NULL"
+_SUCCEED = f"UPDATE onceward_dead_letters SET {_DONE} WHERE {_IN_FLIGHT} RETURNING message_id"
+_RESOLVE = f"UPDATE onceward_dead_letters SET {_DONE} WHERE id = :id"
 _HELD = f"SELECT id, message_id, history, attempts FROM onceward_dead_letters WHERE {_IN_FLIGHT}"
 _DIE = """
     UPDATE onceward_dead_letters SET status = 'open', category = :category, reason = :reason, error = :error,
@@ -213,10 +259,10 @@ _DIE = """
 """
 _GIVE_BACK = f"""
     UPDATE onceward_dead_letters SET locked_until = NULL,
-        available_at = {{now}} + CAST(:delay AS double precision) WHERE {_IN_FLIGHT} RETURNING message_id
+        available_at = {{steady}} + CAST(:delay AS double precision) WHERE {_IN_FLIGHT} RETURNING message_id
 """
 _EXTEND = f"""
-    UPDATE onceward_dead_letters SET locked_until = {{now}} + CAST(:lease AS double precision) WHERE {_IN_FLIGHT}
+    UPDATE onceward_dead_letters SET locked_until = {{steady}} + CAST(:lease AS double precision) WHERE {_IN_FLIGHT}
 """
 _OF_THIS_REDRIVE = "id = (SELECT redrive_id FROM onceward_dead_letters WHERE id = :id)"
 _COUNT_SUCCESS = f"UPDATE onceward_redrives SET succeeded = succeeded + 1 WHERE {_OF_THIS_REDRIVE}"

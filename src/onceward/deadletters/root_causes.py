@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from onceward._text import storable
 from onceward.db.transaction import DbTransaction
-from onceward.deadletters.burial import storable
 from onceward.deadletters.letter import Category
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.storage.database import Sql, wait_for_lock
@@ -29,9 +29,7 @@ class Rca(msgspec.Struct, frozen=True, kw_only=True):
         try:
             msgspec.structs.force_setattr(self, "category", Category(self.category))
         except ValueError:
-            known = ", ".join(
-                each for each in Category if each is not Category.POISON
-            )  # it is never redriven
+            known = ", ".join(Category)
             raise ConfigurationError(
                 f"an RCA's category must be one of {known}, not {self.category!r}"
             ) from None

@@ -81,7 +81,7 @@ def arm(point: str) -> None:
     if point == "burying":  # the row is written, but not committed
         after(operations, "bury")
     elif point == "buried":
-        after_async(DeadLetterOperations, "bury")
+        after_async(DeadLetterOperations, "take_over")
     elif point == "settling":  # the handler's writes are committed, but the store does not know
         DeadLetterOperations.settle = die  # type: ignore[method-assign, assignment]
     elif point == "settled":

@@ -70,6 +70,15 @@ def test_the_same_death_reported_twice_is_one_letter(letters: Letters) -> None:
     assert (letter.attempts, letter.deaths, len(letter.history)) == (2, 1, 2)
 
 
+@pytest.mark.req("CC-055")
+def test_a_letter_is_found_in_any_spelling_of_its_id(letters: Letters) -> None:
+    canonical = "8b1c2e76-0f7e-4f0e-9a5d-3f6a1c2b4d5e"
+    sent = (canonical.upper(), canonical.replace("-", ""))
+    assert [letters.bury(burial(spelled, body=b"{}")) for spelled in sent] == [1, 0]
+    for spelled in (canonical, f"{{{canonical}}}", f"urn:uuid:{canonical}"):
+        assert letters.one(message_id=spelled).message_id == canonical
+
+
 def test_the_same_death_reported_after_the_letter_was_settled_does_not_open_it(letters: Letters) -> None:
     """Killed between burying and acknowledging, a worker buries it again after everything is fixed."""
     reported = burial(history=failures(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from onceward import AsyncConsumerTask, ConsumerTask, Transaction
 from onceward.deadletters.dry_run import PredictedOutcome, Prediction, dry_run, dry_run_async
 from onceward.errors import ConfigurationError
-from onceward.inbox import Contract
+from onceward.inbox import Contract, ContractError
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from tests.support.deadletters.world import Letters, contract, order
 
@@ -198,6 +199,46 @@ def test_an_effect_is_not_called_but_named_with_its_key(letters: Letters) -> Non
     assert prediction.detail.endswith(called[0])
     assert trial.one(sent).outcome is PredictedOutcome.SUCCEED
     assert len(called) == 1
+
+
+@pytest.mark.without("asyncio")
+@pytest.mark.req("CC-056")
+@pytest.mark.parametrize("catches", [False, True])
+def test_a_name_that_is_used_twice_would_fail_again(letters: Letters, catches: bool) -> None:
+    def handle(_: Any, session: Any) -> None:
+        for _ in range(2):
+            with suppress(ContractError) if catches else nullcontext():
+                session.effect("ship", lambda key: 1)
+
+    trial = Trial(letters, handle, contract(mode="effectful"))
+    with pytest.raises(ContractError, match="twice"):
+        trial.apply(order("o1"), handle)
+    prediction = trial.one()
+    assert prediction.outcome is PredictedOutcome.BREACH
+    assert "'ship' twice" in prediction.detail
+
+
+@pytest.mark.without("asyncio")
+@pytest.mark.req("CC-057")
+def test_a_key_that_todays_code_takes_for_expired_is_in_doubt(letters: Letters) -> None:
+    def lose(_: Any, session: Any) -> None:
+        session.effect("charge", fail)
+
+    def fail(key: str) -> None:
+        raise TimeoutError
+
+    def handle(_: Any, session: Any) -> None:
+        with suppress(ContractError):
+            session.effect("charge", fail, key_valid_for=3600)
+
+    trial = Trial(letters, handle, contract(mode="effectful"))
+    with pytest.raises(TimeoutError):
+        trial.apply(order("o1"), lose)
+    assert trial.one().outcome is PredictedOutcome.EFFECT
+    letters.database.do("UPDATE onceward_effects SET intended_at = intended_at - 3601")
+    prediction = trial.one()
+    assert prediction.outcome is PredictedOutcome.BREACH
+    assert prediction.detail.startswith("in_doubt: ")
 
 
 @pytest.mark.without("asyncio")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 
 from onceward.deadletters import Category, Failure, Filter, Rca, RedriveRefusedError, Status
+from onceward.deadletters.burial import burial_of
 from onceward.deadletters.redrive import MOST
+from onceward.inbox import Event
 from onceward.testing.telemetry import record
-from tests.support.deadletters.world import BILLING, FIXED, LEASE, Letters, burial
+from tests.support.deadletters.world import BILLING, FIXED, LEASE, Letters, burial, contract, order
 
 pytest_plugins = ("tests.support.databases", "tests.support.deadletters.site")
 
@@ -25,18 +28,18 @@ REFUSED: list[tuple[Filter, dict[str, Any], str]] = [
     (Filter(consumer="billing"), {}, "needs a filter in addition to the consumer"),
     (Filter(consumer="billing", status="open"), {}, "needs a filter in addition to the consumer"),
     (Filter(consumer="billing", older_than=0), {}, "needs a filter in addition to the consumer"),
-    (Filter(consumer="billing", category="poison"), {}, "poison is never redriven"),
+    (Filter(consumer="billing", category="poison"), {}, "--poison-fixed"),
     (Filter(consumer="billing", text="x", status="resolved"), {}, "only open letters"),
     (BILLING, {"rca": None}, "needs an RCA"),
     (BILLING, {"rca": 77}, "there is no RCA 77"),
-    (BILLING, {"rca": Rca(category="poison", root_cause="x", fix_ref="y")}, "poison is never redriven"),
+    (BILLING, {"rca": Rca(category="poison", root_cause="x", fix_ref="y")}, "--poison-fixed"),
     (BILLING, {"rate": 0}, "from 1 to 1000"),
     (BILLING, {"rate": 1001}, "from 1 to 1000"),
     (BILLING, {"rate": 0.5}, "from 1 to 1000"),
     (BILLING, {"rate": True}, "from 1 to 1000"),
     (BILLING, {"redrive_id": " "}, "plain text"),
     (Filter(consumer="billing", event_type="order.sent"), {}, "there are none"),
-    (Filter(consumer="billing", event_type="killer"), {}, "1 poison"),
+    (Filter(consumer="billing", event_type="killer"), {}, "1 poison; .* --poison-fixed"),
 ]
 
 
@@ -353,3 +356,69 @@ def test_rcas_close_when_the_last_two_letters_are_settled_at_once(letters: Lette
         list(threads.map(lambda redelivered: letters.settle(redelivered, "done"), letters.deliver()))
     assert letters.rcas()[0]["closed_at"] is not None
     assert letters.redrives()[0]["succeeded"] == 16
+
+
+# ── poison, after a fix ─────────────────────────────────────────────────────────────────────────────────
+
+
+CRASHED = Rca(category="poison", root_cause="a loop in the parser", fix_ref="v2")
+
+
+@pytest.mark.req("CC-081")
+def test_poison_is_redriven_after_a_fix_alone_and_counts_afresh(letters: Letters) -> None:
+    inbox = letters.inbox(contract())
+    killer = order("killer")
+    letters.bury(
+        burial_of(killer, consumer="billing", error="never ended", category="poison"),
+        burial_of(order("o2"), consumer="billing", error=ConnectionError("down")),
+    )
+    with letters.database.session() as session:  # three crashes, as the inbox counted them
+        columns = "consumer_id, tracking_id, event_day, starts, ends, last_at"
+        day = Event.of(killer).day
+        values = f"'billing', 'killer', {day}, 3, 0, 0"
+        session.execute(f"INSERT INTO onceward_attempts ({columns}) VALUES ({values})")
+    with pytest.raises(RedriveRefusedError, match="--poison-fixed"):
+        letters.send_again(BILLING, rca=CRASHED)
+    made = letters.send_again(BILLING, rca=CRASHED, poison_fixed=True)
+    assert made.letters == 2
+    assert letters.rcas()[0]["category"] == "poison"
+    assert json.loads(letters.audit()[0]["details"])["poison"] == 1
+    letters.advance(120)
+    handled: list[str] = []
+    source = letters.around(letters.queue())
+
+    def handle(transaction: Any, session: Any) -> None:
+        handled.append(transaction.id)
+
+    letters.consume(source, handle, inbox=inbox, promised=contract())
+    assert sorted(handled) == ["killer", "o2"]
+    assert {letter.status for letter in letters.find()} == {Status.RESOLVED}
+
+
+@pytest.mark.req("CC-081")
+def test_redriven_poison_is_delivered_alone_and_is_poison_again_if_it_kills_again(letters: Letters) -> None:
+    letters.bury(burial("a"), burial("killer", category=Category.POISON), burial("b"))
+    letters.send_again(BILLING, rca=CRASHED, poison_fixed=True)
+    letters.advance(120)
+    (first,) = letters.deliver()
+    assert first.message_id == "a", "what follows it is poison"
+    letters.settle(first, "done")
+    for _ in range(3):
+        assert [each.message_id for each in letters.deliver(lease=1.0)] == ["killer"], "b waits"
+        letters.advance(5)
+    assert [each.message_id for each in letters.deliver()] == ["b"]
+    killer = letters.one(message_id="killer")
+    assert (killer.status, killer.category) == (Status.OPEN, Category.POISON)
+    with pytest.raises(RedriveRefusedError, match=r"1 poison; poison seems to kill.*--poison-fixed"):
+        letters.send_again(Filter(consumer="billing", message_id="killer"))
+    again = letters.send_again(
+        Filter(consumer="billing", message_id="killer"), rca=CRASHED, poison_fixed=True
+    )
+    assert again.letters == 1
+
+
+@pytest.mark.req("CC-081")
+def test_without_the_option_poison_stays_when_others_are_redriven(letters: Letters) -> None:
+    letters.bury(burial("a"), burial("killer", category=Category.POISON))
+    assert letters.send_again(BILLING).letters == 1
+    assert letters.one(message_id="killer").status == Status.OPEN

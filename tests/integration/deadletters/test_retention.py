@@ -144,10 +144,31 @@ def test_the_audit_cannot_be_changed(letters: Letters, statement: str) -> None:
     assert letters.verify_audit() == (1, letters.audit()[0]["hash"], None)
 
 
+@pytest.mark.req("RN-12")
+@pytest.mark.without("postgresql")
+@pytest.mark.parametrize("verb", ["INSERT OR REPLACE", "REPLACE", "INSERT OR IGNORE", "INSERT"])
+@pytest.mark.parametrize("same", ["seq", "previous", "hash"])
+def test_no_insert_takes_the_place_of_a_row_of_the_audit(letters: Letters, verb: str, same: str) -> None:
+    for operator in ("ann", "bob"):
+        letters.purge(operator=operator)
+    before = letters.audit()
+    values = {"seq": "77", "previous": "'other'", "hash": "'other'"} | {same: same}
+    with pytest.raises(DBAPIError, match="append-only"):
+        letters.database.do(
+            f"{verb} INTO onceward_audit SELECT {values['seq']}, at, 'nobody', action, details, "
+            f"{values['previous']}, {values['hash']} FROM onceward_audit WHERE seq = 1"
+        )
+    assert letters.audit() == before
+    letters.purge(operator="cid")
+    assert letters.verify_audit().entries == 3
+
+
 def unguard(letters: Letters) -> None:
     if letters.database.is_sqlite:
         letters.database.do(
-            "DROP TRIGGER onceward_audit_is_not_changed", "DROP TRIGGER onceward_audit_is_not_cut"
+            "DROP TRIGGER onceward_audit_is_not_changed",
+            "DROP TRIGGER onceward_audit_is_not_cut",
+            "DROP TRIGGER onceward_audit_is_not_replaced",
         )
     else:
         letters.database.do("DROP TRIGGER onceward_audit_is_not_changed ON onceward_audit")

@@ -38,4 +38,19 @@ def charge(order: Any, session: Any, transaction: Transaction) -> None:
     session.execute(INSERT, {"id": transaction.id, "amount": order["amount"]})
 
 
+served = Onceward("served", database="sqlite://")
+
+
+@served.service
+def payments() -> list[Any]:
+    raise AssertionError("a dry run opens no services")
+
+
+@served.consumer("memory://served", contract=contract())
+def charge_card(order: Any, payments: list[Any], session: Any, transaction: Transaction) -> None:
+    if order["amount"] == 0:
+        payments.append(order)
+    session.execute(INSERT, {"id": transaction.id, "amount": order["amount"]})
+
+
 not_a_task = 7

@@ -22,7 +22,7 @@ class OnVirtualClock(Sql):
     def __init__(self, dialect: str, clock: Callable[[], float]) -> None:
         super().__init__(dialect, clock)
         if dialect == "postgresql":
-            self._now = "(SELECT at FROM virtual_clock)"
+            self._now = self._steady = "(SELECT at FROM virtual_clock)"
 
 
 @pytest.fixture

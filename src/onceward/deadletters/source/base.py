@@ -189,17 +189,24 @@ class LetterSource:
     async def _move(self) -> None:
         """Move the source's dead letters to the store. If that fails, a later call does it: nothing is lost."""
         moved: list[Any] = []
+        kept: list[Any] = []  # their events are in flight elsewhere, and may be done soon
         try:
-            while found := await self._ask("dead_letters", MOVED_AT_ONCE):
-                keys, burials = [], []
-                for dead in found:
-                    keys.append(dead.key)
-                    burials.append(burial_of_dead(dead, consumer=self._consumer, origin=self._origin))
-                if keys[0] in moved:
+            while True:
+                found = await self._ask("dead_letters", MOVED_AT_ONCE + len(kept))
+                dead = [each for each in found if each.key not in kept]
+                if not dead:
+                    return
+                if dead[0].key in moved:
                     raise RuntimeError(f"{type(self._inner).__name__}.forget_dead did not remove them")
-                await self._letters.bury(burials)
-                await self._ask("forget_dead", keys)
-                moved += keys
+                burials = [
+                    burial_of_dead(each, consumer=self._consumer, origin=self._origin) for each in dead
+                ]
+                in_flight = await self._letters.take_over(burials)
+                for each, burial in zip(dead, burials, strict=True):
+                    (kept if burial in in_flight else moved).append(each.key)
+                done = [each.key for each in dead if each.key not in kept]
+                if done:
+                    await self._ask("forget_dead", done)
         except Exception as error:  # noqa: BLE001
             _log.error("cannot move dead letters to the store; they stay in their source for now: %s", error)
 

@@ -1,0 +1,60 @@
+"""Letters that died of the same error are one group."""
+
+from __future__ import annotations
+
+import pytest
+
+from onceward.deadletters import Category, Filter
+from onceward.deadletters.groups import ErrorKind, normalize
+from tests.support.deadletters.world import Letters, burial
+
+pytest_plugins = ("tests.support.databases", "tests.support.deadletters.site")
+
+pytestmark = pytest.mark.req("CC-083")
+
+UUID = "3fa85f64-5717-4562-b3fc-2c963f66afa6"
+KINDS = {
+    "SYSTEM [o1]: ConnectionError: ledger 10.0.0.7:5432 is down": "ledger <number>:<number> is down",
+    f"SYSTEM [{UUID}]: ValueError: order {UUID} of 2026-01-01T10:00:00.5Z": "order <uuid> of <time>",
+    "ValueError: no account 'anna' in \"books\"": "no account <value> in <value>",
+    "FileNotFoundError: /var/lib/shop/a-7.json is missing": "<path> is missing",
+    "KeyError: 0x7f3a, deadbeef01, -1.5e3": "<hex>, <hex>, <number>",
+    "shop.errors.Refused: order-17 refused": "order-<number> refused",
+}
+
+
+@pytest.mark.parametrize("error", KINDS)
+def test_messages_are_normalized(error: str) -> None:
+    assert normalize(error).message == KINDS[error]
+
+
+def test_the_class_is_what_was_raised() -> None:
+    assert normalize("SYSTEM [a]: shop.errors.Refused: x") == ErrorKind("Refused", "x")
+    assert normalize("BUSINESS [a]: card 7 expired") == ErrorKind("", "card <number> expired")
+    assert normalize("TIMEOUT [a]: attempt 1 of process took longer than 2 s").error_class == ""
+    assert normalize("KeyError") == ErrorKind("KeyError", "")
+    assert normalize("") == ErrorKind("", "")
+
+
+def test_groups_count_letters_with_first_last_and_an_example(letters: Letters) -> None:
+    letters.bury(*(burial(f"m{n}", error=f"SYSTEM [m{n}]: ValueError: no account {n}") for n in range(3)))
+    letters.advance(60)
+    letters.bury(
+        burial("m3", error="SYSTEM [m3]: ValueError: no account 3"),
+        burial("m4", error="SYSTEM [m4]: KeyError: no account 4"),
+        burial("m5", event_type="order.sent", error="SYSTEM [m5]: ValueError: no account 5"),
+        burial("m6", consumer="shipping", error="SYSTEM [m6]: ValueError: no account 6"),
+        burial("killer", category=Category.POISON, error="delivered, and never came to an end"),
+    )
+    largest, *others = letters.groups()
+    assert (largest.consumer, largest.event_type) == ("billing", "order.paid")
+    assert (largest.error_class, largest.message) == ("ValueError", "no account <number>")
+    assert (largest.letters, largest.example) == (4, 1)
+    assert (largest.last_at - largest.first_at).total_seconds() >= 60
+    assert [each.letters for each in others] == [1, 1, 1, 1]
+    assert [each.letters for each in letters.groups(Filter(consumer="billing", text="no account"))] == [
+        4,
+        1,
+        1,
+    ]
+    assert letters.groups(Filter(consumer="nobody")) == []
