@@ -15,7 +15,10 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from onceward._coroutines import watch_coroutines
 from onceward._functions import awaiting
+from onceward._process.forks import UserCode, forks
+from onceward._process.stop import AsyncStop, BlockingStop
 from onceward._sync import as_coroutine, as_function, run_blocking
 from onceward.middleware import Middleware
 from onceward.task.base import BaseTask
@@ -128,6 +131,7 @@ class Call:
             afterwards="" if wiring.source is None else wiring.source.afterwards,
             watch=self.watch,
             tracebacks=Tracebacks(),
+            generation=forks.generation,
         )
         self.slots = Slots(
             plan, ids, cast(LoopPorts, ports), wiring.policy.loop.concurrency.value, self.context
@@ -143,6 +147,7 @@ class Call:
             source=wiring.source,
             stop_requested=lambda: task._engine.stops > self.stops_before,
             hand_over=partial(self._take_over, hand_over),
+            halt=AsyncStop() if task.asynchronous else BlockingStop(),
         )
         self.loop.script = wiring.script(self.loop)
         task._engine.running[id(self)] = self
@@ -258,7 +263,8 @@ async def begin_all(chain: Sequence[Middleware]) -> None:
     """Begin each, outermost first. If one raises, end those that have begun."""
     for number, each in enumerate(chain):
         try:
-            await each.begin()
+            with UserCode(f"middleware {each.name}"):
+                await each.begin()
         except BaseException:
             await end_all(chain[:number])
             raise
@@ -268,7 +274,8 @@ async def end_all(chain: Sequence[Middleware]) -> None:
     """End each, innermost first. Errors are logged."""
     for each in reversed(chain):
         try:
-            await each.end()
+            with UserCode(f"middleware {each.name}"):
+                await each.end()
         except Exception:
             logger.exception("middleware %s failed at the end of the call", each.name)
 
@@ -303,6 +310,7 @@ def required(method: F) -> F:
 def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
     """Run the call in threads; the caller's thread only waits."""
     raise_if_cancelled()
+    watch_coroutines()
     run_blocking(begin_all(wiring.chain))
     call = Call(task, wiring)
     settings = task.settings
@@ -348,6 +356,7 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
             interrupted = interrupted or error
             call.slots.exited = call.slots.exited or error
             call.slots.closed = True
+            call.loop.halt.request()
             ports.alarm()
         except AttemptInterrupted:  # of an attempt with interrupt="raise"
             call.cut_off()
@@ -364,6 +373,7 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
 async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
     """Run the call in asyncio tasks; the caller's task only waits."""
     raise_if_cancelled()
+    watch_coroutines()
     await begin_all(wiring.chain)
     call = Call(task, wiring)
     ports = AsyncPorts(task.clock, task.settings.stuck_grace, call.report_expiry)
@@ -390,6 +400,7 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
         result = ended.result() if done else StopReason.TIMEOUT
     except asyncio.CancelledError as error:
         result = Exited(error)
+        call.loop.halt.request()
         call.slots.close()
         tasks = ports.cancel()
         call.slots.dismiss()
@@ -398,7 +409,9 @@ async def run_in_tasks(task: BaseTask, wiring: Wiring) -> Report:
             if tasks:
                 await asyncio.wait(tasks, timeout=task.settings.stuck_grace)
             # In a task of its own, which the cancellation has not reached.
-            giving = asyncio.create_task(drive_async(give_back(call.loop), None, ports.failure_reply))
+            giving = asyncio.create_task(
+                drive_async(give_back(call.loop), None, ports.failure_reply), context=call.loop.context.copy()
+            )
             try:
                 await asyncio.wait((giving,), timeout=task.settings.stuck_grace)
             finally:

@@ -5,6 +5,7 @@
     ├── TransactionException                         one transaction failed; has a category
     ├── Postponed                                    not now: raise it to have the transaction redelivered later
     ├── IOGuardError                                 a task itself opened a socket, file or process
+    ├── UnawaitedError                               a handler created a coroutine and did not await it
     ├── QueueError, ConnectorClosedError, PayloadError, SessionError, …   in `queue`, `connectors`, `db`
     └── LoopError                                    a consume or produce call ended early; has a report
         ├── FetchException                           the source failed permanently
@@ -22,6 +23,7 @@ Every error can be pickled, and keeps its cause.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +53,18 @@ class ExceptionCategory(StrEnum):
 
 class IOGuardError(OncewardError):
     """A task did its own I/O instead of using an injected service or connector. Never retried."""
+
+
+class UnawaitedError(OncewardError):
+    """A handler created a coroutine and did not await it, so some of its code has not run. Never retried."""
+
+
+def unawaited_error(coroutines: Sequence[str]) -> UnawaitedError:
+    was = "was" if len(set(coroutines)) == 1 else "were"
+    return UnawaitedError(
+        f"{' and '.join(dict.fromkeys(coroutines))} {was} never awaited, so that code has not run; write `await` "
+        "before the call"
+    )
 
 
 class TransactionException(OncewardError):

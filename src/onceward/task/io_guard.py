@@ -34,10 +34,13 @@ NOT_THE_TASKS_DOING = (
     "linecache",
     "traceback",
     "warnings",
+    "loguru",
     "opentelemetry",
+    "sentry_sdk",
+    "structlog",
     "zoneinfo",
 )
-"""Modules that open files for the interpreter or the log: imports, log lines, tracebacks."""
+"""Modules that do I/O for the interpreter, the log or telemetry: imports, log lines, tracebacks."""
 SESSIONS = ("onceward.db.", "onceward.inbox.", "onceward.storage.")
 """Modules that do the I/O of a session passed to the task."""
 

@@ -26,13 +26,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 import msgspec
 
 from onceward._functions import explain_unrun, has_run, name_of
+from onceward._process.forks import end_child, forks
 from onceward.backoff import Backoff
 from onceward.task.exceptions import (
     LONGEST_POSTPONEMENT,
@@ -40,18 +41,34 @@ from onceward.task.exceptions import (
     IOGuardError,
     Postponed,
     TransactionException,
+    UnawaitedError,
     failure_category,
+    unawaited_error,
 )
 from onceward.task.mixins.policies import RetryPolicy
 from onceward.task.script import ENDING, Exited, Failed, Limit, Script
-from onceward.task.work import ABANDONED, DUPLICATE, FAILED, LOOP, POSTPONED, SUCCEEDED, Life, Outcome, Work
+from onceward.task.work import (
+    ABANDONED,
+    DUPLICATE,
+    FAILED,
+    LOOP,
+    POSTPONED,
+    SUCCEEDED,
+    CallPlan,
+    Life,
+    Outcome,
+    Work,
+)
 from onceward.telemetry.context import current_work
 from onceward.telemetry.logger import OwnLogger
+from onceward.telemetry.redaction import redact, scrub
 
 logger = OwnLogger(logging.getLogger("onceward.engine"))
 
 
 MAIN_STEPS = ("process", "produce")
+NEVER_RETRIED = (IOGuardError, UnawaitedError)
+"""Errors of the code: it would do the same again."""
 LEAST_POSTPONEMENT = 0.1
 """Seconds. A transaction that is always postponed without a delay would keep a CPU busy."""
 
@@ -105,7 +122,7 @@ def decide(step: Step, attempt: int, failed: Failed, transaction_id: str | None)
         error.category is ExceptionCategory.BUSINESS
         or failed.stuck
         or failed.limit is Limit.TRANSACTION
-        or isinstance(failed.error, IOGuardError)
+        or isinstance(failed.error, NEVER_RETRIED)
         or attempt + 1 >= step.max_attempts
     )
     if final:
@@ -161,9 +178,10 @@ def message_of(error: TransactionException) -> str:
 
 
 def text_of(error: BaseException | None) -> str:
-    """The type and message of an error."""
+    """The type and message of an error, without the values that it quotes."""
     try:
-        message = str(error)
+        scrub(error)
+        message = redact(str(error))
     except Exception:  # noqa: BLE001  a broken __str__ must not hide the error
         message = "(its message cannot be shown)"
     if isinstance(error, TransactionException):
@@ -218,16 +236,27 @@ def first_attempt(life: Life, ports: LifePorts) -> Any:
 
 def early_outcome(life: Life, reply: Any) -> Outcome | None:
     """The outcome, if nothing is left to do after the first attempt."""
-    if life.plan.success.silent and (
-        reply is None or (type(reply) is not Failed and reply is not DUPLICATE and has_run(reply))
+    if life.plan.generation != forks.generation:
+        end_forked(life.plan, life.step, reply)
+    if (
+        life.plan.success.silent
+        and not life.unawaited
+        and (reply is None or (type(reply) is not Failed and reply is not DUPLICATE and has_run(reply)))
     ):
         return Outcome(life.transaction, SUCCEEDED, reply, None, life.step)
     return None
 
 
-def check_reply(reply: Any, step: Step) -> Any:
+def end_forked(plan: CallPlan, step: str, reply: Any) -> NoReturn:
+    """End a child that user code has forked, instead of taking it for another worker."""
+    end_child(f"{step} of {plan.task}", reply.error if type(reply) is Failed else None)
+
+
+def check_reply(reply: Any, step: Step, unawaited: Sequence[str] = ()) -> Any:
     """The reply of an attempt; a failure if it returned before its code has run."""
-    if reply is None or type(reply) in (Failed, list) or has_run(reply):
+    if unawaited and type(reply) is not Failed:
+        return Failed(unawaited_error(unawaited))
+    if reply is None or type(reply) is Failed or has_run(reply):
         return reply
     return Failed(TypeError(f"{name_of(step.call)} {explain_unrun(reply)}"))
 
@@ -293,14 +322,18 @@ def attempt(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts
     """Make one attempt. Telemetry is outside of it, so a slow span processor costs it no time."""
     if life.plan.watch is not None:
         life.plan.watch.attempt_begins(life, step)
+    if life.unawaited:
+        life.unawaited = ()
     reply = yield ports.invoke, (life, step.call, arguments, step.timeout)
     return end_attempt(life, step, reply)
 
 
 def end_attempt(life: Life, step: Step, reply: Any) -> Any:
     """The reply of an attempt, once it is checked and recorded."""
+    if life.plan.generation != forks.generation:
+        end_forked(life.plan, step.name, reply)
     if type(reply) is not Failed:
-        reply = check_reply(reply, step)
+        reply = check_reply(reply, step, life.unawaited)
     if life.plan.watch is not None:
         failed = type(reply) is Failed
         life.plan.watch.attempt_ends(life, step, reply if failed else None, None if failed else reply)

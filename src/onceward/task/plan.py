@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from onceward._environment import NO_CONTRACT, is_production
 from onceward._functions import awaiting
 from onceward._sync import as_coroutine, as_function
 from onceward.errors import ConfigurationError
@@ -30,6 +31,7 @@ SERVICE = "inbox"
 
 def consumer(task: Any, policy: ConsumerPolicy | None, *, fetches: bool = True) -> Wiring:
     task._ensure_checked()
+    _check_contract(task)
     policy = _policy(task, policy, ConsumerPolicy, "consume_transactions")
     steps = policy.steps
     chain = _chain(task)
@@ -132,6 +134,15 @@ def _policy(task: BaseTask, policy: Any, cls: Any, method: str) -> Any:
             f"a dict becomes one with {cls.__name__}.model_validate(…)"
         )
     return policy
+
+
+def _check_contract(task: BaseTask) -> None:
+    """Raise if this is production and the task's code does not say which contract it has, not even None."""
+    if getattr(task, "contract", None) is not None or not is_production(None):
+        return
+    own = [each for each in type(task).__mro__ if not each.__module__.startswith("onceward.")]
+    if not any("contract" in vars(each) for each in (task, *own)):
+        raise ConfigurationError(f"{task.name} does not run in production: {NO_CONTRACT}")
 
 
 # ── middleware ──────────────────────────────────────────────────────────────────────────────────────────

@@ -20,6 +20,7 @@ import msgspec
 
 from onceward._functions import check_awaitable
 from onceward.task.exceptions import AttemptInterrupted
+from onceward.telemetry.redaction import scrub
 
 T = TypeVar("T")
 Request = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -66,7 +67,10 @@ def failure_reply(error: BaseException, limit: Limit | None = None) -> Failed:
 
     A `CancelledError` here comes from user code; the engine was not cancelled. It is a failure like any other, or one
     poison message could take down every worker in turn. So is an `AttemptInterrupted` of another attempt.
+
+    From here on the error shows no values of a database.
     """
+    scrub(error)
     if isinstance(error, (Exception, asyncio.CancelledError, AttemptInterrupted)):
         return Failed(error, limit)
     return Failed(error, exits=True)

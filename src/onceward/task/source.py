@@ -19,6 +19,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from onceward._process.forks import forks
+from onceward._process.stop import AsyncStop, BlockingStop
 from onceward.backoff import LONGEST_SLEEP
 from onceward.task.exceptions import (
     ExceptionCategory,
@@ -29,7 +31,7 @@ from onceward.task.exceptions import (
     TransactionException,
     failure_category,
 )
-from onceward.task.lifecycle import Step, check_reply, decide, text_of
+from onceward.task.lifecycle import Step, check_reply, decide, end_forked, text_of
 from onceward.task.mixins.policies import ProducerLoopPolicy
 from onceward.task.report import StopReason
 from onceward.task.script import Failed, Limit, Script
@@ -102,6 +104,7 @@ class Loop(Work):
         source: Source | None,
         stop_requested: Callable[[], bool],
         hand_over: Callable[[Loop, Failed], None],
+        halt: BlockingStop | AsyncStop,
     ) -> None:
         super().__init__(context)
         self.task = task
@@ -112,6 +115,8 @@ class Loop(Work):
         self.source = source
         self.stop_requested = stop_requested
         self.hand_over = hand_over
+        self.halt = halt
+        """Ends the source's waits for a server that does not answer."""
         self.watch = slots.plan.watch
         self.hurried = False
         self.started = 0
@@ -129,12 +134,14 @@ class Loop(Work):
 
     def stop(self) -> None:
         """Start nothing more that can be given back. Safe in signal handlers."""
+        self.halt.request()
         if self.returnable:
             self.slots.closed = True
         self.ports.alarm()
 
     def hurry(self) -> None:
         """Start nothing more at all, and stop waiting."""
+        self.halt.request()
         self.hurried = self.slots.closed = True
         self.ports.hurry()
         self.ports.alarm()
@@ -266,7 +273,10 @@ def ask(
     while True:
         loop.step, loop.attempt = step.name, attempt
         begun = None if watch is None else watch.ask_begins(loop, step)
-        reply = check_reply((yield loop.ports.invoke, (loop, call, arguments, step.timeout)), step)
+        reply = yield loop.ports.invoke, (loop, call, arguments, step.timeout)
+        if loop.slots.plan.generation != forks.generation:
+            end_forked(loop.slots.plan, step.name, reply)
+        reply = check_reply(reply, step)
         if type(reply) is not Failed:
             if watch is not None:
                 problem = None if check is None else check(reply)
@@ -315,6 +325,8 @@ def rest(loop: Loop, seconds: float, *, insist: bool = False) -> Script[None]:
             return
         if not insist:
             yield from chores(loop)
+        elif loop.ports.now() >= loop.extend_due:  # the outcomes are what it waits for, but leases go on
+            yield from extend(loop)
 
 
 def patience(loop: Loop) -> float:

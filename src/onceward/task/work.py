@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from enum import StrEnum
 from math import inf
@@ -40,6 +40,8 @@ class CallPlan(msgspec.Struct, frozen=True, kw_only=True):
     watch: Any
     """Spans and per-step metrics; None without an SDK."""
     tracebacks: Tracebacks
+    generation: int
+    """Of the process that makes the call: a child that user code forks has another."""
 
 
 class OutcomeStatus(StrEnum):
@@ -131,6 +133,8 @@ class Life(Work):
 
     retries = 0
     timeouts = 0
+    unawaited: Sequence[str] = ()
+    """Coroutines that the running attempt has dropped without awaiting them."""
     blocked = False
     """An attempt at the same id is stuck, so this one cannot start."""
     spans: Any = None

@@ -28,6 +28,7 @@ from onceward.task.exceptions import (
     ProducerLoopTimeoutException,
     SettlementException,
     TransactionException,
+    UnawaitedError,
 )
 from onceward.task.report import Report, StopReason
 
@@ -39,6 +40,7 @@ TREE: list[tuple[type[BaseException], tuple[type[BaseException], ...]]] = [
     (TransactionException, (OncewardError,)),
     (Postponed, (OncewardError,)),
     (IOGuardError, (OncewardError,)),
+    (UnawaitedError, (OncewardError,)),
     (LoopError, (OncewardError,)),
     (FetchException, (LoopError,)),
     (FetchTimeoutException, (FetchException, TimeoutError)),

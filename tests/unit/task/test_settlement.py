@@ -262,6 +262,20 @@ def test_leases_are_extended_while_a_stopped_loop_finishes_its_work(world: World
 
 
 @pytest.mark.req("CE-19")
+def test_leases_are_extended_while_a_settlement_is_tried_again(world: World) -> None:
+    source = SettlingSource(transactions(2), lease=0.15)
+
+    def down_until_extended() -> None:
+        if len(source.extended) < 2:
+            raise OSError("the source is away")
+
+    source.on_settle = down_until_extended
+    policy = consuming(fetch=retry(3, backoff=0.2))
+    assert within(40, world.consume, world.consumer(source=source), policy).succeeded == 2
+    assert source.verdicts() == {"t0": DONE, "t1": DONE}
+
+
+@pytest.mark.req("CE-19")
 def test_quick_work_needs_no_extension(world: World) -> None:
     source = SettlingSource(transactions(20), lease=60)
     world.consume(world.consumer(source=source))
