@@ -19,12 +19,16 @@ from onceward.backoff import Backoff
 from onceward.connectors.codec import DecodeError, decode
 from onceward.errors import ConfigurationError
 from onceward.task.exceptions import ExceptionCategory, TransactionException, failure_category
+from onceward.telemetry.redaction import redact
 from onceward.transaction import Transaction
 
 OnFailure = Literal["auto", "dead_letter", "redeliver"]
 
 LONGEST_DELAY = 60.0
 """Seconds up to which `redelivery_delay` is doubled."""
+MOST_LOST = 20
+"""Lost deliveries of a message whose consumer counts its own starts. So many are not in flight by chance: it must kill
+its processes before they can count."""
 
 
 class BurialReason(StrEnum):
@@ -38,6 +42,10 @@ class BurialReason(StrEnum):
     """Its bytes are not a transaction."""
     TRIMMED = "trimmed"
     """Its bytes were removed from the source before it was done."""
+
+
+REASONS = frozenset(map(str, BurialReason))
+CATEGORIES = frozenset(map(str, ExceptionCategory))
 
 
 class Redeliver(msgspec.Struct, frozen=True):
@@ -93,20 +101,35 @@ class LeaseRules(msgspec.Struct, frozen=True, kw_only=True):
         push messages fetched with it to their own `max_deliveries`."""
         return min(2, self.max_deliveries - 1)
 
-    def after_failure(self, category: ExceptionCategory | None, deliveries: int) -> Redeliver | Bury:
-        """Decide about a message whose delivery number `deliveries` failed."""
+    def is_exhausted(self, deliveries: int, lost: int) -> bool:
+        """Whether a message must not be delivered again. `lost` of its deliveries were never settled."""
+        return deliveries >= self.max_deliveries
+
+    @property
+    def most_lost(self) -> int:
+        """How many deliveries may be lost, if they are not counted with the others; otherwise 0."""
+        return 0
+
+    def beside_inbox(self) -> LeaseRules:
+        """Return these rules for a consumer whose inbox counts starts."""
+        return InboxLeaseRules(**msgspec.structs.asdict(self))
+
+    def after_failure(
+        self, category: ExceptionCategory | None, deliveries: int, lost: int = 0
+    ) -> Redeliver | Bury:
+        """Decide about a message whose delivery number `deliveries` failed, after `lost` that were never settled."""
         if self.on_failure == "dead_letter":
             return Bury(BurialReason.FAILED)
         if self.on_failure == "auto" and category is ExceptionCategory.BUSINESS:
             return Bury(BurialReason.FAILED)
-        if deliveries >= self.max_deliveries:
+        if self.is_exhausted(deliveries, lost):
             return Bury(BurialReason.MAX_DELIVERIES)
         return Redeliver(self.backoff.delay(deliveries - 1))
 
-    def describe_next(self, error: TransactionException | None, deliveries: int) -> str:
+    def describe_next(self, error: TransactionException | None, deliveries: int, lost: int = 0) -> str:
         """What becomes of a message whose delivery number `deliveries` failed, for the log."""
         category = None if error is None else failure_category(error)
-        decision = self.after_failure(category, deliveries)
+        decision = self.after_failure(category, deliveries, lost)
         if isinstance(decision, Bury):
             return f"delivery {deliveries} failed; it is now a dead letter ({decision.reason})"
         limit = "" if self.max_deliveries == sys.maxsize else f" of {self.max_deliveries}"
@@ -116,6 +139,21 @@ class LeaseRules(msgspec.Struct, frozen=True, kw_only=True):
     def backoff(self) -> Backoff:
         """Between the deliveries of one message: doubling, up to a minute."""
         return Backoff(self.redelivery_delay, cap=max(self.redelivery_delay, LONGEST_DELAY))
+
+
+class InboxLeaseRules(LeaseRules, frozen=True, kw_only=True):
+    """The rules for a consumer whose inbox counts starts, and decides what is poison.
+
+    A delivery that was lost because its process died does not count against a message: it may only have been near the
+    one that killed the process.
+    """
+
+    def is_exhausted(self, deliveries: int, lost: int) -> bool:
+        return deliveries - lost >= self.max_deliveries or lost >= self.most_lost
+
+    @property
+    def most_lost(self) -> int:
+        return max(self.max_deliveries, MOST_LOST)
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -149,44 +187,82 @@ class DeadMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The kind of contract breach, if the last failure was one."""
 
 
+class HistoryLine(msgspec.Struct, frozen=True):
+    """One line of a stored history: see `describe_failure`."""
+
+    delivery: int
+    at: datetime
+    error: str = ""
+    category: str | None = None
+    kind: str | None = None
+
+
+_history_line = msgspec.json.Decoder(HistoryLine)
+
+
 def read_dead_message(
     key: Any,
-    transaction_id: str | None,
+    transaction_id: Any,
     body: bytes,
-    reason: str,
-    category: str | None,
-    error: str | None,
-    deliveries: int,
-    enqueued_at: float,
-    died_at: float,
-    lines: str,
+    reason: Any,
+    category: Any,
+    error: Any,
+    deliveries: Any,
+    enqueued_at: Any,
+    died_at: Any,
+    lines: Any,
 ) -> DeadMessage:
     """Build it from stored values. `lines` come from `describe_failure`; an id that can be read from `body` replaces
-    `transaction_id`."""
+    `transaction_id`. Whatever another program has written there, it is a dead letter: values that cannot be read are
+    unknown, and do not hide the letters behind it."""
     try:
         transaction = decode(body)
     except DecodeError:
         transaction = None
+    died = _time_of(died_at)
     history: list[Failure] = []
     kind = None
-    for line in filter(None, lines.split("\n")):  # not splitlines: JSON leaves other line ends as they are
-        known = msgspec.json.decode(line)
-        history.append(Failure(known["at"], known.get("error", ""), known["delivery"], known.get("category")))
-        kind = known.get("kind")
+    for line in filter(
+        None, str(lines or "").split("\n")
+    ):  # not splitlines: JSON leaves other line ends alone
+        try:
+            known = _history_line.decode(line)
+        except (msgspec.DecodeError, ValueError):
+            history.append(Failure(died.isoformat(), "a line of its history cannot be read"))
+            continue
+        history.append(Failure(known.at.isoformat(), known.error, known.delivery, known.category))
+        kind = known.kind
     return DeadMessage(
-        transaction_id=transaction_id if transaction is None else transaction.id,
+        transaction_id=(transaction_id and str(transaction_id)) if transaction is None else transaction.id,
         transaction=transaction,
-        reason=BurialReason(reason),
-        category=ExceptionCategory(category) if category else None,
-        error=error,
-        deliveries=deliveries,
-        enqueued_at=datetime.fromtimestamp(enqueued_at, UTC),
-        died_at=datetime.fromtimestamp(died_at, UTC),
+        reason=BurialReason(reason) if reason in REASONS else BurialReason.UNDECODABLE,
+        category=ExceptionCategory(category) if category in CATEGORIES else None,
+        error=error and str(error),
+        deliveries=max(int(_number_of(deliveries)), 0),
+        enqueued_at=_time_of(enqueued_at),
+        died_at=died,
         key=key,
         body=body,
         history=tuple(history),
         kind=kind,
     )
+
+
+def _number_of(value: Any) -> float:
+    """The number; 0 if it is not one."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return 0.0
+    return number if math.isfinite(number) else 0.0
+
+
+def _time_of(seconds: Any) -> datetime:
+    """The time; 1970 if it is not one."""
+    try:
+        return datetime.fromtimestamp(_number_of(seconds), UTC)
+    except (ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(0, UTC)
 
 
 def describe_failure(
@@ -197,7 +273,7 @@ def describe_failure(
     if error is None:
         return None, None, msgspec.json.encode(line).decode() + "\n"
     # Text from outside may contain lone surrogates, which no store accepts.
-    text = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
+    text = redact(str(error)).encode("utf-8", "backslashreplace").decode("utf-8")
     if text:
         line["error"] = text
     category = failure_category(error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -47,11 +48,13 @@ so far; its expired leases, including this one; its body."""
 class LeasedDelivery(weakref.ref[Transaction]):
     """One delivery: the object that a fetch returned, and what identifies it in the store."""
 
-    __slots__ = ("deliveries", "held", "identity", "settled", "since")
+    __slots__ = ("deliveries", "held", "identity", "lost", "settled", "since")
 
     identity: int
     held: Held
     deliveries: int
+    lost: int
+    """How many of its deliveries were never settled."""
     settled: bool
     since: float
     """When its lease began at the earliest, if the connector tracks that."""
@@ -65,11 +68,14 @@ class LeasedDeliveries(dict[int, LeasedDelivery]):
     twice is harmless.
     """
 
-    def record(self, transaction: Transaction, held: Held, deliveries: int, since: float = 0.0) -> None:
+    def record(
+        self, transaction: Transaction, held: Held, deliveries: int, since: float = 0.0, lost: int = 0
+    ) -> None:
         delivery = LeasedDelivery(transaction, self._forget)
         delivery.identity = id(transaction)
         delivery.held = held
         delivery.deliveries = deliveries
+        delivery.lost = lost
         delivery.settled = False
         delivery.since = since
         self[delivery.identity] = delivery
@@ -101,6 +107,10 @@ class LeaseStore(Protocol):
         """Run one at a time, all or none, durable at its end. Raises `ConnectorClosedError` once closed."""
         ...
 
+    def now(self) -> float:
+        """Seconds by which leases and delays are measured: the same for all that share the store, and set by nobody."""
+        ...
+
     def append(self, bodies: Sequence[bytes], now: float) -> None: ...
 
     def available(self, now: float, limit: int) -> Sequence[AvailableRow]:
@@ -113,7 +123,9 @@ class LeaseStore(Protocol):
 
     def extend(self, deliveries: Sequence[Held], until: float) -> Sequence[Held]: ...
 
-    def remove(self, deliveries: Sequence[Held]) -> Sequence[Held]: ...
+    def remove(self, deliveries: Sequence[Held], transactions: Sequence[Transaction]) -> Sequence[Held]:
+        """A durable store also records which transactions these were, for `onceward balance`."""
+        ...
 
     def give_back(self, key: int, token: int, visible_at: float) -> bool:
         """Uncount the delivery. With `visible_at` 0 the message is ready at its old place, otherwise delayed."""
@@ -161,12 +173,17 @@ class LeaseStore(Protocol):
 class LeasingConnector(Closing):
     """The `Connector` contract, over a `LeaseStore`."""
 
-    def __init__(self, store: LeaseStore, rules: LeaseRules, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, store: LeaseStore, rules: LeaseRules, clock: Callable[[], float] | None = None
+    ) -> None:
+        """With a `clock`, it measures leases and delays, too, instead of the store."""
         self.rules = rules
         self.lease = rules.lease
         self.owner: str | None = None
         self._store = store
-        self._clock = clock
+        self._clock = clock or time.time
+        """Seconds since 1970, for people to read."""
+        self._now = clock or store.now
         self._deliveries = LeasedDeliveries()
         self._suspect_after = rules.suspect_after
 
@@ -177,14 +194,14 @@ class LeasingConnector(Closing):
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
         with self._store.transaction(FETCH_WAIT):
-            now = self._clock()
+            now = self._now()
             rows, transactions, buried = self._choose(batch_size, now)
             token = secrets.randbits(63) if self.owner is None else new_token(self.owner)
             self._store.lease(rows, token, now + self.lease)
         for level, message, *args in buried:
             _log.log(level, message, *args)
         for row, transaction in zip(rows, transactions, strict=True):
-            self._deliveries.record(transaction, (row[0], token), row[2] + 1)
+            self._deliveries.record(transaction, (row[0], token), row[2] + 1, lost=row[3])
         return transactions
 
     def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
@@ -196,16 +213,16 @@ class LeasingConnector(Closing):
     def settle_transactions(self, settlements: Sequence[Settlement], /) -> None:
         """End these deliveries, all or none."""
         with self._store.transaction(WRITE_WAIT):
-            now = self._clock()
+            now = self._now()
             ending: dict[Held, tuple[Settlement, LeasedDelivery]] = {}
-            done: list[Held] = []
+            done: dict[Held, Transaction] = {}
             for settlement in settlements:
                 delivery = self._deliveries.of(settlement.transaction)
                 if not delivery.settled and delivery.held not in ending:
                     ending[delivery.held] = settlement, delivery
                     if settlement.verdict == Verdict.DONE:
-                        done.append(delivery.held)
-            lost = set(self._store.remove(done)) if done else set()
+                        done[delivery.held] = settlement.transaction
+            lost = set(self._store.remove(list(done), list(done.values()))) if done else set()
             if len(done) < len(ending):
                 for held, (settlement, delivery) in ending.items():
                     if settlement.verdict != Verdict.DONE and not self._end(settlement, delivery, now):
@@ -221,7 +238,7 @@ class LeasingConnector(Closing):
             )
         for held, (settlement, delivery) in ending.items():
             if settlement.verdict == Verdict.FAILED and held not in lost:
-                what = self.rules.describe_next(settlement.error, delivery.deliveries)
+                what = self.rules.describe_next(settlement.error, delivery.deliveries, delivery.lost)
                 _log.info("transaction %s: %s", settlement.transaction.id, what)
 
     def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
@@ -233,7 +250,7 @@ class LeasingConnector(Closing):
                 for delivery, transaction in zip(deliveries, transactions, strict=True)
                 if not delivery.settled
             }
-            lost = self._store.extend(list(running), self._clock() + self.lease)
+            lost = self._store.extend(list(running), self._now() + self.lease)
         for held in lost:
             _log.warning("transaction %s: lease expired, too late to extend it", running[held].id)
 
@@ -244,7 +261,7 @@ class LeasingConnector(Closing):
     def counts(self) -> dict[str, int]:
         """Count the messages that are `ready`, `leased`, `delayed` and `dead` now."""
         with self._store.transaction(WRITE_WAIT):
-            return self._store.counts(self._clock())
+            return self._store.counts(self._now())
 
     def dead_letters(self, limit: int = 100) -> list[DeadMessage]:
         """Return dead letters, longest dead first. They stay until `forget_dead`."""
@@ -255,6 +272,10 @@ class LeasingConnector(Closing):
         """Remove dead letters by their `key`, once another store has them."""
         with self._store.transaction(WRITE_WAIT):
             self._store.forget_dead(keys)
+
+    def leave_poison_to_inbox(self) -> None:
+        """See `InboxLeaseRules`. An inbox calls this."""
+        self.rules = self.rules.beside_inbox()
 
     def close(self) -> None:
         """Close the store. Idempotent."""
@@ -280,11 +301,13 @@ class LeasingConnector(Closing):
                 try:
                     transaction = decode(body)
                 except DecodeError as error:
-                    doomed.append((key, token, now, BurialReason.UNDECODABLE, None, None, str(error)))
+                    doomed.append(
+                        (key, token, self._clock(), BurialReason.UNDECODABLE, None, None, str(error))
+                    )
                     buried.append((logging.ERROR, "message %d is now a dead letter: %s", key, error))
                     continue
-                if deliveries >= self.rules.max_deliveries:
-                    doomed.append((key, token, now, BurialReason.MAX_DELIVERIES, transaction.id))
+                if self.rules.is_exhausted(deliveries, lost):
+                    doomed.append((key, token, self._clock(), BurialReason.MAX_DELIVERIES, transaction.id))
                     buried.append((logging.WARNING, _NEVER_ENDED, transaction.id))
                     continue
                 serving.append(row)
@@ -300,10 +323,11 @@ class LeasingConnector(Closing):
         key, token = delivery.held
         if settlement.verdict == Verdict.RETURNED:
             return self._store.give_back(key, token, now + settlement.delay if settlement.delay > 0 else 0.0)
-        failure = describe_failure(settlement.error, delivery.deliveries, now)
-        decision = self.rules.after_failure(failure[0], delivery.deliveries)
+        died_at = self._clock()
+        failure = describe_failure(settlement.error, delivery.deliveries, died_at)
+        decision = self.rules.after_failure(failure[0], delivery.deliveries, delivery.lost)
         if isinstance(decision, Bury):
-            return self._store.bury(key, token, now, decision.reason, settlement.transaction.id, *failure)
+            return self._store.bury(key, token, died_at, decision.reason, settlement.transaction.id, *failure)
         return self._store.delay(key, token, now + decision.delay, *failure)
 
 
@@ -317,6 +341,10 @@ class AsyncLeasingConnector(AsyncClosing):
     @property
     def rules(self) -> LeaseRules:
         return self._wire.rules
+
+    def leave_poison_to_inbox(self) -> None:
+        """As `LeasingConnector.leave_poison_to_inbox`."""
+        self._wire.leave_poison_to_inbox()
 
     async def _call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call it, completely or not at all, without blocking the event loop for long."""

@@ -72,21 +72,45 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seen(NamedTuple):
-    """A message that is in the source."""
+    """A message that is or was in the source."""
 
-    digest: bytes
-    """SHA-256 of its bytes, the same as in its dead letter."""
     tracking_id: str
     day: int
+    """Of the event: the inbox purges records by it."""
+    at: float = 0.0
+    """When it was appended, in seconds since 1970; 0 if unknown."""
+    digest: bytes = b""
+    """SHA-256 of its bytes, the same as in its dead letter; empty if unknown, as for one that is done."""
+
+
+class Forgotten(NamedTuple):
+    """How many messages ended that the source no longer lists. They can be compared only by their number."""
+
+    by_days: Mapping[tuple[int, int], int] = {}
+    """Different ids, by the first and last day that their events may be of."""
+    undated: int = 0
+    """Messages of which not even the day is known."""
+    copies: int = 0
+    """Copies of the ids in `by_days`."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_days.values()) + self.undated + self.copies
 
 
 class Messages(NamedTuple):
-    """The messages themselves, if the source keeps those that are done."""
+    """The messages themselves, oldest first."""
 
     done: list[Seen]
-    """Acknowledged, and not a dead letter that the source keeps."""
+    """Acknowledged."""
+    moved: list[Seen]
+    """Dead letters that were moved to a database."""
     others: list[Seen]
-    """Waiting, in flight, or dead."""
+    """Waiting, in flight, or dead letters that the source itself keeps."""
+    forgotten: Forgotten = Forgotten()
+    is_complete: bool = True
+    """Whether `moved` has all that were moved. Otherwise some are among `done`, which may also begin with messages
+    that were never delivered, because the consumer was set to start after them."""
 
 
 class SourceCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,12 +133,12 @@ class SourceCounts(msgspec.Struct, frozen=True, kw_only=True):
     done."""
     dropped: Mapping[str, int] = {}
     """By reason."""
-    gone: int = 0
-    """No longer there; whether they were done before is unknown."""
     has_copies: bool = True
     """Whether the source may hold a message twice."""
     notes: Mapping[str, str] = {}
     """Why a number is unknown, or not what it seems, by the name of the number."""
+    unknown: tuple[str, ...] = ()
+    """Why the numbers do not show whether a message is missing."""
     missing: str | None = None
     """What does not exist, and what to check: it was never used, or its URL is mistyped."""
     messages: Messages | None = None

@@ -12,26 +12,23 @@ connector, by the names of its class's parameters. Reading a URL checks all of i
 
 from __future__ import annotations
 
-import re
 from typing import Any, NoReturn
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from onceward._secrets import MASK, mask_url, names_secret, remember
 from onceward.connectors.lease_rules import LeaseRules
 from onceward.connectors.registry import find_scheme, scheme_names
 from onceward.connectors.reports import SourceCounts, SourceFacts
 from onceward.connectors.scheme import LEASE_SETTINGS, Scheme
 from onceward.errors import ConfigurationError
 
-CREDENTIALS = re.compile(r"(?i)(pass|pwd|secret|token|credential)")
-"""Names of settings whose values are never shown."""
-WITHOUT_PASSWORDS = ("sqlite", "memory")
-"""Schemes of paths and names, where an @ is part of the name."""
-
 
 class Address:
     """A parsed URL of a source or sink. `str()` hides its passwords."""
 
     def __init__(self, url: str, *, sink: bool = False) -> None:
+        if isinstance(url, str):
+            remember(url)
         self.url = url
         self.sink = sink
         self.scheme = url.partition("://")[0] if isinstance(url, str) and "://" in url else ""
@@ -92,16 +89,16 @@ class Address:
 
     def refuse(self, problem: str) -> NoReturn:
         """Raise `ConfigurationError`: what is wrong with this URL, and what to write instead."""
-        raise ConfigurationError(f"{self.role} {redact_url(self.url)!r}: {problem}")
+        raise ConfigurationError(f"{self.role} {mask_url(self.url)!r}: {problem}")
 
     def __str__(self) -> str:
-        return redact_url(self.url)
+        return mask_url(self.url)
 
     def _find_scheme(self) -> Scheme:
         found = find_scheme(self.scheme) if self.scheme else None
         if found is None:
             raise ConfigurationError(
-                f"{redact_url(str(self.url))!r} is not a {self.role}; start its URL with one of "
+                f"{mask_url(str(self.url))!r} is not a {self.role}; start its URL with one of "
                 f"{', '.join(f'{name}://' for name in scheme_names())}"
             )
         return found
@@ -118,7 +115,7 @@ class Address:
             try:
                 settings[name] = takes[name].convert(value)
             except ValueError:
-                shown = "***" if CREDENTIALS.search(name) else repr(value)
+                shown = MASK if names_secret(name) else repr(value)
                 self.refuse(f"{name} must be {takes[name].expects}, not {shown}")
             if not value:
                 self.refuse(f"{name} is empty; give it a value, or remove it")
@@ -131,20 +128,3 @@ class Address:
             LeaseRules(**{name: value for name, value in self.settings.items() if name in ours})
         except ConfigurationError as error:
             self.refuse(str(error))
-
-
-def redact_url(url: str) -> str:
-    """Replace passwords by ***, even if it is not a valid URL."""
-    head, question, query = url.partition("?")
-    scheme, colon, rest = head.partition("://")
-    user, at, host = rest.rpartition("@")
-    if at and scheme not in WITHOUT_PASSWORDS:
-        name, has_password, _ = user.partition(":")
-        rest = f"{name}:***@{host}" if has_password else f"{user}@{host}"
-    redacted = "&".join(_redact_setting(each) for each in query.split("&"))
-    return f"{scheme}{colon}{rest}{question}{redacted}"
-
-
-def _redact_setting(setting: str) -> str:
-    name, equals, value = setting.partition("=")
-    return f"{name}{equals}{'***' if CREDENTIALS.search(name) else value}"

@@ -88,9 +88,14 @@ def redis_server(*, durable: bool = False, oldest: bool = False) -> Iterator[Ser
 
 
 @contextmanager
-def nats_server() -> Iterator[Server]:
-    """A NATS server with JetStream that accepts messages as large as the largest fact."""
-    with _server("ONCEWARD_TEST_NATS_URL", _nats_command, "nats://127.0.0.1:{port}", b"INFO") as server:
+def nats_server(*, durable: bool = False, monitoring: int | None = None) -> Iterator[Server]:
+    """A NATS server with JetStream that accepts messages as large as the largest fact. With `durable`, each is on disk
+    before it is acknowledged. `monitoring` is a port for its pages."""
+    more = [] if monitoring is None else ["--http_port", str(monitoring)]
+    variable = "" if durable or more else "ONCEWARD_TEST_NATS_URL"
+    with _server(variable, lambda port, directory: [
+        *_nats_command(port, directory, durable=durable), *more,
+    ], "nats://127.0.0.1:{port}", b"INFO") as server:  # fmt: skip
         yield server
 
 
@@ -117,8 +122,10 @@ def nats_cluster() -> Iterator[dict[str, Server]]:
         yield servers
 
 
-def _nats_command(port: int, directory: Path) -> list[str]:
-    (directory / "nats.conf").write_text("max_payload: 32MB\n")  # the command has no option for it
+def _nats_command(port: int, directory: Path, *, durable: bool = False) -> list[str]:
+    # The command has no options for these.
+    sync = "jetstream { sync_interval: always }\n" if durable else ""
+    (directory / "nats.conf").write_text(f"max_payload: 32MB\n{sync}")
     binary = Path(sysconfig.get_path("scripts")) / "nats-server"
     return [
         str(binary), "--config", str(directory / "nats.conf"), "--addr", "127.0.0.1", "--port", str(port),

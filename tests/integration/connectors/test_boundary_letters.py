@@ -127,7 +127,7 @@ def test_while_the_store_is_away_the_cursor_stays(
         raise ConnectionError("the store is away")
 
     with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
-        patched.setattr(letters.made.operations, "bury", away)
+        patched.setattr(letters.made.operations, "take_over", away)
         letters.consume(source, refuse_second)
     assert "the store is away" in caplog.text
     assert (site.cursor(), letters.count()) == (1, 0)

@@ -135,6 +135,34 @@ def test_an_entry_whose_body_was_trimmed_is_reported_and_cleared(
         assert client.xpending(stream, "onceward")["pending"] == 1
 
 
+@pytest.mark.req("CN-04")
+@pytest.mark.parametrize("values", [b"", b"odd", b"\xff\x00", b"-1", b"9" * 30])
+def test_no_entry_of_the_dead_letters_hides_those_behind_it(
+    redis_url: str, stream: str, client: redis.Redis, values: bytes
+) -> None:
+    with RedisStreamsConnector(redis_url, stream, on_failure="dead_letter") as connector:
+        names = (
+            "id",
+            "body",
+            "reason",
+            "category",
+            "error",
+            "deliveries",
+            "enqueued_at",
+            "died_at",
+            "history",
+        )
+        client.xadd(connector._queue.dead, {"something": "else"})
+        client.xadd(connector._queue.dead, dict.fromkeys(names, values))
+        connector.dispatch_transactions(numbered(1))
+        [transaction] = connector.fetch_transactions(1)
+        connector.settle_transactions([Settlement(transaction, Verdict.FAILED)])
+        letters = connector.dead_letters()
+        assert [letter.transaction_id for letter in letters][2:] == ["t0"]
+        connector.forget_dead([letter.key for letter in letters])
+        assert connector.dead_letters() == []
+
+
 def test_an_entry_of_somebody_else_becomes_a_dead_letter(
     redis_url: str, stream: str, client: redis.Redis
 ) -> None:
@@ -529,6 +557,23 @@ def test_redis_restarted_under_load_loses_nothing_between_the_engines(
     assert seen == sent == ids
     with RedisStreamsConnector(url, "orders") as connector:
         assert connector.counts()["dead"] == 0
+
+
+def test_a_user_who_may_not_create_groups_uses_an_existing_one(
+    redis_url: str, stream: str, client: redis.Redis
+) -> None:
+    user = f"user-{stream}"
+    client.execute_command("ACL", "SETUSER", user, "on", ">secret", "~*", "+@all", "-xgroup")
+    url = redis_url.replace("redis://", f"redis://{user.replace(':', '%3A')}:secret@")
+    try:
+        with RedisStreamsConnector(url, stream) as connector:
+            connector.dispatch_transactions(numbered(1))
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                connector.fetch_transactions(1)
+            client.xgroup_create(stream, "onceward", "0")
+            assert len(connector.fetch_transactions(1)) == 1
+    finally:
+        client.acl_deluser(user)
 
 
 def losses(caplog: pytest.LogCaptureFixture) -> list[str]:

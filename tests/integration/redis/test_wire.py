@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -18,15 +20,18 @@ import redis
 import redis.asyncio
 
 from onceward import Transaction
-from onceward._redis.stop import AsyncStop, BlockingStop
+from onceward._process.stop import AsyncStop, BlockingStop
 from onceward._redis.wire import BlockingRedisWire
 from onceward._redis.wire_asyncio import AsyncRedisWire
 from onceward._sync import run_blocking
 from onceward.boundary.certs import Authority
 from onceward.connectors.redis_streams import AsyncRedisStreamsConnector, RedisStreamsConnector
 from onceward.testing.connectors.driver import ConnectorDriver
+from tests.support.every_redis import every_redis
 from tests.support.queue.proxy import proxy
 from tests.support.wait import until
+
+pytestmark = every_redis
 
 
 class Wired:
@@ -125,6 +130,30 @@ def test_an_error_reply_is_not_held_back_by_a_command_that_blocks_after_it(
         assert time.monotonic() - began < 30
 
 
+@contextmanager
+def resetting() -> Iterator[str]:
+    """A server that resets its connection once a command begins to arrive, as a killed one does. Yields its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            accepted, _ = listening.accept()
+            with accepted:
+                accepted.recv(1)
+                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        yield f"redis://127.0.0.1:{listening.getsockname()[1]}/0"
+        serving.join()
+
+
+@pytest.mark.parametrize("size", [1, 1 << 25], ids=["while receiving", "while sending"])
+def test_a_connection_that_is_reset_is_lost_like_any_other(mode: str, admin: redis.Redis, size: int) -> None:
+    silent = {"client_name": None, "driver_info": None}
+    with resetting() as url, wired(mode, admin, url, **silent) as wire, pytest.raises(redis.ConnectionError):
+        wire.exchange(("ECHO", b"x" * size))
+
+
 def test_closing_closes_what_is_idle_and_the_next_exchange_opens_a_connection(
     mode: str, admin: redis.Redis, redis_url: str
 ) -> None:
@@ -213,8 +242,9 @@ def test_a_connector_that_is_closed_while_redis_is_silent_leaves_no_connection(
             admin.client_pause(1500)
             fetched: list[Any] = []
             fetching = threading.Thread(target=lambda: fetched.extend(connector.fetch()))
+            sent = link.seen["EVALSHA"]
             fetching.start()
-            until(lambda: link.seen["XGROUP"])
+            until(lambda: link.seen["EVALSHA"] > sent)
             connector.close()
             fetching.join()
             assert [each.id for each in fetched] == ["1"], "it was fetched, and its caller has it"

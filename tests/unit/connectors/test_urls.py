@@ -12,7 +12,7 @@ from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.boundary.scheme import server_of
 from onceward.connectors.redis_streams.scheme import stream_of
 from onceward.connectors.sqlite.scheme import file_of
-from onceward.connectors.urls import Address, redact_url
+from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
 from onceward.transaction import Settlement, Verdict
 from tests.support.world import World
@@ -114,22 +114,6 @@ def test_a_url_that_names_no_source_is_refused_at_once_and_without_its_password(
 def test_a_sink_is_called_a_sink_and_a_boundary_needs_zones_there() -> None:
     with pytest.raises(ConfigurationError, match=r"sink 'boundary\+http://h'.*from_zone=HERE&to_zone=THERE"):
         Address("boundary+http://h", sink=True)
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        (f"redis://u:{SECRET}@h/orders?group=g", "redis://u:***@h/orders?group=g"),
-        (f"redis://:{SECRET}@h/orders", "redis://:***@h/orders"),
-        ("redis://user@h/orders", "redis://user@h/orders"),
-        (f"redis://:a@{SECRET}@h/orders", "redis://:***@h/orders"),
-        ("sqlite:///me@home.db", "sqlite:///me@home.db"),
-        (f"x://h?token={SECRET}&a=1", "x://h?token=***&a=1"),
-        ("production", "production"),
-    ],
-)
-def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
-    assert redact_url(url) == shown
 
 
 def test_the_origin_has_no_settings() -> None:

@@ -12,9 +12,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar, Unpack
 
+from onceward._process.aside import call_together
 from onceward._sync import run_blocking
 from onceward.boundary.client.client import BoundaryClient
 from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
@@ -31,6 +31,8 @@ from onceward.transaction import Settlement, Transaction
 
 _log = OwnLogger(logging.getLogger("onceward.connectors.boundary"))
 
+PAGE_BYTES = 8 * 1024 * 1024
+"""More than the default, because a page repeats the held facts."""
 MOST_HELD = LARGEST_PAGE
 """Facts beyond the cursor: pages begin at the cursor, and the boundary serves no larger ones."""
 WORTH_FETCHING = 100
@@ -60,7 +62,7 @@ class FactConnector(Generic[C]):
         *,
         from_zone: str | None = None,
         to_zone: str | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         **settings: Unpack[LeaseSettings],
     ) -> None:
         self._check_client(client)
@@ -108,7 +110,7 @@ class FactConnector(Generic[C]):
         full = held > MOST_HELD - WORTH_FETCHING
         # Each page repeats the held facts. At twice their number, the old never outnumber the new for long.
         limit = 1 if full else min(2 * held + size, MOST_HELD)
-        page: Page = await self._call("fetch", self._consumer, limit)
+        page: Page = await self._call("fetch", self._consumer, limit, PAGE_BYTES)
         fresh = [fact for fact in page.facts if fact.offset > self._window.last and not full]
         self._queue.add([(fact.offset, self._body_of(fact)) for fact in fresh])
         if page.facts:  # those before it were confirmed by another connector, or expired
@@ -234,9 +236,7 @@ def _check_settings(consumer_name: str | None, from_zone: str | None, to_zone: s
 
 def run_together(work: Work, times: int) -> None:
     """Run `work` several times at once, in threads, and wait for all."""
-    with ThreadPoolExecutor(times, "onceward-boundary-append") as threads:
-        for each in [threads.submit(lambda: run_blocking(work())) for _ in range(times)]:
-            each.result()
+    call_together(lambda: run_blocking(work()), times)
 
 
 async def run_together_async(work: Work, times: int) -> None:

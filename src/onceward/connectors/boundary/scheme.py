@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from onceward._secrets import mask, mask_url
 from onceward.connectors.reports import (
     ANSWER_SECONDS,
     CHECK_SERVER,
@@ -23,15 +24,9 @@ if TYPE_CHECKING:
     from onceward.connectors.urls import Address
 
 FILES = frozenset(("ca", "cert", "key"))
-FACTS = SourceFacts(
-    durability=Durability(
-        Survives.MACHINE_CRASH,
-        "a boundary acknowledges a fact when it is durable in its store; it keeps facts for a week, or as configured; "
-        "a consumer that is away longer gets a report of what it missed",
-    ),
-    redelivers=True,
-    keeps_dead_letters=False,
-)
+KEEPS = "facts are kept for a week, or as configured; a consumer that is away longer gets a report of what it missed"
+SURVIVES = {"machine_crash": Survives.MACHINE_CRASH, "process_crash": Survives.PROCESS_CRASH}
+FACTS = SourceFacts(redelivers=True, keeps_dead_letters=False)
 
 
 def server_of(address: Address) -> str:
@@ -72,10 +67,22 @@ def open_log(address: Address, *, asynchronous: bool) -> Any:
 
 def facts(address: Address) -> SourceFacts:
     try:
-        read_stats(address)
+        stats = read_stats(address)
     except ServerUnreachable as error:
         return msgspec.structs.replace(FACTS, unreachable=(str(error),))
-    return FACTS
+    return msgspec.structs.replace(FACTS, durability=durability_of(stats))
+
+
+def durability_of(stats: dict[str, Any]) -> Durability:
+    """What the boundary reports about its store."""
+    found = stats.get("durability")
+    if not isinstance(found, dict):
+        return Durability(
+            None, "not checked how durable the store of the boundary is: its version does not report it"
+        )
+    return Durability(
+        SURVIVES.get(str(found.get("survives"))), f"{found.get('why')}; {KEEPS}", str(found.get("advice", ""))
+    )
 
 
 def counts(address: Address) -> SourceCounts:
@@ -107,6 +114,7 @@ def _no_cursor(address: Address, name: str, others: list[str]) -> str:
 def read_stats(address: Address) -> dict[str, Any]:
     """Return the content of the boundary's /stats page. Raise `ServerUnreachable`."""
     from http.client import HTTPException
+    from urllib.error import HTTPError
     from urllib.request import urlopen
 
     page = f"{server_of(address)}/stats"
@@ -115,12 +123,24 @@ def read_stats(address: Address) -> dict[str, Any]:
             stats: dict[str, Any] = json.load(answer)
             stats["first"], stats["last"], stats["consumers"]
             return stats
+    except HTTPError as error:
+        with error:
+            why = _message_in(error.read(10_000)) or f"{error.code} {error.reason}"
+        raise ServerUnreachable(f"cannot read {page}: {why}; {CHECK_SERVER}") from None
     except (OSError, HTTPException) as error:
         raise ServerUnreachable(
-            f"cannot read {page}: {getattr(error, 'reason', error)}; {CHECK_SERVER}"
+            f"cannot read {mask_url(page)}: {mask(str(getattr(error, 'reason', error)))}; {CHECK_SERVER}"
         ) from None
     except (ValueError, LookupError, TypeError):
-        raise ServerUnreachable(f"{page} is not the page of a boundary; check its URL") from None
+        raise ServerUnreachable(f"{mask_url(page)} is not the page of a boundary; check its URL") from None
+
+
+def _message_in(body: bytes) -> str:
+    """Return what a boundary says that cannot read its store."""
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, LookupError, TypeError):
+        return ""
 
 
 def _has_tls(address: Address) -> bool:

@@ -70,7 +70,7 @@ class FactWindow(MemoryLeaseStore):
 class WindowQueue(LeasingConnector):
     """Delivers the facts in the window. Until `bury_failures`, it redelivers every failure, forever."""
 
-    def __init__(self, rules: LeaseRules, clock: Callable[[], float]) -> None:
+    def __init__(self, rules: LeaseRules, clock: Callable[[], float] | None) -> None:
         self.window = FactWindow()
         super().__init__(self.window, rules, clock)
         self._rules_for_burials = rules
@@ -82,7 +82,7 @@ class WindowQueue(LeasingConnector):
     def ready(self, most: int) -> int:
         """Count the facts that could be delivered now, up to `most`."""
         with self.window.transaction(0.0):
-            return len(self.window.available(self._clock(), most))
+            return len(self.window.available(self._now(), most))
 
     def bury_failures(self) -> None:
         """From now on facts that fail permanently become dead letters: another store will keep them."""

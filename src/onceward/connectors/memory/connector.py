@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 from threading import RLock
 from typing import ParamSpec, TypeVar, Unpack
 
+from onceward._time import uptime
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.lease_rules import (
     BurialReason,
@@ -24,6 +24,7 @@ from onceward.connectors.lease_rules import (
 )
 from onceward.connectors.leases import AsyncLeasingConnector, AvailableRow, Held, LeasingConnector
 from onceward.task.exceptions import ExceptionCategory
+from onceward.transaction import Transaction
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,18 +36,22 @@ READY = 0.0
 class MemoryConnector(LeasingConnector):
     """A `Connector` without a wire. Threads may share it; other processes do not see it.
 
-    `LeaseRules` explains the settings. `clock` returns the time, in seconds, by which leases and delays are
+    `LeaseRules` explains the settings. A `clock` returns the time in seconds, by which leases and delays are then
     measured; tests pass their own.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.time, **settings: Unpack[LeaseSettings]) -> None:
+    def __init__(
+        self, *, clock: Callable[[], float] | None = None, **settings: Unpack[LeaseSettings]
+    ) -> None:
         super().__init__(MemoryLeaseStore(), LeaseRules(**settings), clock)
 
 
 class AsyncMemoryConnector(AsyncLeasingConnector):
     """An `AsyncConnector` without a wire; settings as for `MemoryConnector`."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.time, **settings: Unpack[LeaseSettings]) -> None:
+    def __init__(
+        self, *, clock: Callable[[], float] | None = None, **settings: Unpack[LeaseSettings]
+    ) -> None:
         super().__init__(MemoryConnector(clock=clock, **settings))
 
     async def _call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -106,6 +111,9 @@ class MemoryLeaseStore:
                 raise ConnectorClosedError("this memory connector is closed; create a new one to continue")
             yield
 
+    def now(self) -> float:
+        return uptime()
+
     def append(self, bodies: Sequence[bytes], now: float) -> None:
         self.put(zip(self._keys, bodies, strict=False), now)
 
@@ -147,7 +155,7 @@ class MemoryLeaseStore:
                 self._move(message, until)
         return missed
 
-    def remove(self, deliveries: Sequence[Held]) -> list[Held]:
+    def remove(self, deliveries: Sequence[Held], transactions: Sequence[Transaction]) -> list[Held]:
         missed = []
         for held in deliveries:
             if self._find(*held) is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import AbstractContextManager
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -54,7 +53,7 @@ def check(address: Address) -> None:
 def open_queue(address: Address, *, asynchronous: bool) -> Any:
     with _lock:
         store = _stores.setdefault(address.place, MemoryLeaseStore())
-    wire = LeasingConnector(_Share(store), LeaseRules(**address.settings), time.time)
+    wire = LeasingConnector(_Share(store), LeaseRules(**address.settings))
     return _Async(wire) if asynchronous else wire
 
 

@@ -55,6 +55,10 @@ class StreamConnector:
     def owner(self, name: str) -> None:
         self._queue.owner = name
 
+    def leave_poison_to_inbox(self) -> None:
+        """See `InboxLeaseRules`. An inbox calls this."""
+        self._queue.rules = self._queue.rules.beside_inbox()
+
     def _check_open(self) -> None:
         if self._closed:
             raise ConnectorClosedError(

@@ -1,81 +1,182 @@
-"""What a stream can count. Entries stay in it after they are done, so it can also list the messages."""
+"""What a stream can count, and its messages: entries stay in it after they are done, until somebody removes them."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
+from onceward.connectors.identities import seen_in
+from onceward.connectors.lease_rules import LeaseRules
 from onceward.connectors.redis_streams.durability import connect
-from onceward.connectors.reports import Messages, Seen, SourceCounts
+from onceward.connectors.redis_streams.protocol import StreamQueue
+from onceward.connectors.reports import Forgotten, Messages, Seen, SourceCounts
 
 if TYPE_CHECKING:
     from onceward.connectors.urls import Address
 
 PAGE = 1000
 """Entries per request."""
+MOST_HELD = 10_000_000
 
 
 def count_stream(source: Address, server: str, stream: str, group: str) -> SourceCounts:
     """Count by reading the whole stream. Raises `ServerUnreachable`."""
-    from onceward.connectors.lease_rules import LeaseRules
-    from onceward.connectors.redis_streams.protocol import StreamQueue
-
     queue = StreamQueue(server, stream, group, LeaseRules(), None, lambda: 0.0)
     with connect(server) as redis:
-        if not redis.exists(stream):
+        moment = _Moment.read(redis, queue)
+        # In this order: an entry that dies or is moved meanwhile is seen twice, never missed.
+        buried = {fields[b"entry"] for _, fields in _entries(redis, queue.dead)}
+        moved = set(redis.zrange(queue.moved, 0, -1))
+        if moment.facts is None and not moment.tally:
             return SourceCounts(
                 appended=0,
                 done=0,
                 pending=0,
                 dead=0,
+                moved=0,
                 notes={"appended": f"nothing has been sent yet: there is no stream {stream}"},
                 missing=f"there is no stream {stream!r}; check the source {str(source)!r}",
-                messages=Messages([], []),
+                messages=Messages([], [], []),
             )
-        groups = {each["name"].decode(): each["last-delivered-id"] for each in redis.xinfo_groups(stream)}
-        is_new = queue.group not in groups
-        held = set() if is_new else set(_pending_ids(redis, stream, queue.group))
-        read_to = (-1, 0) if is_new else _number(groups[queue.group])
-        # In this order: an entry that is buried meanwhile is seen twice, never missed.
-        buried = {fields[b"entry"] for _, fields in _entries(redis, queue.dead)}
-        added = redis.xinfo_stream(stream).get("entries-added")
-        seen = Messages([], [])
-        unread = 0
-        here: set[bytes] = set()
-        for entry, fields in _entries(redis, stream):
-            like = seen.others
-            if _number(entry) > read_to:
-                unread += 1
-            elif entry in held or entry in buried:
-                here.add(entry)
+        seen = Messages([], [], [], is_complete=moment.ended is not None)
+        waiting, bodiless = len(moment.held), set(moment.held)
+        unread = _entries(redis, stream, moment.read_to)  # first, before they are trimmed
+        for entry, fields in unread:
+            if _number(entry) <= moment.last:
+                waiting += 1
+                bodiless.discard(entry)
+                seen.others.append(_identify(entry, fields))
+        for entry, fields in _entries(redis, stream, upto=moment.read_to):
+            if entry in moment.held or entry in buried:
+                like = seen.others
+                bodiless.discard(entry)
             else:
-                like = seen.done
+                like = seen.moved if entry in moved else seen.done
             like.append(_identify(entry, fields))
-    known = unread + len(seen.done) + len(held | buried)  # some are no longer in the stream
-    notes = {}
-    if added is None:
+        if bodiless:  # unless they were done and removed since
+            bodiless &= _Moment.read(redis, queue).held
+    counts = _add_up(source, queue, moment, seen, waiting, buried)
+    return msgspec.structs.replace(counts, unknown=_doubt(len(bodiless)))
+
+
+class _Moment(NamedTuple):
+    """What Redis knows at one moment."""
+
+    facts: dict[str, Any] | None
+    """None if there is no stream."""
+    groups: dict[str, bytes]
+    """The last entry that each group has read."""
+    held: set[bytes]
+    """Entries in flight, some of which may no longer be in the stream."""
+    tally: dict[bytes, bytes]
+    read_to: bytes
+    ended: int | None
+    """How many entries the group has ended; None if they were not all counted."""
+
+    @property
+    def last(self) -> tuple[int, int]:
+        return (0, 0) if self.facts is None else _number(self.facts["last-generated-id"])
+
+    @classmethod
+    def read(cls, redis: Any, queue: StreamQueue) -> _Moment:
+        with redis.pipeline(transaction=True) as together:
+            together.xinfo_stream(queue.stream)
+            together.xinfo_groups(queue.stream)
+            together.hgetall(queue.tally)
+            together.xpending_range(queue.stream, queue.group, min="-", max="+", count=MOST_HELD)
+            facts, groups, tally, pending = together.execute(raise_on_error=False)
+        if isinstance(tally, Exception):
+            raise tally
+        absent = (facts, groups, pending)
+        if any(isinstance(each, Exception) and not _is_absent(each) for each in absent):
+            raise next(each for each in absent if isinstance(each, Exception))
+        facts, groups, pending = (None if isinstance(each, Exception) else each for each in absent)
+        read = {each["name"].decode(): each["last-delivered-id"] for each in groups or ()}
+        return cls(
+            facts,
+            read,
+            {each["message_id"] for each in pending or ()},
+            tally,
+            read.get(queue.group, b"0-0"),
+            _count_ended(queue.group, facts is not None, read, tally),
+        )
+
+    def appended(self) -> int | None:
+        """How many entries were ever added; None if Redis does not know."""
+        counted = int(self.tally.get(b"appended", 0))
+        if self.facts is None:
+            return counted
+        added, last = self.facts.get("entries-added"), self.facts["last-generated-id"]
+        if added is not None:
+            ours = counted - int(self.tally.get(b"before", 0))
+            if added == 0:
+                return counted
+            return counted + int(added) - ours if added >= ours else None  # others have created it again
+        is_ours = last in (b"0-0", self.tally.get(b"last"))
+        return counted if is_ours and b"others" not in self.tally else None
+
+
+def _add_up(
+    source: Address, queue: StreamQueue, moment: _Moment, seen: Messages, waiting: int, buried: set[bytes]
+) -> SourceCounts:
+    appended, notes = moment.appended(), {}
+    read_to = _number(moment.read_to)
+    dead = sum(_number(entry) <= read_to for entry in buried - moment.held)
+    listed = len(seen.done) + len(seen.moved)
+    if moment.ended is None:
+        gone = max((appended or 0) - waiting - dead - listed, 0)
+    else:
+        gone = max(moment.ended - dead - listed, 0)
+    if appended is None:
         notes["appended"] = (
-            "counts only entries that the stream still has: Redis before 7.0 does not count removed ones"
+            "something other than onceward adds to this stream, or did, and Redis before 7.0 does not count entries; "
+            "or the stream was deleted, and created again by something else"
         )
-    elif added > known:
-        notes["gone"] = (
-            "they are no longer in the stream; Redis does not know whether they were done before that"
-        )
-    if held - here:
-        notes["pending"] = (
-            f"{len(held - here):,} of them were trimmed from the stream, and will become dead letters"
-        )
+    elif waiting + dead + listed + gone > appended:
+        appended = None
+        notes["appended"] = "the stream has more entries than were counted: its count was removed or restored"
     return SourceCounts(
-        appended=known if added is None else added,
-        done=len(seen.done),
-        pending=unread + len(held - buried),
-        dead=len(buried),
-        gone=max((added or 0) - known, 0),
+        appended=appended,
+        done=len(seen.done) + gone,
+        pending=waiting,
+        dead=dead,
+        moved=len(seen.moved),
         notes=notes,
-        missing=_describe_missing_group(source, queue.group, list(groups)) if is_new and groups else None,
-        messages=seen,
+        missing=_describe_missing_group(source, queue.group, list(moment.groups))
+        if queue.group not in moment.groups and moment.groups
+        else None,
+        messages=seen._replace(forgotten=Forgotten(undated=gone)),
     )
+
+
+def _doubt(bodiless: int) -> tuple[str, ...]:
+    """Say why entries that were removed after they were read leave it open whether they are lost."""
+    if not bodiless:
+        return ()
+    return (
+        f"{bodiless:,} {'entry' if bodiless == 1 else 'entries'} in flight cannot be delivered again, because somebody "
+        "removed them from the stream: the worker that has read them may still finish, or they become dead letters "
+        "without a body",
+    )
+
+
+def _count_ended(
+    group: str, has_stream: bool, groups: dict[str, bytes], tally: dict[bytes, bytes]
+) -> int | None:
+    begun = tally.get(f"begun:{group}".encode())
+    if has_stream and group not in groups:
+        if not groups and not any(name.startswith(b"begun:") for name in tally):
+            return 0  # nobody has read anything yet
+        if begun == tally.get(b"streams", b"0"):
+            return None  # the group was deleted, so what it has ended waits again
+    ended = tally.get(f"ended:{group}".encode())
+    return None if ended is None else int(ended)
+
+
+def _is_absent(error: Exception) -> bool:
+    return "no such key" in str(error) or "NOGROUP" in str(error)
 
 
 def _describe_missing_group(source: Address, group: str, others: list[str]) -> str:
@@ -85,17 +186,11 @@ def _describe_missing_group(source: Address, group: str, others: list[str]) -> s
     )
 
 
-def _pending_ids(redis: Any, stream: str, group: str) -> Iterator[bytes]:
-    begin: bytes | str = "-"
-    while page := redis.xpending_range(stream, group, min=begin, max="+", count=PAGE):
-        for each in page:
-            yield each["message_id"]
-        begin = b"(" + page[-1]["message_id"]
-
-
-def _entries(redis: Any, stream: str) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
-    begin: bytes | str = "-"
-    while page := redis.xrange(stream, min=begin, count=PAGE):
+def _entries(
+    redis: Any, stream: str, after: bytes = b"", upto: bytes | str = "+"
+) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
+    begin: bytes | str = b"(" + after if after else "-"
+    while page := redis.xrange(stream, min=begin, max=upto, count=PAGE):
         yield from page
         begin = b"(" + page[-1][0]
 
@@ -106,14 +201,4 @@ def _number(entry: bytes) -> tuple[int, int]:
 
 
 def _identify(entry: bytes, fields: dict[bytes, bytes]) -> Seen:
-    from onceward.connectors.codec import DecodeError, decode
-    from onceward.inbox.errors import ContractError
-    from onceward.inbox.event import Event
-
-    body = fields.get(b"body", b"")
-    digest = hashlib.sha256(body).digest()
-    try:
-        event = Event.of(decode(body))
-    except (DecodeError, ContractError):  # it cannot have been applied, but may be a dead letter
-        return Seen(digest, f"entry {entry.decode()}", 0)
-    return Seen(digest, event.tracking_id, event.day)
+    return seen_in(fields.get(b"body", b""), _number(entry)[0] / 1000)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from onceward._secrets import mask
 from onceward.connectors.reports import (
     ANSWER_SECONDS,
     CHECK_SERVER,
@@ -36,7 +37,7 @@ def connect(server: str) -> Iterator[Any]:
     except (RedisError, OSError) as error:
         place = server.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
         raise ServerUnreachable(
-            f"cannot query Redis at {place}: {str(error).rstrip('.')}; {CHECK_SERVER}"
+            f"cannot query Redis at {place}: {mask(str(error)).rstrip('.')}; {CHECK_SERVER}"
         ) from None
     finally:
         client.close()
@@ -49,14 +50,15 @@ def read_server(server: str) -> dict[str, Any]:
 
         info = redis.info()
         try:
-            fsync = redis.config_get("appendfsync").get("appendfsync")
+            found = redis.config_get("*appendfsync*")
         except ResponseError:  # hosted servers refuse
-            fsync = None
+            found = {}
     return {
         "product": "Valkey" if "valkey_version" in info else "Redis",
         "version": info.get("valkey_version", info["redis_version"]),
         "aof": bool(info.get("aof_enabled")),
-        "fsync": fsync,
+        "fsync": found.get("appendfsync"),
+        "rests": found.get("no-appendfsync-on-rewrite") == "yes",
         "eviction": info.get("maxmemory_policy"),
         "replicas": info.get("connected_slaves"),
     }
@@ -68,23 +70,27 @@ def describe_server(
     version: str | None = None,
     aof: bool | None = None,
     fsync: str | None = None,
+    rests: bool = False,
     eviction: str | None = None,
     replicas: int | None = None,
     maxlen: int | None = None,
     unreachable: tuple[str, ...] = (),
 ) -> SourceFacts:
-    """Describe the source; None is unknown. `product`: Redis or Valkey; `fsync`: when it writes its append-only file to
-    disk (always, everysec or no); `eviction`: what it does when its memory is full; `maxlen`: to how many entries the
-    stream is trimmed."""
+    """Describe the source; None is unknown.
+
+    `product`: Redis or Valkey. `fsync`: when it writes its append-only file to disk (always, everysec or no). `rests`:
+    it does not do so while it rewrites that file. `eviction`: what it does when its memory is full. `maxlen`: to how
+    many entries the stream is trimmed.
+    """
     return SourceFacts(
-        durability=None if aof is None else _durability(product, version, aof, fsync),
+        durability=None if aof is None else _durability(product, version, aof, fsync, rests),
         redelivers=True,
         hazards=tuple(_hazards(product, version, eviction, replicas, maxlen)),
         unreachable=unreachable,
     )
 
 
-def _durability(product: str, version: str | None, aof: bool, fsync: str | None) -> Durability:
+def _durability(product: str, version: str | None, aof: bool, fsync: str | None, rests: bool) -> Durability:
     server, file = f"{product} {version}", f"{product.lower()}.conf"
     if not aof:
         return Durability(
@@ -97,6 +103,13 @@ def _durability(product: str, version: str | None, aof: bool, fsync: str | None)
             None,
             f"{server} has an append-only file, but does not say how often it is written to disk",
             "check that it runs with appendfsync always",
+        )
+    if fsync == "always" and rests:
+        return Durability(
+            Survives.PROCESS_CRASH,
+            f"{server} runs with no-appendfsync-on-rewrite yes: while it rewrites its append-only file, it does not "
+            "write to disk before it answers, and a crash of its machine may lose messages",
+            f"set no-appendfsync-on-rewrite no in {file}",
         )
     if fsync == "always":
         return Durability(

@@ -46,6 +46,8 @@ COUNTED = 10_000
 
 DONE = Verdict.DONE
 Entry = tuple[str, bytes]
+Row = tuple[Any, int, Any, int]
+"""A delivery: the entry's id, its number, the fields, and how many before it were never settled."""
 
 _known: set[tuple[str, str, str]] = set()
 """Groups that existed, by server, stream and group. The process remembers them, not the connector: after an outage
@@ -81,9 +83,10 @@ class StreamQueue:
         self.consumer = ""
         """Its name in the group; unique, and beginning with its owner's."""
         self.owner = f"{socket.gethostname()}-{os.getpid()}"
-        # The braces put all three into one slot of a cluster.
-        self.history = f"{{{stream}}}:{group}:history"
-        self.dead = f"{{{stream}}}:{group}:dead"
+        self.history = _beside(stream, f"{group}:history")
+        self.dead = _beside(stream, f"{group}:dead")
+        self.moved = _beside(stream, f"{group}:moved")
+        self.tally = _beside(stream, "tally")
         self._parked = "returned"
         self._maxlen = maxlen
         self._deliveries = LeasedDeliveries()
@@ -128,7 +131,7 @@ class StreamQueue:
 
     def _take(self, count: int) -> Exchange:
         """Take entries of dead consumers first, if there is time for them, then new ones."""
-        rows: list[tuple[Any, int, Any]] = []
+        rows: list[Row] = []
         alone = False
         recover = self._slack or time.monotonic() >= self._recover_at
         if recover:
@@ -137,18 +140,17 @@ class StreamQueue:
         if room and not alone:
             fresh = yield from self._read(room)
             self._slack = len(fresh) < room
-            rows += [(entry, 1, fields) for entry, fields in fresh]
+            rows += [(entry, 1, fields, 0) for entry, fields in fresh]
         if not rows and not recover:
             rows, _ = yield from self._recover(count)
         return rows
 
     def _make_group(self) -> Exchange:
-        [reply] = yield [("XGROUP", "CREATE", self.stream, self.group, "0", "MKSTREAM")]
+        is_new = yield from self._run_script(scripts.MAKE_GROUP, (self.group,))
+        if isinstance(is_new, Exception):
+            raise is_new
         group = (self.server, self.stream, self.group)
-        if isinstance(reply, Exception):
-            if not str(reply).startswith("BUSYGROUP"):
-                raise reply
-        elif group in _known:
+        if is_new and group in _known:
             _log.warning(
                 "stream %s with group %s has disappeared: Redis restarted without its data (to keep it, set "
                 "appendonly yes), or the stream or group was deleted. Created again. Messages that waited in the "
@@ -168,6 +170,7 @@ class StreamQueue:
     def _recover(self, count: int) -> Exchange:
         arguments = (
             self.group, self.consumer, self._lease_ms, count, self.rules.suspect_after, self.rules.max_deliveries,
+            self.rules.most_lost,
         )  # fmt: skip
         reply = yield from self._evaluate(scripts.CLAIM, arguments)
         served, buried, alone = reply or ((), (), 0)
@@ -201,11 +204,11 @@ class StreamQueue:
                 raise reply
         return reply[0][1] if reply else []
 
-    def _deliver(self, rows: list[tuple[Any, int, Any]], asked: float) -> Exchange:
+    def _deliver(self, rows: list[Row], asked: float) -> Exchange:
         transactions: list[Transaction] = []
         bad: list[Any] = []
         record = self._deliveries.record
-        for entry, deliveries, fields in rows:
+        for entry, deliveries, fields, lost in rows:
             body = body_of(fields or ())
             try:
                 transaction = decode(body or b"")
@@ -214,7 +217,7 @@ class StreamQueue:
                 _log.error("entry %s is now a dead letter: %s", as_str(entry), text)
                 bad.append((as_str(entry), deliveries, "bury", BurialReason.UNDECODABLE, text, ""))
                 continue
-            record(transaction, (entry, deliveries), deliveries, asked)
+            record(transaction, (entry, deliveries), deliveries, asked, lost)
             transactions.append(transaction)
         if bad:
             yield from self._settle(bad)
@@ -257,7 +260,7 @@ class StreamQueue:
         self._settling.update(ending)
         try:
             if certain:
-                [reply] = yield [("XACK", self.stream, self.group, *certain)]
+                reply = yield from self._run_script(scripts.ACKNOWLEDGE, (self.group, *certain))
                 if isinstance(reply, Exception):
                     raise reply
             lost = (yield from self._settle(verdicts)) if verdicts else []
@@ -274,7 +277,7 @@ class StreamQueue:
             )
         for entry, (settlement, delivery) in ending.items():
             if settlement.verdict is Verdict.FAILED and entry not in lost:
-                what = self.rules.describe_next(settlement.error, delivery.deliveries)
+                what = self.rules.describe_next(settlement.error, delivery.deliveries, delivery.lost)
                 _log.info("transaction %s: %s", settlement.transaction.id, what)
 
     def _verdict(self, settlement: Settlement, delivery: LeasedDelivery) -> Sequence[Any]:
@@ -284,7 +287,7 @@ class StreamQueue:
             return (*held, "return", int(settlement.delay * 1000))
         category, text, line = describe_failure(settlement.error, delivery.deliveries, time.time())
         line = line.rstrip()
-        decision = self.rules.after_failure(category, delivery.deliveries)
+        decision = self.rules.after_failure(category, delivery.deliveries, delivery.lost)
         if isinstance(decision, Bury):
             return (*held, "bury", decision.reason, text or "", line)
         return (*held, "delay", int(decision.delay * 1000), "", line)
@@ -356,20 +359,32 @@ class StreamQueue:
 
     def forget_dead(self, keys: Sequence[str]) -> Exchange:
         if keys:
-            [reply] = yield [("XDEL", self.dead, *keys)]
+            reply = yield from self._run_script(scripts.FORGET_DEAD, keys)
             if isinstance(reply, Exception):
                 raise reply
 
     def _evaluate(self, script: str, arguments: Sequence[Any]) -> Exchange:
         """Return the script's reply, or None if it could not run because the stream or group had been deleted."""
-        keys = (3, self.stream, self.history, self.dead)
-        [reply] = yield [("EVALSHA", _sha(script), *keys, *arguments)]
-        if isinstance(reply, Exception) and "NOSCRIPT" in f"{type(reply).__name__} {reply}".upper():
-            [reply] = yield [("EVAL", script, *keys, *arguments)]
+        reply = yield from self._run_script(script, arguments)
         if isinstance(reply, Exception):
             yield from self._make_group_again(reply)
             return None
         return reply
+
+    def _run_script(self, script: str, arguments: Sequence[Any]) -> Exchange:
+        """Return the script's reply, or its error."""
+        keys = (5, self.stream, self.history, self.dead, self.tally, self.moved)
+        [reply] = yield [("EVALSHA", _sha(script), *keys, *arguments)]
+        if isinstance(reply, Exception) and "NOSCRIPT" in f"{type(reply).__name__} {reply}".upper():
+            [reply] = yield [("EVAL", script, *keys, *arguments)]
+        return reply
+
+
+def _beside(stream: str, name: str) -> str:
+    """Name a key that a cluster keeps in the slot of the stream: by the part in braces, or all of the name."""
+    begin = stream.find("{")
+    has_tag = begin >= 0 and stream.find("}", begin) > begin + 1
+    return f"{stream}:{name}" if has_tag else f"{{{stream}}}:{name}"
 
 
 def _sha(script: str) -> str:
@@ -398,15 +413,22 @@ def as_str(value: Any) -> str:
 
 
 def _dead_message(entry: bytes, fields: dict[str, Any]) -> DeadMessage:
+    def text(name: str) -> str:
+        return as_str(fields.get(name, b""))
+
     return read_dead_message(
         as_str(entry),
-        as_str(fields["id"]) or None,
-        fields["body"],
-        as_str(fields["reason"]),
-        as_str(fields["category"]),
-        as_str(fields["error"]) or None,
-        int(fields["deliveries"]),
-        int(fields["enqueued_at"]) / 1000,
-        int(fields["died_at"]) / 1000,
-        as_str(fields.get("history", b"")),
+        text("id") or None,
+        fields.get("body", b""),
+        text("reason"),
+        text("category"),
+        text("error") or None,
+        text("deliveries"),
+        _seconds(text("enqueued_at")),
+        _seconds(text("died_at")),
+        text("history"),
     )
+
+
+def _seconds(milliseconds: str) -> float | None:
+    return int(milliseconds) / 1000 if milliseconds.isascii() and milliseconds.isdigit() else None

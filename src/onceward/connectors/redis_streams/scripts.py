@@ -5,10 +5,115 @@ are still the caller's. A lease is an idle time: an entry idle for `lease` or lo
 giving back is claiming with a large idle time, and a delay is claiming with one that is too small by the delay.
 
 A hash keeps the failures as lines of JSON, by entry id: deliveries minus failures is how often an entry was lost.
+
+Another hash, the tally, keeps what Redis forgets when entries are removed, so `onceward balance` sees it:
+
+    appended      entries that our sinks have added
+    streams       how often the stream was deleted and created again
+    before        `appended` when that last happened
+    counts        1 if Redis counts what is added to a stream (since 7.0), so it knows what others have added
+    last, others  otherwise: our last entry, and 1 if others have added entries, too
+    ended:GROUP   entries that the group has acknowledged; only if they were counted from the first one on
+    begun:GROUP   `streams` when the group was created
 """
 
-_BURY = """
-local function bury(stream, group, history_key, dead_key, id, reason, category, error, deliveries)
+_COUNT_ENDED = """
+local function end_entries(stream, group, tally, ids, first)
+    local ended = 0
+    for i = first, #ids, 1000 do
+        ended = ended + redis.call('XACK', stream, group, unpack(ids, i, math.min(i + 999, #ids)))
+    end
+    if ended > 0 and redis.call('HEXISTS', tally, 'ended:' .. group) == 1 then
+        redis.call('HINCRBY', tally, 'ended:' .. group, ended)
+    end
+end
+"""
+
+_APPENDED = """
+local function facts_of(stream)
+    local reply = redis.pcall('XINFO', 'STREAM', stream)
+    if reply.err then return nil end
+    local facts = {}
+    for i = 1, #reply, 2 do facts[reply[i]] = reply[i + 1] end
+    return facts
+end
+local function note_new_stream(tally)
+    local appended = redis.call('HGET', tally, 'appended')
+    if appended then
+        redis.call('HINCRBY', tally, 'streams', 1)
+        redis.call('HSET', tally, 'before', appended)
+    end
+end
+local function count_appended(tally, facts)
+    local appended, before, last, others = unpack(redis.call('HMGET', tally, 'appended', 'before', 'last', 'others'))
+    appended, before = tonumber(appended or 0), tonumber(before or 0)
+    local added, ours = facts['entries-added'], appended - before
+    if added == 0 then return appended end
+    if added then return added >= ours and appended + added - ours or nil end
+    local is_ours = facts['last-generated-id'] == '0-0' or facts['last-generated-id'] == last
+    return is_ours and not others and appended or nil
+end
+"""
+"""`count_appended`: by us and by others; nil if unknown, as after others have created the stream again."""
+
+MAKE_GROUP = (
+    _APPENDED
+    + """
+local stream, tally, moved, group = KEYS[1], KEYS[4], KEYS[5], ARGV[1]
+local function position()
+    local groups, found = redis.pcall('XINFO', 'GROUPS', stream), nil
+    if groups.err then return nil, 0 end
+    for _, each in ipairs(groups) do
+        if each[2] == group then
+            for i = 1, #each, 2 do
+                if each[i] == 'last-delivered-id' then found = each[i + 1] end
+            end
+        end
+    end
+    return found, #groups
+end
+local at, groups = position()
+local is_new = not at
+if is_new then
+    if redis.call('EXISTS', stream) == 0 then note_new_stream(tally) end
+    local made = redis.pcall('XGROUP', 'CREATE', stream, group, '0', 'MKSTREAM')
+    if made.err and (string.find(made.err, 'permission') or string.find(made.err, "can't run this command")) then
+        return redis.error_reply('NOPERM this user may not create the group ' .. group .. ' of stream ' .. stream)
+    end
+    if made.err then return made end
+    redis.call('DEL', moved)
+    groups = groups + 1
+end
+local streams, begun, ended = unpack(redis.call('HMGET', tally, 'streams', 'begun:' .. group, 'ended:' .. group))
+streams = streams or '0'
+if not is_new and (begun or at ~= '0-0') then return 0 end
+redis.call('HSET', tally, 'begun:' .. group, streams)
+if begun and begun ~= streams and ended then return is_new and 1 or 0 end
+local is_first = not begun and groups == 1 and streams == '0'
+if is_first or count_appended(tally, facts_of(stream)) == redis.call('XLEN', stream) then
+    redis.call('HSET', tally, 'ended:' .. group, 0)
+else
+    redis.call('HDEL', tally, 'ended:' .. group)
+end
+return is_new and 1 or 0
+"""
+)
+"""Create the stream and its group, if they do not exist; return whether the group is new.
+
+What it ends is counted if it gets every entry that was ever appended: it is the first group, or no entry was removed.
+If the stream was deleted, the count goes on; if only the group was, entries would be counted twice."""
+
+ACKNOWLEDGE = (
+    _COUNT_ENDED
+    + """
+end_entries(KEYS[1], ARGV[1], KEYS[4], ARGV, 2)
+"""
+)
+
+_BURY = (
+    _COUNT_ENDED
+    + """
+local function bury(stream, group, history_key, dead_key, tally, id, reason, category, error, deliveries)
     local entry = redis.call('XRANGE', stream, id, id)[1]
     local fields = entry and entry[2] or {}
     local named = {}
@@ -24,18 +129,20 @@ local function bury(stream, group, history_key, dead_key, id, reason, category, 
     redis.call('XADD', dead_key, '*', 'entry', id, 'id', named['id'] or '', 'body', named['body'] or '',
         'reason', reason, 'category', category, 'error', error, 'deliveries', deliveries,
         'enqueued_at', string.match(id, '^%d+'), 'died_at', now, 'history', history)
-    redis.call('XACK', stream, group, id)
+    end_entries(stream, group, tally, {id}, 1)
     redis.call('HDEL', history_key, id)
     return {id, reason, named['id'] or ''}
 end
 """
+)
 
 CLAIM = (
     _BURY
     + """
-local stream, history_key, dead_key = KEYS[1], KEYS[2], KEYS[3]
+local stream, history_key, dead_key, tally = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local group, consumer, lease = ARGV[1], ARGV[2], ARGV[3]
 local count, suspect_after, max_deliveries = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local most_lost = tonumber(ARGV[7])
 local served, buried, alone, from = {}, {}, 0, '-'
 repeat
     local pending = redis.call('XPENDING', stream, group, 'IDLE', lease, from, '+', count)
@@ -43,16 +150,21 @@ repeat
         local id, deliveries = each[1], each[4]
         from = '(' .. id
         local entry = redis.call('XRANGE', stream, id, id)[1]
+        local _, failures = string.gsub(redis.call('HGET', history_key, id) or '', '\\n', '')
+        local lost = deliveries - failures
+        local exhausted = deliveries >= max_deliveries
+        if most_lost > 0 then exhausted = failures >= max_deliveries or lost >= most_lost end
         if not entry then
-            table.insert(buried, bury(stream, group, history_key, dead_key, id, 'trimmed', '', '', deliveries))
-        elseif deliveries >= max_deliveries then
-            table.insert(buried, bury(stream, group, history_key, dead_key, id, 'max_deliveries', '', '', deliveries))
+            table.insert(
+                buried, bury(stream, group, history_key, dead_key, tally, id, 'trimmed', '', '', deliveries))
+        elseif exhausted then
+            table.insert(
+                buried, bury(stream, group, history_key, dead_key, tally, id, 'max_deliveries', '', '', deliveries))
         else
-            local _, failures = string.gsub(redis.call('HGET', history_key, id) or '', '\\n', '')
-            local suspect = deliveries - failures >= suspect_after
+            local suspect = lost >= suspect_after
             if suspect and #served > 0 then return {served, buried, alone} end
             redis.call('XCLAIM', stream, group, consumer, 0, id, 'IDLE', 0, 'RETRYCOUNT', deliveries + 1, 'JUSTID')
-            table.insert(served, {id, deliveries + 1, entry[2]})
+            table.insert(served, {id, deliveries + 1, entry[2], lost})
             if suspect then return {served, buried, 1} end
             if #served >= count then return {served, buried, alone} end
         end
@@ -66,7 +178,7 @@ return {served, buried, alone}
 SETTLE = (
     _BURY
     + """
-local stream, history_key, dead_key = KEYS[1], KEYS[2], KEYS[3]
+local stream, history_key, dead_key, tally = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local group, consumer, parked, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local lost, done, held = {}, {}, {}
 local endings = cmsgpack.unpack(ARGV[5])
@@ -95,12 +207,10 @@ for _, each in ipairs(endings) do
             local history = redis.call('HGET', history_key, id) or ''
             redis.call('HSET', history_key, id, history .. each[6] .. '\\n')
         end
-        bury(stream, group, history_key, dead_key, id, each[4], '', each[5], deliveries)
+        bury(stream, group, history_key, dead_key, tally, id, each[4], '', each[5], deliveries)
     end
 end
-for i = 1, #done, 1000 do
-    redis.call('XACK', stream, group, unpack(done, i, math.min(i + 999, #done)))
-end
+end_entries(stream, group, tally, done, 1)
 return lost
 """
 )
@@ -109,16 +219,51 @@ milliseconds or a reason, an error, a line of history. Returns the ids that were
 
 They come as one MessagePack argument: packing hundreds of arguments costs a client more than the work here."""
 
-ADD = """
-for _, each in ipairs(cmsgpack.unpack(ARGV[2])) do
+ADD = (
+    _APPENDED
+    + """
+local stream, tally = KEYS[1], KEYS[4]
+local counts = redis.call('HGET', tally, 'counts')
+if redis.call('EXISTS', stream) == 0 then
+    note_new_stream(tally)
+elseif counts ~= '1' then
+    local facts = facts_of(stream) or {}
+    counts = facts['entries-added'] and '1' or '0'
+    redis.call('HSET', tally, 'counts', counts)
+    if not count_appended(tally, facts) then redis.call('HSET', tally, 'others', 1) end
+end
+local entries, last = cmsgpack.unpack(ARGV[2]), nil
+for _, each in ipairs(entries) do
     if ARGV[1] == '' then
-        redis.call('XADD', KEYS[1], '*', 'id', each[1], 'body', each[2])
+        last = redis.call('XADD', stream, '*', 'id', each[1], 'body', each[2])
     else
-        redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], '*', 'id', each[1], 'body', each[2])
+        last = redis.call('XADD', stream, 'MAXLEN', '~', ARGV[1], '*', 'id', each[1], 'body', each[2])
     end
 end
+if #entries > 0 then redis.call('HINCRBY', tally, 'appended', #entries) end
+if last and counts ~= '1' then redis.call('HSET', tally, 'last', last) end
 """
-"""Append these, each an id and a body. Redis does not interrupt a script, so it appends all or none."""
+)
+"""Append these, each an id and a body, and count them. Redis does not interrupt a script, so it appends all or none."""
+
+FORGET_DEAD = """
+local stream, dead_key, moved = KEYS[1], KEYS[3], KEYS[5]
+for _, id in ipairs(ARGV) do
+    local letter = redis.call('XRANGE', dead_key, id, id)[1]
+    if letter then
+        for i = 1, #letter[2], 2 do
+            if letter[2][i] == 'entry' then
+                local entry = letter[2][i + 1]
+                redis.call('ZADD', moved, string.match(entry, '^%d+'), entry)
+            end
+        end
+        redis.call('XDEL', dead_key, id)
+    end
+end
+local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
+if first then redis.call('ZREMRANGEBYSCORE', moved, '-inf', '(' .. string.match(first[1], '^%d+')) end
+"""
+"""Remove dead letters that were moved elsewhere, and remember their entries as long as the stream has them."""
 
 RELEASE = """
 local stream = KEYS[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
@@ -32,8 +31,9 @@ class SqliteConnector(LeasingConnector):
     Creates the file if it does not exist; its directory must. With `synchronous="FULL"`, whatever was
     dispatched or settled survives a power cut; with "NORMAL" it survives a crash of the process, but a power
     cut may undo the last calls. `LeaseRules` explains `lease`, `max_deliveries`, `redelivery_delay` and
-    `on_failure`; use the same values in every process of a queue. `clock` returns seconds since the epoch,
-    the same in all processes.
+    `on_failure`; use the same values in every process of a queue. Leases and delays are measured by the time
+    since the machine started, which nobody can set; a `clock`, for tests, returns seconds since the epoch, the
+    same in all processes.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class SqliteConnector(LeasingConnector):
         path: str | os.PathLike[str],
         *,
         synchronous: Synchronous = "FULL",
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         **settings: Unpack[LeaseSettings],
     ) -> None:
         self._rows = SqliteLeaseStore(path, synchronous)
@@ -50,7 +50,7 @@ class SqliteConnector(LeasingConnector):
     def release_owner(self, owner: str) -> int:
         """End the leases of a dead owner now; they count as lost. Return how many there were."""
         with self._rows.transaction(WRITE_WAIT):
-            return self._rows.release(*tokens_of(owner), self._clock())
+            return self._rows.release(*tokens_of(owner), self._now())
 
 
 class AsyncSqliteConnector(AsyncLeasingConnector):
@@ -65,7 +65,7 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
         path: str | os.PathLike[str],
         *,
         synchronous: Synchronous = "FULL",
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         **settings: Unpack[LeaseSettings],
     ) -> None:
         self._queue = SqliteConnector(path, synchronous=synchronous, clock=clock, **settings)

@@ -8,7 +8,17 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from onceward.connectors.reports import Durability, ServerUnreachable, SourceCounts, SourceFacts, Survives
+from onceward.connectors.identities import seen, seen_in, unpack
+from onceward.connectors.reports import (
+    Durability,
+    Forgotten,
+    Messages,
+    Seen,
+    ServerUnreachable,
+    SourceCounts,
+    SourceFacts,
+    Survives,
+)
 from onceward.connectors.scheme import LEASE_SETTINGS, Scheme, Setting
 from onceward.connectors.sqlite import statements as sql
 from onceward.connectors.sqlite.connector import AsyncSqliteConnector, SqliteConnector
@@ -74,22 +84,54 @@ def counts(address: Address) -> SourceCounts:
             pending=0,
             dead=0,
             moved=0,
+            messages=Messages([], [], []),
             notes={"appended": f"nothing has been sent yet: there is no file {path.name}"},
             missing=f"there is no file {path}; check the source {str(address)!r} (three slashes: a path relative to "
             "this directory, four: an absolute path)",
         )
     with _connect(path) as connection:
         connection.execute("PRAGMA query_only = ON")
+        connection.execute("BEGIN")  # so all numbers are of one moment
         if connection.execute(sql.READ_APPLICATION_ID).fetchone()[0] != sql.APPLICATION_ID:
             raise ConfigurationError(f"{path} is not a queue of onceward; check the source {str(address)!r}")
-        if connection.execute(sql.READ_USER_VERSION).fetchone()[0] < sql.TALLIED_SINCE:
+        version = connection.execute(sql.READ_USER_VERSION).fetchone()[0]
+        if version < sql.TALLIED_SINCE:
             pending, dead = connection.execute(sql.HELD).fetchone()
             why = {
                 "appended": "an older onceward did not count; counting starts when the file is next opened"
             }
             return SourceCounts(pending=pending, dead=dead, notes=why)
         connection.row_factory = sqlite3.Row
-        return SourceCounts(**dict(connection.execute(sql.BALANCE).fetchone()))
+        tallies = dict(connection.execute(sql.BALANCE).fetchone())
+        connection.row_factory = None
+        if version < sql.LISTED_SINCE:
+            ended = Forgotten(undated=tallies["done"] + tallies["moved"])
+            return SourceCounts(**tallies, messages=Messages([], [], _held(connection), ended))
+        listed = _list(connection)
+        unlisted = tallies["done"] + tallies["moved"] - len(listed.done) - len(listed.moved)
+        lost = unlisted - listed.forgotten.total
+        why_unknown = f"{lost:,} ids of messages that ended were removed from the queue's file"
+        return SourceCounts(**tallies, messages=listed, unknown=(why_unknown,) if lost else ())
+
+
+def _list(connection: sqlite3.Connection) -> Messages:
+    done: list[Seen] = []
+    moved: list[Seen] = []
+    for packed, at, digest in connection.execute(sql.ALL_ENDED):
+        like = done if digest is None else moved
+        like += [seen(*identity, at, digest or b"") for identity in unpack(packed)]
+    numbers = {(first, last): rest for first, last, *rest in connection.execute(sql.ALL_FORGOTTEN)}
+    undated, _ = numbers.pop((sql.UNDATED, sql.UNDATED), (0, 0))
+    forgotten = Forgotten(
+        {days: ids for days, (ids, _) in numbers.items()},
+        undated,
+        sum(copies for _, copies in numbers.values()),
+    )
+    return Messages(done, moved, _held(connection), forgotten)
+
+
+def _held(connection: sqlite3.Connection) -> list[Seen]:
+    return [seen_in(body, at) for body, at in connection.execute(sql.ALL_HELD)]
 
 
 @contextmanager

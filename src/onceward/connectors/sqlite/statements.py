@@ -1,12 +1,12 @@
 """All SQL of the SQLite queue, by name.
 
-`visible_at` is 0 for a ready message, otherwise the end of its lease or delay; `token` is set while it is
-leased. The index keeps a fetch at the cost of its batch, however many messages wait.
+`visible_at` is 0 for a ready message, otherwise the end of its lease or delay by the clock of the queue (`CLOCK`);
+`token` is set while it is leased. The index keeps a fetch at the cost of its batch, however many messages wait.
 """
 
 APPLICATION_ID = 0x6F6E6377
 """Marks a file as ours ("oncw"), so another program's database is not taken for a queue."""
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 5
 
 TALLIES = """
     CREATE TABLE tallies (
@@ -24,6 +24,46 @@ whatever crashes, and `onceward balance` detects one that was removed by hand.""
 BEGIN_TALLIES = """
     INSERT INTO tallies SELECT 1, (SELECT count(*) FROM messages) + (SELECT count(*) FROM dead_letters), 0, 0
 """
+
+ENDED = (
+    """
+    CREATE TABLE ended (
+        seq INTEGER PRIMARY KEY,
+        upto INTEGER NOT NULL,
+        messages BLOB NOT NULL,
+        enqueued_at REAL,
+        digest BLOB
+    )
+    """,
+    """
+    CREATE TABLE forgotten (
+        first_day INTEGER NOT NULL,
+        last_day INTEGER NOT NULL,
+        ids INTEGER NOT NULL,
+        copies INTEGER NOT NULL,
+        PRIMARY KEY (first_day, last_day)
+    ) WITHOUT ROWID
+    """,
+)
+"""Which messages ended: a row for those that ended together, or for one that was moved, with its digest. `upto` is how
+many have ended with it. The last `KEPT` are here by id; those before, by their number."""
+UNDATED = -1_000_000_000
+"""The day of those that ended before ids were kept."""
+BEGIN_ENDED = (
+    f"INSERT INTO forgotten SELECT {UNDATED}, {UNDATED}, done + moved, 0 FROM tallies WHERE done + moved > 0"
+)
+
+CLOCK = """
+    CREATE TABLE clock (
+        one INTEGER PRIMARY KEY CHECK (one = 1),
+        boot TEXT NOT NULL,
+        ahead REAL NOT NULL,
+        since REAL NOT NULL
+    )
+"""
+"""The clock of the queue is the time since the machine started plus `ahead`, which made it the wall clock at `since`.
+So it is the same in all processes, and nobody can set it. `boot` names the start of the machine: after another one,
+the clock continues from the wall clock, and those who held leases are gone."""
 
 SCHEMA = (
     """
@@ -57,6 +97,8 @@ SCHEMA = (
     """,
     TALLIES,
     BEGIN_TALLIES,
+    *ENDED,
+    CLOCK,
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
@@ -68,6 +110,8 @@ UPGRADES = {
         "PRAGMA user_version = 2",
     ),
     2: (TALLIES, BEGIN_TALLIES, "PRAGMA user_version = 3"),
+    3: (*ENDED, BEGIN_ENDED, "PRAGMA user_version = 4"),
+    4: (CLOCK, "PRAGMA user_version = 5"),
 }
 """From each version to the next."""
 
@@ -84,22 +128,35 @@ SAVEPOINT = "SAVEPOINT in_one_go"
 KEEP_SAVEPOINT = "RELEASE in_one_go"
 UNDO_SAVEPOINT = "ROLLBACK TO in_one_go"
 
+READ_CLOCK = "SELECT boot, ahead, since FROM clock"
+BEGIN_CLOCK = """
+    INSERT INTO clock (one, boot, ahead, since) VALUES (1, ?, ?, ?)
+    ON CONFLICT DO UPDATE SET boot = excluded.boot, ahead = excluded.ahead, since = excluded.since
+"""
+END_LEASES = "UPDATE messages SET visible_at = :now WHERE visible_at > :now AND token IS NOT NULL"
+END_DELAYS = "UPDATE messages SET visible_at = :now WHERE visible_at > :now AND token IS NULL"
+
 APPEND = "INSERT INTO messages (enqueued_at, body) VALUES (?, ?)"
 
-AVAILABLE_AGAIN = """
-    SELECT seq, token, deliveries, lost + (token IS NOT NULL), body FROM messages
-    WHERE visible_at > 0 AND visible_at <= ? ORDER BY visible_at, seq LIMIT ?
+# SQLite stores any value in any column, so another program may have left a TEXT where a number or bytes belong. Each
+# value is read as what it should be: one such row must not stop the rows behind it.
+BODY = "coalesce(CAST(body AS BLOB), x'')"
+_ROW = f"""
+    seq, CAST(token AS INTEGER), max(CAST(deliveries AS INTEGER), 0),
+    max(CAST(lost AS INTEGER), 0) + (token IS NOT NULL), {BODY}
 """
-READY = """
-    SELECT seq, token, deliveries, lost, body FROM messages
-    WHERE visible_at = 0 ORDER BY seq LIMIT ?
+AVAILABLE_AGAIN = f"""
+    SELECT {_ROW} FROM messages WHERE visible_at > 0 AND visible_at <= ? ORDER BY visible_at, seq LIMIT ?
 """
-LEASE = "UPDATE messages SET visible_at = ?, token = ?, deliveries = deliveries + 1, lost = ? WHERE seq = ?"
+READY = f"SELECT {_ROW} FROM messages WHERE visible_at = 0 ORDER BY seq LIMIT ?"
+STRANDED = f"SELECT {_ROW} FROM messages WHERE visible_at < 0 OR visible_at >= '' ORDER BY seq LIMIT ?"
+"""Rows with a `visible_at` that is not a time. In SQLite's order, text and bytes come after every number."""
+LEASE = "UPDATE messages SET visible_at = ?, token = ?, deliveries = ?, lost = ? WHERE seq = ?"
 EXTEND = "UPDATE messages SET visible_at = ? WHERE seq = ? AND token = ?"
 RELEASE = """
     UPDATE messages SET visible_at = :now WHERE visible_at > :now AND token BETWEEN :first AND :last
 """
-REMOVE = "DELETE FROM messages WHERE seq = ? AND token IS ?"
+REMOVE = "DELETE FROM messages WHERE seq = ? AND CAST(token AS INTEGER) IS ?"
 GIVE_BACK = """
     UPDATE messages SET visible_at = ?, token = NULL, deliveries = deliveries - 1
     WHERE seq = ? AND token = ?
@@ -108,11 +165,11 @@ DELAY = """
     UPDATE messages SET visible_at = ?, token = NULL, category = ?, error = ?, history = history || ?
     WHERE seq = ? AND token = ?
 """
-COPY_TO_DEAD_LETTERS = """
+COPY_TO_DEAD_LETTERS = f"""
     INSERT INTO dead_letters
         (transaction_id, reason, category, error, deliveries, enqueued_at, died_at, body, history)
-    SELECT ?, ?, coalesce(?, category), coalesce(?, error), deliveries, enqueued_at, ?, body, history || ?
-    FROM messages WHERE seq = ? AND token IS ?
+    SELECT ?, ?, coalesce(?, category), coalesce(?, error), deliveries, enqueued_at, ?, {BODY}, history || ?
+    FROM messages WHERE seq = ? AND CAST(token AS INTEGER) IS ?
 """
 
 COUNTS = """
@@ -122,8 +179,8 @@ COUNTS = """
            (SELECT count(*) FROM dead_letters)
     FROM messages
 """
-DEAD_LETTERS = """
-    SELECT seq, transaction_id, body, reason, category, error, deliveries, enqueued_at, died_at, history
+DEAD_LETTERS = f"""
+    SELECT seq, transaction_id, {BODY}, reason, category, error, deliveries, enqueued_at, died_at, history
     FROM dead_letters ORDER BY seq LIMIT ?
 """
 FORGET_DEAD = "DELETE FROM dead_letters WHERE seq = ? AND died_at = ?"
@@ -131,8 +188,28 @@ FORGET_DEAD = "DELETE FROM dead_letters WHERE seq = ? AND died_at = ?"
 COUNT_APPENDED = "UPDATE tallies SET appended = appended + ?"
 COUNT_DONE = "UPDATE tallies SET done = done + ?"
 COUNT_MOVED = "UPDATE tallies SET moved = moved + ?"
+KEPT = 100_000
+"""How many ids of ended messages are kept, at least; about five megabytes."""
+
+NOTE_DONE = "INSERT INTO ended (upto, messages) SELECT done + moved, ? FROM tallies"
+NOTE_MOVED = """
+    INSERT INTO ended (upto, messages, enqueued_at, digest) SELECT done + moved, ?, ?, ? FROM tallies
+"""
+DEAD_LETTER = f"SELECT CAST(enqueued_at AS REAL), {BODY} FROM dead_letters WHERE seq = ? AND died_at = ?"
+TO_FORGET = """
+    SELECT seq, messages FROM ended
+    WHERE seq = (SELECT min(seq) FROM ended) AND upto <= (SELECT done + moved FROM tallies) - ?
+"""
+FORGET = "DELETE FROM ended WHERE seq = ?"
+COUNT_FORGOTTEN = """
+    INSERT INTO forgotten (first_day, last_day, ids, copies) VALUES (?, ?, ?, ?)
+    ON CONFLICT (first_day, last_day) DO UPDATE SET ids = ids + excluded.ids, copies = copies + excluded.copies
+"""
+
 TALLIED_SINCE = 3
 """The schema version that added the tallies."""
+LISTED_SINCE = 4
+"""The schema version that added the ids of ended messages."""
 HELD = "SELECT (SELECT count(*) FROM messages), (SELECT count(*) FROM dead_letters)"
 BALANCE = """
     SELECT
@@ -143,4 +220,10 @@ BALANCE = """
         (SELECT count(*) FROM messages WHERE deliveries = 0) AS untouched,
         (SELECT count(*) FROM dead_letters) AS dead
     FROM tallies
+"""
+ALL_ENDED = "SELECT messages, coalesce(enqueued_at, 0), digest FROM ended ORDER BY seq"
+ALL_FORGOTTEN = "SELECT first_day, last_day, ids, copies FROM forgotten"
+ALL_HELD = f"""
+    SELECT {BODY}, CAST(enqueued_at AS REAL) FROM messages
+    UNION ALL SELECT {BODY}, CAST(enqueued_at AS REAL) FROM dead_letters
 """

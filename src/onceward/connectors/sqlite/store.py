@@ -7,17 +7,23 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from threading import RLock
 from typing import Any, Literal, TypeVar, get_args
 from weakref import WeakSet
 
+from onceward._files.identity import OpenFile, companions_of
+from onceward._files.private import create_file
+from onceward._time import boot_id, uptime
 from onceward.connectors.base import ConnectorClosedError
+from onceward.connectors.identities import identity_in, identity_of, pack, summarize
 from onceward.connectors.lease_rules import BurialReason, DeadMessage, read_dead_message
 from onceward.connectors.leases import AvailableRow, Held
 from onceward.connectors.sqlite import statements as sql
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.task.exceptions import ExceptionCategory
+from onceward.transaction import Transaction
 
 Values = TypeVar("Values", bound=tuple[Any, ...])
 Synchronous = Literal["OFF", "NORMAL", "FULL", "EXTRA"]
@@ -45,6 +51,10 @@ class Database:
         self._synchronous = synchronous
         self.lock = RLock()
         self._closed = False
+        self._file: OpenFile | None = None
+        """The queue's file, from the first time that it was opened on."""
+        self._files: tuple[OpenFile, ...] = ()
+        """That and, from its first transaction on, the files beside it that this connection has open."""
         self.cursor = self._open()
         """The cursor of the current transaction."""
         self._connected = True
@@ -52,25 +62,39 @@ class Database:
 
     @contextmanager
     def transaction(self, wait: float) -> Iterator[None]:
-        """Run a write transaction: one at a time across all processes, all or none, durable at its end."""
+        """Run a write transaction: one at a time across all processes, all or none, durable at its end.
+
+        Raises `FileLostError`, also at its end, if the file was deleted or replaced.
+        """
         with self.lock:
             if self._closed:
                 raise ConnectorClosedError(
                     f"the connector to {self.path} is closed; create a new one to continue"
                 )
-            if not self._connected:
+            if self._connected:
+                self._files[0].check()
+            else:
                 self.cursor = self._open()
+                self._forget()
                 self._connected = True
             cursor = self.cursor
             if cursor.connection.in_transaction:  # left over when an interrupt came between BEGIN and try
                 cursor.execute(sql.ROLLBACK)
             self._execute_when_unlocked(cursor, sql.BEGIN, wait)
             try:
+                if len(self._files) == 1:
+                    self._files += (*companions_of(self.path),)
                 yield
                 cursor.execute(sql.COMMIT)
             except BaseException:
+                self._forget()
                 _roll_back(cursor)
                 raise
+            for each in self._files:  # they may have been deleted meanwhile: then this was written to nowhere
+                each.check()
+
+    def _forget(self) -> None:
+        """Forget what was read: the connection is another, or the transaction did not happen."""
 
     def close(self) -> None:
         with self.lock:
@@ -105,7 +129,11 @@ class Database:
                 time.sleep(pause)
 
     def _open(self) -> sqlite3.Cursor:
+        if self._file is not None:
+            self._file.check()  # or there would be another
+        create_file(self.path)
         connection = sqlite3.connect(self.path, timeout=POLL, isolation_level=None, check_same_thread=False)
+        connection.text_factory = _text_of
         try:
             cursor = connection.cursor()
             self._prepare(cursor)
@@ -118,6 +146,8 @@ class Database:
         except BaseException:
             connection.close()
             raise
+        self._file = self._file or OpenFile(self.path, hold=True)
+        self._files = (self._file,)
         return cursor
 
     def _prepare(self, cursor: sqlite3.Cursor) -> None:
@@ -161,6 +191,32 @@ class Database:
 class SqliteLeaseStore(Database):
     """A `LeaseStore` in one file. `statements` has the SQL."""
 
+    _ahead: float | None = None
+
+    def now(self) -> float:
+        if not boot_id():
+            return time.time()
+        if self._ahead is None:
+            self._ahead = self._begin_clock()
+        return uptime() + self._ahead
+
+    def _forget(self) -> None:
+        self._ahead = None
+
+    def _begin_clock(self) -> float:
+        """Return how far the clock of the queue is ahead of `uptime`; see `statements.CLOCK`."""
+        known = self.cursor.execute(sql.READ_CLOCK).fetchone()
+        if known is not None and known[0] == boot_id():
+            return float(known[1])
+        wall = time.time()
+        ahead = wall - uptime()
+        self.cursor.execute(sql.BEGIN_CLOCK, (boot_id(), ahead, wall))
+        if known is not None:
+            self.cursor.execute(sql.END_LEASES, {"now": wall})
+            if wall < known[2]:  # then it says nothing about how long a delay has lasted
+                self.cursor.execute(sql.END_DELAYS, {"now": wall})
+        return ahead
+
     def append(self, bodies: Sequence[bytes], now: float) -> None:
         cursor = self.cursor
         cursor.executemany(sql.APPEND, [(now, body) for body in bodies])
@@ -171,10 +227,12 @@ class SqliteLeaseStore(Database):
         rows: list[AvailableRow] = cursor.execute(sql.AVAILABLE_AGAIN, (now, limit)).fetchall()
         if len(rows) < limit:
             rows += cursor.execute(sql.READY, (limit - len(rows),)).fetchall()
+        if len(rows) < limit:
+            rows += cursor.execute(sql.STRANDED, (limit - len(rows),)).fetchall()
         return rows
 
     def lease(self, rows: Sequence[AvailableRow], token: int, until: float) -> None:
-        self.cursor.executemany(sql.LEASE, [(until, token, row[3], row[0]) for row in rows])
+        self.cursor.executemany(sql.LEASE, [(until, token, row[2] + 1, row[3], row[0]) for row in rows])
 
     def extend(self, deliveries: Sequence[Held], until: float) -> Sequence[Held]:
         missed = self._execute_all(sql.EXTEND, [(until, *held) for held in deliveries])
@@ -185,10 +243,15 @@ class SqliteLeaseStore(Database):
         values = {"now": now, "first": first, "last": last}
         return self.cursor.execute(sql.RELEASE, values).rowcount
 
-    def remove(self, deliveries: Sequence[Held]) -> Sequence[Held]:
+    def remove(self, deliveries: Sequence[Held], transactions: Sequence[Transaction]) -> Sequence[Held]:
         missed = self._execute_all(sql.REMOVE, deliveries)
-        if len(missed) < len(deliveries):
-            self.cursor.execute(sql.COUNT_DONE, (len(deliveries) - len(missed),))
+        if missed:
+            pairs = zip(deliveries, transactions, strict=True)
+            transactions = [transaction for held, transaction in pairs if held not in missed]
+        if transactions:
+            self.cursor.execute(sql.COUNT_DONE, (len(transactions),))
+            self.cursor.execute(sql.NOTE_DONE, (pack(map(identity_of, transactions)),))
+            self._forget_oldest()
         return missed
 
     def give_back(self, key: int, token: int, visible_at: float) -> bool:
@@ -230,9 +293,20 @@ class SqliteLeaseStore(Database):
 
     def forget_dead(self, keys: Sequence[tuple[int, float]]) -> None:
         cursor = self.cursor
-        cursor.executemany(sql.FORGET_DEAD, keys)
-        if cursor.rowcount > 0:  # they may have been removed before
-            cursor.execute(sql.COUNT_MOVED, (cursor.rowcount,))
+        found = [row for key in dict.fromkeys(keys) for row in cursor.execute(sql.DEAD_LETTER, key)]
+        if found:  # they may have been removed before
+            cursor.executemany(sql.FORGET_DEAD, keys)
+            cursor.execute(sql.COUNT_MOVED, (len(found),))
+            moved = [(pack([identity_in(body)]), at, sha256(body).digest()) for at, body in found]
+            cursor.executemany(sql.NOTE_MOVED, moved)
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        """Forget the oldest ids beyond those that are kept. Their numbers remain."""
+        cursor = self.cursor
+        while row := cursor.execute(sql.TO_FORGET, (sql.KEPT,)).fetchone():
+            cursor.execute(sql.FORGET, (row[0],))
+            cursor.execute(sql.COUNT_FORGOTTEN, summarize(row[1]))
 
     def _execute_all(self, statement: str, rows: Sequence[Values]) -> Sequence[Values]:
         """Execute it for all rows at once. Return the rows that changed nothing; usually there are none, so they
@@ -262,6 +336,10 @@ def _resolve(path: str | os.PathLike[str]) -> Path:
     if absolute.is_dir():
         raise ConfigurationError(f"{absolute} is a directory; use the path of a file in it")
     return absolute
+
+
+def _text_of(stored: bytes) -> str:
+    return stored.decode("utf-8", "backslashreplace")  # another program may have stored any bytes as text
 
 
 def _roll_back(cursor: sqlite3.Cursor) -> None:

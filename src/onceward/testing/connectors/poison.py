@@ -8,6 +8,7 @@ import pytest
 
 from onceward.connectors import BurialReason
 from onceward.connectors.codec import decode
+from onceward.connectors.lease_rules import MOST_LOST
 from onceward.testing.connectors.samples import SYSTEM_FAILURE, numbered, payloads_of
 from onceward.testing.connectors.suite import ConnectorSuite, needs
 from onceward.transaction import Transaction
@@ -79,6 +80,37 @@ class ConnectorPoison(ConnectorSuite):
                 self.advance(clock, 61.0)
             queue.dispatch(*numbered(2, 4))
             assert [payloads_of(queue.fetch(10)) for _ in range(4)] == [[0], [1], [2, 3], []]
+
+    @pytest.mark.req("CC-059")
+    def test_beside_an_inbox_lost_deliveries_do_not_bury_a_message_and_failures_do(self) -> None:
+        """It may only have been near the one that killed the process; the inbox counts the starts of each."""
+        with self.queue(lease=60.0, max_deliveries=2, redelivery_delay=1.0) as (queue, clock):
+            if not hasattr(queue.connector, "leave_poison_to_inbox"):
+                return  # its deliveries are not counted over crashes
+            queue.connector.leave_poison_to_inbox()
+            queue.dispatch(Transaction("innocent"))
+            for _ in range(6):
+                assert len(queue.fetch()) == 1
+                self.advance(clock, 61.0)
+            for _ in range(2):
+                queue.fail(*queue.fetch(), error=SYSTEM_FAILURE)
+                self.advance(clock, 61.0)
+            assert queue.fetch() == []
+            [letter] = self.dead_letters(queue)
+            assert (letter.reason, len(letter.history)) == (BurialReason.MAX_DELIVERIES, 2)
+
+    @pytest.mark.req("CC-059")
+    def test_beside_an_inbox_a_message_that_is_lost_over_and_over_is_buried_in_the_end(self) -> None:
+        with self.queue(lease=60.0, max_deliveries=2) as (queue, clock):
+            if not hasattr(queue.connector, "leave_poison_to_inbox"):
+                return
+            queue.connector.leave_poison_to_inbox()
+            queue.dispatch(Transaction("killer"))
+            for _ in range(MOST_LOST):
+                assert len(queue.fetch()) == 1
+                self.advance(clock, 61.0)
+            assert queue.fetch() == []
+            assert len(self.dead_letters(queue)) == 1
 
     @needs("put_raw")
     def test_bytes_that_are_no_transaction_become_a_dead_letter_and_hide_nothing(
