@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from onceward._redis.stop import AsyncStop, BlockingStop
+from onceward._process.stop import AsyncStop, BlockingStop
 from onceward.queue.errors import QueueError, UndecodableEntryError
 from onceward.queue.messages import QueueMessage
 from onceward.queue.protocol import START, RedisGroup

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from onceward._redis.stop import BlockingStop
+from onceward._process.stop import BlockingStop
 from onceward._redis.wire import BlockingRedisWire
 from onceward._sync import run_blocking
 from onceward.queue.config import QueueConfig

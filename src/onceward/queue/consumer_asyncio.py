@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from onceward._redis.stop import AsyncStop
+from onceward._process.stop import AsyncStop
 from onceward._redis.wire_asyncio import AsyncRedisWire
 from onceward.queue.config import QueueConfig
 from onceward.queue.loop import ConsumerLoop

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from onceward._redis.stop import AsyncStop, BlockingStop
+from redis.exceptions import ResponseError
+
+from onceward._process.stop import AsyncStop, BlockingStop
+from onceward._redis.connections import FAILURES
 from onceward.queue.claims import Claims
+from onceward.queue.errors import QueueError
 from onceward.queue.messages import QueueMessage
 from onceward.queue.protocol import START, QueueCore
+
+T = TypeVar("T")
 
 Attempt = Callable[[QueueMessage], Awaitable[BaseException | None]]
 """One session, the handler, the commit. Returns what was raised, because a handler may raise StopIteration."""
@@ -22,36 +29,42 @@ class ConsumerLoop:
     def _is_stopped(self) -> bool:
         return self._stop.requested
 
+    async def _unless_stopped(self, asked: Awaitable[T], nothing: T) -> T:
+        """Return the answer. After a stop, an answer that Redis does not give is none: nothing was delivered."""
+        try:
+            return await asked
+        except QueueError as error:
+            unanswered = isinstance(error.cause, FAILURES) and not isinstance(error.cause, ResponseError)
+            if self._is_stopped() and unanswered:
+                return nothing
+            raise
+
     async def next(self, block_ms: int) -> QueueMessage | None:
         if self._is_stopped():
             return None
-        messages = await self._queue.read(block_ms, 1)
+        messages = await self._unless_stopped(self._queue.read(block_ms, 1), [])
         # A message that arrives during a stop is not delivered; it stays pending.
         return messages[0] if messages and not self._is_stopped() else None
 
     async def claim_stale(self, min_idle_ms: int, count: int) -> list[QueueMessage]:
         if self._is_stopped():
             return []
-        messages, _ = await self._claims.claim(min_idle_ms, count)
+        messages, _ = await self._unless_stopped(self._claims.claim(min_idle_ms, count), ([], START))
         return messages
 
     async def run(self, attempt: Attempt, block_ms: int) -> BaseException | None:
         """Run until stopped, or until an attempt fails: then return its exception, for the caller to raise.
 
-        The ack is sent right after the commit, together with the next read; alone if stopped meanwhile.
+        The next message is read only after the ack has succeeded: a failed ack must not leave one that nobody handles.
         """
-        message = await self.next(block_ms)
         while not self._is_stopped():
+            message = await self.next(block_ms)
             if message is None:
-                message = await self.next(block_ms)
                 continue
             error = await attempt(message)
             if error is not None:
                 return _note(error, message)
-            if self._is_stopped():
-                await self._queue.ack(message)
-                return None
-            message = await self._queue.ack_and_read_next(message, block_ms)
+            await self._queue.ack(message)
         return None
 
     async def run_claim_stale(self, attempt: Attempt, min_idle_ms: int, wait_ms: int) -> BaseException | None:
@@ -59,7 +72,9 @@ class ConsumerLoop:
         cursor = START
         while not self._is_stopped():
             from_the_start = cursor == START
-            messages, cursor = await self._claims.claim(min_idle_ms, 1, cursor)
+            messages, cursor = await self._unless_stopped(
+                self._claims.claim(min_idle_ms, 1, cursor), ([], START)
+            )
             if self._is_stopped():
                 return None
             for message in messages:

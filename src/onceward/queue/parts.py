@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onceward._redis.stop import AsyncStop, BlockingStop
+from onceward._process.stop import AsyncStop, BlockingStop
 from onceward._redis.wire import BlockingRedisWire
 from onceward._redis.wire_asyncio import AsyncRedisWire
 from onceward.queue.claims import Claims

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from onceward._redis.connections import FAILURES, RedisCommand
 from onceward._redis.wire import BlockingRedisWire
@@ -20,11 +21,14 @@ START = b"0-0"
 INSPECTED = 1000
 """Pending entries that `backlog_stats` inspects at most."""
 
-_GONE = ("NOGROUP", "UNBLOCKED")
+_GONE = re.compile("NOGROUP|UNBLOCKED.*no longer exists")
+"""In a failover, too, Redis unblocks a reader, but then stream and group still exist."""
 _GONE_HINT = (
     "; the stream or its group was deleted while this consumer was using it. It was not recreated; calling again "
     "recreates it, and starts at the first entry of the stream"
 )
+_MISSING_HINT = "; this user may not create groups. Create it: XGROUP CREATE {} {} 0 MKSTREAM"
+_UNBLOCKED_HINT = "; the server changed its role, as in a failover. Nothing was read; connect again"
 
 
 class QueueCore:
@@ -53,15 +57,6 @@ class QueueCore:
         await self._group.create_once()
         [reply], counted = await self._group.ask(self._commands.read(block_ms, count), block_ms=block_ms)
         return self._messages(reply, counted)
-
-    async def ack_and_read_next(self, message: QueueMessage, block_ms: int) -> QueueMessage | None:
-        """`ack`, then `read` one message, in one round trip. A failed ack is raised, whatever was read."""
-        commands = self._commands.ack(message), self._commands.read(block_ms, 1)
-        [acked, reply], count = await self._group.ask(*commands, block_ms=block_ms)
-        if count is not None:
-            count.add("ack", acked)
-        messages = self._messages(reply, count)
-        return messages[0] if messages else None
 
     async def ack(self, message: QueueMessage) -> None:
         [acked], count = await self._group.ask(self._commands.ack(message))
@@ -106,6 +101,7 @@ class RedisGroup:
         self._wire = wire
         self._metrics = QueueMetrics(config)
         self._exists = False
+        self._may_create = True
 
     async def ask(self, *commands: Command, block_ms: int | None = None) -> tuple[list[Any], Count | None]:
         """Return the replies. Raises the first error reply."""
@@ -142,15 +138,20 @@ class RedisGroup:
             return
         command = self.commands.create_group()
         [reply] = await self.exchange([command])
-        if isinstance(reply, ResponseError) and not str(reply).startswith("BUSYGROUP"):
+        if isinstance(reply, NoPermissionError):
+            self._may_create = False  # it may exist
+        elif isinstance(reply, ResponseError) and not str(reply).startswith("BUSYGROUP"):
             raise self.refusal(command, reply)
         self._exists = True  # BUSYGROUP: it existed already, or another consumer was faster
 
     def refusal(self, command: Command, reply: ResponseError) -> QueueError:
         hint = ""
-        if str(reply).startswith(_GONE):
+        if _GONE.match(str(reply)):
             self._exists = False
-            hint = _GONE_HINT
+            where = self.config.stream_key, self.config.consumer_group
+            hint = _GONE_HINT if self._may_create else _MISSING_HINT.format(*where)
+        elif str(reply).startswith("UNBLOCKED"):
+            hint = _UNBLOCKED_HINT
         error = QueueError(f"{command.doing} failed: {reply}{hint}")
         error.__cause__ = reply
         return error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from onceward._redis.stop import AsyncStop
+from onceward._process.stop import AsyncStop
 from onceward._redis.wire_asyncio import AsyncRedisWire
 from onceward.queue.config import QueueConfig
 from onceward.queue.messages import BacklogStats, QueueMessage

@@ -31,17 +31,16 @@ def die() -> NoReturn:
 
 def arm(place: str) -> None:
     """Kill the process between commit and ack, or after the ack."""
-    real = QueueCore.ack_and_read_next
+    real = QueueCore.ack
 
-    async def ack_and_read_next(self: QueueCore, message: QueueMessage, block_ms: int) -> Any:
+    async def ack(self: QueueCore, message: QueueMessage) -> None:
         if message.payload == FATAL and place == "after-commit":
             die()
-        following = await real(self, message, block_ms)
+        await real(self, message)
         if message.payload == FATAL and place == "after-ack":
             die()
-        return following
 
-    QueueCore.ack_and_read_next = ack_and_read_next  # type: ignore[method-assign]
+    QueueCore.ack = ack  # type: ignore[method-assign]
 
 
 def consume(place: str, url: str, config: QueueConfig, database: str) -> None:

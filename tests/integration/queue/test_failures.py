@@ -203,3 +203,44 @@ def test_a_killed_redis_is_an_error_in_every_call_and_after_its_return_all_goes_
         assert consumer.backlog_stats().pending == 0
         consumer.close()
         queue.close()
+
+
+@pytest.fixture
+def without_xgroup(world: QueueWorld) -> Iterator[Any]:
+    """A client of a user who may do everything but create groups."""
+    user = f"user-{world.stream}"
+    world.admin.execute_command("ACL", "SETUSER", user, "on", ">secret", "~*", "+@all", "-xgroup")
+    yield world.client(username=user, password="secret")
+    world.admin.acl_deluser(user)
+
+
+def test_a_user_who_may_not_create_groups_uses_an_existing_one(
+    world: QueueWorld, without_xgroup: Any
+) -> None:
+    world.admin.xgroup_create(world.stream, "group", "0", mkstream=True)
+    [id_] = world.add("1")
+    consumer = world.consumer(without_xgroup)
+    assert consumer.next().id == id_
+
+
+def test_a_group_that_is_missing_and_may_not_be_created_is_said_with_the_command(
+    world: QueueWorld, without_xgroup: Any
+) -> None:
+    world.add("1")
+    consumer = world.consumer(without_xgroup)
+    for _ in range(2):
+        with pytest.raises(
+            QueueError, match=f"Create it: XGROUP CREATE {world.stream} group 0 MKSTREAM"
+        ) as caught:
+            consumer.next()
+        assert "was deleted" not in str(caught.value)
+
+
+def test_a_failover_is_not_taken_for_a_deleted_stream(world: QueueWorld, link: Proxy) -> None:
+    consumer = world.consumer(world.client(link.url))
+    link.answers["XREADGROUP"] = (
+        b"-UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)\r\n"
+    )
+    with pytest.raises(QueueError, match="changed its role, as in a failover") as caught:
+        consumer.next()
+    assert "deleted" not in str(caught.value)

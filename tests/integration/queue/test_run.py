@@ -15,9 +15,12 @@ from sqlalchemy import event, text
 
 from onceward.errors import ConfigurationError
 from onceward.queue import QueueError, QueueMessage, UndecodableEntryError
+from tests.support.every_redis import every_redis
 from tests.support.queue.proxy import proxy
 from tests.support.queue.world import QueueWorld, later
 from tests.support.wait import until
+
+pytestmark = every_redis
 
 
 @pytest.fixture(params=["threads", "asyncio"])
@@ -207,7 +210,7 @@ def test_a_commit_that_fails_leaves_run_and_nothing_is_acknowledged(world: Queue
 def test_an_ack_that_fails_after_the_commit_is_a_queue_error_and_the_message_comes_again(
     world: QueueWorld, how: str, stopping: bool
 ) -> None:
-    [id_] = world.add("1")
+    id_, following = world.add("1", "2")
     with proxy(world.url) as link:
         consumer = world.consumer(world.client(link.url))
         if how == "lost":
@@ -220,10 +223,11 @@ def test_an_ack_that_fails_after_the_commit_is_a_queue_error_and_the_message_com
         assert link.seen["XACK"] == 1
         consumer.close()
     assert world.effects() == ["1"]
-    assert world.pending() == [id_]
+    assert world.pending() == [id_], "nothing more was read"
     other = world.consumer(consumer_name="two")
     [again] = other.claim_stale(min_idle_ms=0)
     assert (again.id, again.deliveries) == (id_, 2)
+    assert other.next().id == following
 
 
 @pytest.mark.req("QC-06")

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.every_redis import every_redis
 from tests.support.queue.world import QueueWorld, later
+
+pytestmark = every_redis
 
 
 @pytest.fixture(params=["threads", "asyncio"])
