@@ -16,7 +16,7 @@ from bench.measure import Line, compare, ratio
 from onceward.boundary.boundary import Boundary
 from onceward.boundary.canonical import content_digest
 from onceward.boundary.model import Envelope, Fact, envelope_for, fact_of
-from onceward.boundary.stores import sqlite
+from onceward.boundary.stores import directory, sqlite
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.boundary.wire import record
 
@@ -87,7 +87,7 @@ def by_hand(path: Path, given: list[Message], batch: int) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
-        for statement in sqlite.SCHEMA:
+        for statement in directory.SCHEMA:
             connection.execute(statement)
         now = time.time_ns() // 1_000_000
         for at in range(0, len(given), batch):

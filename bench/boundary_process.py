@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
-import multiprocessing
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 
-from onceward.boundary.boundary import Boundary
-from onceward.boundary.server import asgi
-from onceward.boundary.server.rpc import BoundaryRpc
-from onceward.boundary.server.server import serving
-from onceward.boundary.stores.sqlite import SqliteBoundaryStore
+from onceward.boundary.server import envoy
+from onceward.cli.main import main
 
 
 @contextmanager
-def serve_boundary(place: Path, service: type[BoundaryRpc] = BoundaryRpc) -> Iterator[str]:
-    """Serve a boundary, and yield its URL."""
-    processes = multiprocessing.get_context("spawn")
-    mine, its = processes.Pipe()
-    process = processes.Process(target=_serve, args=(place, service, its))
-    process.start()
+def serve_boundary(place: Path, application: str = envoy.APPLICATION) -> Iterator[str]:
+    """Serve a boundary, and yield its URL. `application` is what Envoy runs, as `module:name`."""
+    arguments = ["boundary", "serve", "--listen", "127.0.0.1:0", "--data", str(place), "--log-level", "error"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.boundary_process", application, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
     try:
-        yield mine.recv()
+        yield process.stdout.readline().strip()
     finally:
         process.terminate()
-        process.join()
+        process.communicate()
 
 
-def _serve(place: Path, service: type[BoundaryRpc], parent: Connection) -> None:
-    asgi.BoundaryRpc = service  # type: ignore[attr-defined]
-
-    async def main() -> None:
-        async with serving(Boundary(SqliteBoundaryStore(place))) as url:
-            parent.send(url)
-            await asyncio.Event().wait()
-
-    asyncio.run(main())
+if __name__ == "__main__":
+    envoy.APPLICATION = sys.argv.pop(1)
+    main()

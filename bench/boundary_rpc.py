@@ -15,11 +15,8 @@ from bench.boundary import at_least, messages
 from bench.boundary_process import serve_boundary
 from bench.measure import Line
 from onceward.boundary import AsyncBoundaryClient
-from onceward.boundary.server.codecs import ReadyPage
-from onceward.boundary.server.rpc import BoundaryRpc
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.boundary.v1.boundary_connect import BoundaryServiceClient
-from onceward.boundary.wire import page_bytes
 
 COUNT = 4000
 CLIENTS = 32
@@ -28,27 +25,13 @@ PAGE = 1000
 CONFIRM_MS, FETCH_MS = 10.0, 50.0
 """The upper limits that the consumer guide calls normal."""
 
+EMPTY = "bench.boundary_empty:application"
+
 _fresh = itertools.count()
 
 
-class WithEmptyCalls(BoundaryRpc):
-    """The service, with calls that do nothing: PutObject is empty, and one consumer gets a ready-made page."""
-
-    _page: ReadyPage | None = None
-
-    async def put_object(self, request: pb.PutObjectRequest, ctx: Any) -> pb.PutObjectResponse:
-        return pb.PutObjectResponse()
-
-    async def fetch_facts(self, request: pb.FetchFactsRequest, ctx: Any) -> Any:
-        if request.consumer_name != "ready-made":
-            return await super().fetch_facts(request, ctx)
-        if self._page is None:
-            self._page = ReadyPage(page_bytes(await self._boundary.store.read(0, PAGE), None))
-        return self._page
-
-
 def lines() -> Iterator[Line]:
-    with tempfile.TemporaryDirectory() as directory, serve_boundary(Path(directory), WithEmptyCalls) as url:
+    with tempfile.TemporaryDirectory() as directory, serve_boundary(Path(directory), EMPTY) as url:
         yield from asyncio.run(_measure(url))
 
 

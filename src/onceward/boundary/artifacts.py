@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
+from onceward._files.private import open_new
 from onceward.boundary.client.calls import MOST_CALLS, Calls
 from onceward.boundary.errors import BoundaryError, InvalidArgument, NotFound
 from onceward.boundary.model import Appended, Envelope, Fact, ObjectRef, StoredFact, fact_of
@@ -114,7 +115,7 @@ class Landing:
             self._path = os.path.abspath(target)
             folder, name = os.path.split(self._path)
             self._part = os.path.join(folder, f".{name[:50]}.{secrets.token_hex(8)}.part")
-            self._file = open(self._part, "xb")  # noqa: SIM115  closed by keep and drop
+            self._file = open_new(self._part)  # closed by keep and drop
         self._start = self._file.tell()
 
     def restart(self) -> None:

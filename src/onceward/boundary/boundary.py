@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
+from math import inf
 from typing import Any
 
+from onceward._time import WatchedClock
 from onceward.boundary.canonical import content_digest
 from onceward.boundary.capacity import Fill
 from onceward.boundary.errors import (
     ArtifactMissing,
+    Backpressure,
     ConflictingDuplicate,
     InvalidArgument,
     NotFound,
@@ -23,15 +27,30 @@ from onceward.boundary.model import (
     ObjectRef,
     check_append,
     check_consumer,
+    check_labels,
+    check_media_type,
     check_object_name,
+    clamp_bytes,
     clamp_limit,
     stream_of,
 )
 from onceward.boundary.settings import BoundarySettings
-from onceward.boundary.store import BoundaryStore, NewFact
-from onceward.boundary.wire import Record, record
+from onceward.boundary.store import BoundaryStore, NewFact, ObjectQuota
+from onceward.boundary.wire import AROUND_PAGE, Record, record
+
+LOOK_EVERY = 1.0
+"""Seconds between two looks at where the log begins."""
 
 __all__ = ["Boundary", "BoundarySettings", "reference_in"]
+
+LARGEST_TOLERANCE = 1800.0
+"""Seconds by which a clock may be corrected while a server runs, without asking anybody. An hour may be a wrong time
+zone."""
+
+
+def tolerance_of(retention: float) -> float:
+    """How many seconds of the retention a wrong clock may cost."""
+    return min(LARGEST_TOLERANCE, max(60.0, retention / 20))
 
 
 class Boundary:
@@ -42,47 +61,93 @@ class Boundary:
         self.settings = settings or BoundarySettings()
         self.metrics = BoundaryMetrics()
         self.fill = Fill(store, self.settings, self.metrics)
+        self._begins_at = 0
+        self._looked_at = -inf
+        self.clock = WatchedClock(tolerance=tolerance_of(self.settings.shortest_retention))
 
     async def append(self, envelope: Envelope, fact: Fact, encoded: bytes | None = None) -> Appended:
         """Append a fact. Durable when this returns. Idempotent by message_id. `encoded` is the record, if known."""
         new = self._new_fact(envelope, fact, encoded)
         if self.settings.require_artifacts:
             await self._check_artifact(fact)
-        if self.settings.capacity_bytes is not None:
-            await self.fill.make_room()
-        return await self.store.append(new)
+        try:
+            return await self.store.append(new)
+        except Backpressure:
+            self.fill.check([new])
+            if not self.fill.may_drop:
+                raise
+        [appended] = await self.fill.append_dropping([new])
+        if isinstance(appended, ConflictingDuplicate):
+            raise appended
+        return appended
 
     async def append_all(
         self, messages: Sequence[tuple[Envelope, Fact]]
     ) -> list[Appended | ConflictingDuplicate]:
-        """Append all facts in this order. If one of them is malformed or lacks its artifact, none is appended."""
+        """Append all facts in this order. If one of them is malformed or lacks its artifact, none is appended. If not
+        all of them fit, those that were appended are the first ones."""
         new = [self._new_fact(*each) for each in messages]
         if self.settings.require_artifacts:
             for _, fact in messages:
                 await self._check_artifact(fact)
-        if self.settings.capacity_bytes is not None:
-            await self.fill.make_room()
-        return await self.store.append_all(new)
+        if self.fill.may_drop:
+            return await self.fill.append_all_dropping(new)
+        try:
+            return await self.store.append_all(new)
+        except Backpressure:
+            self.fill.check(new)
+            raise
 
     def _new_fact(self, envelope: Envelope, fact: Fact, encoded: bytes | None = None) -> NewFact:
         check_append(envelope, fact)
-        digest = content_digest(envelope, fact)
-        return NewFact(envelope.message_id, digest, encoded or record(envelope, fact), stream_of(envelope))
+        check_labels(envelope, self.settings.max_labels)
+        return NewFact(
+            envelope.message_id,
+            content_digest(envelope, fact),
+            encoded or record(envelope, fact),
+            stream_of(envelope),
+            # A fact with the time of a wrong clock would expire too early, once the clock is right again.
+            appended_at=int(self.clock.now() * 1000) if self.clock.jump() else None,
+            within=self.fill.limit,
+        )
 
-    async def fetch(self, consumer_name: str, limit: int) -> tuple[list[Record], Gap | None]:
-        """Return the next facts after the consumer's cursor, and the gap of those that expired before it."""
+    async def fetch(
+        self, consumer_name: str, limit: int, max_bytes: int = 0
+    ) -> tuple[list[Record], Gap | None]:
+        """Return the next facts after the consumer's cursor, and the gap of those that expired before it. They fit into
+        a message of `max_bytes`, by default `PAGE_BYTES`, unless the first one alone is larger."""
         check_consumer(consumer_name)
-        limit = clamp_limit(limit)
-        position = await self.store.position(consumer_name, create=not self.settings.strict_consumers)
+        limit, largest = clamp_limit(limit), max(clamp_bytes(max_bytes) - AROUND_PAGE, 1)
+        position = await self.store.position(consumer_name, create=False)
+        if position is None and not self.settings.strict_consumers:
+            position = await self.register(consumer_name, most=self.settings.max_consumers)
         if position is None:
             raise NotFound(
                 f"there is no consumer {consumer_name!r}, and this server does not register names on fetch; "
                 "add it with the server's option --consumer, or to `consumers` in its configuration"
             )
-        records = await self.store.read(position, limit)
+        records = await self.store.read(position, limit, largest)
         if not records:
             return records, _gap(position, (await self.store.bounds()).first)
         return _unbroken(records), _gap(position, records[0][0])
+
+    async def log_begins_at(self) -> int:
+        """No fact below this offset is in the log any more. It never moves back, so an earlier answer stays true, and
+        the store is asked only now and then."""
+        now = time.monotonic()
+        if now - self._looked_at >= LOOK_EVERY:
+            self._looked_at = now
+            self._begins_at = (await self.store.bounds()).first
+        return self._begins_at
+
+    async def register(self, consumer_name: str, *, most: int | None = None) -> int:
+        """Create the consumer unless it exists, at the first fact that is still here: it has missed none before it.
+        Return its position. Raises `QuotaExceeded` if there would be more than `most` names."""
+        check_consumer(consumer_name)
+        start = (await self.store.bounds()).first - 1
+        position = await self.store.position(consumer_name, create=True, start=start, most=most)
+        assert position is not None
+        return position
 
     async def confirm(self, consumer_name: str, offset: int) -> int:
         """Confirm everything up to this offset. Never moves back. Return the cursor's position."""
@@ -99,9 +164,20 @@ class Boundary:
             raise OffsetOutOfRange(f"offset {offset} cannot be confirmed: the last fact is {last}")
         return await self.store.advance(consumer_name, offset)
 
+    async def remove_consumer(self, name: str) -> int:
+        """Forget a consumer. Return where its cursor was."""
+        check_consumer(name)
+        position = await self.store.remove(name)
+        if position is None:
+            raise NotFound(f"there is no consumer {name!r}")
+        self.metrics.forget_consumer(name)
+        return position
+
     async def put(self, bucket: str, key: str, chunks: AsyncIterator[bytes], media_type: str) -> ObjectRef:
         check_object_name(bucket, key)
-        return await self.store.objects.put(bucket, key, chunks, media_type)
+        check_media_type(media_type)
+        quota = ObjectQuota(self.settings.max_objects, self.settings.max_object_bytes)
+        return await self.store.objects.put(bucket, key, chunks, media_type, quota)
 
     async def get(self, bucket: str, key: str) -> tuple[ObjectRef, AsyncIterator[bytes]]:
         check_object_name(bucket, key)
@@ -119,6 +195,12 @@ class Boundary:
         if found is None:
             raise ArtifactMissing(
                 f"object {named[0]}/{named[1]} does not exist here; put it before the fact that refers to it"
+            )
+        digest = fact.object.get("digest")
+        if digest is not None and digest != found.digest:
+            raise InvalidArgument(
+                "fact.object_json",
+                f"names {named[0]}/{named[1]} with the digest {digest!r:.80}, but that object has {found.digest}",
             )
 
 

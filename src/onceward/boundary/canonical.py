@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from typing import Any
+from decimal import Decimal
+from typing import Any, NoReturn
 
 import msgspec
 import rfc8785
@@ -48,7 +48,11 @@ def canonical(text: str) -> bytes:
             pass
     try:
         value = json.loads(
-            text, object_pairs_hook=_unique_names, parse_constant=_refuse_constant, parse_int=_parse_integer
+            text,
+            object_pairs_hook=_unique_names,
+            parse_constant=_refuse_constant,
+            parse_int=_parse_integer,
+            parse_float=_parse_fraction,
         )
         return rfc8785.dumps(value)
     except rfc8785.CanonicalizationError as error:
@@ -95,10 +99,23 @@ def _parse_integer(digits: str) -> int | float:
     try:
         double = float(value)
     except OverflowError:
-        double = float("inf")
-    if math.isinf(double) or rfc8785.dumps(double).decode() != digits:
-        raise ValueError(f"the number {digits:.40} is too long to be stored exactly; send it as a string")
-    return double
+        _refuse_number(digits)
+    is_exact = int(double) == value or rfc8785.dumps(double).decode() == digits
+    return double if is_exact else _refuse_number(digits)
+
+
+def _parse_fraction(text: str) -> float:
+    """Refuse a large number that would change as a double. One with an exponent may also be the shortest text of its
+    double: 6.02214076e23 is not exact, but nobody means another number."""
+    double = float(text)
+    if abs(double) <= LARGEST_WHOLE:
+        return double
+    accepted = {Decimal(double)} if "e" not in text.lower() else {Decimal(double), Decimal(repr(double))}
+    return double if Decimal(text) in accepted else _refuse_number(text)
+
+
+def _refuse_number(text: str) -> NoReturn:
+    raise ValueError(f"the number {text:.40} has no exact form as a double; send it as a string")
 
 
 def _count_names(value: Any) -> int:

@@ -1,80 +1,105 @@
-"""How full a store is, and what to do about it: refuse new facts or, only if configured, remove the oldest."""
+"""How full a store is, and what to do about it: the store refuses new facts or, only if configured, the oldest go."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
-from onceward.boundary.errors import Backpressure
+from onceward.boundary.errors import Backpressure, ConflictingDuplicate, InvalidArgument
 from onceward.boundary.metrics import BoundaryMetrics
+from onceward.boundary.model import Appended
 from onceward.boundary.settings import BoundarySettings
-from onceward.boundary.store import FactLog
+from onceward.boundary.store import FactLog, NewFact
 from onceward.telemetry.logger import OwnLogger
 
 _log = OwnLogger(logging.getLogger("onceward.boundary"))
 
-MEASURE_EVERY = 0.25
-"""Seconds. The store is not asked for its size with every fact."""
 ROOM = 0.05
 """Fraction of the capacity that dropping frees beyond what it must, so it does not happen for every fact."""
+TRIES = 5
+"""How often an append makes room before it is refused, because others took it."""
+AROUND_FACT = 600
+"""Bytes that a store needs for a fact at most, in addition to its record and its id, which may be in an index, too."""
 
 
 class Fill:
-    def __init__(
-        self,
-        log: FactLog,
-        settings: BoundarySettings,
-        metrics: BoundaryMetrics,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, log: FactLog, settings: BoundarySettings, metrics: BoundaryMetrics) -> None:
         self._log = log
-        self._settings = settings
+        self._capacity = settings.capacity_bytes or 0
         self._metrics = metrics
-        self._clock = clock
-        self._measured_at = -math.inf
-        self._fraction = 0.0
         self._dropping = asyncio.Lock()
+        self.limit = int(self._capacity * settings.backpressure_at) if self._capacity else None
+        """Bytes that facts may take; None is no limit."""
+        self.may_drop = settings.drop_oldest and self.limit is not None
 
     async def percent(self) -> float:
         """Return how full the store is; 0 if it has no capacity limit."""
-        return 100 * min(1.0, await self._measure()) if self._settings.capacity_bytes is not None else 0.0
+        return 100 * min(1.0, await self._log.size() / self._capacity) if self._capacity else 0.0
 
-    async def make_room(self) -> None:
-        """Raise `Backpressure`, or drop the oldest facts, if the store is too full. Needs a capacity limit."""
-        if self._clock() - self._measured_at >= MEASURE_EVERY:
-            await self._measure()
-        if self._fraction < self._settings.backpressure_at:
-            return
-        if not self._settings.drop_oldest:
-            raise Backpressure(
-                f"the store is {self._fraction:.0%} full, and accepts facts up to "
-                f"{self._settings.backpressure_at:.0%}; try again later, with the same id"
+    def check(self, facts: Sequence[NewFact]) -> None:
+        """Raise `InvalidArgument` for a fact that would not fit into an empty store: waiting does not help."""
+        for size in map(_bytes_of, facts):
+            if self.limit is not None and size > self.limit:
+                raise InvalidArgument(
+                    "fact.object_json",
+                    f"makes a fact of about {size:,} bytes, but all facts of this boundary may take {self.limit:,}; "
+                    "put it into an object and refer to that, or raise the boundary's capacity",
+                )
+
+    async def append_all_dropping(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
+        """Append in order, portion by portion. The room for a portion can be freed without dropping a part of it."""
+        outcomes: list[Appended | ConflictingDuplicate] = []
+        for portion in self._portions(facts):
+            try:
+                outcomes += await self._log.append_all(portion)
+            except Backpressure:
+                self.check(portion)
+                outcomes += await self.append_dropping(portion)
+        return outcomes
+
+    async def append_dropping(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
+        """Drop the oldest facts until these fit, and append them."""
+        async with self._dropping:  # otherwise many callers would take the room from each other
+            for _ in range(TRIES):
+                await self._make_room(sum(map(_bytes_of, facts)))
+                with suppress(Backpressure):
+                    return await self._log.append_all(facts)
+        return await self._log.append_all(facts)
+
+    def _portions(self, facts: Sequence[NewFact]) -> Iterator[list[NewFact]]:
+        portion: list[NewFact] = []
+        size = 0
+        for fact in facts:
+            size += _bytes_of(fact)
+            if portion and size > ROOM * self._capacity:
+                yield portion
+                portion, size = [], _bytes_of(fact)
+            portion.append(fact)
+        if portion:
+            yield portion
+
+    async def _make_room(self, needed: int) -> None:
+        limit = self.limit or 0
+        while (size := await self._log.size()) + needed > limit:
+            bounds = await self._log.bounds()
+            count = bounds.last - bounds.first + 1
+            if count == 0:
+                return
+            left = max(limit - needed - ROOM * self._capacity, 0)
+            through = min(bounds.first - 1 + max(1, math.ceil(count * (1 - left / size))), bounds.last)
+            dropped = await self._log.drop(through)
+            self._metrics.dropped.inc(dropped)
+            _log.warning(
+                "dropped the %d oldest facts, up to offset %d: the store was %.0f %% full",
+                dropped,
+                through,
+                100 * size / self._capacity,
+                extra={"offset": through, "outcome": "dropped"},
             )
-        async with self._dropping:
-            if await self._measure() >= self._settings.backpressure_at:
-                await self._drop()
 
-    async def _measure(self) -> float:
-        assert self._settings.capacity_bytes is not None
-        self._measured_at = self._clock()
-        self._fraction = await self._log.size() / self._settings.capacity_bytes
-        return self._fraction
 
-    async def _drop(self) -> None:
-        bounds = await self._log.bounds()
-        count = bounds.last - bounds.first + 1
-        surplus = 1 - max(self._settings.backpressure_at - ROOM, 0) / self._fraction
-        through = bounds.first - 1 + max(1, math.ceil(count * surplus))
-        dropped = await self._log.drop(min(through, bounds.last))
-        self._metrics.dropped.inc(dropped)
-        _log.warning(
-            "dropped the %d oldest facts, up to offset %d: the store was %.0f %% full",
-            dropped,
-            through,
-            100 * self._fraction,
-            extra={"offset": through, "outcome": "dropped"},
-        )
-        await self._measure()
+def _bytes_of(fact: NewFact) -> int:
+    return len(fact.record) + 2 * len(fact.message_id) + AROUND_FACT

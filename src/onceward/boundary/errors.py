@@ -8,8 +8,10 @@ BoundaryError (OncewardError)
 ├── NotFound               not_found            no such object, or no such consumer
 ├── ArtifactMissing        failed_precondition  a fact names an object that does not exist here
 ├── Backpressure           resource_exhausted   the store is too full; try again later, with the same id
+├── QuotaExceeded          resource_exhausted   no more consumer names or objects; an operator removes one, or raises it
 ├── PermissionDenied       permission_denied    this peer may not do that
 ├── Unauthenticated        unauthenticated      this peer is unknown
+├── Canceled               canceled             the caller went away before its request was complete
 └── Unavailable            unavailable          the store does not work now; try again, with the same id
 """
 
@@ -80,6 +82,12 @@ class Backpressure(BoundaryError):
     retryable = True
 
 
+class QuotaExceeded(BoundaryError):
+    code = "resource_exhausted"
+    reason = "quota_exceeded"
+    retryable = True
+
+
 class AccessRefused(BoundaryError):
     def __init__(self, reason: str, problem: str, field: str = "") -> None:
         super().__init__(problem)
@@ -92,6 +100,10 @@ class PermissionDenied(AccessRefused):
 
 class Unauthenticated(AccessRefused):
     code = "unauthenticated"
+
+
+class Canceled(BoundaryError):
+    code = "canceled"
 
 
 class Unavailable(BoundaryError):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
@@ -24,12 +27,16 @@ class BoundaryMetrics:
         self.refused = self._counter("bsfg_refused_requests", "calls refused", ["operation", "code"])
         self.expired = self._counter("bsfg_expired_facts", "facts removed because they expired")
         self.dropped = self._counter("bsfg_dropped_facts", "facts removed to make room")
+        self.expiry_halted = self._gauge(
+            "bsfg_expiry_halted", "1 while no fact expires because the clock may be wrong"
+        )
         self.lost = self._counter(
             "bsfg_expired_unconfirmed", "times facts expired before a consumer confirmed them", ["consumer"]
         )
         self.auth_failures = self._counter(
             "bsfg_auth_failures", "calls refused because of who made them", ["reason"]
         )
+        self.limited = self._counter("bsfg_limited_requests", "calls refused because of a limit", ["limit"])
         self.handshake_errors = self._counter("bsfg_tls_handshake_errors", "TLS handshakes that failed")
         self.append_latency = Histogram(
             "bsfg_append_latency_seconds",
@@ -40,6 +47,7 @@ class BoundaryMetrics:
         self.latency = Histogram(
             "bsfg_rpc_latency_seconds", "calls", ["operation"], registry=self.registry, buckets=LATENCIES
         )
+        self.store_up = self._gauge("bsfg_store_up", "1 if the store has answered this request, 0 if not")
         self.frontier = self._gauge("bsfg_frontier_offset", "the last offset of the log")
         self.backlog = self._gauge("bsfg_consumer_backlog", "facts not confirmed by a consumer", ["consumer"])
         self.consumer_lag = self._gauge(
@@ -93,6 +101,22 @@ class BoundaryMetrics:
         )
         for gauge in gauges:
             gauge.remove(name)
+
+    def forget_consumer(self, name: str) -> None:
+        for metric in (self.backlog, self.consumer_lag, self.expiring, self.lost):
+            with suppress(KeyError):
+                metric.remove(name)
+
+    def forget_store(self) -> None:
+        """The store does not answer: what it had when it last did is not known to be true any more."""
+        self.store_up.set(0)
+        self.frontier.set(math.nan)
+        self.fill.set(math.nan)
+        self.forget_cursors()
+
+    def forget_cursors(self) -> None:
+        self.backlog.clear()
+        self.consumer_lag.clear()
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

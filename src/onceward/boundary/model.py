@@ -16,9 +16,13 @@ from onceward.boundary.errors import InvalidArgument
 LONGEST_ID = 400
 LONGEST_TEXT = 1000
 LARGEST_FACT = 1024 * 1024
-"""Bytes of object_json. Anything larger must be an artifact."""
+"""Bytes of object_json and labels. Anything larger must be an artifact."""
 LARGEST_PAGE = 1000
 """Facts. A larger limit is lowered to this."""
+PAGE_BYTES = 4 * 1024 * 1024
+"""What a gRPC client accepts by default. A page is no larger, unless the caller asks for more."""
+LARGEST_PAGE_BYTES = 32 * 1024 * 1024
+"""A larger limit is lowered to this."""
 
 STREAMS = ("operational", "audit", "documents")
 """Retention classes of facts. The first is the default."""
@@ -66,6 +70,8 @@ class StoredFact(msgspec.Struct, frozen=True, kw_only=True):
     envelope: Envelope
     fact: Fact
     appended_at_unix_ms: int
+    log_begins_at: int | None = None
+    """No fact below this offset was in the log any more when this one was fetched; None if unknown."""
 
     @property
     def message_id(self) -> str:
@@ -173,14 +179,25 @@ def check_append(envelope: Envelope, fact: Fact) -> None:
         raise InvalidArgument("fact.predicate", f"must be lower_snake_case, not {fact.predicate!r:.80}")
     if not fact.object_json:
         raise InvalidArgument("fact.object_json", "is empty; it must be JSON")
-    size = len(
-        fact.object_json if fact.object_json.isascii() else fact.object_json.encode("utf-8", "replace")
-    )
+    size = _bytes_of(fact.object_json)
     if size > LARGEST_FACT:
         raise InvalidArgument(
             "fact.object_json",
             f"has {size} bytes; the limit is {LARGEST_FACT}: put it into an object, and refer to that in the fact",
         )
+    if envelope.labels:
+        labels = sum(_bytes_of(name) + _bytes_of(value) for name, value in envelope.labels.items())
+        if size + labels > LARGEST_FACT:
+            raise InvalidArgument(
+                "envelope.labels",
+                f"have {labels} bytes, and fact.object_json has {size}; the limit for both is {LARGEST_FACT}",
+            )
+
+
+def check_labels(envelope: Envelope, most: int) -> None:
+    """Raise `InvalidArgument` if there are too many."""
+    if len(envelope.labels) > most:
+        raise InvalidArgument("envelope.labels", f"has {len(envelope.labels)} labels; the limit is {most}")
 
 
 def stream_of(envelope: Envelope) -> str:
@@ -199,6 +216,13 @@ def clamp_limit(limit: int) -> int:
     return min(limit, LARGEST_PAGE)
 
 
+def clamp_bytes(limit: int) -> int:
+    """Return how many bytes a page may have. 0 is the default."""
+    if limit < 0:
+        raise InvalidArgument("max_bytes", f"must be 0 or more, not {limit}")
+    return min(limit or PAGE_BYTES, LARGEST_PAGE_BYTES)
+
+
 def check_object_name(bucket: str, key: str) -> None:
     if not _BUCKET.fullmatch(bucket):
         raise InvalidArgument(
@@ -206,6 +230,15 @@ def check_object_name(bucket: str, key: str) -> None:
         )
     if not key or not key.isprintable() or len(key.encode()) > LONGEST_TEXT:
         raise InvalidArgument("key", f"must be 1 to {LONGEST_TEXT} bytes of printable text")
+
+
+def check_media_type(media_type: str) -> None:
+    if media_type:
+        _check_text("media_type", media_type)
+
+
+def _bytes_of(text: str) -> int:
+    return len(text if text.isascii() else text.encode("utf-8", "replace"))
 
 
 def _check_id(field: str, value: str) -> None:

@@ -27,6 +27,13 @@ class BoundarySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Instead of refusing new facts, remove the oldest, confirmed or not."""
     safety: bool = False
     """Facts here must never be dropped to make room: forbids `drop_oldest`."""
+    max_consumers: int = 1000
+    """Names that fetches may register. Names in the configuration are not limited."""
+    max_labels: int = 64
+    """Labels of one fact. Their bytes count toward the size of the fact."""
+    max_objects: int = 1_000_000
+    max_object_bytes: int = 100 * 10**9
+    """Of all objects together."""
 
     def __post_init__(self) -> None:
         if self.drop_oldest and self.safety:
@@ -39,6 +46,9 @@ class BoundarySettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.capacity_bytes is not None and self.capacity_bytes < 1:
             raise ConfigurationError(f"capacity_bytes must be 1 or more, not {self.capacity_bytes}")
+        for name in ("max_consumers", "max_labels", "max_objects", "max_object_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"{name} must be 0 or more, not {getattr(self, name)}")
         for stream, seconds in self.retention.items():
             if stream not in STREAMS:
                 raise ConfigurationError(
@@ -49,3 +59,7 @@ class BoundarySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def retention_seconds(self, stream: str) -> float:
         return self.retention.get(stream, WEEK)
+
+    @property
+    def shortest_retention(self) -> float:
+        return min(map(self.retention_seconds, STREAMS))

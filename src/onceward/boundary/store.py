@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
-from onceward.boundary.errors import ConflictingDuplicate
-from onceward.boundary.model import Appended, ObjectRef
+from onceward._time import Moment
+from onceward.boundary.errors import Backpressure, ConflictingDuplicate, QuotaExceeded
+from onceward.boundary.model import PAGE_BYTES, Appended, ObjectRef
 from onceward.boundary.wire import Record
 
 
@@ -29,6 +30,9 @@ class NewFact(msgspec.Struct, frozen=True, gc=False):
     """Its retention class."""
     appended_at: int | None = None
     """Milliseconds since 1970, for a fact that was first appended elsewhere; None is now."""
+    within: int | None = None
+    """Bytes that all facts may take together with this one. Otherwise it is refused with `Backpressure`, unless it is
+    in the log already. None sets no limit; on JetStream the last one that was set stays."""
 
 
 class FactLog(Protocol):
@@ -39,18 +43,19 @@ class FactLog(Protocol):
         """Append a fact. Durable when this returns. Concurrent calls share the cost of that.
 
         For an existing id with the same digest, return its offset; with another, raise `ConflictingDuplicate`. Raise
+        `Backpressure` if there is no room for it, which counts what is appended at the same time, by any server. Raise
         `Unavailable`, with nothing half written, if the fact cannot be written now.
         """
         ...
 
     async def append_all(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
-        """Append each as `append` would; new ones get offsets in this order. Raise `Unavailable` if not all could be
-        written; those that were are the first ones."""
+        """Append each as `append` would; new ones get offsets in this order. Raise `Unavailable` or `Backpressure` if
+        not all could be written; those that were are the first ones."""
         ...
 
-    async def read(self, after: int, limit: int) -> list[Record]:
-        """Return up to `limit` records above this offset, ascending; fewer if they would be too large together, but at
-        least one if there is one."""
+    async def read(self, after: int, limit: int, largest: int = PAGE_BYTES) -> list[Record]:
+        """Return up to `limit` records above this offset, ascending; fewer if, each with `AROUND_RECORD`, they would be
+        larger than `largest` bytes together, but at least one if there is one."""
         ...
 
     async def bounds(self) -> Bounds: ...
@@ -59,14 +64,21 @@ class FactLog(Protocol):
         """Return how many bytes the facts take."""
         ...
 
-    async def expire(self, older_than: Mapping[str, int]) -> int:
-        """Remove the facts of each class that were appended before its time (milliseconds since 1970). Their ids count
-        as new from then on. Return how many were removed."""
+    async def expire(self, older_than: Mapping[str, int], at_most: int | None = None) -> int:
+        """Remove the facts of each class that were appended before its time (milliseconds since 1970); with `at_most`,
+        no more than that. Their ids count as new from then on. Return how many were removed."""
         ...
 
     async def drop(self, through: int) -> int:
         """Remove all facts up to this offset. Return how many."""
         ...
+
+
+def full(size: int, within: int) -> Backpressure:
+    """The error for a fact that does not fit."""
+    return Backpressure(
+        f"the store is full: its facts take {size:,} bytes and may take {within:,}; try again later, with the same id"
+    )
 
 
 class Cursor(msgspec.Struct, frozen=True):
@@ -76,11 +88,27 @@ class Cursor(msgspec.Struct, frozen=True):
     confirmed_at_unix_ms: int | None = None
 
 
+def too_many_names(name: str, most: int) -> QuotaExceeded:
+    """The error for a name that may not be registered."""
+    return QuotaExceeded(
+        f"consumer {name!r} cannot be registered: there are {most:,} consumers, as many as are allowed here; remove "
+        "one that is no longer used with `onceward boundary consumers remove NAME`, or raise `consumers` in [quotas] "
+        "of the boundary's configuration"
+    )
+
+
 class Cursors(Protocol):
     """The position of each named consumer. Durable."""
 
-    async def position(self, name: str, *, create: bool) -> int | None:
-        """Return the confirmed offset, or None for an unknown name. `create` registers the name instead."""
+    async def position(
+        self, name: str, *, create: bool, start: int = 0, most: int | None = None
+    ) -> int | None:
+        """Return the confirmed offset, or None for an unknown name. `create` registers the name instead, at `start`, or
+        raises `QuotaExceeded` if there would be more than `most` names."""
+        ...
+
+    async def remove(self, name: str) -> int | None:
+        """Forget a name. Return where its cursor was; None for an unknown name. Durable when this returns."""
         ...
 
     async def advance(self, name: str, offset: int, at: int | None = None) -> int:
@@ -95,12 +123,47 @@ class Cursors(Protocol):
         ...
 
 
+class ObjectQuota(msgspec.Struct, frozen=True):
+    """What all objects of a store may be together. None is no limit."""
+
+    count: int | None = None
+    size: int | None = None
+    """Bytes."""
+
+    def check_count(self, count: int) -> None:
+        """Raise `QuotaExceeded` if there may not be one more than these."""
+        if self.count is not None and count >= self.count:
+            raise QuotaExceeded(
+                f"there are {count:,} objects here, as many as are allowed; raise `objects` in [quotas] of the "
+                "boundary's configuration"
+            )
+
+    def check_size(self, size: int, more: int) -> None:
+        """Raise `QuotaExceeded` if there is no room for so many more bytes."""
+        if self.size is not None and size + more > self.size:
+            raise QuotaExceeded(
+                f"the objects here take {size:,} bytes, and may take {self.size:,}; raise `object_bytes` in [quotas] "
+                "of the boundary's configuration"
+            )
+
+
+NO_QUOTA = ObjectQuota()
+
+
 class Objects(Protocol):
     """Immutable objects by bucket and key. A key is any text, and cannot lead outside the store."""
 
-    async def put(self, bucket: str, key: str, chunks: AsyncIterator[bytes], media_type: str) -> ObjectRef:
+    async def put(
+        self,
+        bucket: str,
+        key: str,
+        chunks: AsyncIterator[bytes],
+        media_type: str,
+        quota: ObjectQuota = NO_QUOTA,
+    ) -> ObjectRef:
         """Store an object, completely or not at all. Durable when this returns. The same bytes again are fine; others
-        raise `ObjectConflict`. Never holds more than a few chunks in memory."""
+        raise `ObjectConflict`. A new object that exceeds the quota, with what is stored at the same time, raises
+        `QuotaExceeded`. Never holds more than a few chunks in memory."""
         ...
 
     async def head(self, bucket: str, key: str) -> ObjectRef | None: ...
@@ -114,11 +177,31 @@ class Objects(Protocol):
         ...
 
 
+class StoreDurability(msgspec.Struct, frozen=True):
+    survives: Literal["process_crash", "machine_crash"] | None
+    """The worst that an acknowledged fact survives. None if it could not be determined."""
+    why: str
+    advice: str = ""
+    """The change that would make it stronger, or known."""
+
+
 class BoundaryStore(FactLog, Cursors, Protocol):
-    """Facts, cursors and objects in one store."""
+    """Facts, cursors and objects in one store, and the last time that was known to be right."""
+
+    async def trusted_time(self) -> Moment | None:
+        """Return what `trust_time` stored last, by any server; None before the first."""
+        ...
+
+    async def trust_time(self, moment: Moment) -> None:
+        """Store a time that is right. It may be earlier than the one before."""
+        ...
 
     @property
     def objects(self) -> Objects: ...
+
+    async def durability(self) -> StoreDurability:
+        """Return what facts survive once they are acknowledged, as the store is configured now."""
+        ...
 
     async def close(self) -> None:
         """Answer pending calls, then close. Idempotent."""

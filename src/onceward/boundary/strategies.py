@@ -26,6 +26,8 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
+from sqlalchemy import inspect, text
+
 from onceward._functions import awaiting, check_function, name_of
 from onceward._sync import run_blocking
 from onceward.boundary.model import StoredFact, message_id_for
@@ -41,7 +43,11 @@ FACT_DAYS = 7.0
 CLAIM = "onceward_idempotent_outcome"
 """The attribute of a handler that says why it may be applied again."""
 
-PURGE = "DELETE FROM onceward_processed_facts WHERE consumer_name = :name AND seen_at < :oldest"
+PURGE = """
+    DELETE FROM onceward_processed_facts WHERE consumer_name = :name AND seen_at < :oldest AND fact_offset < (
+        SELECT log_begins_at FROM onceward_processed_facts WHERE consumer_name = :name ORDER BY seen_at DESC LIMIT 1
+    )
+"""
 ADVANCE = """
     INSERT INTO onceward_latest_facts
         (consumer_name, natural_key, subject, predicate, business_key, applied_offset)
@@ -107,8 +113,9 @@ class OncePerId(_Guard):
     """Strategy 1: a table of processed message ids. Fits every handler.
 
     The id is written in the transaction of the outcome, so a crash leaves both or neither. Rows are kept for at least
-    `keep_days`, which must not be less than the boundary keeps facts: a fact that can still arrive must be recognized.
-    Call `purge` to remove older rows; it never runs on its own. `clock` returns seconds since 1970.
+    `keep_days`, and as long as the boundary has the fact: one that can still arrive must be recognized. Set `keep_days`
+    to no less than the boundary keeps facts. Call `purge` to remove older rows; it never runs on its own. Use one name
+    per boundary: `purge` compares offsets. `clock` returns seconds since 1970.
     """
 
     _create = (
@@ -117,6 +124,8 @@ class OncePerId(_Guard):
             consumer_name VARCHAR(400) NOT NULL,
             message_id VARCHAR(400) NOT NULL,
             seen_at DOUBLE PRECISION NOT NULL,
+            fact_offset BIGINT,
+            log_begins_at BIGINT,
             PRIMARY KEY (consumer_name, message_id)
         )
         """,
@@ -138,10 +147,20 @@ class OncePerId(_Guard):
         self._keep = keep_days * DAY
         self._clock = clock
 
+    async def _create_table(self, session: Any) -> None:
+        await super()._create_table(session)
+        await _result(session.apply(_add_columns))
+
     async def _admits(self, fact: StoredFact, session: Any) -> bool:
         # Never older than the fact itself, even if this machine's clock is behind that of the boundary.
         seen_at = max(self._clock(), fact.appended_at_unix_ms / 1000)
-        row = {"consumer_name": self.consumer_name, "message_id": fact.message_id, "seen_at": seen_at}
+        row = {
+            "consumer_name": self.consumer_name,
+            "message_id": fact.message_id,
+            "seen_at": seen_at,
+            "fact_offset": fact.offset,
+            "log_begins_at": fact.log_begins_at,
+        }
         key = ("consumer_name", "message_id")
         return bool(await _result(session.insert_idempotent("onceward_processed_facts", row, key=key)))
 
@@ -150,7 +169,11 @@ class OncePerId(_Guard):
     @overload
     def purge(self, session: AsyncDbSession) -> Awaitable[int]: ...
     def purge(self, session: Any) -> Any:
-        """Remove this consumer's rows older than `keep_days`. Return how many."""
+        """Remove this consumer's rows older than `keep_days` whose facts the boundary no longer has. Return how many.
+
+        What the boundary has is known from the fact that was applied last. Rows of facts that came without that, from a
+        boundary of an earlier version, stay.
+        """
         return _run(session, self._purge(session))
 
     async def _purge(self, session: Any) -> int:
@@ -204,6 +227,16 @@ class LatestPerKey(_Guard):
             "applied_offset": fact.offset,
         }
         return bool(await _result(session.execute(ADVANCE, row)) == 1)
+
+
+def _add_columns(transaction: Any) -> None:
+    """Earlier versions created the table without them."""
+    known = {each["name"] for each in inspect(transaction.connection).get_columns("onceward_processed_facts")}
+    for name in ("fact_offset", "log_begins_at"):
+        if name not in known:
+            transaction.connection.execute(
+                text(f"ALTER TABLE onceward_processed_facts ADD COLUMN {name} BIGINT")
+            )
 
 
 def idempotent_outcome(claim: str) -> Callable[[H], H]:

@@ -1,10 +1,10 @@
-"""TLS 1.3 with certificates on both sides: their files, a server's context that can be replaced at run time, and the
-reasons a handshake fails."""
+"""TLS 1.3 with certificates on both sides: their files, whether they can be used, and the reasons a handshake fails."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import ssl
 import time
 from dataclasses import dataclass
@@ -48,19 +48,22 @@ def client_context(files: Tls) -> ssl.SSLContext:
 
 
 class ServerTls:
-    """The context for a server's next handshakes. Replacing it does not affect open connections."""
+    """Watches over a server's own certificates: whether they can be used, and when they expire."""
 
-    def __init__(self, files: Tls, metrics: BoundaryMetrics) -> None:
+    def __init__(self, metrics: BoundaryMetrics) -> None:
         self._metrics = metrics
-        self.load(files)
 
-    def load(self, files: Tls) -> None:
-        """Load new files. Raise `ConfigurationError`, and keep the previous ones, if a file cannot be used."""
-        context = _server_context(files)
-        own, trusted = _expiry_times(files.cert)[0], max(_expiry_times(files.ca))
-        self.context = context
-        self._report_expiry("own", files.cert, own)
-        self._report_expiry("ca", files.ca, trusted)
+    @staticmethod
+    def checked(files: Tls) -> tuple[bytes, bytes, bytes]:
+        """Return CA, certificate and key. Raise `ConfigurationError` if a file cannot be used."""
+        _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files)
+        _expiry_times(files.cert), _expiry_times(files.ca)
+        return files.read()
+
+    def report(self, files: Tls) -> None:
+        """Warn of certificates that expire soon, and count the seconds until they do."""
+        self._report_expiry("own", files.cert, _expiry_times(files.cert)[0])
+        self._report_expiry("ca", files.ca, max(_expiry_times(files.ca)))
 
     def _report_expiry(self, whose: str, path: Path, ends_at: float) -> None:
         self._metrics.certificate_expiry.labels(whose).set_function(lambda: ends_at - time.time())
@@ -75,36 +78,25 @@ class ServerTls:
             )
 
 
-def why_refused(error: OSError) -> str:
-    """Explain why a handshake failed."""
-    reason = getattr(error, "reason", None) or ""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the peer's certificate is not accepted: {error.verify_message}"
-    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+def why_refused(reason: str, end: str) -> str:
+    """Explain why a handshake failed, from Envoy's reason and from how the connection ended."""
+    if found := re.search(r"CERTIFICATE_VERIFY_FAILED.*:_([^:]+):TLS_error_end", reason):
+        return f"the peer's certificate is not accepted: {_words(found[1])}"
+    if "PEER_DID_NOT_RETURN_A_CERTIFICATE" in reason:
         return "the peer showed no certificate"
-    if reason in ("UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS_AVAILABLE"):
+    if "UNSUPPORTED_PROTOCOL" in reason:
         return "the peer does not speak TLS 1.3"
-    if reason == "HTTP_REQUEST":
+    if "HTTP_REQUEST" in reason:
         return "the peer speaks plain HTTP; its URL must begin with https://"
-    if "ALERT" in reason:
-        return f"the peer ended it; perhaps it does not trust this server: {_words(reason)}"
-    if reason:
-        return _words(reason)
-    if isinstance(error, ConnectionAbortedError):
+    found = re.search(r"OPENSSL_internal:([A-Z0-9_]+)", reason)
+    words = _words(found[1] if found else reason)
+    if "ALERT" in reason or "BAD_RECORD_MAC" in reason:  # an alert in plain text
+        return f"the peer ended it; perhaps it does not trust this server: {words}"
+    if words:
+        return words
+    if "timeout" in end:
         return "the peer took too long"
-    if isinstance(error, ConnectionResetError):
-        return "the peer closed the connection before the handshake was done"
-    return str(error) or type(error).__name__
-
-
-def _server_context(files: Tls) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.num_tickets = 0  # so every connection must show its certificate
-    context.set_alpn_protocols(["h2", "http/1.1"])
-    _load(context, files)
-    return context
+    return "the peer closed the connection before the handshake was done"
 
 
 def _load(context: ssl.SSLContext, files: Tls) -> None:
@@ -153,4 +145,4 @@ def _read(path: Path, key: str) -> bytes:
 
 
 def _words(reason: str | None) -> str:
-    return (reason or "unknown").replace("_", " ").lower()
+    return (reason or "").replace("_", " ").lower()

@@ -15,8 +15,13 @@ E = TypeVar("E")
 Record = tuple[int, bytes, int]
 """Offset, record, time of appending in milliseconds."""
 
+AROUND_RECORD = 32
+"""Bytes that a fact in a page has at most in addition to its record: two numbers, a length, and what marks them."""
+AROUND_PAGE = 32
+"""Bytes of a gap."""
+
 _OFFSET, _ENVELOPE, _FACT, _APPENDED_AT = b"\x08", b"\x12", b"\x1a", b"\x20"
-_FACTS, _GAP = b"\x0a", b"\x12"
+_FACTS, _GAP, _LOG_BEGINS_AT = b"\x0a", b"\x12", b"\x18"
 _SMALL = [bytes((number,)) for number in range(0x80)]
 
 
@@ -38,7 +43,7 @@ def stored_bytes(record: Record) -> bytes:
     return b"".join((_OFFSET, varint(offset), body, _APPENDED_AT, varint(appended_at)))
 
 
-def page_bytes(records: Iterable[Record], gap: Gap | None) -> bytes:
+def page_bytes(records: Iterable[Record], gap: Gap | None, log_begins_at: int = 0) -> bytes:
     """Encode a `FetchFactsResponse`."""
     parts: list[bytes] = []
     for each in records:
@@ -47,18 +52,20 @@ def page_bytes(records: Iterable[Record], gap: Gap | None) -> bytes:
     if gap is not None:
         encoded = pb.Gap(first_missing=gap.first_missing, last_missing=gap.last_missing).to_binary()
         parts += (_GAP, varint(len(encoded)), encoded)
+    if log_begins_at > 1:
+        parts += (_LOG_BEGINS_AT, varint(log_begins_at))
     return b"".join(parts)
 
 
 def page(response: pb.FetchFactsResponse) -> Page:
     gap = response.gap if response.has_field("gap") else None
     return Page(
-        tuple(from_pb(fact) for fact in response.facts),
+        tuple(from_pb(fact, response.log_begins_at or None) for fact in response.facts),
         None if gap is None else Gap(gap.first_missing, gap.last_missing),
     )
 
 
-def from_pb(fact: pb.StoredFact) -> StoredFact:
+def from_pb(fact: pb.StoredFact, log_begins_at: int | None = None) -> StoredFact:
     assert fact.envelope is not None
     assert fact.fact is not None
     return StoredFact(
@@ -66,6 +73,7 @@ def from_pb(fact: pb.StoredFact) -> StoredFact:
         envelope=envelope_of(fact.envelope),
         fact=fact_of(fact.fact),
         appended_at_unix_ms=fact.appended_at_unix_ms,
+        log_begins_at=log_begins_at,
     )
 
 

@@ -21,6 +21,8 @@ def nats() -> Iterator[servers.Server]:
 
 
 class TestJetStreamStore(StoreConformance):
+    is_shared = True
+
     @pytest.fixture(autouse=True)
     def _own_name(self, nats: servers.Server) -> Iterator[None]:
         self.nats = nats

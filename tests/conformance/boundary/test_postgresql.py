@@ -15,6 +15,8 @@ __all__ = ["shared_place"]
 
 
 class TestPostgreSqlStore(StoreConformance):
+    is_shared = True
+
     @pytest.fixture(autouse=True)
     def in_an_empty_database(self, shared_place: StorePlace) -> Iterator[None]:
         self.database = shared_place

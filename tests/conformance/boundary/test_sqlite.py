@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from onceward.boundary.store import BoundaryStore
-from onceward.boundary.stores import sqlite
+from onceward.boundary.errors import Unavailable
+from onceward.boundary.store import BoundaryStore, NewFact
+from onceward.boundary.stores import directory, sqlite
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.errors import ConfigurationError
 from onceward.testing.boundary import StoreConformance
+from tests.support.lost_files import Change, every_harmless_change, every_wal_loss
 
 _numbers = itertools.count()
 
@@ -65,6 +69,95 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
 def test_finding_an_end_of_the_log_does_not_go_through_it(tmp_path: Path, end: str) -> None:
     assert f'(SELECT {end}("offset") FROM facts)' in sqlite.BOUNDS
     with closing(sqlite3.connect(tmp_path / "log.db")) as log:
-        log.execute(sqlite.SCHEMA[0])
+        log.execute(directory.SCHEMA[0])
         plan = [row[3] for row in log.execute(f'EXPLAIN QUERY PLAN SELECT {end}("offset") FROM facts')]
     assert plan == ["SEARCH facts"]
+
+
+@pytest.mark.req("CN-04")
+@pytest.mark.parametrize("value", ["'soon'", "CAST(x'ff00' AS TEXT)", "x'00'", "1.5"])
+@pytest.mark.parametrize("change", ["facts SET record", "facts SET appended_at", "cursors SET position"])
+def test_no_value_that_another_program_wrote_stops_a_read(tmp_path: Path, change: str, value: str) -> None:
+    async def body() -> None:
+        store = SqliteBoundaryStore(tmp_path)
+        facts = [NewFact(f"m-{n}", b"digest", b"record", "stream") for n in range(2)]
+        await store.append_all(facts)
+        await store.advance("reader", 1)
+        with closing(sqlite3.connect(tmp_path / "boundary.db")) as database, database:
+            database.execute(f"UPDATE {change} = {value}")
+        records = await store.read(0, 10)
+        assert [(offset, type(record), type(at)) for offset, record, at in records] == [
+            (1, bytes, int),
+            (2, bytes, int),
+        ]
+        assert isinstance(await store.position("reader", create=False), int)
+        assert [each.name for each in await store.cursors()] == ["reader"]
+        await store.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.req("RN-08")
+@every_wal_loss
+def test_a_lost_log_takes_no_fact_and_is_not_ready(tmp_path: Path, lose: Change) -> None:
+    async def body() -> None:
+        store = SqliteBoundaryStore(tmp_path / "data")
+        await store.append(NewFact("a", b"digest", b"record"))
+        lose(tmp_path / "data" / "boundary.db")
+        for call in (
+            store.append(NewFact("b", b"digest", b"record")),
+            store.append_all([NewFact("c", b"digest", b"record")]),
+            store.advance("reader", 1),
+            store.expire({"operational": 0}),
+            store.read(0, 10),
+            store.bounds(),
+            store.size(),
+            store.cursors(),
+            store.position("reader", create=False),
+        ):
+            with pytest.raises(Unavailable, match=r"boundary\.db.* (deleted|replaced)"):
+                await call
+        await store.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.req("RN-08")
+@every_harmless_change
+def test_other_changes_of_the_log_are_no_loss(tmp_path: Path, change: Change) -> None:
+    async def body() -> None:
+        store = SqliteBoundaryStore(tmp_path)
+        await store.append(NewFact("a", b"digest", b"record"))
+        change(tmp_path / "boundary.db")
+        assert (await store.append(NewFact("b", b"digest", b"record"))).offset == 2
+        await store.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.req("RN-08")
+def test_a_log_that_is_put_back_goes_on_where_it_was(tmp_path: Path) -> None:
+    async def body() -> None:
+        store = SqliteBoundaryStore(tmp_path)
+        path = tmp_path / "boundary.db"
+        await store.append(NewFact("a", b"digest", b"record"))
+        path.rename(tmp_path / "away")
+        with pytest.raises(Unavailable):
+            await store.append(NewFact("b", b"digest", b"record"))
+        (tmp_path / "away").rename(path)
+        assert (await store.append(NewFact("b", b"digest", b"record"))).offset == 2
+        await store.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.req("RN-08")
+def test_objects_of_a_lost_directory_are_not_said_to_be_missing(tmp_path: Path) -> None:
+    async def body() -> None:
+        store = SqliteBoundaryStore(tmp_path / "data")
+        shutil.rmtree(tmp_path / "data")
+        with pytest.raises(Unavailable, match="directory of objects is gone"):
+            await store.objects.head("bucket", "key")
+        await store.close()
+
+    asyncio.run(body())

@@ -19,7 +19,7 @@ from tests.crash.boundary.consumer_process import FATAL, POINTS, STRATEGIES, Doo
 from tests.support import ROOT
 
 CONSUMER = Path(__file__).with_name("consumer_process.py")
-SERVER = ROOT / "tests" / "support" / "boundary" / "consumer_server.py"
+SERVER = "tests.support.boundary.consumer_server"
 COUNT = 8
 
 
@@ -32,8 +32,10 @@ class Server:
         self._arguments.append(self.url.rpartition(":")[2])
 
     def start(self) -> None:
-        command = [sys.executable, str(SERVER), *self._arguments]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", SERVER, *self._arguments]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
 

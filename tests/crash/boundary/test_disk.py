@@ -27,12 +27,11 @@ from onceward.errors import ConfigurationError
 NOBODY = 65534
 SERVE = """
 import asyncio, os, sys
-from pathlib import Path
-from onceward.boundary.server.server import serving
 from onceward.boundary.boundary import Boundary
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
+from tests.support.boundary.in_process import serving
 # What is imported late would not be found any more.
-import concurrent.futures.thread, encodings.idna, hypercorn.asyncio.run, hypercorn.protocol.h11, hypercorn.protocol.h2
+import concurrent.futures.thread, encodings.idna, uvicorn.lifespan.off, uvicorn.loops.auto, uvicorn.protocols.http.auto
 if "humble" in sys.argv and os.getuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
@@ -54,7 +53,9 @@ class DiskServer:
         )
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().strip()
-        assert self.url, "the server did not start"
+        if not self.url:
+            self.stop()
+            raise AssertionError("the server did not start")
 
     def limit_files(self, size: int | None) -> None:
         _, hard = resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE)

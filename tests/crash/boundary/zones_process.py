@@ -19,8 +19,8 @@ from onceward.boundary import AsyncBoundaryClient, Envelope, Fact
 from onceward.boundary.boundary import Boundary
 from onceward.boundary.bundle import Import, check
 from onceward.boundary.links.manager import Links, LinkSettings
-from onceward.boundary.server.server import serving
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
+from tests.support.boundary.in_process import serving
 
 _forking = multiprocessing.get_context("forkserver")
 _forking.set_forkserver_preload([__name__])

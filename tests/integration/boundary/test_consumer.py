@@ -27,6 +27,7 @@ from onceward.db import LockTimeoutError
 from onceward.errors import ConfigurationError
 from tests.support import ROOT
 from tests.support.boundary.consumer_world import NAME, Awaited, BoundaryWorld, book, meanwhile
+from tests.support.silence import once
 from tests.support.wait import until, until_async
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ("tests.support.databases",)
 
-SERVER = ROOT / "tests" / "support" / "boundary" / "consumer_server.py"
+SERVER = "tests.support.boundary.consumer_server"
 DAY_MS = 86_400_000
 
 
@@ -366,18 +367,82 @@ def test_a_boundary_that_is_away_is_an_error_of_run_and_a_new_run_goes_on(world:
     assert world.effects() == [1]
 
 
+def expire(world: BoundaryWorld, before: int) -> None:
+    world.server.stop()
+    with closing(sqlite3.connect(world.server.directory / "boundary.db")) as connection, connection:
+        connection.execute('DELETE FROM facts WHERE "offset" < ?', (before,))
+        connection.execute("UPDATE removed SET through = max(through, ?)", (before - 1,))
+    world.server.start()
+
+
 def test_facts_that_expired_before_they_were_fetched_are_reported_in_the_log(
     world: BoundaryWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
+    world.admin.fetch(NAME)
     world.append(1, 2, 3)
-    world.server.stop()
-    with closing(sqlite3.connect(world.server.directory / "boundary.db")) as connection, connection:
-        connection.execute('DELETE FROM facts WHERE "offset" < 3')
-    world.server.start()
+    expire(world, before=3)
     with caplog.at_level(logging.ERROR, "onceward.boundary"):
         world.consume(book)
     assert world.effects() == [3]
     assert f"consumer {NAME} missed facts 1 to 2" in caplog.text
+
+
+@pytest.mark.req("BC-49")
+def test_a_consumer_that_idles_behind_an_expired_log_reports_each_gap_once(
+    world: BoundaryWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.admin.fetch(NAME)
+    world.append(1, 2, 3)
+    expire(world, before=4)
+    consumer = world.consumer(empty_wait=0.001)
+
+    def watch(name: str) -> None:
+        if world.server.count("fetch") == 10:
+            consumer.thing.stop()
+
+    world.server.calls.clear()
+    world.server.on_call = watch
+    with caplog.at_level(logging.WARNING, "onceward.boundary"):
+        consumer.run(world.handler(book), world.database.default)
+    said = [record.levelname for record in caplog.records if "missed facts 1 to 3" in record.getMessage()]
+    assert sorted(said) == ["ERROR", "WARNING"], "the consumer and the server, once each"
+
+
+@pytest.mark.req("BC-49")
+def test_a_gap_that_grows_is_reported_by_its_new_part(
+    world: BoundaryWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.admin.fetch(NAME)
+    world.append(1, 2)
+    consumer = world.consumer()
+    for number, before in ((3, 3), (4, 4)):
+        expire(world, before)
+        consumer.run(world.handler(_refuse if number == 3 else book), world.database.default, drain=True)
+        world.append(number)
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert [each.partition(": ")[0] for each in errors] == [
+        f"consumer {NAME} missed facts 1 to 2",
+        f"consumer {NAME} missed facts 3 to 3",
+    ]
+
+
+async def _refuse(fact: Any, session: Awaited) -> None:
+    raise AssertionError("there is no fact")
+
+
+@pytest.mark.req("BC-49")
+def test_a_new_name_begins_at_the_first_fact_that_is_there_and_has_missed_nothing(
+    world: BoundaryWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.append(1, 2, 3)
+    expire(world, before=3)
+    with caplog.at_level(logging.WARNING, "onceward.boundary"):
+        assert world.admin.fetch("another").gap is None
+        world.consume(book)
+        expire(world, before=4)
+        assert world.admin.fetch("a third").gap is None
+    assert world.effects() == [3]
+    assert "missed" not in caplog.text
 
 
 # ── pace ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -388,11 +453,11 @@ def napping(consumer: Any, stop_after: int) -> list[float]:
     naps: list[float] = []
 
     async def nap(seconds: float) -> None:
-        naps.append(round(seconds, 3))
+        naps.append(seconds)
         if len(naps) == stop_after:
             consumer.thing.stop()
 
-    consumer.thing._nap = nap
+    consumer.thing._stop.pause = nap
     return naps
 
 
@@ -406,12 +471,11 @@ def test_an_empty_page_is_followed_by_a_wait_of_100_ms_and_no_confirm(world: Bou
 
 
 @pytest.mark.req("BC-11")
-def test_the_wait_can_be_set_and_is_taken_in_naps_so_that_a_stop_ends_it_soon(world: BoundaryWorld) -> None:
-    consumer = world.consumer(empty_wait=0.25)
-    naps = napping(consumer, stop_after=4)
-    consumer.run(world.handler(book), world.database.default)
-    assert naps == [0.1, 0.1, 0.05, 0.1]
-    assert world.server.names() == ["fetch", "fetch"]
+def test_the_wait_can_be_set_and_a_stop_ends_it(world: BoundaryWorld) -> None:
+    consumer = world.consumer(empty_wait=86_400.0)
+    with once(world.server.names, consumer.thing.stop):
+        consumer.run(world.handler(book), world.database.default)
+    assert world.server.names() == ["fetch"]
 
 
 @pytest.mark.req("BC-11")
@@ -516,8 +580,10 @@ def test_the_boundary_opens_no_connection_and_a_consumer_that_pauses_finds_every
     tmp_path: Path,
 ) -> None:
     connections = tmp_path / "connections"
-    command = [sys.executable, str(SERVER), str(tmp_path / "boundary"), str(connections)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", SERVER, str(tmp_path / "boundary"), str(connections)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         url = process.stdout.readline().strip()

@@ -162,7 +162,7 @@ def test_the_command_copies_and_says_so(tmp_path: Path) -> None:
     assert json.loads(ended.stdout) == {"facts": 5, "objects": 1, "cursors": 3, "same_offsets": True}
     refused = subprocess.run([*command, "mysql://x/y"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
-    assert "is not a store" in refused.stderr
+    assert "is not the scheme of a store" in refused.stderr
     nothing = [*command[:-3], "--from", str(tmp_path / "nothing"), "--to", str(tmp_path / "third")]
     missing = subprocess.run(nothing, capture_output=True, text=True, check=False)
     assert missing.returncode == 2

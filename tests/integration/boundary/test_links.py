@@ -879,7 +879,7 @@ def test_forward_once_drains_the_source_and_says_what_it_did(tmp_path: Path, int
     [
         (("--from", NOWHERE, "--to", "{tmp}/hq"), 1, "cannot be reached"),
         (("--from", "nonsense", "--to", "{tmp}/hq"), 2, "URL of a boundary"),
-        (("--from", NOWHERE, "--to", "ftp://x"), 2, "is not a store"),
+        (("--from", NOWHERE, "--to", "ftp://x"), 2, "is not the scheme of a store"),
         (("--from", NOWHERE, "--to", "{tmp}/hq", "--consumer", "Zürich"), 2, "must be ASCII"),
     ],
 )

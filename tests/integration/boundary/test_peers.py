@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
+import ipaddress
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from onceward.boundary import BoundaryClient, envelope_for, fact_of
-from onceward.boundary.boundary import Boundary
+from onceward.boundary.certs import HOSTS
 from onceward.boundary.errors import BoundaryError, PermissionDenied, Unauthenticated
 from onceward.boundary.server.access import Certificate, Peer, Peers
-from onceward.boundary.server.server import serving
-from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.boundary.tls import Tls
 from onceward.errors import ConfigurationError
 from tests.support.boundary.tls import (
@@ -56,8 +59,33 @@ def url(site: SecuredZone) -> Iterator[str]:
         yield found
 
 
-def reported(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [each for each in caplog.messages if " refused: " in each]
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredZone]:
+    made = SecuredZone(tmp_path_factory.mktemp("standing") / "plant-a")
+    made.write(HQ + LAB)
+    with made.serving():
+        yield made
+
+
+@pytest.fixture(scope="module")
+def known(standing: SecuredZone) -> Tls:
+    return standing.issue("hq-bsfg")
+
+
+@pytest.fixture
+def shared(standing: SecuredZone) -> SecuredZone:
+    """A server for tests that append no fact and change no file."""
+    standing.forget()
+    return standing
+
+
+def counted(site: SecuredZone, peer: Tls, reason: str) -> float:
+    with Connection(site.url, context_for(peer.ca, peer)) as connection:
+        return connection.metric(f'bsfg_auth_failures_total{{reason="{reason}"}}')
+
+
+def reported(site: SecuredZone) -> list[str]:
+    return [each for each in site.messages if " refused: " in each]
 
 
 # ── who is known ────────────────────────────────────────────────────────────────────────────────────────
@@ -78,38 +106,39 @@ def calls(client: Any) -> list[Any]:
 @pytest.mark.req("BC-23")
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_an_identity_that_is_not_in_the_table_is_refused_with_every_call(
-    site: SecuredZone, url: str, hq: Tls, kind: Any, caplog: pytest.LogCaptureFixture
+    shared: SecuredZone, known: Tls, kind: Any
 ) -> None:
-    stranger = site.issue("stranger")
+    url, before = shared.url, counted(shared, known, "unknown_identity")
+    stranger = shared.authority.issue("stranger", f"stranger-{kind.__name__}", HOSTS)
     with EitherClient(kind, url, stranger) as client:
         for call in calls(client):
             with pytest.raises(
                 Unauthenticated, match="the certificate of 'stranger', 'localhost' does not belong to a peer"
             ):
                 call()
-    with Connection(url, context_for(hq.ca, stranger)) as connection:
+    with Connection(url, context_for(known.ca, stranger)) as connection:
         message = {"bucket": "batch-files", "key": "k"}
         assert connection.call("GetObject", message)[1]["code"] == "unauthenticated"
         assert [connection.get(path)[0] for path in ("/metrics", "/stats")] == [401, 401]
         assert [connection.get(path)[0] for path in ("/livez", "/readyz")] == [200, 200]
-    assert len(reported(caplog)) == 9
-    assert all("'stranger'" in each and "127.0.0.1:" in each for each in reported(caplog))
-    with Connection(url, context_for(hq.ca, hq)) as connection:
+    assert len(reported(shared)) == 9
+    assert all("'stranger'" in each and "127.0.0.1:" in each for each in reported(shared))
+    assert counted(shared, known, "unknown_identity") == before + 9
+    with Connection(url, context_for(known.ca, known)) as connection:
         assert connection.get("/stats")[0] == 200
-        assert connection.metric('bsfg_auth_failures_total{reason="unknown_identity"}') == 9
         assert connection.call("FetchFacts", {"consumerName": "c", "limit": 1}) == (200, {})
 
 
 @pytest.mark.parametrize("identity", ["HQ-bsfg", "hq-bsfg.", "hq-bsfg ", "hq", "hq_bsfg"])
-def test_identities_are_compared_letter_by_letter(site: SecuredZone, url: str, identity: str) -> None:
-    almost = site.authority.issue(identity, "almost", ("localhost", "127.0.0.1"))
-    with BoundaryClient(url, tls=almost) as client, pytest.raises(Unauthenticated):
+def test_identities_are_compared_letter_by_letter(shared: SecuredZone, identity: str) -> None:
+    almost = shared.authority.issue(identity, f"almost-{identity.strip()}-{len(identity)}", HOSTS)
+    with BoundaryClient(shared.url, tls=almost) as client, pytest.raises(Unauthenticated):
         client.fetch("c")
 
 
 @pytest.mark.req("BC-23")
 def test_who_is_taken_out_of_the_table_is_refused_on_the_connection_that_stands(
-    site: SecuredZone, url: str, hq: Tls, caplog: pytest.LogCaptureFixture
+    site: SecuredZone, url: str, hq: Tls
 ) -> None:
     with Connection(url, context_for(hq.ca, hq)) as connection:
         assert connection.call("AppendFact", append_message())[0] == 200
@@ -119,39 +148,33 @@ def test_who_is_taken_out_of_the_table_is_refused_on_the_connection_that_stands(
         assert code == "unauthenticated"
         assert (
             "the certificate of 'hq-bsfg', 'localhost' does not belong to a peer of this boundary"
-            in reported(caplog)[0]
+            in reported(site)[0]
         )
         site.write(HQ)
         until(lambda: connection.call("AppendFact", append_message())[0] == 200)
 
 
-def test_a_broken_configuration_leaves_the_table_as_it_is(
-    site: SecuredZone, url: str, hq: Tls, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_configuration_leaves_the_table_as_it_is(site: SecuredZone, url: str, hq: Tls) -> None:
     site.write(LAB.replace("zone =", "zune =", 1))
-    until(lambda: any("has no key 'zune'" in each for each in caplog.messages))
+    until(lambda: any("has no key 'zune'" in each for each in site.messages))
     with BoundaryClient(url, tls=hq) as client:
         client.fetch("c")
 
 
-def test_a_broken_certificate_does_not_keep_a_peer_in_the_table(
-    site: SecuredZone, url: str, hq: Tls, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_certificate_does_not_keep_a_peer_in_the_table(site: SecuredZone, url: str, hq: Tls) -> None:
     with Connection(url, context_for(hq.ca, hq)) as connection:
         Path(site.server.cert).write_text("broken")
-        until(lambda: any("keeping the previous configuration" in each for each in caplog.messages))
+        until(lambda: any("keeping the previous configuration" in each for each in site.messages))
         site.write(LAB)
         until(lambda: connection.call("AppendFact", append_message())[0] == 401)
 
 
-def test_what_cannot_change_while_the_server_runs_is_reported(
-    site: SecuredZone, url: str, hq: Tls, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_change_while_the_server_runs_is_reported(site: SecuredZone, url: str, hq: Tls) -> None:
     site.write(HQ, more='listen = "127.0.0.1:1"\nstrict_consumers = true')
-    until(lambda: any("strict_consumers has changed" in each for each in caplog.messages))
-    assert any("listen has changed, which requires a restart" in each for each in caplog.messages)
+    until(lambda: any("strict_consumers has changed" in each for each in site.messages))
+    assert any("listen has changed, which requires a restart" in each for each in site.messages)
     site.config.write_text('zone = "plant-a"\n')
-    until(lambda: any("adding or removing [tls] requires a restart" in each for each in caplog.messages))
+    until(lambda: any("adding or removing [tls] requires a restart" in each for each in site.messages))
     with BoundaryClient(url, tls=hq) as client:
         client.fetch("c")
 
@@ -171,26 +194,25 @@ def test_what_cannot_change_while_the_server_runs_is_reported(
     ],
 )
 def test_a_zone_that_the_peer_may_not_speak_of_or_to_is_refused(
-    url: str,
-    hq: Tls,
-    caplog: pytest.LogCaptureFixture,
+    shared: SecuredZone,
+    known: Tls,
     kind: Any,
     from_zone: str,
     to_zone: str,
     field: str,
     words: str,
 ) -> None:
-    with EitherClient(kind, url, hq) as client:
+    reason = field.removeprefix("envelope.")
+    before = counted(shared, known, reason)
+    with EitherClient(kind, shared.url, known) as client:
         with pytest.raises(PermissionDenied, match=words) as refused:
             client.append(envelope_for("m1", from_zone=from_zone, to_zone=to_zone), FACT)
         assert refused.value.field == field
         assert not client.fetch("c").facts
-    [line] = reported(caplog)
+    [line] = reported(shared)
     assert line.startswith("AppendFact from 127.0.0.1:")
     assert line.endswith(words)
-    with Connection(url, context_for(hq.ca, hq)) as connection:
-        reason = field.removeprefix("envelope.")
-        assert connection.metric(f'bsfg_auth_failures_total{{reason="{reason}"}}') == 1
+    assert counted(shared, known, reason) == before + 1
 
 
 def test_a_relay_may_speak_for_several_zones(url: str, lab: Tls) -> None:
@@ -205,7 +227,7 @@ def test_a_relay_may_speak_for_several_zones(url: str, lab: Tls) -> None:
 @pytest.mark.req("BC-23")
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_a_name_that_is_bound_to_one_peer_is_not_anothers(
-    url: str, hq: Tls, lab: Tls, caplog: pytest.LogCaptureFixture, kind: Any
+    site: SecuredZone, url: str, hq: Tls, lab: Tls, kind: Any
 ) -> None:
     with EitherClient(kind, url, hq) as owner, EitherClient(kind, url, lab) as other:
         owner.append(envelope_for("m1", from_zone="hq", to_zone="plant-a"), FACT)
@@ -217,14 +239,14 @@ def test_a_name_that_is_bound_to_one_peer_is_not_anothers(
         assert owner.confirm("hq-receiver", 1) == 1
         assert [each.offset for each in other.fetch("nobodys").facts] == [1]
         assert [each.offset for each in owner.fetch("nobodys").facts] == [1]
-    assert len(reported(caplog)) == 2
-    assert "'lab-bsfg' may not fetch or confirm as 'hq-receiver'" in reported(caplog)[0]
+    assert len(reported(site)) == 2
+    assert "'lab-bsfg' may not use the consumer name 'hq-receiver'" in reported(site)[0]
     with Connection(url, context_for(hq.ca, hq)) as connection:
         assert connection.metric('bsfg_auth_failures_total{reason="consumer"}') == 2
 
 
-def test_a_request_without_an_envelope_is_malformed_not_denied(url: str, hq: Tls) -> None:
-    with Connection(url, context_for(hq.ca, hq)) as connection:
+def test_a_request_without_an_envelope_is_malformed_not_denied(shared: SecuredZone, known: Tls) -> None:
+    with Connection(shared.url, context_for(known.ca, known)) as connection:
         assert (
             connection.call("AppendFact", {"fact": append_message()["fact"]})[1]["code"] == "invalid_argument"
         )
@@ -234,9 +256,24 @@ def test_a_request_without_an_envelope_is_malformed_not_denied(url: str, hq: Tls
 
 
 def certificate(name: str = "", *others: tuple[str, str], days: float = 1) -> Certificate:
-    ends = time.strftime("%b %d %H:%M:%S %Y GMT", time.gmtime(time.time() + days * 86400))
-    subject = ((("commonName", name),),) if name else ()
-    return Certificate({"subject": subject, "subjectAltName": others, "notAfter": ends}, "1.2.3.4:5")
+    kinds = {"DNS": x509.DNSName, "URI": x509.UniformResourceIdentifier, "IP Address": _ip}
+    now, key = datetime.now(UTC), ec.generate_private_key(ec.SECP256R1())
+    names = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)] if name else [])
+    builder = (
+        x509.CertificateBuilder(x509.Name([]), names, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=9))
+        .not_valid_after(now + timedelta(days=days))
+    )
+    if others:
+        found = [kinds[kind](value) for kind, value in others]
+        builder = builder.add_extension(x509.SubjectAlternativeName(found), critical=False)
+    pem = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    header = f'Hash=00;Cert="{quote(pem.decode(), safe="")}"'.encode()
+    return Certificate.of({"headers": [(b"x-forwarded-client-cert", header)], "client": ("1.2.3.4", 5)})
+
+
+def _ip(text: str) -> x509.IPAddress:
+    return x509.IPAddress(ipaddress.ip_address(text))
 
 
 def test_an_identity_is_the_common_name_or_a_dns_name_or_a_uri_and_no_address() -> None:
@@ -289,17 +326,3 @@ def test_two_peers_of_one_identity_are_refused_and_change_nothing() -> None:
     with pytest.raises(ConfigurationError, match="two peers have the identity 'b'"):
         peers.replace([Peer(identity="b", zone="x"), Peer(identity="b", zone="y")])
     assert peers.identify(certificate("a")).zone == "a"
-
-
-async def _serve_with_peers_alone(directory: Path) -> None:
-    store = SqliteBoundaryStore(directory)
-    try:
-        async with serving(Boundary(store), peers=Peers()):
-            pass
-    finally:
-        await store.close()
-
-
-def test_peers_without_tls_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="they need tls"):
-        asyncio.run(_serve_with_peers_alone(tmp_path))

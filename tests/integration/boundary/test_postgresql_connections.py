@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
-from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from onceward.boundary.errors import Unavailable
+from onceward._time import Moment
+from onceward.boundary.errors import QuotaExceeded, Unavailable
 from onceward.boundary.model import Appended
-from onceward.boundary.store import Bounds
+from onceward.boundary.store import Bounds, ObjectQuota
 from onceward.boundary.stores.postgresql.connections import PostgreSqlConnections
 from onceward.boundary.stores.postgresql.schema import VERSION
 from onceward.boundary.stores.postgresql.store import PostgreSqlBoundaryStore
 from onceward.errors import ConfigurationError
 from onceward.testing.boundary import fact
 from tests.support.boundary.databases import StorePlace, place
+from tests.support.proxy import TcpProxy, WireFault, proxy_to
 from tests.support.wait import until_async
 
 __all__ = ["place"]
@@ -79,12 +80,12 @@ def test_an_append_whose_answer_is_lost_can_be_repeated(place: StorePlace) -> No
     async def main() -> None:
         async with lossy(place) as line, place.opened(**line.address) as store:
             await store.append(fact("first"))
-            line.lose_the_answer_to = b"onceward_boundary_append"
+            line.strike(WireFault.LOST_REPLY, on=b"onceward_boundary_append")
             with pytest.raises(Unavailable, match="try again"):
                 await store.append(fact("second"))
-            assert line.lost == 1
+            assert line.struck == 1
             assert await store.append(fact("second")) == Appended(2, duplicate=True)
-            line.lose_the_answer_to = b"onceward_boundary_cursors"
+            line.strike(WireFault.LOST_REPLY, on=b"onceward_boundary_cursors")
             with pytest.raises(Unavailable, match="try again"):
                 await store.advance("c", 2)
             assert await store.advance("c", 1) == 2
@@ -98,10 +99,10 @@ def test_an_object_whose_last_answer_is_lost_is_whole(place: StorePlace) -> None
 
     async def main() -> None:
         async with lossy(place) as line, place.opened(**line.address) as store:
-            line.lose_the_answer_to = b"COMMIT"
+            line.strike(WireFault.LOST_REPLY, on=b"COMMIT")
             with pytest.raises(Unavailable):
                 await store.objects.put("b", "k", content(), "")
-            assert line.lost == 1
+            assert line.struck == 1
             ref, chunks = await store.objects.get("b", "k")
             assert b"".join([chunk async for chunk in chunks]) == b"x" * 100_000
             assert await store.objects.put("b", "k", content(), "") == ref
@@ -109,63 +110,11 @@ def test_an_object_whose_last_answer_is_lost_is_whole(place: StorePlace) -> None
     asyncio.run(main())
 
 
-class Line:
-    """A proxy between a store and PostgreSQL."""
-
-    def __init__(self) -> None:
-        self.address: dict[str, Any] = {}
-        self.lose_the_answer_to: bytes | None = None
-        """Cut the reply to a request that contains this, once: the server has done it, but the client does not know."""
-        self.lost = 0
-
-
 @asynccontextmanager
-async def lossy(place: StorePlace) -> AsyncIterator[Line]:
-    line = Line()
+async def lossy(place: StorePlace) -> AsyncIterator[TcpProxy]:
     to = conninfo_to_dict(place.url)
-    open_lines: set[asyncio.Task[None]] = set()
-
-    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        current = asyncio.current_task()
-        assert current is not None
-        open_lines.add(current)
-        if str(to["host"]).startswith("/"):
-            server = await asyncio.open_unix_connection(f"{to['host']}/.s.PGSQL.{to.get('port') or 5432}")
-        else:
-            server = await asyncio.open_connection(str(to["host"]), int(to.get("port") or 5432))
-        losing = asyncio.Event()
-
-        async def requests() -> None:
-            while data := await reader.read(1 << 20):
-                if line.lose_the_answer_to is not None and line.lose_the_answer_to in data:
-                    line.lose_the_answer_to = None
-                    losing.set()
-                server[1].write(data)
-
-        async def answers() -> None:
-            while data := await server[0].read(1 << 20):
-                if losing.is_set():
-                    line.lost += 1
-                    return
-                writer.write(data)
-
-        both = [asyncio.create_task(requests()), asyncio.create_task(answers())]
-        try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in both:
-                each.cancel()
-            writer.close()
-            server[1].close()
-            open_lines.discard(current)
-
-    listening = await asyncio.start_server(carry, "127.0.0.1", 0)
-    line.address = {"host": "127.0.0.1", "port": listening.sockets[0].getsockname()[1]}
-    try:
+    with proxy_to(str(to["host"]), int(to.get("port") or 5432)) as line:
         yield line
-    finally:
-        listening.close()
-        await asyncio.gather(*open_lines, return_exceptions=True)
 
 
 # ── opening ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -185,6 +134,40 @@ def refusal(url: str) -> str:
     with pytest.raises(ConfigurationError) as raised:
         asyncio.run(PostgreSqlBoundaryStore.open(url))
     return str(raised.value)
+
+
+@pytest.mark.req("RN-13")
+@pytest.mark.parametrize(
+    ("options", "limit"), [({}, "30s"), ({"options": "-c statement_timeout=1min"}, "1min")]
+)
+def test_a_statement_has_a_limit_that_the_url_can_change(
+    place: StorePlace, options: dict[str, str], limit: str
+) -> None:
+    async def main() -> None:
+        before = conninfo_to_dict(place.url).get("options") or ""
+        url = make_conninfo(place.url, options=f"{before} {options.get('options', '')}")
+        async with PostgreSqlConnections(url, 1).one() as connection:
+            shown = await connection.execute("SHOW statement_timeout")
+            assert await shown.fetchone() == (limit,)
+            await connection.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.req("BC-52")
+def test_tables_of_the_second_version_are_upgraded(place: StorePlace) -> None:
+    async def body() -> None:
+        async with place.opened() as store:
+            await store.append(fact("m1"))
+        place.admin.execute("ALTER TABLE onceward_boundary_log DROP COLUMN trusted_time")
+        place.admin.execute("UPDATE onceward_boundary_schema SET version = 2")
+        async with place.opened() as store:
+            assert await store.trusted_time() is None
+            await store.trust_time(Moment(1000.0))
+            assert await store.trusted_time() == Moment(1000.0)
+            assert len(await store.read(0, 10)) == 1
+
+    asyncio.run(body())
 
 
 def test_tables_of_a_newer_onceward_are_not_touched(place: StorePlace) -> None:
@@ -261,3 +244,29 @@ def test_what_is_answered_is_durable_whatever_the_url_asks_for(
         assert shown == (used,)
 
     asyncio.run(main())
+
+
+@pytest.mark.req("BC-36", "BC-40")
+def test_tables_of_the_first_version_are_upgraded_and_its_servers_go_on(place: StorePlace) -> None:
+    async def main() -> None:
+        async with place.opened() as store:
+            await store.objects.put("b", "k", _piece(b"x" * 1000), "")
+        # As the first version made them.
+        place.admin.execute("ALTER TABLE onceward_boundary_log DROP COLUMN trusted_time")
+        place.admin.execute("DROP TABLE onceward_boundary_usage")
+        place.admin.execute(
+            "DROP FUNCTION onceward_boundary_append(text[],bytea[],bytea[],text[],bigint[],bigint[])"
+        )
+        place.admin.execute("UPDATE onceward_boundary_schema SET version = 1")
+        async with place.opened() as store, place.opened():
+            assert (await store.append(fact("m1"))).offset == 1
+            with pytest.raises(QuotaExceeded, match="take 1,000 bytes"):
+                await store.objects.put("b", "new", _piece(b"y"), "", ObjectQuota(size=1000))
+
+    asyncio.run(main())
+    assert place.ask("SELECT version FROM onceward_boundary_schema") == [(VERSION,)]
+    assert place.ask("SELECT * FROM onceward_boundary_usage") == [(1, 1000)]
+
+
+async def _piece(data: bytes) -> AsyncIterator[bytes]:
+    yield data

@@ -27,7 +27,8 @@ __all__ = ["place"]
 APPENDER = ROOT / "tests" / "crash" / "boundary" / "appender.py"
 APPEND_ONE = """
     SELECT "offset" FROM onceward_boundary_append(
-        ARRAY[%s], ARRAY['\\x00'::bytea], ARRAY['\\x00'::bytea], ARRAY['operational'], ARRAY[1::bigint])
+        ARRAY[%s], ARRAY['\\x00'::bytea], ARRAY['\\x00'::bytea], ARRAY['operational'], ARRAY[1::bigint],
+        ARRAY[NULL::bigint])
 """
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from onceward._time import Moment
 from onceward.boundary.boundary import Boundary, BoundarySettings
-from onceward.boundary.capacity import Fill
-from onceward.boundary.errors import Backpressure, BoundaryError
-from onceward.boundary.model import Appended, Gap, envelope_for, fact_of
+from onceward.boundary.errors import Backpressure, BoundaryError, InvalidArgument
+from onceward.boundary.model import Appended, Envelope, Fact, Gap, envelope_for, fact_of
 from onceward.boundary.retention import Retention
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.errors import ConfigurationError
@@ -60,6 +60,7 @@ def test_facts_are_kept_for_a_week_unless_their_class_says_otherwise(tmp_path: P
         await append("very old audit", 400, "audit")
         await append("documents", 7.01, "documents")
         await append("young", 6.99)
+        await boundary.store.trust_time(Moment(NOW))
         assert await Retention(boundary, clock=lambda: NOW).sweep() == 3
         records, _ = await boundary.fetch("c", 10)
         assert [record[0] for record in records] == [2]
@@ -117,6 +118,7 @@ def test_a_consumer_that_has_confirmed_is_not_warned_of(
         await aged(boundary)("m1", 8.0)
         await boundary.fetch("c", 1)
         await boundary.confirm("c", 1)
+        await boundary.store.trust_time(Moment(NOW))
         assert await Retention(boundary, clock=lambda: NOW).sweep() == 1
         assert caplog.messages == []
 
@@ -128,15 +130,16 @@ def test_it_looks_again_and_again_while_it_runs_and_survives_a_store_that_is_awa
         looks = 0
         look = boundary.store.expire
 
-        async def failing(older_than: Any) -> int:
+        async def failing(older_than: Any, at_most: Any) -> int:
             nonlocal looks
             looks += 1
             if looks == 1:
                 raise BoundaryError("away")
-            return await look(older_than)
+            return await look(older_than, at_most)
 
         boundary.store.expire = failing  # type: ignore[method-assign]
         await aged(boundary)("m1", 8.0)
+        await boundary.store.trust_time(Moment(NOW))
         retention = Retention(boundary, every=0.001, clock=lambda: NOW)
         retention.start()
 
@@ -161,12 +164,7 @@ async def fill_up(boundary: Boundary, start: int = 0) -> int:
             await boundary.append(envelope, fact_of("a:b", "done", "x" * 5000))
         except Backpressure:
             return number
-        _measure_again(boundary.fill)
     raise AssertionError("never full")
-
-
-def _measure_again(fill: Fill) -> None:
-    fill._measured_at = float("-inf")
 
 
 @pytest.mark.req("BC-24")
@@ -176,14 +174,13 @@ def test_a_store_that_is_too_full_refuses_keeps_what_it_has_and_takes_facts_agai
     async def body(boundary: Boundary) -> None:
         taken = await fill_up(boundary)
         assert taken > 10
-        assert 80 <= await boundary.fill.percent() < 90
+        assert 75 <= await boundary.fill.percent() <= 80
         assert (await boundary.store.bounds()).last == taken
         records, _ = await boundary.fetch("c", 1000)
         assert len(records) == taken, "reading goes on"
         assert await boundary.confirm("c", taken) == taken
 
         await boundary.store.drop(taken // 2)
-        _measure_again(boundary.fill)
         envelope = envelope_for(f"m{taken}", from_zone="a", to_zone="b")
         assert await boundary.append(envelope, fact_of("a:b", "done", "x" * 5000)) == Appended(taken + 1)
 
@@ -194,8 +191,10 @@ def test_a_store_that_is_too_full_refuses_keeps_what_it_has_and_takes_facts_agai
 def test_forwarded_facts_meet_the_same_limit(tmp_path: Path) -> None:
     async def body(boundary: Boundary) -> None:
         taken = await fill_up(boundary)
-        message = (envelope_for("new", from_zone="a", to_zone="b"), fact_of("a:b", "done", 1))
-        with pytest.raises(Backpressure, match="% full, and accepts facts up to 80%") as raised:
+        message = (envelope_for("new", from_zone="a", to_zone="b"), fact_of("a:b", "done", "x" * 5000))
+        with pytest.raises(
+            Backpressure, match=r"the store is full: its facts take [0-9,]+ bytes and may take 800,000"
+        ) as raised:
             await boundary.append_all([message])
         assert raised.value.retryable
         assert (await boundary.store.bounds()).last == taken
@@ -212,8 +211,7 @@ def test_the_oldest_are_dropped_only_when_that_was_asked_for_and_consumers_are_n
         for number in range(400):
             envelope = envelope_for(f"m{number}", from_zone="a", to_zone="b")
             await boundary.append(envelope, fact_of("a:b", "done", "x" * 5000))
-            _measure_again(boundary.fill)
-        bounds = await boundary.store.bounds()
+            bounds = await boundary.store.bounds()
         assert bounds.last == 400
         assert bounds.first > 200
         assert metric(boundary, "bsfg_dropped_facts_total") == bounds.first - 1
@@ -236,6 +234,10 @@ def test_dropping_is_refused_where_facts_must_not_be_lost() -> None:
         {"backpressure_at": 0},
         {"backpressure_at": 1.5},
         {"capacity_bytes": 0},
+        {"max_consumers": -1},
+        {"max_objects": -1},
+        {"max_object_bytes": -1},
+        {"max_labels": -1},
         {"retention": {"audits": 5.0}},
         {"retention": {"audit": 0.0}},
     ],
@@ -245,21 +247,33 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
         BoundarySettings(**wrong)
 
 
-def test_nobody_asks_the_store_for_its_size_with_every_fact(tmp_path: Path) -> None:
+@pytest.mark.req("BC-36")
+def test_a_fact_that_can_never_fit_is_invalid_unless_it_is_there(tmp_path: Path) -> None:
     async def body(boundary: Boundary) -> None:
-        asked = 0
-        size = boundary.store.size
+        envelope, fact = envelope_for("m1", from_zone="a", to_zone="b"), fact_of("a:b", "done", "x" * 90_000)
+        with pytest.raises(
+            InvalidArgument, match=r"about 90,\d+ bytes, but all facts of this boundary may take 80,000"
+        ):
+            await boundary.append(envelope, fact)
+        with pytest.raises(InvalidArgument, match=r"fact.object_json"):
+            await boundary.append_all([(envelope, fact)])
+        appended = await Boundary(boundary.store).append(envelope, fact)
+        assert await boundary.append(envelope, fact) == Appended(appended.offset, duplicate=True)
 
-        async def counted() -> int:
-            nonlocal asked
-            asked += 1
-            return await size()
+    on_boundary(tmp_path, body, capacity_bytes=100_000)
 
-        boundary.store.size = counted  # type: ignore[method-assign]
-        boundary.fill = Fill(boundary.store, boundary.settings, boundary.metrics, clock=lambda: 1.0)
-        for number in range(50):
-            envelope = envelope_for(f"m{number}", from_zone="a", to_zone="b")
-            await boundary.append(envelope, fact_of("a:b", "done", 1))
-        assert asked == 1
 
-    on_boundary(tmp_path, body, capacity_bytes=10**9)
+@pytest.mark.req("BC-24", "BC-36")
+def test_many_facts_at_once_are_all_appended_where_the_oldest_are_dropped(tmp_path: Path) -> None:
+    async def body(boundary: Boundary) -> None:
+        def message(number: int) -> tuple[Envelope, Fact]:
+            return envelope_for(f"m{number}", from_zone="a", to_zone="b"), fact_of("a:b", "done", "x" * 5000)
+
+        await asyncio.gather(*(boundary.append(*message(number)) for number in range(300)))
+        assert (await boundary.store.bounds()).last == 300
+        outcomes = await boundary.append_all([message(number) for number in range(1000, 1300)])
+        offsets = [outcome.offset for outcome in outcomes if isinstance(outcome, Appended)]
+        assert offsets == list(range(301, 601)), "more than there is room for, in order"
+        assert await boundary.store.size() <= 800_000
+
+    on_boundary(tmp_path, body, capacity_bytes=1_000_000, drop_oldest=True)

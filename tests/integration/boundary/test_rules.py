@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -273,7 +274,13 @@ def test_limits_offsets_and_names_that_make_no_sense_are_named(given: Given) -> 
 
 @pytest.mark.req("BC-17")
 def test_a_fact_naming_a_missing_object_is_refused_where_that_is_the_policy(given: Given) -> None:
-    ref = {"bucket": "b", "key": "k", "digest": "sha256:" + "0" * 64, "size": 1, "media_type": "x"}
+    ref = {
+        "bucket": "b",
+        "key": "k",
+        "digest": f"sha256:{sha256(b'x').hexdigest()}",
+        "size": 1,
+        "media_type": "x",
+    }
     fact = fact_of("batch:B1", "photographed", ref)
 
     async def body(boundary: Boundary) -> None:
@@ -284,6 +291,31 @@ def test_a_fact_naming_a_missing_object_is_refused_where_that_is_the_policy(give
         assert (await boundary.append(ENVELOPE, fact)).offset == 1
 
     given(body, require_artifacts=True)
+
+
+@pytest.mark.req("BC-17")
+def test_a_fact_naming_an_object_with_another_digest_is_refused_where_that_is_the_policy(
+    given: Given,
+) -> None:
+    ref = {"bucket": "b", "key": "k", "digest": "sha256:" + "0" * 64}
+
+    async def body(boundary: Boundary) -> None:
+        await boundary.put("b", "k", pieces(b"x"), "x")
+        with pytest.raises(InvalidArgument, match="but that object has sha256:2d711642") as raised:
+            await boundary.append(ENVELOPE, fact_of("batch:B1", "photographed", ref))
+        assert raised.value.field == "fact.object_json"
+
+    given(body, require_artifacts=True)
+
+
+@pytest.mark.req("BC-18")
+@pytest.mark.parametrize("media_type", ["text/\0plain", "a" * 5000, " text/plain", "text\nplain"])
+def test_a_media_type_is_checked_like_every_other_text(given: Given, media_type: str) -> None:
+    async def body(boundary: Boundary) -> None:
+        with pytest.raises(InvalidArgument, match="media_type"):
+            await boundary.put("b", "k", pieces(b"x"), media_type)
+
+    given(body)
 
 
 @pytest.mark.req("BC-18")
@@ -327,6 +359,7 @@ def test_every_hole_that_expiry_left_is_reported_with_the_page_behind_it(given: 
 @pytest.mark.req("BC-21")
 def test_a_gap_up_to_the_end_of_the_log_is_reported_with_an_empty_page(given: Given) -> None:
     async def body(boundary: Boundary) -> None:
+        await boundary.fetch("c", 100)
         await append(boundary, "m1", "m2")
         await boundary.store.expire({"operational": 10**15})
         assert await boundary.fetch("c", 100) == ([], Gap(1, 2))
@@ -336,13 +369,13 @@ def test_a_gap_up_to_the_end_of_the_log_is_reported_with_an_empty_page(given: Gi
     given(body)
 
 
-def test_the_service_has_no_way_to_change_or_delete() -> None:
+def test_the_service_has_no_way_to_change_or_delete_facts_and_objects() -> None:
     calls = {
         name for name, value in vars(BoundaryService).items() if inspect.isfunction(value) and name[0] != "_"
     }
     assert calls == {
         "append_fact", "fetch_facts", "confirm_receipt", "put_object", "get_object", "put_object_stream",
-        "get_object_stream",
+        "get_object_stream", "remove_consumer",
     }  # fmt: skip
 
 

@@ -10,9 +10,9 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -21,38 +21,10 @@ import pytest
 from typer.testing import CliRunner
 
 from onceward.boundary import BoundaryClient, BoundaryError, envelope_for, fact_of
+from onceward.boundary.certs import make_certificates
 from onceward.cli.main import app
-from tests.support.processes import LoggedProcess
+from tests.support.boundary.server import COMMAND, DEADLINE, served
 from tests.support.wait import until
-
-COMMAND = [sys.executable, "-m", "onceward", "boundary"]
-DEADLINE = 60.0
-
-
-class Served(LoggedProcess):
-    """A server process."""
-
-    def __init__(self, data: Path, *options: str) -> None:
-        command = [*COMMAND, "serve", "--listen", "127.0.0.1:0", "--data", str(data), *options]
-        super().__init__(command, data.parent / f"{data.name}.log", stdout=subprocess.PIPE)
-        assert self.process.stdout is not None
-        self.url = self.process.stdout.readline().strip()
-
-    def end(self, *signals: signal.Signals) -> tuple[int, str]:
-        """The exit code, and the rest of stdout."""
-        for each in signals:
-            self.process.send_signal(each)
-        rest, _ = self.process.communicate(timeout=DEADLINE)
-        return self.process.returncode, rest
-
-
-@contextmanager
-def served(data: Path, *options: str) -> Iterator[Served]:
-    made = Served(data, *options)
-    try:
-        yield made
-    finally:
-        made.kill()
 
 
 def refused(*arguments: str) -> str:
@@ -165,12 +137,20 @@ def test_a_second_signal_cuts_off_what_runs_and_the_log_is_whole(tmp_path: Path)
 
 BROKEN = """
 from onceward.boundary.{module} import {name}
-from onceward.cli.main import main
+from onceward.boundary.server.worker import application
 
 async def broken(self):
     raise RuntimeError("it broke")
 
 {name}.{method} = broken
+"""
+SERVE_BROKEN = """
+import sys
+from onceward.boundary.server import envoy
+from onceward.cli.main import main
+
+sys.path.append(sys.argv.pop(1))
+envoy.APPLICATION = "broken:application"
 main()
 """
 
@@ -181,7 +161,7 @@ main()
         ("retention", "Retention", "sweep", "onceward-boundary-retention ended unexpectedly"),
         (
             "server.process",
-            "_Live",
+            "Live",
             "reload_if_changed",
             "onceward-boundary-configuration ended unexpectedly",
         ),
@@ -191,9 +171,10 @@ def test_a_server_of_which_a_part_broke_ends_with_1_for_its_supervisor(
     tmp_path: Path, module: str, name: str, method: str, reported: str
 ) -> None:
     (tmp_path / "boundary.toml").write_text('store = "facts"\n')
+    (tmp_path / "broken.py").write_text(BROKEN.format(module=module, name=name, method=method))
     ended = subprocess.run(
         [
-            *(sys.executable, "-c", BROKEN.format(module=module, name=name, method=method)),
+            *(sys.executable, "-c", SERVE_BROKEN, str(tmp_path)),
             *("boundary", "serve"),
             *("--listen", "127.0.0.1:0", "--config", str(tmp_path / "boundary.toml"), "--log-format", "json"),
         ],
@@ -250,6 +231,39 @@ def test_a_port_that_is_in_use_is_refused(tmp_path: Path) -> None:
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in reported
 
 
+UNCHECKED = """
+from onceward.boundary.server import address
+from onceward.cli.main import main
+
+address.free_address = lambda host, port: host
+main()
+"""
+
+
+def test_a_port_that_is_taken_at_the_last_moment_ends_the_server_with_1(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        listen = f"127.0.0.1:{other.getsockname()[1]}"
+        ended = subprocess.run(
+            [
+                *(sys.executable, "-c", UNCHECKED, "boundary", "serve"),
+                *("--listen", listen, "--data", str(tmp_path / "data")),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    messages = [json.loads(line)["message"] for line in ended.stderr.splitlines()]
+    assert any(f"cannot bind '{listen}': Address already in use" in each for each in messages)
+    assert messages[-1] == "stopped"
+
+
+def test_a_consumer_that_cannot_have_this_name_is_refused(tmp_path: Path) -> None:
+    reported = refused("--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"), "--consumer", "a\nb")
+    assert "consumer_name" in reported
+
+
 @pytest.mark.parametrize("listen", ["7700", "localhost", "127.0.0.1:http", "127.0.0.1:65536", "127.0.0.1:-1"])
 def test_what_is_no_address_is_refused(tmp_path: Path, listen: str) -> None:
     assert "--listen must be HOST:PORT" in refused("--listen", listen, "--data", str(tmp_path / "data"))
@@ -258,6 +272,96 @@ def test_what_is_no_address_is_refused(tmp_path: Path, listen: str) -> None:
 def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
     reported = refused("--listen", "192.0.2.1:0", "--data", str(tmp_path / "data"))
     assert "cannot listen on 192.0.2.1:0" in reported
+
+
+STORES = {
+    "nats://": "does not name a NATS server",
+    "nats://:4222": "does not name a NATS server",
+    "nats://host:port": "does not name a NATS server",
+    "nats://host:99999": "does not name a NATS server",
+    "nats://one:4222,:1": "does not name a NATS server",
+    "nats://user:secret@": "does not name a NATS server",
+    "nats:": "'nats' is a scheme, which needs two slashes; use a directory",
+    "nats:host:4222": "'nats' is a scheme",
+    "postgresql:shop": "'postgresql' is a scheme",
+    "nats://user:secret@127.0.0.1:1": "NATS at nats://user:***@127.0.0.1:1 cannot be reached",
+    "postgresql://user:secret@127.0.0.1:1/db": "Connection refused",
+    "postgresql://user:secret@[::1/db": "is not a PostgreSQL URL",
+    "postgresql://user:sec%ret@host/db": "is not a PostgreSQL URL",
+    "postgresql+psycopg://user:secret@host/db": "'postgresql+psycopg' is not the scheme of a store",
+    "ftp://user:secret@host": "'ftp' is not the scheme of a store; use a directory",
+    "sqlite:////": "does not name a directory",
+    " ": "does not name a directory",
+    "\n": "does not name a directory",
+    "": "--store is empty",
+}
+
+
+@pytest.mark.req("BC-43")
+@pytest.mark.parametrize(("store", "problem"), STORES.items())
+def test_a_store_that_cannot_be_is_refused_in_one_line(store: str, problem: str) -> None:
+    reported = refused("--listen", "127.0.0.1:0", "--store", store)
+    assert problem in reported
+    assert "secret" not in reported
+    assert "sec%ret" not in reported
+
+
+RENAMED = """
+import socket
+from onceward.cli.main import main
+
+resolve, names = socket.getaddrinfo, {"line.test": "127.0.0.1", "plant.test": "0.0.0.0"}
+socket.getaddrinfo = lambda host, *more, **named: resolve(names.get(host, host), *more, **named)
+main()
+"""
+"""The command, on a network with names for addresses of this machine."""
+
+
+def warnings_of(data: Path, *options: str, command: Sequence[str] = COMMAND) -> list[str]:
+    """What a server warns of until it says its URL."""
+    with served(data, *options, command=command) as server:
+        assert server.url, server.log
+    return [line["message"] for line in server.lines if line["level"] not in ("debug", "info")]
+
+
+@pytest.mark.req("BC-43")
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.0.0.2", "127.1", "[::1]", "localhost", "LOCALHOST", "line.test"]
+)
+def test_serving_this_machine_alone_needs_no_warning(tmp_path: Path, host: str) -> None:
+    command = [sys.executable, "-c", RENAMED, "boundary"]
+    assert warnings_of(tmp_path / "data", "--listen", f"{host}:0", command=command) == []
+
+
+@pytest.mark.req("BC-43")
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "0", "plant.test"])
+def test_an_address_that_others_reach_is_warned_of(tmp_path: Path, host: str) -> None:
+    command = [sys.executable, "-c", RENAMED, "boundary"]
+    listen = f"[{host}]:0" if ":" in host else f"{host}:0"
+    (warning,) = warnings_of(tmp_path / "data", "--listen", listen, command=command)
+    assert warning.startswith(f"everyone who reaches {host} can read, append and confirm")
+    assert warning.endswith("listen on 127.0.0.1, or add [tls] and [[peers]] to its configuration")
+
+
+SECURED = """
+zone = "hq"
+tls = { ca = "ca.pem", cert = "hq.pem", key = "hq.key" }
+peers = [{ identity = "billing", zone = "hq" }]
+links = [{ name = "plain", url = "http://127.0.0.1:1" }, { name = "secured", url = "https://127.0.0.1:1" }]
+"""
+
+
+@pytest.mark.req("BC-43")
+def test_a_link_in_plain_text_beside_tls_is_warned_of(tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["hq"], [], days=90)
+    (tmp_path / "boundary.toml").write_text(SECURED)
+    config = ("--listen", "0.0.0.0:0", "--config", str(tmp_path / "boundary.toml"))
+    warnings = warnings_of(tmp_path / "data", *config)
+    assert [each for each in warnings if "beside [tls]" in each] == [
+        "link plain uses http:// beside [tls]: its facts travel in plain text, and nothing proves who answers; use "
+        "https://"
+    ]
+    assert not [each for each in warnings if "everyone who reaches" in each]
 
 
 @pytest.mark.parametrize("below", ["file/below", "objects-is-a-file"])
@@ -286,7 +390,7 @@ def test_without_the_extra_it_says_what_to_install() -> None:
 def test_help_imports_neither_the_wire_nor_the_server() -> None:
     code = (
         "import sys, onceward.cli.main; "
-        "print([each for each in ('connectrpc', 'hypercorn', 'onceward.boundary') if each in sys.modules])"
+        "print([each for each in ('connectrpc', 'pyvoy', 'onceward.boundary') if each in sys.modules])"
     )
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True).stdout
@@ -300,6 +404,7 @@ def test_help_imports_neither_the_wire_nor_the_server() -> None:
 @pytest.mark.req("BC-25")
 def test_every_line_of_its_log_is_json_and_says_what_it_is_about_and_no_payload(tmp_path: Path) -> None:
     with served(tmp_path / "data") as server, BoundaryClient(server.url) as client:
+        client.fetch("hq-receiver")
         for number in range(1, 5):
             append(client, f"old{number}")
         server.end(signal.SIGTERM)

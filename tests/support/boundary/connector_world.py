@@ -93,8 +93,8 @@ class ConnectorWorld:
             self.on_confirm(offset)
             self.confirmed.append(offset)
 
-        async def fetch_async(name: str, limit: int) -> Page:
-            return reported(await fetch(name, limit), limit)
+        async def fetch_async(name: str, limit: int, *more: int) -> Page:
+            return reported(await fetch(name, limit, *more), limit)
 
         async def confirm_async(name: str, offset: int) -> int:
             before(offset)
@@ -108,7 +108,7 @@ class ConnectorWorld:
             client.fetch, client.confirm = fetch_async, confirm_async
         else:
             client.fetch, client.confirm = (
-                lambda name, limit: reported(fetch(name, limit), limit),
+                lambda name, limit, *more: reported(fetch(name, limit, *more), limit),
                 confirm_now,
             )
         return client

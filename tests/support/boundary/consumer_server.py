@@ -1,6 +1,7 @@
 """A boundary process that records every connection it opens itself.
 
-Run as `python consumer_server.py <data directory> <file for the records> [<port>]`; it ends when its input ends.
+Run as `python -m tests.support.boundary.consumer_server <data directory> <file for the records> [<port>]`; it ends when
+its input ends.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from onceward.boundary.boundary import Boundary
-from onceward.boundary.server.server import serving
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
+from tests.support.boundary.in_process import serving
 
 
 async def main(directory: str, notes: Path, port: int = 0) -> None:

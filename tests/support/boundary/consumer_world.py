@@ -26,8 +26,8 @@ from onceward.boundary import (
 )
 from onceward.boundary.boundary import Boundary, BoundarySettings
 from onceward.boundary.errors import Unavailable
-from onceward.boundary.server.server import serving
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
+from tests.support.boundary.in_process import serving
 from tests.support.driven import Driven
 
 if TYPE_CHECKING:

@@ -37,7 +37,8 @@ class StorePlace:
         """As if nothing had ever been written."""
         for table in ("facts", "cursors", "objects", "uploads", "chunks"):
             self.admin.execute(f"DELETE FROM onceward_boundary_{table}")
-        self.admin.execute("UPDATE onceward_boundary_log SET last = 0, bytes = 0")
+        self.admin.execute("UPDATE onceward_boundary_log SET last = 0, bytes = 0, trusted_time = NULL")
+        self.admin.execute("UPDATE onceward_boundary_usage SET objects = 0, bytes = 0")
 
     def waiting_for_a_lock(self) -> int:
         """How many connections stores have here."""

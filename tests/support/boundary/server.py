@@ -1,21 +1,23 @@
-"""A real boundary for tests: in a thread with its own event loop, or as a process that can be killed."""
+"""A real boundary for tests: in a thread with its own event loop, or as the server that users run."""
 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
+import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from onceward.boundary.boundary import Boundary, BoundarySettings
-from onceward.boundary.server.server import serving
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
+from tests.support.boundary.in_process import serving
+from tests.support.processes import LoggedProcess, processes
 
-_forking = multiprocessing.get_context("forkserver")
+COMMAND = [sys.executable, "-m", "onceward", "boundary"]
+DEADLINE = 60.0
 
 Tell = Callable[[str], Awaitable[None]]
 
@@ -54,25 +56,39 @@ def boundary_server(directory: Path, settings: BoundarySettings | None = None) -
 
 
 @contextmanager
-def boundary_process(directory: Path) -> Iterator[str]:
-    """Serve it in another process, which ends with SIGKILL. Yields its URL."""
-    mine, its = _forking.Pipe()
-    process = _forking.Process(target=_run, args=(directory, its))
-    process.start()
-    its.close()
+def boundary_process(directory: Path, *options: str) -> Iterator[str]:
+    """Serve it as `onceward boundary serve` does, until it is killed. Yields its URL."""
+    command = [*COMMAND, "serve", "--listen", "127.0.0.1:0"]
+    with processes() as start:
+        process = start([*command, "--data", str(directory), "--log-level", "error", *options])
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+
+
+class Served(LoggedProcess):
+    """`onceward boundary serve`, with its log and its end."""
+
+    def __init__(self, data: Path, *options: str, command: Sequence[str] = COMMAND) -> None:
+        command = [*command, "serve", "--listen", "127.0.0.1:0", "--data", str(data), *options]
+        super().__init__(command, data.parent / f"{data.name}.log", stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+
+    def end(self, *signals: signal.Signals) -> tuple[int, str]:
+        """The exit code, and the rest of stdout."""
+        for each in signals:
+            self.process.send_signal(each)
+        rest, _ = self.process.communicate(timeout=DEADLINE)
+        return self.process.returncode, rest
+
+
+@contextmanager
+def served(data: Path, *options: str, command: Sequence[str] = COMMAND) -> Iterator[Served]:
+    made = Served(data, *options, command=command)
     try:
-        yield mine.recv()
+        yield made
     finally:
-        process.kill()
-        process.join()
-        mine.close()
-
-
-def _run(directory: Path, tell: Connection) -> None:
-    async def reported(url: str) -> None:
-        tell.send(url)
-
-    asyncio.run(_serve(directory, None, reported, asyncio.Event()))
+        made.kill()
 
 
 async def _serve(
@@ -88,12 +104,3 @@ async def _serve(
             await stop.wait()
     finally:
         await store.close()
-
-
-async def _reported(url: str) -> None:
-    sys.stdout.write(url + "\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":  # as a child of a test, which reads the URL from standard output
-    asyncio.run(_serve(Path(sys.argv[1]), None, _reported, asyncio.Event()))

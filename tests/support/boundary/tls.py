@@ -1,11 +1,16 @@
-"""A boundary with TLS and a configuration that tests may change, in a thread with its own event loop."""
+"""A boundary with TLS and a configuration that tests may change, as a process."""
 
 from __future__ import annotations
 
 import asyncio
 import http.client
 import json
+import os
+import shutil
 import ssl
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,18 +18,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from onceward.boundary import AsyncBoundaryClient, BoundaryClient
-from onceward.boundary.boundary import Boundary
 from onceward.boundary.certs import HOSTS, Authority
-from onceward.boundary.server.config import read_config
-from onceward.boundary.server.process import running
-from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.boundary.tls import Tls
-from tests.support.boundary.server import Tell, in_thread
 from tests.support.driven import Driven
+from tests.support.processes import LoggedProcess
 
 CLIENTS = [BoundaryClient, AsyncBoundaryClient]
 DEADLINE = 60.0
-CHECK_EVERY = 0.02
 SERVICE = "onceward.boundary.v1.BoundaryService"
 HQ = '[[peers]]\nidentity = "hq-bsfg"\nzone = "hq"\nto_zones = ["plant-a"]\nconsumers = ["hq-receiver"]\n'
 
@@ -49,6 +49,9 @@ class SecuredZone:
         self.server = self.authority.issue(f"{zone}-bsfg", f"{zone}-server", HOSTS)
         self.config = directory / "boundary.toml"
         self.url = ""
+        self._forgotten = 0
+        self.runtime = Path()
+        """For the temporary files of its server. pytest's own paths are too long for a socket."""
 
     def issue(self, identity: str, hosts: tuple[str, ...] = HOSTS, days: float | None = None) -> Tls:
         return self.authority.issue(identity, identity, hosts, days=days)
@@ -56,25 +59,46 @@ class SecuredZone:
     def write(self, peers: str = HQ, more: str = "", tls: Tls | None = None) -> None:
         self.config.write_text(plain_toml(tls or self.server, peers, self.zone, more))
 
+    @property
+    def command(self) -> list[str]:
+        program = [sys.executable, "-m", "tests.support.boundary.secured_process"]
+        return [*program, str(self.config), str(self.directory / "data")]
+
     @contextmanager
     def serving(self) -> Iterator[str]:
         """Yields its URL."""
-
-        async def serve(tell: Tell, stop: asyncio.Event) -> None:
-            store = SqliteBoundaryStore(self.directory / "data")
-            try:
-                config = read_config(self.config)
-                boundary = Boundary(store, config.settings())
-                async with running(
-                    boundary, config, "127.0.0.1", 0, path=self.config, check_every=CHECK_EVERY
-                ) as url:
-                    await tell(url)
-                    await stop.wait()
-            finally:
-                await store.close()
-
-        with in_thread(serve) as self.url:
+        self.runtime = Path(tempfile.mkdtemp(prefix="s-"))
+        self._server = LoggedProcess(
+            self.command,
+            self.directory / "server.log",
+            stdout=subprocess.PIPE,
+            env={**os.environ, "TMPDIR": str(self.runtime)},
+        )
+        try:
+            assert self._server.process.stdout is not None
+            self.url = self._server.process.stdout.readline().strip()
+            assert self.url, self._server.log
             yield self.url
+        finally:
+            self._server.kill()
+            shutil.rmtree(self.runtime)
+
+    def stop(self) -> int:
+        """Return its exit code."""
+        self._server.process.terminate()
+        return self._server.process.wait(DEADLINE)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The log of its server, since the last `forget`."""
+        return self._server.lines[self._forgotten :]
+
+    def forget(self) -> None:
+        self._forgotten = len(self._server.lines)
+
+    @property
+    def messages(self) -> list[str]:
+        return [each["message"] for each in self.lines]
 
 
 def context_for(ca: Any, tls: Tls | None = None) -> ssl.SSLContext:
@@ -115,8 +139,8 @@ class Connection:
         found: dict[str, Any] = json.loads(answer.read())
         return answer.status, found
 
-    def get(self, path: str) -> tuple[int, str]:
-        self._http.request("GET", path)
+    def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
+        self._http.request("GET", path, headers=headers or {})
         answer = self._http.getresponse()
         return answer.status, answer.read().decode()
 

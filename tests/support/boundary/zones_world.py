@@ -15,9 +15,9 @@ from onceward.boundary.artifacts import as_reference
 from onceward.boundary.boundary import Boundary, BoundarySettings
 from onceward.boundary.links.manager import Links, LinkSettings
 from onceward.boundary.model import Envelope, Fact
-from onceward.boundary.server.server import serving
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.boundary.wire import stored
+from tests.support.boundary.in_process import serving
 from tests.support.wait import until_async
 
 DEADLINE = 60.0

@@ -11,9 +11,7 @@ from onceward.boundary.metrics import BoundaryMetrics
 from onceward.boundary.server.access import CERTIFICATE, Certificate, Guard, Peer, Peers
 from onceward.boundary.v1 import boundary_pb as pb
 
-HQ = Certificate(
-    {"subject": ((("commonName", "hq-bsfg"),),), "notAfter": "Jan  1 00:00:00 2099 GMT"}, "hq:4711"
-)
+HQ = Certificate(("hq-bsfg",), float("inf"), "hq:4711")
 
 
 def check(request: object) -> None:
@@ -26,6 +24,21 @@ def test_a_request_that_no_rule_names_is_refused() -> None:
 
     with pytest.raises(PermissionDenied, match="no rule allows Call"):
         contextvars.copy_context().run(check, PurgeRequest())
+
+
+@pytest.mark.req("BC-38")
+@pytest.mark.parametrize(
+    "request_type", [pb.FetchFactsRequest, pb.ConfirmReceiptRequest, pb.RemoveConsumerRequest]
+)
+def test_a_name_that_is_reserved_for_others_is_refused(request_type: type[pb.RemoveConsumerRequest]) -> None:
+    def call(name: str) -> None:
+        CERTIFICATE.set(HQ)
+        peers = [Peer(identity="hq-bsfg", zone="hq"), Peer(identity="lab", zone="lab", consumers=("theirs",))]
+        Guard(Peers(peers), BoundaryMetrics()).check("Call", request_type(consumer_name=name))
+
+    contextvars.copy_context().run(call, "open")
+    with pytest.raises(PermissionDenied, match="reserved for another peer"):
+        contextvars.copy_context().run(call, "theirs")
 
 
 @pytest.mark.parametrize("request_type", [pb.PutObjectRequest, pb.GetObjectRequest])

@@ -77,6 +77,9 @@ TEXTS = [
     ("-0.0", "0"),
     ('  "plain"  ', '"plain"'),
     ("10E-1", "1"),
+    ("10000000000000000000000", "1e+22"),
+    ("9007199254740992.0", "9007199254740992"),
+    ("6.02214076e23", "6.02214076e+23"),
 ]
 
 
@@ -112,6 +115,10 @@ def test_a_text_is_written_as_the_rfc_says(text: str, written: str) -> None:
         ('{"ä":1,"ä":2}', "same name twice"),
         (r'"\ud800"', "non-UTF-8"),
         (r'{"\udead":1}', "surrogate"),
+        ("9007199254740993.0", "send it as a string"),
+        ("[9007199254740993e0]", "send it as a string"),
+        ("100000000000000000000000", "send it as a string"),
+        ("1e999", "send it as a string"),
         ("9007199254740993", "send it as a string"),
         ("-9007199254740993", "send it as a string"),
         ("1" + "0" * 500, "send it as a string"),

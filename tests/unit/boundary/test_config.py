@@ -35,6 +35,12 @@ threshold = 0.9
 when_full = "drop_oldest"
 safety = false
 
+[quotas]
+consumers = 20
+labels = 10
+objects = 500
+object_bytes = "2GiB"
+
 [[peers]]
 identity = "hq-bsfg"
 zone = "hq"
@@ -73,6 +79,10 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         capacity_bytes=10**10,
         backpressure_at=0.9,
         drop_oldest=True,
+        max_consumers=20,
+        max_labels=10,
+        max_objects=500,
+        max_object_bytes=2 * 2**30,
     )
     assert config.peers == (
         Peer(
@@ -163,6 +173,13 @@ def test_sizes_have_units(tmp_path: Path, text: str, number: int) -> None:
         ('[retention]\naudit = "-7d"', "not '-7d'"),
         ('[buffer]\ncapacity = "10"', ": [buffer] capacity: must be a number with a unit, such as 10GB"),
         ('[buffer]\ncapacity = "10gb"', "not '10gb'"),
+        ("[quotas]\nconsumers = -1", ": [quotas] consumers: must be an integer of 0 or more"),
+        ('[quotas]\nlabels = "many"', ": [quotas] labels: must be an integer, not a string"),
+        ("[quotas]\nnames = 5", ": [quotas] has no key 'names'"),
+        (
+            '[quotas]\nobject_bytes = "5"',
+            ": [quotas] object_bytes: must be a number with a unit, such as 10GB",
+        ),
         ("[buffer]\nthreshold = 1.5", ": [buffer] threshold: must be a number of at most 1"),
         ("[buffer]\nthreshold = 0", ": [buffer] threshold: must be a number above 0"),
         ('[buffer]\nthreshold = "80%"', ": [buffer] threshold: must be a number, not a string"),

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from connectrpc.errors import ConnectError
 
+from onceward._secrets import mask_url
 from onceward.backoff import Backoff
 from onceward.boundary import errors, wire
 from onceward.boundary.client.errors import failure
@@ -52,13 +53,17 @@ class Calls:
             what=f"append of {envelope.message_id}",
         )
 
-    async def fetch(self, consumer_name: str, limit: int) -> Page:
-        request = pb.FetchFactsRequest(consumer_name=consumer_name, limit=limit)
+    async def fetch(self, consumer_name: str, limit: int, max_bytes: int) -> Page:
+        request = pb.FetchFactsRequest(consumer_name=consumer_name, limit=limit, max_bytes=max_bytes)
         return wire.page(await self._ask("fetch_facts", request))
 
     async def confirm(self, consumer_name: str, offset: int) -> int:
         request = pb.ConfirmReceiptRequest(consumer_name=consumer_name, offset=offset)
         return int((await self._ask("confirm_receipt", request)).cursor_advanced_to)
+
+    async def remove_consumer(self, consumer_name: str) -> int:
+        request = pb.RemoveConsumerRequest(consumer_name=consumer_name)
+        return int((await self._ask("remove_consumer", request)).offset)
 
     async def put(self, bucket: str, key: str, blob: bytes, media_type: str) -> ObjectRef:
         if len(blob) > INLINE:
@@ -127,7 +132,9 @@ class Calls:
                 if chunk.data:
                     await write(chunk.data)
         if ref is None:
-            raise errors.Unavailable(f"{self.url} sent nothing for object {bucket}/{key}; try again")
+            raise errors.Unavailable(
+                f"{mask_url(self.url)} sent nothing for object {bucket}/{key}; try again"
+            )
         return ref
 
     async def patiently(

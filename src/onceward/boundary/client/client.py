@@ -74,13 +74,18 @@ class BoundaryClient:
             artifacts.append_with(self._calls, envelope, subject, predicate, artifact, into, more or {})
         )
 
-    def fetch(self, consumer_name: str, limit: int = 100) -> Page:
-        """Return the next facts of this consumer; the same ones until they are confirmed."""
-        return run_blocking(self._calls.fetch(consumer_name, limit))
+    def fetch(self, consumer_name: str, limit: int = 100, max_bytes: int = 0) -> Page:
+        """Return the next facts of this consumer; the same ones until they are confirmed. A page has up to 4 MiB, or
+        `max_bytes`, of which at most 32 MiB count, or one larger fact."""
+        return run_blocking(self._calls.fetch(consumer_name, limit, max_bytes))
 
     def confirm(self, consumer_name: str, offset: int) -> int:
         """Confirm that everything up to this offset is handled durably. Return the cursor's position."""
         return run_blocking(self._calls.confirm(consumer_name, offset))
+
+    def remove_consumer(self, consumer_name: str) -> int:
+        """Forget a consumer. Return where its cursor was. If it fetches again, it starts at the earliest fact."""
+        return run_blocking(self._calls.remove_consumer(consumer_name))
 
     def put(self, bucket: str, key: str, blob: bytes, media_type: str = "") -> ObjectRef:
         """Store an object that fits into memory."""

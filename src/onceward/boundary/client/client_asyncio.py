@@ -75,13 +75,18 @@ class AsyncBoundaryClient:
             self._calls, envelope, subject, predicate, artifact, into, more or {}
         )
 
-    async def fetch(self, consumer_name: str, limit: int = 100) -> Page:
-        """Return the next facts of this consumer; the same ones until they are confirmed."""
-        return await self._calls.fetch(consumer_name, limit)
+    async def fetch(self, consumer_name: str, limit: int = 100, max_bytes: int = 0) -> Page:
+        """Return the next facts of this consumer; the same ones until they are confirmed. A page has up to 4 MiB, or
+        `max_bytes`, of which at most 32 MiB count, or one larger fact."""
+        return await self._calls.fetch(consumer_name, limit, max_bytes)
 
     async def confirm(self, consumer_name: str, offset: int) -> int:
         """Confirm that everything up to this offset is handled durably. Return the cursor's position."""
         return await self._calls.confirm(consumer_name, offset)
+
+    async def remove_consumer(self, consumer_name: str) -> int:
+        """Forget a consumer. Return where its cursor was. If it fetches again, it starts at the earliest fact."""
+        return await self._calls.remove_consumer(consumer_name)
 
     async def put(self, bucket: str, key: str, blob: bytes, media_type: str = "") -> ObjectRef:
         """Store an object that fits into memory."""

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from connectrpc.errors import ConnectError
 
+from onceward._secrets import mask, mask_url
 from onceward.boundary import errors
 from onceward.boundary.errors import BoundaryError
 from onceward.boundary.v1 import boundary_pb as pb
@@ -86,7 +87,7 @@ def describe_unreachable(url: str, error: BaseException) -> str:
         if mistake.scheme in ("", place.scheme) and re.search(mistake.pattern, said):
             what, remedy = mistake.what.format(host=place.hostname), mistake.remedy
             break
-    return f"the boundary at {url} cannot be reached: {what}; {remedy}"
+    return f"the boundary at {mask_url(url)} cannot be reached: {mask(what)}; {remedy}"
 
 
 _BY_REASON: Mapping[str, type[BoundaryError]] = {
@@ -96,6 +97,7 @@ _BY_REASON: Mapping[str, type[BoundaryError]] = {
         errors.ObjectConflict,
         errors.ArtifactMissing,
         errors.Backpressure,
+        errors.QuotaExceeded,
     )
 }
 _BY_CODE: Mapping[str, type[BoundaryError]] = {
@@ -109,6 +111,7 @@ _BY_CODE: Mapping[str, type[BoundaryError]] = {
             errors.PermissionDenied,
             errors.Unauthenticated,
             errors.Unavailable,
+            errors.Canceled,
         )
     },
 }
@@ -138,7 +141,7 @@ def _from_elsewhere(error: ConnectError, url: str) -> BoundaryError:
         message = describe_unreachable(url, error.__cause__)
     else:
         hint = "; check that this is the URL of a boundary" if kind is BoundaryError else ""
-        message = f"{url} cannot be used: {error.message} ({code}){hint}"
+        message = f"{mask_url(url)} cannot be used: {mask(error.message)} ({code}){hint}"
     raised = _build_error(kind, message)
     raised.code = code
     return raised

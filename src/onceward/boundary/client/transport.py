@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from contextvars import copy_context
+from functools import cache, partial
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from pyqwest import Client, HTTPTransport, HTTPVersion, SyncClient, SyncHTTPTransport
 
+from onceward._process.aside import call_aside
+from onceward._process.stop import LAST_WAIT, engine_stop
+from onceward._secrets import mask_url, remember
 from onceward._sync import run_blocking
 from onceward.boundary.tls import Tls, client_context
 from onceward.boundary.v1.boundary_connect import BoundaryServiceClient, BoundaryServiceClientSync
@@ -42,7 +47,7 @@ class BoundaryPort(Protocol):
 
 
 class BlockingBoundaryPort:
-    """Blocks, and never suspends."""
+    """Blocks, and never suspends. The library waits where no signal reaches it, so its calls are made aside."""
 
     def __init__(
         self, url: str, times: CallTimes, sleep: Callable[[float], object] | None, tls: Tls | None
@@ -55,13 +60,27 @@ class BlockingBoundaryPort:
         self._sleep = sleep or time.sleep
 
     async def ask(self, method: str, request: Any) -> Any:
-        return getattr(self._rpc, method)(request, timeout_ms=self._times.call)
+        call = partial(getattr(self._rpc, method), request, timeout_ms=self._times.call)
+        return call_aside(call, stop=engine_stop(), grace=LAST_WAIT)
 
     async def send(self, method: str, messages: AsyncIterator[Any]) -> Any:
-        return getattr(self._rpc, method)(blocking(messages), timeout_ms=self._times.transfer)
+        left = threading.Event()
+
+        def sent() -> Iterator[Any]:
+            for message in blocking(messages):
+                if left.is_set():  # end the request, or an interrupted upload would be stored
+                    raise ConnectionAbortedError("the caller has left")
+                yield message
+
+        try:
+            return call_aside(partial(getattr(self._rpc, method), sent(), timeout_ms=self._times.transfer))
+        finally:
+            left.set()
 
     async def answers(self, method: str, request: Any) -> AsyncGenerator[Any]:
-        for answer in getattr(self._rpc, method)(request, timeout_ms=self._times.transfer):
+        answers = getattr(self._rpc, method)(request, timeout_ms=self._times.transfer)
+        context = copy_context()
+        while (answer := call_aside(context.run, next, answers, None)) is not None:
             yield answer
 
     async def each(self, data: Any) -> AsyncIterator[bytes]:
@@ -98,8 +117,10 @@ class AsyncBoundaryPort:
         self._sleep = sleep or asyncio.sleep
 
     async def ask(self, method: str, request: Any) -> Any:
+        call = partial(getattr(self._rpc, method), request, timeout_ms=self._times.call)
+        stop = engine_stop()
         with _cancellable():
-            return await getattr(self._rpc, method)(request, timeout_ms=self._times.call)
+            return await (call() if stop is None else stop.leave(call, grace=LAST_WAIT))
 
     async def send(self, method: str, messages: AsyncIterator[Any]) -> Any:
         with _cancellable():
@@ -147,13 +168,15 @@ def check_url(url: str, tls: Tls | None = None) -> str:
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except (ValueError, AttributeError, TypeError):  # a bad port, or not a string
         usable = False
+    if isinstance(url, str):
+        remember(url)
     if not usable or parts.query or parts.fragment or any(each.isspace() for each in url):
         raise ConfigurationError(
-            f"the URL of a boundary must be http://HOST:PORT or https://HOST:PORT, not {url!r:.200}"
+            f"the URL of a boundary must be http://HOST:PORT or https://HOST:PORT, not {mask_url(str(url))!r:.200}"
         )
     if tls is not None and parts.scheme != "https":
         raise ConfigurationError(
-            f"with tls the URL of a boundary must be https://HOST:PORT, not {url!r:.200}"
+            f"with tls the URL of a boundary must be https://HOST:PORT, not {mask_url(str(url))!r:.200}"
         )
     return url.rstrip("/")
 

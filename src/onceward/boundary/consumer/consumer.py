@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from onceward._process.stop import LAST_WAIT, BlockingStop
 from onceward._sync import run_blocking
 from onceward.boundary.client.client import BoundaryClient
 from onceward.boundary.consumer.loop import EMPTY_WAIT, FactLoop
@@ -31,8 +31,9 @@ class BoundaryConsumer(FactLoop):
         *,
         empty_wait: float = EMPTY_WAIT,
     ) -> None:
-        super().__init__(consumer_name, limit, empty_wait)
+        super().__init__(consumer_name, limit, empty_wait, BlockingStop())
         self._client = client
+        self._stop: BlockingStop
 
     def run(self, handler: Handler, engine: Engine, *, drain: bool = False) -> None:
         """Fetch, apply and persist, confirm, until `stop()` or, with `drain`, until there is nothing new.
@@ -51,10 +52,7 @@ class BoundaryConsumer(FactLoop):
             raise error
 
     async def _fetch(self) -> Page:
-        return self._client.fetch(self.consumer_name, self.limit)
+        return self._stop.leave(self._client.fetch, self.consumer_name, self.limit)
 
     async def _confirm(self, offset: int) -> None:
-        self._client.confirm(self.consumer_name, offset)
-
-    async def _nap(self, seconds: float) -> None:
-        time.sleep(seconds)
+        self._stop.leave(self._client.confirm, self.consumer_name, offset, grace=LAST_WAIT)

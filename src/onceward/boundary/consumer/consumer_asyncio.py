@@ -2,14 +2,14 @@
 
 # make faces writes consumer.py, with
 #   run_blocking: self._run
-#   port: _fetch, _confirm, _nap
+#   port: _fetch, _confirm
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from onceward._process.stop import LAST_WAIT, AsyncStop
 from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
 from onceward.boundary.consumer.loop import EMPTY_WAIT, FactLoop
 from onceward.boundary.model import Page, StoredFact
@@ -33,8 +33,9 @@ class AsyncBoundaryConsumer(FactLoop):
         *,
         empty_wait: float = EMPTY_WAIT,
     ) -> None:
-        super().__init__(consumer_name, limit, empty_wait)
+        super().__init__(consumer_name, limit, empty_wait, AsyncStop())
         self._client = client
+        self._stop: AsyncStop
 
     async def run(self, handler: AsyncHandler, engine: AsyncEngine, *, drain: bool = False) -> None:
         """Fetch, apply and persist, confirm, until `stop()` or, with `drain`, until there is nothing new.
@@ -53,10 +54,7 @@ class AsyncBoundaryConsumer(FactLoop):
             raise error
 
     async def _fetch(self) -> Page:
-        return await self._client.fetch(self.consumer_name, self.limit)
+        return await self._stop.leave(self._client.fetch, self.consumer_name, self.limit)
 
     async def _confirm(self, offset: int) -> None:
-        await self._client.confirm(self.consumer_name, offset)
-
-    async def _nap(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        await self._stop.leave(self._client.confirm, self.consumer_name, offset, grace=LAST_WAIT)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
+from onceward._process.aside import Stopped
+from onceward._process.stop import AsyncStop, BlockingStop
 from onceward.boundary.errors import BoundaryError
 from onceward.boundary.model import Page, StoredFact
 from onceward.errors import ConfigurationError
@@ -14,8 +16,6 @@ _log = OwnLogger(logging.getLogger("onceward.boundary"))
 
 EMPTY_WAIT = 0.1
 """Seconds to wait when there is nothing new."""
-LONGEST_NAP = 0.1
-"""Seconds. Longer waits are split into naps, so they end soon after `stop()`, which need not wake them."""
 
 Attempt = Callable[[StoredFact], Awaitable[BaseException | None]]
 """Runs the handler in one session, and commits. Returns what was raised."""
@@ -26,9 +26,10 @@ class FactLoop:
 
     _fetch: Callable[[], Awaitable[Page]]
     _confirm: Callable[[int], Awaitable[None]]
-    _nap: Callable[[float], Awaitable[None]]
 
-    def __init__(self, consumer_name: str, limit: int, empty_wait: float) -> None:
+    def __init__(
+        self, consumer_name: str, limit: int, empty_wait: float, stop: BlockingStop | AsyncStop
+    ) -> None:
         if not consumer_name:
             raise ConfigurationError("a boundary consumer needs a durable name: it identifies its cursor")
         if limit < 1:
@@ -38,18 +39,23 @@ class FactLoop:
         self.consumer_name = consumer_name
         self.limit = limit
         self._empty_wait = empty_wait
-        self._stop_requested = False
+        self._stop = stop
+        self._reported_gap = 0
 
     def stop(self) -> None:
         """Stop permanently after the fact in flight. Safe in a signal handler and from any thread.
 
         In the middle of a batch nothing of it is confirmed: facts already applied are delivered again, as duplicates.
+        A wait for the boundary ends within a second, whether the boundary answers or not.
         """
-        self._stop_requested = True
+        self._stop.request()
 
     async def _run(self, attempt: Attempt, drain: bool) -> BaseException | None:
         while not self._is_stopped():
-            page = await self._fetch()
+            try:
+                page = await self._fetch()
+            except Stopped:
+                return None
             self._report_gap(page)
             if page.facts:
                 for fact in page.facts:
@@ -62,16 +68,24 @@ class FactLoop:
             elif drain:
                 return None
             else:
-                await self._wait()
+                await self._stop.pause(self._empty_wait)
         return None
 
     def _is_stopped(self) -> bool:
-        return self._stop_requested
+        return self._stop.requested
 
     async def _confirm_batch(self, page: Page) -> None:
         offset = page.facts[-1].offset
         try:
             await self._confirm(offset)
+        except Stopped:
+            _log.warning(
+                "consumer %s stopped before the boundary answered the confirmation of offset %d; everything up to it "
+                "is applied, and is delivered again if the boundary did not record this",
+                self.consumer_name,
+                offset,
+                extra={"consumer": self.consumer_name, "offset": offset},
+            )
         except BoundaryError as error:
             error.add_note(
                 f"while confirming offset {offset} of consumer {self.consumer_name}; everything up to it is applied, "
@@ -79,21 +93,19 @@ class FactLoop:
             )
             raise
 
-    async def _wait(self) -> None:
-        left = self._empty_wait
-        while left > 0 and not self._is_stopped():
-            await self._nap(min(left, LONGEST_NAP))
-            left -= LONGEST_NAP
-
     def _report_gap(self, page: Page) -> None:
-        if page.gap is not None:
-            _log.error(
-                "consumer %s missed facts %d to %d: they have expired",
-                self.consumer_name,
-                page.gap.first_missing,
-                page.gap.last_missing,
-                extra={"consumer": self.consumer_name, "offset": page.gap.first_missing},
-            )
+        """Once per gap: every page reports it again until the cursor has passed it."""
+        if page.gap is None or page.gap.last_missing <= self._reported_gap:
+            return
+        first = max(page.gap.first_missing, self._reported_gap + 1)
+        self._reported_gap = page.gap.last_missing
+        _log.error(
+            "consumer %s missed facts %d to %d: they have expired",
+            self.consumer_name,
+            first,
+            self._reported_gap,
+            extra={"consumer": self.consumer_name, "offset": first},
+        )
 
     def _report(self, error: BaseException, fact: StoredFact) -> BaseException:
         where = f"message_id {fact.message_id}, offset {fact.offset}, consumer {self.consumer_name}"

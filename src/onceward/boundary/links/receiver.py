@@ -44,6 +44,7 @@ class InProcess:
         return await self._boundary.append_all([(each.envelope, each.fact) for each in facts])
 
     async def lacks(self, ref: ObjectRef) -> bool:
+        check_object_name(ref.bucket, ref.key)  # a bundle may name anything, and stores make paths of it
         known = await self._boundary.store.objects.head(ref.bucket, ref.key)
         if known is not None and known.digest != ref.digest:
             raise ObjectConflict(ref.bucket, ref.key)

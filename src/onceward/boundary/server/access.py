@@ -1,17 +1,19 @@
 """Who may call a boundary, and what each peer may do: a table from certificate identities to zones.
 
 A server with TLS checks the table before every call. Identities are compared exactly; one that is not in the table is
-refused. The peer's certificate is in a context variable, because the protocols in between do not pass it on.
+refused. The peer's certificate is in a context variable, because the calls in between do not pass it on.
 """
 
 from __future__ import annotations
 
 import logging
-import ssl
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 from connectrpc.request import RequestContext
@@ -23,7 +25,13 @@ from onceward.boundary.v1 import boundary_pb as pb
 from onceward.errors import ConfigurationError
 from onceward.telemetry.logger import OwnLogger
 
+if TYPE_CHECKING:
+    from cryptography import x509
+
 _log = OwnLogger(logging.getLogger("onceward.boundary"))
+
+CERTIFICATE_HEADER = b"x-forwarded-client-cert"
+"""Envoy removes what a peer sends in it, and puts the peer's verified certificate there."""
 
 OPEN_TO_PEERS = (pb.PutObjectRequest, pb.GetObjectRequest)
 """Requests that every known peer may make. One that neither this nor `Guard.check` names is refused."""
@@ -51,18 +59,24 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Certificate:
     """A peer's certificate, verified by the CA."""
 
-    def __init__(self, shown: Mapping[str, Any], address: str) -> None:
-        """`shown` is the result of `ssl.SSLSocket.getpeercert`."""
+    def __init__(self, names: tuple[str, ...], ends_at: float, address: str) -> None:
+        self.names = names
+        self.ends_at = ends_at
         self.address = address
-        self.names = tuple(dict.fromkeys(_names(shown)))
-        self.ends_at = float(ssl.cert_time_to_seconds(shown["notAfter"]))
+
+    @classmethod
+    def of(cls, scope: Mapping[str, Any]) -> Self:
+        """Return that of the peer who made a request. Envoy has verified it and put it into a header."""
+        shown = next(value for name, value in scope["headers"] if name == CERTIFICATE_HEADER)
+        host, port = scope["client"]
+        return cls(*_read(shown), f"{host}:{port}")
 
     def __str__(self) -> str:
         return f"the certificate of {', '.join(map(repr, self.names)) or 'no one'}"
 
 
 CERTIFICATE: ContextVar[Certificate] = ContextVar("certificate of the peer")
-"""Set for a connection before anything from it is read."""
+"""Set for a request before anything of it is read."""
 
 
 class Peers:
@@ -112,7 +126,7 @@ class Peers:
         if peer.identity not in self._owners.get(name, (peer.identity,)):
             raise PermissionDenied(
                 "consumer",
-                f"{peer.identity!r} may not fetch or confirm as {name!r}, which is reserved for another peer",
+                f"{peer.identity!r} may not use the consumer name {name!r}, which is reserved for another peer",
                 "consumer_name",
             )
 
@@ -133,7 +147,9 @@ class Guard:
             if isinstance(request, pb.AppendFactRequest):
                 if request.envelope is not None:  # without one, the call itself is refused as invalid
                     self._peers.check_zones(peer, request.envelope.from_zone, request.envelope.to_zone)
-            elif isinstance(request, pb.FetchFactsRequest | pb.ConfirmReceiptRequest):
+            elif isinstance(
+                request, pb.FetchFactsRequest | pb.ConfirmReceiptRequest | pb.RemoveConsumerRequest
+            ):
                 self._peers.check_consumer(peer, request.consumer_name)
             elif request is not None and not isinstance(request, OPEN_TO_PEERS):
                 raise PermissionDenied("no_rule", f"no rule allows {what} to a peer")
@@ -186,7 +202,26 @@ class Guard:
             raise refusal(error) from None
 
 
-def _names(shown: Mapping[str, Any]) -> Iterable[str]:
-    for part in shown.get("subject", ()):
-        yield from (value for kind, value in part if kind == "commonName")
-    yield from (value for kind, value in shown.get("subjectAltName", ()) if kind in ("DNS", "URI"))
+@lru_cache(1024)
+def _read(shown: bytes) -> tuple[tuple[str, ...], float]:
+    """Return a certificate's names, and when it expires. A connection shows the same one with each request."""
+    from cryptography import x509
+
+    [pem] = re.findall(rb'(?:^|;)Cert="([^"]*)"', shown)
+    certificate = x509.load_pem_x509_certificate(unquote_to_bytes(pem))
+    return tuple(dict.fromkeys(_names(certificate))), certificate.not_valid_after_utc.timestamp()
+
+
+def _names(certificate: x509.Certificate) -> Iterable[str]:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    for each in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME):
+        yield str(each.value)
+    try:
+        others = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return
+    for each in others:
+        if isinstance(each, x509.DNSName | x509.UniformResourceIdentifier):
+            yield each.value

@@ -6,7 +6,6 @@ with a bare status. Here it gets the same body as every other error, which says 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -14,10 +13,10 @@ import msgspec
 
 from onceward.boundary.boundary import Boundary
 from onceward.boundary.errors import BoundaryError
-from onceward.boundary.server.access import Guard
+from onceward.boundary.server.access import CERTIFICATE, Certificate, Guard
 from onceward.boundary.server.codecs import BinaryCodec, JsonCodec
+from onceward.boundary.server.pages import OPEN_PAGES, PAGES, BoundaryPages, Page
 from onceward.boundary.server.rpc import LARGEST_UNARY, BoundaryRpc
-from onceward.boundary.store import Bounds, Cursor
 from onceward.boundary.v1.boundary_connect import BoundaryService, BoundaryServiceASGIApplication
 
 CALLS = {f"/{BoundaryService.desc().type_name}/{each.name}": each for each in BoundaryService.desc().methods}
@@ -25,15 +24,13 @@ CODES = {404: "unimplemented", 405: "unimplemented", 415: "invalid_argument"}
 """Statuses without a body, with the code that a client would derive from each."""
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-Page = tuple[int, bytes, bytes]
-"""Status, content type, body."""
 
 
 class Application:
     """With a guard, only known peers are answered; /livez and /readyz are open to every connection."""
 
     def __init__(self, boundary: Boundary, guard: Guard | None = None) -> None:
-        self._boundary = boundary
+        self._pages = BoundaryPages(boundary)
         self._guard = guard
         self._rpc = BoundaryServiceASGIApplication(
             cast(BoundaryService, BoundaryRpc(boundary)),
@@ -44,16 +41,17 @@ class Application:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope.get("path", "")
-        page = _PAGES.get(path)
-        if page is None:
+        if self._guard is not None:
+            CERTIFICATE.set(Certificate.of(scope))
+        if path not in PAGES:
             await self._rpc(scope, receive, _with_error_body(send, scope))
             return
-        status, kind, body = self._refusal(path) or await page(self._boundary)
+        status, kind, body = self._refusal(path) or await self._pages.answer(path)
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
         await send({"type": "http.response.body", "body": body})
 
     def _refusal(self, path: str) -> Page | None:
-        if self._guard is None or path in _OPEN_PAGES:
+        if self._guard is None or path in OPEN_PAGES:
             return None
         try:
             self._guard.check(path)
@@ -86,7 +84,7 @@ def _error_body(status: int, scope: dict[str, Any]) -> bytes:
         *others, last = CALLS
         message = (
             f"there is no {path:.200}; the calls are POST {', '.join(others)} and {last}; the pages are GET "
-            f"{', '.join(_PAGES)}"
+            f"{', '.join(PAGES)}"
         )
     elif status == 405:
         message = f"call {path} with POST, not {scope['method']:.20}"
@@ -99,59 +97,3 @@ def _error_body(status: int, scope: dict[str, Any]) -> bytes:
 def _content_types(path: str) -> str:
     connect = "application/" if CALLS[path].method_kind == "unary" else "application/connect+"
     return f"{connect}json and {connect}proto, or application/grpc from a gRPC client"
-
-
-async def _metrics(boundary: Boundary) -> Page:
-    metrics, bounds = boundary.metrics, await boundary.store.bounds()
-    metrics.frontier.set(bounds.last)
-    for cursor in await boundary.store.cursors():
-        metrics.backlog.labels(cursor.name).set(_backlog(cursor, bounds))
-        metrics.consumer_lag.labels(cursor.name).set(await _lag(boundary, cursor))
-    metrics.fill.set(await boundary.fill.percent())
-    return 200, b"text/plain; version=0.0.4; charset=utf-8", metrics.text()
-
-
-async def _stats(boundary: Boundary) -> Page:
-    bounds = await boundary.store.bounds()
-    consumers = [
-        {
-            "name": cursor.name,
-            "offset": cursor.offset,
-            "backlog": _backlog(cursor, bounds),
-            "confirmed_at_unix_ms": cursor.confirmed_at_unix_ms,
-        }
-        for cursor in await boundary.store.cursors()
-    ]
-    stats = {"first": bounds.first, "last": bounds.last, "consumers": consumers}
-    return 200, b"application/json", msgspec.json.encode(stats)
-
-
-async def _livez(boundary: Boundary) -> Page:
-    return 200, b"text/plain", b"alive\n"
-
-
-async def _readyz(boundary: Boundary) -> Page:
-    try:
-        await boundary.store.bounds()
-    except Exception as error:  # noqa: BLE001  any error is the answer
-        return 503, b"text/plain", f"not ready: {error}\n".encode()
-    return 200, b"text/plain", b"ready\n"
-
-
-_PAGES: dict[str, Callable[[Boundary], Awaitable[Page]]] = {
-    "/metrics": _metrics,
-    "/stats": _stats,
-    "/livez": _livez,
-    "/readyz": _readyz,
-}
-_OPEN_PAGES = ("/livez", "/readyz")
-
-
-def _backlog(cursor: Cursor, bounds: Bounds) -> int:
-    return max(bounds.last - max(cursor.offset, bounds.first - 1), 0)
-
-
-async def _lag(boundary: Boundary, cursor: Cursor) -> float:
-    """Return the seconds since the first unconfirmed fact was appended."""
-    oldest = await boundary.store.read(cursor.offset, 1)
-    return max(time.time() - oldest[0][2] / 1000, 0.0) if oldest else 0.0

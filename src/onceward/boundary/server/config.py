@@ -13,12 +13,15 @@ import msgspec
 
 from onceward.boundary.client.transport import check_url
 from onceward.boundary.server.access import Peer, Peers
-from onceward.boundary.server.server import parse_address
+from onceward.boundary.server.address import parse_address
+from onceward.boundary.server.limits import Limits
 from onceward.boundary.settings import BoundarySettings
 from onceward.boundary.tls import Tls
 from onceward.errors import ConfigurationError
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Quota = Annotated[int, msgspec.Meta(ge=0)]
 
 REFUSE, DROP_OLDEST = "refuse", "drop_oldest"
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -65,6 +68,47 @@ class Buffer(_Table, frozen=True, kw_only=True):
     safety: bool = False
 
 
+class Quotas(_Table, frozen=True, kw_only=True):
+    """[quotas]: how many there may be. See `BoundarySettings` for what counts, and the defaults."""
+
+    consumers: Quota | None = None
+    labels: Quota | None = None
+    objects: Quota | None = None
+    object_bytes: Text | None = None
+
+    def settings(self) -> dict[str, int]:
+        size = None if self.object_bytes is None else _bytes("[quotas] object_bytes", self.object_bytes)
+        found = {
+            "max_consumers": self.consumers,
+            "max_labels": self.labels,
+            "max_objects": self.objects,
+            "max_object_bytes": size,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class LimitsConfig(_Table, frozen=True, kw_only=True):
+    """[limits]: see `onceward.boundary.server.limits`."""
+
+    connections: Count | None = None
+    calls: Count | None = None
+    headers: Text | None = None
+    body: Text | None = None
+    idle: Text | None = None
+    body_memory: Text | None = None
+    resets: Count | None = None
+    shutdown: Text | None = None
+
+    def read(self) -> Limits:
+        found = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        for name in ("headers", "body", "idle", "shutdown"):
+            if name in found:
+                found[name] = _seconds(f"[limits] {name}", found[name])
+        if "body_memory" in found:
+            found["body_memory"] = _bytes("[limits] body_memory", found["body_memory"])
+        return Limits(**found)
+
+
 class Config(_Table, frozen=True, kw_only=True):
     """The whole file."""
 
@@ -80,6 +124,8 @@ class Config(_Table, frozen=True, kw_only=True):
     links: tuple[LinkConfig, ...] = ()
     retention: RetentionConfig = RetentionConfig()
     buffer: Buffer = Buffer()
+    quotas: Quotas = Quotas()
+    limits: LimitsConfig = LimitsConfig()
 
     def files(self, directory: Path) -> Tls | None:
         """Return the files of [tls]. Relative paths start at `directory`, that of the configuration."""
@@ -93,10 +139,13 @@ class Config(_Table, frozen=True, kw_only=True):
             strict_consumers=self.strict_consumers,
             require_artifacts=self.require_artifacts,
             retention={name: _seconds(f"[retention] {name}", text) for name, text in times.items() if text},
-            capacity_bytes=None if self.buffer.capacity is None else _bytes(self.buffer.capacity),
+            capacity_bytes=(
+                None if self.buffer.capacity is None else _bytes("[buffer] capacity", self.buffer.capacity)
+            ),
             backpressure_at=self.buffer.threshold,
             drop_oldest=self.buffer.when_full == DROP_OLDEST,
             safety=self.buffer.safety,
+            **self.quotas.settings(),
         )
 
 
@@ -141,14 +190,15 @@ def _check(config: Config) -> None:
             raise ConfigurationError(f"[[links]] number {number} ({link.name!r}) url: {error}") from None
     Peers(config.peers)
     config.settings()
+    config.limits.read()
 
 
 def _seconds(key: str, text: str) -> float:
     return _parse_quantity(key, text, SECONDS, "7d, 12h, 30m or 45s")
 
 
-def _bytes(text: str) -> int:
-    return int(_parse_quantity("[buffer] capacity", text, BYTES, "10GB, 500MB or 2GiB"))
+def _bytes(key: str, text: str) -> int:
+    return int(_parse_quantity(key, text, BYTES, "10GB, 500MB or 2GiB"))
 
 
 def _parse_quantity(key: str, text: str, units: dict[str, int], such_as: str) -> float:
@@ -192,6 +242,8 @@ _WORDS = {
     "`str` of length >= 1": "a nonempty string",
     "`str`": "a string",
     "`str": "`a string",
+    "`int` >= 0": "an integer of 0 or more",
+    "`int` >= 1": "an integer of at least 1",
     "`int`": "an integer",
     "`float` > 0.0": "a number above 0",
     "`float` <= 1.0": "a number of at most 1",

@@ -1,4 +1,4 @@
-"""Runs a server from its configuration, with retention and links, and reloads the configuration while it runs.
+"""The parts of a server behind its port: retention, links, peers, and the configuration, which is reloaded.
 
 The configuration and the TLS files are checked every second. Peers and links change at once, certificates with the
 next handshake. What cannot be used is logged, and changes nothing.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +21,9 @@ import msgspec
 from onceward.boundary.boundary import Boundary
 from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
 from onceward.boundary.links.manager import Links, LinkSettings
-from onceward.boundary.model import check_consumer
 from onceward.boundary.retention import Retention
-from onceward.boundary.server.access import Peers
+from onceward.boundary.server.access import Guard, Peers
 from onceward.boundary.server.config import Config, read_config
-from onceward.boundary.server.server import serving
 from onceward.boundary.tls import ServerTls, Tls
 from onceward.errors import ConfigurationError
 from onceward.telemetry.logger import OwnLogger
@@ -40,6 +38,8 @@ RELOADED = ("tls", "peers", "links")
 LOG_FIELDS = ("message_id", "offset", "consumer", "zone", "link", "outcome")
 """Records name these in `extra`; those that are set are added to the log line."""
 
+Renew = Callable[[tuple[bytes, bytes, bytes]], Awaitable[None]]
+"""Takes CA, certificate and key in PEM."""
 Stamp = tuple[int, ...] | None
 """Changes whenever the file does; None for a missing file."""
 
@@ -48,35 +48,32 @@ Stamp = tuple[int, ...] | None
 async def running(
     boundary: Boundary,
     config: Config,
-    host: str,
-    port: int,
     *,
+    consumers: Iterable[str] = (),
     path: Path | None = None,
+    renew: Renew | None = None,
     check_every: float = CHECK_EVERY,
     broken: Callable[[], object] = lambda: None,
-) -> AsyncIterator[str]:
-    """Serve while inside; yield the URL. `path` is the file of the configuration, if it came from one.
+) -> AsyncIterator[Live]:
+    """Run all parts of a server but the port. `path` is the file of the configuration, if it came from one.
 
-    `broken` is called if retention or the configuration watch ends by itself: the server should not run without them.
+    `renew` passes new certificates on. `broken` is called if retention or the configuration watch ends by itself: the
+    server should not run without them.
     """
     async with AsyncExitStack() as stack:
         retention = Retention(boundary)
         _must_run(retention.start(), broken)
         stack.push_async_callback(retention.close)
-        for name in config.consumers:
-            check_consumer(name)
-            await boundary.store.position(name, create=True)
-        live = _Live(boundary, config, path)
-        url = await stack.enter_async_context(
-            serving(boundary, host, port, tls=live.tls, peers=live.peers if live.tls else None)
-        )
+        for name in (*config.consumers, *consumers):
+            await boundary.register(name)
+        live = Live(boundary, config, path, renew)
         live.links.start()
         stack.push_async_callback(live.links.close)
         if path is not None:
             watch = asyncio.create_task(live.watch(check_every), name="onceward-boundary-configuration")
             _must_run(watch, broken)
             stack.push_async_callback(_cancel, watch)
-        yield url
+        yield live
 
 
 def start_logging(form: str, level: str, stream: TextIO | None = None) -> None:
@@ -94,10 +91,12 @@ def fields(record: logging.LogRecord) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-class _Live:
+class Live:
     """What can change while a server runs."""
 
-    def __init__(self, boundary: Boundary, config: Config, path: Path | None) -> None:
+    def __init__(
+        self, boundary: Boundary, config: Config, path: Path | None, renew: Renew | None = None
+    ) -> None:
         self._started = self._config = config
         self._path = path
         self._directory = path.parent if path is not None else Path()
@@ -105,9 +104,17 @@ class _Live:
         self._changing = self._stamps
         self._problems: tuple[str, ...] = ()
         files = config.files(self._directory)
-        self.tls = None if files is None else ServerTls(files, boundary.metrics)
-        self.peers = Peers(config.peers)
+        self._renewed = _stamps(files)
+        self._tls = ServerTls(boundary.metrics)
+        self._renew = renew
+        self._peers = Peers(config.peers)
+        self.guard = None if files is None else Guard(self._peers, boundary.metrics)
+        """Checks callers, where there is TLS."""
+        if files is not None:
+            self._tls.report(files)
         self.links = Links(boundary, config.zone or "", self._link_settings())
+        self._plain: set[tuple[str, str]] = set()
+        self._warn_of_plain_links()
         if files is not None and not config.peers:
             _log.warning("%s has no [[peers]]: this server refuses every call", path)
 
@@ -138,21 +145,26 @@ class _Live:
         assert self._path is not None
         try:
             config = read_config(self._path)
-            if (config.tls is None) != (self.tls is None):
+            if (config.tls is None) != (self.guard is None):
                 raise ConfigurationError(f"{self._path}: adding or removing [tls] requires a restart")
-            self.peers.replace(config.peers)
+            self._peers.replace(config.peers)
             self._warn_of_other_changes(config)
             self._config = config
         except ConfigurationError as error:
             yield str(error)
         try:
             files = self._config.files(self._directory)
-            if self.tls is not None and files is not None:
-                self.tls.load(files)
+            if files is not None and (stamps := _stamps(files)) != self._renewed:
+                pem = self._tls.checked(files)
+                if self._renew is not None:
+                    await self._renew(pem)
+                self._tls.report(files)
+                self._renewed = stamps
         except ConfigurationError as error:
             yield str(error)
         try:
             await self.links.update(self._link_settings())
+            self._warn_of_plain_links()
         except ConfigurationError as error:
             yield f"{self._path}: [[links]]: {error}"
 
@@ -160,6 +172,21 @@ class _Live:
         for name in Config.__struct_fields__:
             if name not in RELOADED and getattr(config, name) != getattr(self._config, name):
                 _log.warning("%s: %s has changed, which requires a restart", self._path, name)
+
+    def _warn_of_plain_links(self) -> None:
+        """Once for each, until it is removed or has another URL."""
+        if self.guard is None:
+            return
+        links = [(each.name, each.url) for each in self._config.links]
+        plain = [each for each in links if urlsplit(each[1]).scheme == "http"]
+        for each in plain:
+            if each not in self._plain:
+                _log.warning(
+                    "link %s uses http:// beside [tls]: its facts travel in plain text, and nothing proves who "
+                    "answers; use https://",
+                    each[0],
+                )
+        self._plain = set(plain)
 
     def _link_settings(self) -> list[LinkSettings]:
         files = self._config.files(self._directory)

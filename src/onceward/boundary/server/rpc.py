@@ -7,11 +7,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any, TypeVar
 
+from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 
 from onceward.boundary import wire
 from onceward.boundary.boundary import Boundary
-from onceward.boundary.errors import BoundaryError, ConflictingDuplicate, InvalidArgument
+from onceward.boundary.errors import BoundaryError, Canceled, ConflictingDuplicate, InvalidArgument
 from onceward.boundary.server.codecs import ReadyPage, refusal
 from onceward.boundary.v1 import boundary_pb as pb
 from onceward.telemetry.logger import OwnLogger
@@ -21,7 +22,7 @@ _log = OwnLogger(logging.getLogger("onceward.boundary"))
 LARGEST_UNARY = 32 * 1024 * 1024
 """Bytes of one message. Larger objects are sent in pieces."""
 NOTHING: Mapping[str, object] = {}
-OPERATIONS = ("append", "fetch", "confirm", "put", "get")
+OPERATIONS = ("append", "fetch", "confirm", "remove", "put", "get")
 
 T = TypeVar("T")
 
@@ -32,6 +33,8 @@ class BoundaryRpc:
     def __init__(self, boundary: Boundary) -> None:
         self._boundary = boundary
         self._metrics = boundary.metrics
+        self._reported_gaps: dict[str, int] = {}
+        """The last missing fact that was logged, by consumer: a cursor that stays reports its gap with every page."""
         self._latency = {each: self._metrics.latency.labels(each).observe for each in OPERATIONS}
 
     async def append_fact(self, request: pb.AppendFactRequest, ctx: Any) -> pb.AppendFactResponse:
@@ -79,9 +82,10 @@ class BoundaryRpc:
 
     async def _fetch(self, request: pb.FetchFactsRequest) -> ReadyPage:
         self._metrics.fetches.inc()
-        records, gap = await self._boundary.fetch(request.consumer_name, request.limit)
+        records, gap = await self._boundary.fetch(request.consumer_name, request.limit, request.max_bytes)
         self._metrics.fetched.inc(len(records))
-        if gap is not None:
+        if gap is not None and gap.last_missing > self._reported_gaps.get(request.consumer_name, 0):
+            self._reported_gaps[request.consumer_name] = gap.last_missing
             _log.warning(
                 "consumer %s missed facts %d to %d: they have expired",
                 request.consumer_name,
@@ -89,7 +93,7 @@ class BoundaryRpc:
                 gap.last_missing,
                 extra={"consumer": request.consumer_name, "offset": gap.first_missing, "outcome": "gap"},
             )
-        return ReadyPage(wire.page_bytes(records, gap))
+        return ReadyPage(wire.page_bytes(records, gap, await self._boundary.log_begins_at()))
 
     async def confirm_receipt(self, request: pb.ConfirmReceiptRequest, ctx: Any) -> pb.ConfirmReceiptResponse:
         about = {"consumer": request.consumer_name, "offset": request.offset}
@@ -105,6 +109,16 @@ class BoundaryRpc:
             )
         return pb.ConfirmReceiptResponse(cursor_advanced_to=position)
 
+    async def remove_consumer(self, request: pb.RemoveConsumerRequest, ctx: Any) -> pb.RemoveConsumerResponse:
+        about = {"consumer": request.consumer_name}
+        return await self._answer("remove", self._remove(request.consumer_name), about)
+
+    async def _remove(self, name: str) -> pb.RemoveConsumerResponse:
+        offset = await self._boundary.remove_consumer(name)
+        fields = {"consumer": name, "offset": offset, "outcome": "removed"}
+        _log.warning("removed consumer %s, which had confirmed offset %d", name, offset, extra=fields)
+        return pb.RemoveConsumerResponse(offset=offset)
+
     async def put_object(self, request: pb.PutObjectRequest, ctx: Any) -> pb.PutObjectResponse:
         async def whole() -> AsyncIterator[bytes]:
             yield request.blob
@@ -117,13 +131,16 @@ class BoundaryRpc:
         return await self._answer("put", self._put_stream(request))
 
     async def _put_stream(self, chunks: AsyncIterator[pb.PutObjectChunk]) -> pb.PutObjectResponse:
-        first = await anext(aiter(chunks), None)
+        chunks = _readable(chunks)
+        first = await anext(chunks, None)
         if first is None:
             raise InvalidArgument("bucket", "is missing: the first piece of an object names bucket and key")
 
         async def data() -> AsyncIterator[bytes]:
             yield first.data
             async for chunk in chunks:
+                if (chunk.bucket or first.bucket, chunk.key or first.key) != (first.bucket, first.key):
+                    raise InvalidArgument("key", "names another object than the first piece of this upload")
                 yield chunk.data
 
         try:
@@ -174,9 +191,32 @@ class BoundaryRpc:
             return await call
         except BoundaryError as error:
             raise self._refuse(operation, error, about) from None
+        except ConnectError as error:  # refused by the codec, before there was a message
+            self._metrics.refused.labels(operation, error.code.value).inc()
+            _log.warning("%s refused: %s", operation, error.message, extra={"outcome": error.code.value})
+            raise
         except Exception as error:  # noqa: BLE001  reported to the caller and logged
             self._metrics.refused.labels(operation, BoundaryError.code).inc()
             _log.exception("%s failed", operation, extra={"outcome": BoundaryError.code})
             raise refusal(BoundaryError(f"{operation} failed: {error!r}; see the server's log")) from None
         finally:
             self._latency[operation](time.perf_counter() - began)
+
+
+async def _readable(messages: AsyncIterator[T]) -> AsyncIterator[T]:
+    """Yield the messages of a stream. Whatever is wrong with it is the caller's mistake, or the caller is gone."""
+    try:
+        async for message in messages:
+            yield message
+    except ConnectError as error:
+        if error.code is Code.CANCELED:
+            raise Canceled(
+                "the client disconnected before its request was complete; nothing was stored"
+            ) from None
+        if error.details:  # ours
+            raise
+        raise InvalidArgument("request", f"cannot be read: {error.message}") from None
+    except OSError as error:
+        raise Canceled(
+            f"the connection broke before the request was complete: {error}; nothing was stored"
+        ) from None

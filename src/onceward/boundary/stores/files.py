@@ -12,19 +12,28 @@ import asyncio
 import hashlib
 import os
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from io import RawIOBase
 from pathlib import Path
 
 import msgspec
 
+from onceward._files.private import make_directory, open_new
 from onceward.boundary.artifacts import sync_directory
 from onceward.boundary.errors import NotFound, ObjectConflict, Unavailable
 from onceward.boundary.model import ObjectRef
+from onceward.boundary.store import NO_QUOTA, ObjectQuota
 
 CHUNK = 256 * 1024
 """Bytes read at once."""
+
+
+class Usage(msgspec.Struct):
+    """How many objects there are, and the bytes of their contents."""
+
+    count: int
+    size: int
 
 
 class FileObjects:
@@ -33,29 +42,60 @@ class FileObjects:
         self._content = directory / "content"
         self._names = directory / "names"
         self._incoming = directory / "incoming"
+        self._made: set[Path] = set()
+        """Directories whose names are on disk."""
+        self._usage: Usage | None = None
+        self._measuring = asyncio.Lock()
         if read_only:
             return
         for each in (self._content, self._names, self._incoming):
-            each.mkdir(parents=True, exist_ok=True)
+            self._make(each)
         for left_over in self._incoming.iterdir():  # of interrupted uploads
             left_over.unlink(missing_ok=True)
 
-    async def put(self, bucket: str, key: str, chunks: AsyncIterator[bytes], media_type: str) -> ObjectRef:
+    async def put(
+        self,
+        bucket: str,
+        key: str,
+        chunks: AsyncIterator[bytes],
+        media_type: str,
+        quota: ObjectQuota = NO_QUOTA,
+    ) -> ObjectRef:
+        known = await self.head(bucket, key)
+        if known is not None:  # its bytes must be compared, but not stored
+            return _check_same(known, await _digest_of(chunks))
         incoming = self._incoming / secrets.token_hex(16)
+        usage = await self._measured()
+        quota.check_count(usage.count)
+        usage.count += 1
+        received, is_new_name, is_new_content = 0, False, False
+
+        def count(more: int) -> None:
+            nonlocal received
+            quota.check_size(usage.size, more)
+            usage.size += more
+            received += more
+
         try:
-            digest, size = await self._receive(incoming, chunks)
+            digest = await self._receive(incoming, chunks, count)
             ref = ObjectRef(
-                bucket=bucket, key=key, digest=f"sha256:{digest}", size=size, media_type=media_type
+                bucket=bucket, key=key, digest=f"sha256:{digest}", size=received, media_type=media_type
             )
             with _writable():
-                return await asyncio.to_thread(self._keep, incoming, digest, ref)
+                is_new_content = await asyncio.to_thread(self._keep_content, incoming, digest)
+                is_new_name = await asyncio.to_thread(self._keep_name, ref)
         finally:
             incoming.unlink(missing_ok=True)
+            usage.count -= not is_new_name
+            usage.size -= 0 if is_new_content else received
+        return ref if is_new_name else _check_same(self._read_name(bucket, key), ref.digest)
 
     async def head(self, bucket: str, key: str) -> ObjectRef | None:
         try:
-            return msgspec.json.decode(self._name_path(bucket, key).read_bytes(), type=ObjectRef)
+            return self._read_name(bucket, key)
         except FileNotFoundError:
+            if not self._names.is_dir():
+                raise Unavailable(f"the directory of objects is gone: {self._names}; put it back") from None
             return None
 
     async def get(self, bucket: str, key: str) -> tuple[ObjectRef, AsyncIterator[bytes]]:
@@ -68,49 +108,76 @@ class FileObjects:
         for name in sorted(self._names.glob("*/*")):
             yield msgspec.json.decode(name.read_bytes(), type=ObjectRef)
 
-    async def _receive(self, incoming: Path, chunks: AsyncIterator[bytes]) -> tuple[str, int]:
-        digest, size = hashlib.sha256(), 0
+    async def _measured(self) -> Usage:
+        """What is stored, and what is being stored. Counted once: no other process stores objects here."""
+        async with self._measuring:
+            if self._usage is None:
+                self._usage = await asyncio.to_thread(self._measure)
+        return self._usage
+
+    def _measure(self) -> Usage:
+        names = sum(1 for _ in self._names.glob("*/*"))
+        return Usage(names, sum(each.stat().st_size for each in self._content.glob("*/*")))
+
+    async def _receive(
+        self, incoming: Path, chunks: AsyncIterator[bytes], count: Callable[[int], None]
+    ) -> str:
+        digest = hashlib.sha256()
         with _writable():
-            file = incoming.open("wb", buffering=0)
+            file = open_new(incoming, 0)
         try:
             async for chunk in chunks:  # errors of the source are not errors of the disk
                 digest.update(chunk)
-                size += len(chunk)
+                count(len(chunk))
                 with _writable():
                     await asyncio.to_thread(_write, file, chunk)
             with _writable():
                 await asyncio.to_thread(os.fsync, file.fileno())
         finally:
             file.close()
-        return digest.hexdigest(), size
+        return digest.hexdigest()
 
-    def _keep(self, incoming: Path, digest: str, ref: ObjectRef) -> ObjectRef:
+    def _keep_content(self, incoming: Path, digest: str) -> bool:
+        """Return whether it is new."""
         content = self._content_path(digest)
-        if not content.exists():
-            content.parent.mkdir(exist_ok=True)
-            incoming.rename(content)
-            sync_directory(content.parent)
+        self._make(content.parent)
+        try:
+            os.link(incoming, content)
+        except FileExistsError:
+            return False
+        sync_directory(content.parent)
+        return True
+
+    def _keep_name(self, ref: ObjectRef) -> bool:
+        """Make the object exist. Return False if another upload was first."""
         name = self._name_path(ref.bucket, ref.key)
-        name.parent.mkdir(exist_ok=True)
+        self._make(name.parent)
         written = self._incoming / secrets.token_hex(16)
         try:
-            with written.open("wb", buffering=0) as file:
+            with open_new(written, 0) as file:
                 _write(file, msgspec.json.encode(ref))
                 os.fsync(file.fileno())
             try:
                 os.link(written, name)  # fails if it exists: of two at once, one wins
             except FileExistsError:
-                return self._check_same(name, ref)
+                return False
         finally:
             written.unlink(missing_ok=True)
         sync_directory(name.parent)
-        return ref
+        return True
 
-    def _check_same(self, name: Path, ref: ObjectRef) -> ObjectRef:
-        known = msgspec.json.decode(name.read_bytes(), type=ObjectRef)
-        if known.digest != ref.digest:
-            raise ObjectConflict(ref.bucket, ref.key)
-        return known
+    def _make(self, directory: Path) -> None:
+        """Make a directory, and its name durable: otherwise a power cut takes it away with all that is in it."""
+        if directory in self._made:
+            return
+        if not directory.parent.exists():
+            self._make(directory.parent)
+        make_directory(directory)
+        sync_directory(directory.parent)
+        self._made.add(directory)
+
+    def _read_name(self, bucket: str, key: str) -> ObjectRef:
+        return msgspec.json.decode(self._name_path(bucket, key).read_bytes(), type=ObjectRef)
 
     async def _send(self, content: Path) -> AsyncIterator[bytes]:
         with content.open("rb") as file:
@@ -136,3 +203,16 @@ def _write(file: RawIOBase, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) or 0 :]
+
+
+def _check_same(known: ObjectRef, digest: str) -> ObjectRef:
+    if known.digest != digest:
+        raise ObjectConflict(known.bucket, known.key)
+    return known
+
+
+async def _digest_of(chunks: AsyncIterator[bytes]) -> str:
+    digest = hashlib.sha256()
+    async for chunk in chunks:
+        digest.update(chunk)
+    return f"sha256:{digest.hexdigest()}"

@@ -41,12 +41,9 @@ class Grouped(Generic[Thing, Outcome]):
         [outcome] = await self._submit([thing])
         return outcome
 
-    async def submit_all(self, things: Sequence[Thing]) -> list[Outcome]:
-        """Submit in this order, one commit after another. If a commit fails, the rest is not tried."""
-        outcomes: list[Outcome] = []
-        for some in self._split(things):
-            outcomes += await self._submit(some)
-        return outcomes
+    def portions(self, things: Sequence[Thing]) -> Iterator[Awaitable[Sequence[Outcome]]]:
+        """Submit in this order, one commit after another: await each before the next."""
+        return (self._submit(some) for some in self._split(things))
 
     async def close(self) -> None:
         """Answer pending callers, then stop. Idempotent."""

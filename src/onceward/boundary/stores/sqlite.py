@@ -7,7 +7,6 @@ connection: in WAL mode they never wait, and see only what is committed.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import queue
 import sqlite3
@@ -18,62 +17,58 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-from onceward.boundary.errors import BoundaryError, ConflictingDuplicate, Unavailable
-from onceward.boundary.model import Appended
-from onceward.boundary.store import Bounds, Cursor, NewFact
-from onceward.boundary.stores.files import FileObjects
-from onceward.boundary.wire import Record
-from onceward.errors import ConfigurationError
+import msgspec
 
-SCHEMA_VERSION = 1
+from onceward._files.identity import OpenFile, companions_of
+from onceward._time import Moment
+from onceward.boundary.errors import BoundaryError, ConflictingDuplicate, Unavailable
+from onceward.boundary.model import PAGE_BYTES, Appended
+from onceward.boundary.store import Bounds, Cursor, NewFact, StoreDurability, full, too_many_names
+from onceward.boundary.stores.directory import connect, locked, prepare
+from onceward.boundary.stores.files import FileObjects
+from onceward.boundary.wire import AROUND_RECORD, Record
+from onceward.errors import ConfigurationError, FileLostError
+
 MOST_AT_ONCE = 1000
 """Writes in one transaction: later ones must not wait forever."""
 MOST_REMOVED = 2000
 """Facts in one step of expiry: appends must not wait for all of it."""
-LARGEST_PAGE_BYTES = 8 * 1024 * 1024
 
-SCHEMA = (
-    """
-    CREATE TABLE facts (
-        "offset" INTEGER PRIMARY KEY,
-        message_id TEXT NOT NULL UNIQUE,
-        digest BLOB NOT NULL,
-        record BLOB NOT NULL,
-        stream TEXT NOT NULL,
-        appended_at INTEGER NOT NULL
-    )
-    """,
-    "CREATE INDEX facts_by_age ON facts (stream, appended_at)",
-    "CREATE TABLE removed (through INTEGER NOT NULL)",
-    "INSERT INTO removed VALUES (0)",
-    "CREATE TABLE cursors (name TEXT PRIMARY KEY, position INTEGER NOT NULL, confirmed_at INTEGER) WITHOUT ROWID",
-    f"PRAGMA user_version = {SCHEMA_VERSION}",
-)
 INSERT = (
     'INSERT INTO facts ("offset", message_id, digest, record, stream, appended_at) VALUES (?, ?, ?, ?, ?, ?)'
 )
 MORE = ", (?, ?, ?, ?, ?, ?)"
 FIND = 'SELECT "offset", digest FROM facts WHERE message_id = ?'
-READ = 'SELECT "offset", record, appended_at FROM facts WHERE "offset" > ? ORDER BY "offset" LIMIT ?'
+READ = """
+    SELECT "offset", CAST(record AS BLOB), CAST(appended_at AS INTEGER) FROM facts
+    WHERE "offset" > ? ORDER BY "offset" LIMIT ?
+"""  # SQLite stores any value in any column: what another program wrote must not stop the facts behind it
 BOUNDS = """
     SELECT (SELECT min("offset") FROM facts), (SELECT max("offset") FROM facts), (SELECT through FROM removed)
 """  # as separate queries, for each of which SQLite reads one end of the index
 EXPIRE = """
     DELETE FROM facts WHERE "offset" IN
-        (SELECT "offset" FROM facts WHERE stream = ? AND appended_at < ? LIMIT ?) RETURNING "offset"
+        (SELECT "offset" FROM facts WHERE stream = ? AND appended_at < ? ORDER BY appended_at LIMIT ?)
+    RETURNING "offset"
 """
 DROP = """
     DELETE FROM facts WHERE "offset" IN
         (SELECT "offset" FROM facts WHERE "offset" <= ? ORDER BY "offset" LIMIT ?) RETURNING "offset"
 """
 REMOVED = "UPDATE removed SET through = max(through, ?)"
-POSITION = "SELECT position FROM cursors WHERE name = ?"
-CREATE_CURSOR = "INSERT INTO cursors (name, position) VALUES (?, 0) ON CONFLICT DO NOTHING"
+POSITION = "SELECT CAST(position AS INTEGER) FROM cursors WHERE name = ?"
+CREATE_CURSOR = "INSERT INTO cursors (name, position) VALUES (?, ?)"
+COUNT_CURSORS = "SELECT count(*) FROM cursors"
+REMOVE_CURSOR = "DELETE FROM cursors WHERE name = ? RETURNING position"
 ADVANCE = """
     INSERT INTO cursors (name, position, confirmed_at) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET
         position = excluded.position, confirmed_at = excluded.confirmed_at WHERE excluded.position > cursors.position
 """
-CURSORS = "SELECT name, position, confirmed_at FROM cursors ORDER BY name"
+CURSORS = "SELECT name, CAST(position AS INTEGER), CAST(confirmed_at AS INTEGER) FROM cursors ORDER BY name"
+TRUSTED_TIME = "SELECT moment FROM trusted"
+TRUST_TIME = (
+    "INSERT INTO trusted (one, moment) VALUES (1, ?) ON CONFLICT DO UPDATE SET moment = excluded.moment"
+)
 
 
 class Write:
@@ -92,18 +87,20 @@ class SqliteBoundaryStore:
     """A `BoundaryStore` in one directory, for one event loop. Refuses a directory that another process has open."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory = _prepare(Path(directory))
+        self.directory = prepare(Path(directory))
         path = self.directory / "boundary.db"
         with ExitStack() as opening:
-            opening.enter_context(_lock(self.directory))
+            opening.enter_context(locked(self.directory))
             try:
-                self._writing = opening.enter_context(closing(_connect(path)))
-                self._reading = opening.enter_context(closing(_connect(path)))
+                self._writing = opening.enter_context(closing(connect(path)))
+                self._reading = opening.enter_context(closing(connect(path)))
                 self._last = bounds_of(self._writing).last
+                self._files = (OpenFile(path), *companions_of(path))
                 self.objects = FileObjects(self.directory / "objects")
             except (sqlite3.Error, OSError) as error:
                 raise ConfigurationError(f"{path} cannot be opened as a boundary's log: {error}") from error
             self._open = opening.pop_all()
+        self._is_full = False
         self._gathered: list[Write] = []
         self._writes: queue.SimpleQueue[list[Write] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="onceward-boundary-writer", daemon=True)
@@ -129,62 +126,83 @@ class SqliteBoundaryStore:
                 raise outcome
         return cast(list[Appended | ConflictingDuplicate], outcomes)
 
-    async def read(self, after: int, limit: int) -> list[Record]:
+    async def read(self, after: int, limit: int, largest: int = PAGE_BYTES) -> list[Record]:
         records: list[Record] = []
         size = 0
-        with readable():
+        with self._readable():
             for each in self._reading.execute(READ, (after, limit)):
-                size += len(each[1])
-                if records and size > LARGEST_PAGE_BYTES:
+                size += len(each[1]) + AROUND_RECORD
+                if records and size > largest:
                     break
                 records.append(each)
         return records
 
     async def bounds(self) -> Bounds:
-        with readable():
+        with self._readable():
             return bounds_of(self._reading)
 
     async def size(self) -> int:
-        with readable():
-            pages, free, page = (
-                self._reading.execute(f"PRAGMA {name}").fetchone()[0]
-                for name in ("page_count", "freelist_count", "page_size")
-            )
-        return int((pages - free) * page)
+        with self._readable():
+            return _bytes_of(self._reading)
 
-    async def expire(self, older_than: Mapping[str, int]) -> int:
-        return sum([await self._remove(EXPIRE, (stream, time)) for stream, time in older_than.items()])
+    async def expire(self, older_than: Mapping[str, int], at_most: int | None = None) -> int:
+        total = 0
+        for stream, before in older_than.items():
+            left = None if at_most is None else at_most - total
+            total += await self._remove(EXPIRE, (stream, before), left)
+        return total
 
     async def drop(self, through: int) -> int:
         return await self._remove(DROP, (through,))
 
-    async def _remove(self, sql: str, which: tuple[str | int, ...]) -> int:
+    async def _remove(self, sql: str, which: tuple[str | int, ...], at_most: int | None = None) -> int:
         """Remove in steps, between which appends get a turn."""
 
         def step(cursor: sqlite3.Cursor) -> int:
-            removed = [row[0] for row in cursor.execute(sql, (*which, MOST_REMOVED))]
+            removed = [row[0] for row in cursor.execute(sql, (*which, size))]
             if removed:
                 cursor.execute(REMOVED, (max(removed),))
             return len(removed)
 
         total = 0
         while True:
-            removed: int = await self._through_writer(Write(None, step))
+            size = MOST_REMOVED if at_most is None else min(MOST_REMOVED, at_most - total)
+            removed: int = await self._through_writer(Write(None, step)) if size else 0
             total += removed
             if removed < MOST_REMOVED:
                 return total
 
     # ── cursors ─────────────────────────────────────────────────────────────────────────────────────────
 
-    async def position(self, name: str, *, create: bool) -> int | None:
-        with readable():
+    async def position(
+        self, name: str, *, create: bool, start: int = 0, most: int | None = None
+    ) -> int | None:
+        with self._readable():
             row = self._reading.execute(POSITION, (name,)).fetchone()
         if row is not None:
             return int(row[0])
         if not create:
             return None
-        await self._through_writer(Write(None, lambda cursor: cursor.execute(CREATE_CURSOR, (name,))))
-        return 0
+
+        def register(cursor: sqlite3.Cursor) -> int | BoundaryError:
+            known = cursor.execute(POSITION, (name,)).fetchone()
+            if known is not None:
+                return int(known[0])
+            if most is not None and cursor.execute(COUNT_CURSORS).fetchone()[0] >= most:
+                return too_many_names(name, most)
+            cursor.execute(CREATE_CURSOR, (name, start))
+            return start
+
+        position: int = await self._through_writer(Write(None, register))
+        return position
+
+    async def remove(self, name: str) -> int | None:
+        def remove(cursor: sqlite3.Cursor) -> int | None:
+            row = cursor.execute(REMOVE_CURSOR, (name,)).fetchone()
+            return None if row is None else int(row[0])
+
+        position: int | None = await self._through_writer(Write(None, remove))
+        return position
 
     async def advance(self, name: str, offset: int, at: int | None = None) -> int:
         def advance(cursor: sqlite3.Cursor) -> int:
@@ -195,8 +213,24 @@ class SqliteBoundaryStore:
         return position
 
     async def cursors(self) -> list[Cursor]:
-        with readable():
+        with self._readable():
             return [Cursor(*row) for row in self._reading.execute(CURSORS)]
+
+    async def durability(self) -> StoreDurability:
+        return StoreDurability(
+            "machine_crash", "the boundary's store is a directory, with an fsync before each answer"
+        )
+
+    # ── the clock ───────────────────────────────────────────────────────────────────────────────────────
+
+    async def trusted_time(self) -> Moment | None:
+        with self._readable():
+            row = self._reading.execute(TRUSTED_TIME).fetchone()
+        return None if row is None else msgspec.json.decode(row[0], type=Moment)
+
+    async def trust_time(self, moment: Moment) -> None:
+        values = (msgspec.json.encode(moment).decode(),)
+        await self._through_writer(Write(None, lambda cursor: cursor.execute(TRUST_TIME, values)))
 
     async def close(self) -> None:
         """Let the writer finish, and unlock the directory. Idempotent."""
@@ -207,6 +241,16 @@ class SqliteBoundaryStore:
         self._writes.put(None)
         await asyncio.to_thread(self._writer.join)
         self._open.close()
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        with readable():
+            self._check_files()
+            yield
+
+    def _check_files(self) -> None:
+        for each in self._files:
+            each.check()
 
     # ── the writer ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -246,22 +290,42 @@ class SqliteBoundaryStore:
     def _commit(self, writes: list[Write]) -> None:
         cursor = self._writing.cursor()
         last = self._last
+        self._is_full = False
         try:
-            if all(write.fact is not None for write in writes) and self._append_new(cursor, writes):
-                return
-            cursor.execute("BEGIN IMMEDIATE")
+            self._check_files()
+            if not self._certainly_fit(writes) or not self._append_new(cursor, writes):
+                cursor.execute("BEGIN IMMEDIATE")
+                for write in writes:
+                    if write.fact is not None:
+                        write.outcome = self._append_one(cursor, write.fact)
+                    elif write.operation is not None:
+                        write.outcome = write.operation(cursor)
+                cursor.execute("COMMIT")
+            self._check_files()  # they may have been deleted meanwhile: then this was written to nowhere
+        except FileLostError as error:
             for write in writes:
-                if write.fact is not None:
-                    write.outcome = self._append_one(cursor, write.fact)
-                elif write.operation is not None:
-                    write.outcome = write.operation(cursor)
-            cursor.execute("COMMIT")
+                write.outcome = Unavailable(str(error))
         except Exception as error:  # noqa: BLE001  the writer must continue, and callers must get an answer
             # None of it was written, whatever the cause: a full disk, a read-only directory, an I/O error.
             self._last = last
             _roll_back(cursor)
             for write in writes:
                 write.outcome = Unavailable(f"nothing was written: {error}; try again")
+
+    def _certainly_fit(self, writes: list[Write]) -> bool:
+        """Return whether these are facts, and have room even if each takes as much as SQLite could need for it."""
+        within: int | None = None
+        for write in writes:
+            if write.fact is None:
+                return False
+            if write.fact.within is not None:
+                within = min(write.fact.within, within or write.fact.within)
+        if within is None:
+            return True
+        return (
+            _bytes_of(self._writing) + sum(2 * _row_bytes(write.fact) for write in writes if write.fact)
+            <= within
+        )
 
     def _append_new(self, cursor: sqlite3.Cursor, writes: list[Write]) -> bool:
         """Append all in one statement, which is its own transaction. Return False, and write nothing, if an id exists.
@@ -297,6 +361,12 @@ class SqliteBoundaryStore:
             if digest == fact.digest:
                 return Appended(offset, duplicate=True)
             return ConflictingDuplicate(fact.message_id, offset)
+        if fact.within is not None:
+            size = _bytes_of(self._writing)  # with what this transaction has written so far
+            # After one that does not fit, none does: of facts in order, the first ones are written.
+            self._is_full = self._is_full or size + _row_bytes(fact) > fact.within
+            if self._is_full:
+                return full(size, fact.within)
         self._last += 1
         cursor.execute(
             INSERT,
@@ -311,10 +381,25 @@ def bounds_of(connection: sqlite3.Connection) -> Bounds:
     return Bounds(last + 1 if first is None else first, last)
 
 
+def _bytes_of(connection: sqlite3.Connection) -> int:
+    pages, free, page = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    return int((pages - free) * page)
+
+
+def _row_bytes(fact: NewFact) -> int:
+    """About what a fact takes: its row, and its id in an index as well."""
+    return len(fact.record) + 2 * len(fact.message_id) + 200
+
+
 @contextmanager
 def readable() -> Iterator[None]:
     try:
         yield
+    except FileLostError as error:
+        raise Unavailable(str(error)) from error
     except sqlite3.Error as error:
         raise Unavailable(f"the log cannot be read: {error}; try again") from error
 
@@ -334,57 +419,6 @@ def _resolve(writes: list[Write]) -> None:
             write.done.exception()  # marks it as seen, in case the caller was canceled
         else:
             write.done.set_result(write.outcome)
-
-
-def _prepare(directory: Path) -> Path:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"cannot create the data directory {directory}: {error}") from error
-    return directory.absolute()
-
-
-@contextmanager
-def _lock(directory: Path) -> Iterator[None]:
-    """Keep other servers out of the directory: two of them would assign the same offsets twice."""
-    try:
-        lock = (directory / "lock").open("a")
-    except OSError as error:
-        raise ConfigurationError(f"{directory} cannot be used as a data directory: {error}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigurationError(
-                f"another process, such as a server, uses {directory}: stop it, or use another directory"
-            ) from None
-        yield
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        _migrate(connection, path)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version == 0:
-        connection.execute("BEGIN IMMEDIATE")
-        for statement in SCHEMA:
-            connection.execute(statement)
-        connection.execute("COMMIT")
-    elif version > SCHEMA_VERSION:
-        raise ConfigurationError(
-            f"{path} was written by a newer onceward (schema {version}, this one supports {SCHEMA_VERSION}); upgrade "
-            "this one"
-        )
 
 
 def _roll_back(cursor: sqlite3.Cursor) -> None:

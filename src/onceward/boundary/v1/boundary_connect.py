@@ -19,7 +19,7 @@ from connectrpc.server import ConnectASGIApplication, ConnectWSGIApplication, DE
 from protobuf import DescService
 
 from . import boundary_pb
-from .boundary_pb import AppendFactRequest, AppendFactResponse, ConfirmReceiptRequest, ConfirmReceiptResponse, FetchFactsRequest, FetchFactsResponse, GetObjectChunk, GetObjectRequest, GetObjectResponse, PutObjectChunk, PutObjectRequest, PutObjectResponse
+from .boundary_pb import AppendFactRequest, AppendFactResponse, ConfirmReceiptRequest, ConfirmReceiptResponse, FetchFactsRequest, FetchFactsResponse, GetObjectChunk, GetObjectRequest, GetObjectResponse, PutObjectChunk, PutObjectRequest, PutObjectResponse, RemoveConsumerRequest, RemoveConsumerResponse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
@@ -47,6 +47,12 @@ class BoundaryService(Protocol):
     async def confirm_receipt(self, request: ConfirmReceiptRequest, ctx: RequestContext[ConfirmReceiptRequest, ConfirmReceiptResponse], /) -> ConfirmReceiptResponse:
         """
         Everything up to this offset has been handled durably. Cumulative; at or below the cursor it changes nothing.
+        """
+        raise ConnectError(Code.UNIMPLEMENTED, 'Not implemented')
+
+    async def remove_consumer(self, request: RemoveConsumerRequest, ctx: RequestContext[RemoveConsumerRequest, RemoveConsumerResponse], /) -> RemoveConsumerResponse:
+        """
+        Forget a consumer and its cursor. If it fetches again, it begins at the earliest fact.
         """
         raise ConnectError(Code.UNIMPLEMENTED, 'Not implemented')
 
@@ -118,6 +124,17 @@ class BoundaryServiceASGIApplication(ConnectASGIApplication[BoundaryService]):
                         stream_type=StreamType.UNARY,
                     ),
                     function=svc.confirm_receipt,
+                ),
+                "/onceward.boundary.v1.BoundaryService/RemoveConsumer": Endpoint.unary(
+                    method=MethodInfo(
+                        name="RemoveConsumer",
+                        service_name="onceward.boundary.v1.BoundaryService",
+                        input=RemoveConsumerRequest,
+                        output=RemoveConsumerResponse,
+                        idempotency_level=IdempotencyLevel.UNKNOWN,
+                        stream_type=StreamType.UNARY,
+                    ),
+                    function=svc.remove_consumer,
                 ),
                 "/onceward.boundary.v1.BoundaryService/PutObject": Endpoint.unary(
                     method=MethodInfo(
@@ -247,6 +264,29 @@ class BoundaryServiceClient(ConnectClient):
             headers=headers,
             timeout_ms=timeout_ms,
         )
+    async def remove_consumer(
+        self,
+        request: RemoveConsumerRequest,
+        *,
+        headers: Headers | Mapping[str, str] | None = None, 
+        timeout_ms: int | None = None,
+    ) -> RemoveConsumerResponse:
+        """
+        Forget a consumer and its cursor. If it fetches again, it begins at the earliest fact.
+        """
+        return await self.execute_unary(
+            request=request,
+            method=MethodInfo(
+                name="RemoveConsumer",
+                service_name="onceward.boundary.v1.BoundaryService",
+                input=RemoveConsumerRequest,
+                output=RemoveConsumerResponse,
+                idempotency_level=IdempotencyLevel.UNKNOWN,
+                stream_type=StreamType.UNARY,
+            ),
+            headers=headers,
+            timeout_ms=timeout_ms,
+        )
     async def put_object(
         self,
         request: PutObjectRequest,
@@ -354,6 +394,12 @@ class BoundaryServiceSync(Protocol):
         """
         raise ConnectError(Code.UNIMPLEMENTED, 'Not implemented')
 
+    def remove_consumer(self, request: RemoveConsumerRequest, ctx: RequestContext[RemoveConsumerRequest, RemoveConsumerResponse], /) -> RemoveConsumerResponse:
+        """
+        Forget a consumer and its cursor. If it fetches again, it begins at the earliest fact.
+        """
+        raise ConnectError(Code.UNIMPLEMENTED, 'Not implemented')
+
     def put_object(self, request: PutObjectRequest, ctx: RequestContext[PutObjectRequest, PutObjectResponse], /) -> PutObjectResponse:
         """
         Keep an artifact. Objects are immutable: the same bytes again are fine, other bytes are refused.
@@ -420,6 +466,17 @@ class BoundaryServiceWSGIApplication(ConnectWSGIApplication):
                         stream_type=StreamType.UNARY,
                     ),
                     function=service.confirm_receipt,
+                ),
+                "/onceward.boundary.v1.BoundaryService/RemoveConsumer": EndpointSync.unary(
+                    method=MethodInfo(
+                        name="RemoveConsumer",
+                        service_name="onceward.boundary.v1.BoundaryService",
+                        input=RemoveConsumerRequest,
+                        output=RemoveConsumerResponse,
+                        idempotency_level=IdempotencyLevel.UNKNOWN,
+                        stream_type=StreamType.UNARY,
+                    ),
+                    function=service.remove_consumer,
                 ),
                 "/onceward.boundary.v1.BoundaryService/PutObject": EndpointSync.unary(
                     method=MethodInfo(
@@ -543,6 +600,29 @@ class BoundaryServiceClientSync(ConnectClientSync):
                 service_name="onceward.boundary.v1.BoundaryService",
                 input=ConfirmReceiptRequest,
                 output=ConfirmReceiptResponse,
+                idempotency_level=IdempotencyLevel.UNKNOWN,
+                stream_type=StreamType.UNARY,
+            ),
+            headers=headers,
+            timeout_ms=timeout_ms,
+        )
+    def remove_consumer(
+        self,
+        request: RemoveConsumerRequest,
+        *,
+        headers: Headers | Mapping[str, str] | None = None, 
+        timeout_ms: int | None = None,
+    ) -> RemoveConsumerResponse:
+        """
+        Forget a consumer and its cursor. If it fetches again, it begins at the earliest fact.
+        """
+        return self.execute_unary(
+            request=request,
+            method=MethodInfo(
+                name="RemoveConsumer",
+                service_name="onceward.boundary.v1.BoundaryService",
+                input=RemoveConsumerRequest,
+                output=RemoveConsumerResponse,
                 idempotency_level=IdempotencyLevel.UNKNOWN,
                 stream_type=StreamType.UNARY,
             ),

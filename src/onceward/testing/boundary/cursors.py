@@ -19,6 +19,18 @@ class CursorCases(StoreSuite):
         assert await store.position("c", create=False) == 0
         assert [each.name for each in await store.cursors()] == ["c"]
 
+    @pytest.mark.req("BC-26", "BC-49")
+    @with_store
+    async def test_a_name_can_be_made_known_at_an_offset_which_is_no_confirmation(
+        self, store: BoundaryStore
+    ) -> None:
+        await _fill(store, 9)
+        assert await store.position("c", create=True, start=4) == 4
+        assert await store.position("c", create=True, start=7) == 4
+        assert await store.position("c", create=False) == 4
+        [cursor] = await store.cursors()
+        assert (cursor.offset, cursor.confirmed_at_unix_ms) == (4, None)
+
     @pytest.mark.req("BC-02", "BC-26")
     @with_store
     async def test_names_are_independent_and_any_text(self, store: BoundaryStore) -> None:

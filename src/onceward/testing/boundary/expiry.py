@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from onceward._time import Moment
 from onceward.boundary.store import BoundaryStore, Bounds
 from onceward.testing.boundary.suite import StoreSuite, fact, with_store
 
@@ -21,6 +22,33 @@ class ExpiryCases(StoreSuite):
         assert await store.expire({"operational": 1004, "audit": 1000}) == 1
         assert [each[0] for each in await store.read(0, 10)] == [2, 4]
         assert await store.bounds() == Bounds(2, 4)
+
+    @pytest.mark.req("BC-26", "BC-52")
+    @with_store
+    async def test_no_more_expire_than_allowed_and_the_oldest_go_first(self, store: BoundaryStore) -> None:
+        for number, stream in enumerate(["audit", *["operational"] * 4, "documents"], 1):
+            await store.append(fact(f"m{number}", stream=stream, appended_at=1000 + number))
+        every = {"operational": 2000, "audit": 2000, "documents": 2000}
+        assert await store.expire({"operational": 2000}, at_most=2) == 2
+        assert [each[0] for each in await store.read(0, 10)] == [1, 4, 5, 6]
+        assert await store.expire(every, at_most=0) == 0
+        assert await store.expire(every, at_most=3) == 3
+        assert len(await store.read(0, 10)) == 1
+        assert await store.expire(every, at_most=100) == 1
+
+    @pytest.mark.req("BC-26", "BC-51")
+    def test_the_trusted_time_is_kept_and_can_be_set_back(self) -> None:
+        async def first(store: BoundaryStore) -> None:
+            assert await store.trusted_time() is None
+            await store.trust_time(Moment(2000.5, "boot", 10.5))
+            assert await store.trusted_time() == Moment(2000.5, "boot", 10.5)
+            await store.trust_time(Moment(1000.0))
+
+        async def again(store: BoundaryStore) -> None:
+            assert await store.trusted_time() == Moment(1000.0)
+
+        self.on_store(first)
+        self.on_store(again)
 
     @pytest.mark.req("BC-21", "BC-26")
     def test_an_offset_is_not_used_again_though_all_facts_have_expired(self) -> None:

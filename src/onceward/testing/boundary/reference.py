@@ -48,7 +48,8 @@ class BoundaryModel:
         return len(self.log), False
 
     def fetch(self, name: str, limit: int) -> tuple[list[int], tuple[int, int] | None]:
-        position = self.cursors.setdefault(name, 0)
+        here = [offset for offset, known in enumerate(self.log, 1) if known]
+        position = self.cursors.setdefault(name, here[0] - 1 if here else len(self.log))
         there = [offset for offset, known in enumerate(self.log, 1) if known and offset > position]
         first = there[0] if there else len(self.log) + 1
         return there[:limit], (position + 1, first - 1) if first > position + 1 else None

@@ -20,17 +20,24 @@ T = TypeVar("T")
 
 
 def fact(
-    message_id: str, content: str = "", stream: str = "operational", appended_at: int | None = None
+    message_id: str,
+    content: str = "",
+    stream: str = "operational",
+    appended_at: int | None = None,
+    within: int | None = None,
 ) -> NewFact:
     """A fact with the digest of its content."""
     envelope = Envelope(message_id=message_id, from_zone="a", to_zone="b", produced_at_unix_ms=1)
     body = Fact(subject="batch:B1", predicate="done", object_json=f'"{content}"')
     digest = hashlib.sha256(content.encode()).digest()
-    return NewFact(message_id, digest, record(envelope, body), stream, appended_at)
+    return NewFact(message_id, digest, record(envelope, body), stream, appended_at, within)
 
 
 class StoreSuite:
     """Override `open`. Each test has its own `place`; every call in a test opens the same one."""
+
+    is_shared = False
+    """Whether several servers may open the store at a time."""
 
     @pytest.fixture(autouse=True)
     def _own_place(self, tmp_path: Path) -> None:

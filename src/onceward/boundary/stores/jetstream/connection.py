@@ -15,16 +15,31 @@ import time
 from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
+from urllib.parse import ParseResult
 
 import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from onceward.boundary.errors import Unavailable
+from onceward._secrets import mask, mask_url
+from onceward.boundary.errors import Backpressure, Unavailable
+from onceward.boundary.stores.jetstream.answers import (
+    NO_STORAGE,
+    Answer,
+    Configured,
+    FoundMessage,
+    Info,
+    KeptMessage,
+    Removed,
+    StreamConfig,
+    StreamState,
+    T,
+    Taken,
+    check,
+)
 from onceward.errors import ConfigurationError
 from onceward.telemetry.logger import OwnLogger
 
@@ -41,6 +56,8 @@ RECONNECT_WAIT = 0.1
 ON_ITS_WAY = 0.002
 """Seconds until the next check for a message that the cluster is agreeing on."""
 
+LIMITED = "onceward-limited"
+"""In the metadata of a stream whose limit is from here."""
 NO_MESSAGE = 10037
 NOT_THERE = 10043
 NO_STREAM = 10059
@@ -51,73 +68,8 @@ NO_CLUSTER = 10074
 ANOTHER_LAST = (10071, 10164)
 """The subject has another last message; or one is in flight in the cluster."""
 
-T = TypeVar("T", bound="Answer")
 Message = tuple[str, bytes, Mapping[str, str]]
 """Subject, data, headers."""
-
-
-class Problem(msgspec.Struct, frozen=True):
-    err_code: int = 0
-    description: str = ""
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """An answer of JetStream's API; only the fields used here."""
-
-    error: Problem | None = None
-
-    @property
-    def problem(self) -> int:
-        return 0 if self.error is None else self.error.err_code
-
-
-class Taken(Answer, frozen=True):
-    seq: int = 0
-
-
-class KeptMessage(msgspec.Struct, frozen=True):
-    """A message in a stream."""
-
-    seq: int
-    data: bytes = b""
-    hdrs: bytes = b""
-    time: datetime | None = None
-
-    @property
-    def headers(self) -> dict[str, str]:
-        lines = (line.partition(":") for line in self.hdrs.decode().split("\r\n"))
-        return {name: value.strip() for name, colon, value in lines if colon}
-
-
-class FoundMessage(Answer, frozen=True):
-    message: KeptMessage | None = None
-
-
-class StreamConfig(msgspec.Struct, frozen=True):
-    """The part of a stream's configuration that this store depends on."""
-
-    subjects: list[str]
-    storage: str
-    num_replicas: int
-    allow_direct: bool = False
-    allow_atomic: bool = False
-
-
-class StreamState(msgspec.Struct, frozen=True):
-    messages: int
-    bytes: int
-    first_seq: int
-    last_seq: int
-    subjects: dict[str, int] = {}
-
-
-class Info(Answer, frozen=True):
-    config: StreamConfig | None = None
-    state: StreamState | None = None
-
-
-class Removed(Answer, frozen=True):
-    purged: int = 0
 
 
 def token(text: str) -> str:
@@ -130,7 +82,7 @@ class JetStreamConnection:
 
     def __init__(self, url: str) -> None:
         self._servers = url.split(",")
-        self._address = ", ".join(each.rpartition("@")[2] for each in self._servers)  # without a password
+        self._address = mask_url(url)
         self._nats = Client()
         self._opening = asyncio.timeout(CALL_WAIT)
         self._renewing: asyncio.Task[None] | None = None
@@ -156,6 +108,11 @@ class JetStreamConnection:
     def largest_message(self) -> int:
         """Bytes, including headers."""
         return self._nats.max_payload
+
+    @property
+    def servers(self) -> list[ParseResult]:
+        """Those in the URL, and those of the cluster that were discovered."""
+        return self._nats.servers
 
     async def stream(self, name: str, config: Mapping[str, Any]) -> int:
         """Create the stream, or use it as it is. Return how many replicas it has."""
@@ -189,12 +146,18 @@ class JetStreamConnection:
         """Append a message. Return its sequence, or the message that this subject has already."""
         deadline = time.monotonic() + CALL_WAIT
         while True:
-            taken = await self.put(subject, data, last=0, headers=headers)
-            if taken is not None:
-                return taken
+            full: Backpressure | None = None
+            try:
+                taken = await self.put(subject, data, last=0, headers=headers)
+                if taken is not None:
+                    return taken
+            except Backpressure as error:
+                full = error
             known = await self.last(stream, subject)
             if known is not None:
                 return known
+            if full is not None:
+                raise full
             if time.monotonic() > deadline:
                 raise Unavailable(f"the cluster has not agreed on the first message of {subject}; try again")
             await asyncio.sleep(ON_ITS_WAY)  # another client's message: it will be stored, or fail
@@ -210,7 +173,7 @@ class JetStreamConnection:
             subject, data, headers = messages[-1]
             more = {**headers, **first, "Nats-Batch-Sequence": str(len(messages)), "Nats-Batch-Commit": "1"}
             message = await self._nats.request(subject, data, timeout=NO_OTHER_WAIT, headers=more)
-        taken = _check(msgspec.json.decode(message.data, type=Taken), ANOTHER_LAST)
+        taken = check(msgspec.json.decode(message.data, type=Taken), ANOTHER_LAST)
         return None if taken.problem else taken.seq - len(messages) + 1
 
     async def last(self, stream: str, subject: str) -> KeptMessage | None:
@@ -243,6 +206,20 @@ class JetStreamConnection:
         assert state is not None
         return state
 
+    async def limit(self, stream: str, most: int) -> None:
+        """Let the stream refuse messages beyond this many bytes, from every client. A stricter limit that an operator
+        has set stays."""
+        config = (await self.ask(f"STREAM.INFO.{stream}", {}, Configured)).config
+        limit, metadata = config.get("max_bytes", -1), config.get("metadata") or {}
+        if limit == most or (0 < limit < most and LIMITED not in metadata):
+            return
+        config |= {"max_bytes": most, "metadata": {**metadata, LIMITED: "true"}}
+        if (await self.ask(f"STREAM.UPDATE.{stream}", config, Answer, NO_STORAGE)).problem:
+            raise Unavailable(
+                f"JetStream cannot reserve {most:,} bytes for the stream {stream}; lower the capacity in the "
+                "boundary's configuration, or raise max_file_store in that of NATS"
+            )
+
     async def subjects(self, stream: str, pattern: str) -> list[str]:
         """Return all subjects that have a message."""
         found: list[str] = []
@@ -268,7 +245,7 @@ class JetStreamConnection:
             message = await self._nats.request(
                 f"$JS.API.{what}", msgspec.json.encode(request), timeout=NO_OTHER_WAIT
             )
-        return _check(msgspec.json.decode(message.data, type=answer), problems)
+        return check(msgspec.json.decode(message.data, type=answer), problems)
 
     async def close(self) -> None:
         self._closed = True
@@ -300,7 +277,8 @@ class JetStreamConnection:
         except (NatsError, OSError, TimeoutError) as error:
             reason = self._nats.last_error or error
             raise Unavailable(
-                f"NATS at {self._address} cannot be reached: {reason or 'no answer'}"
+                f"NATS at {self._address} cannot be reached: {reason or 'no answer'}; check its URL, and that it is "
+                "running"
             ) from error
 
     def _check_version(self) -> None:
@@ -341,7 +319,7 @@ class JetStreamConnection:
     async def _publish(self, subject: str, data: bytes, headers: dict[str, str] | None) -> Taken:
         async with self._calling():
             message = await self._nats.request(subject, data, timeout=NO_OTHER_WAIT, headers=headers)
-        return _check(msgspec.json.decode(message.data, type=Taken), ANOTHER_LAST)
+        return check(msgspec.json.decode(message.data, type=Taken), ANOTHER_LAST)
 
     async def _get(self, stream: str, which: Mapping[str, Any]) -> KeptMessage | None:
         return (await self.ask(f"STREAM.MSG.GET.{stream}", which, FoundMessage, NO_MESSAGE)).message
@@ -364,7 +342,7 @@ class JetStreamConnection:
                 f"NATS at {self._address} did not answer, so the outcome is unknown; try again"
             ) from error
         except NatsError as error:
-            raise Unavailable(f"NATS at {self._address} failed: {error}; try again") from error
+            raise Unavailable(f"NATS at {self._address} failed: {mask(str(error))}; try again") from error
 
     async def _on_page(self, message: Msg) -> None:
         page = self._pages.get(message.subject)
@@ -427,9 +405,3 @@ class JetStreamPage:
         else:
             self._last = headers["Nats-Sequence"]
             self._messages.append(message)
-
-
-def _check(answer: T, problems: tuple[int, ...]) -> T:
-    if answer.error is not None and answer.error.err_code not in problems:
-        raise Unavailable(f"JetStream failed: {answer.error.description}; try again")
-    return answer

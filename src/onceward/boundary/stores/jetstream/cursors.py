@@ -1,4 +1,5 @@
-"""Cursors in a JetStream key-value bucket. A write succeeds only on top of the revision that was read."""
+"""Cursors, and the trusted time, in JetStream key-value buckets. A write succeeds only on top of the revision that was
+read."""
 
 from __future__ import annotations
 
@@ -7,18 +8,18 @@ import time
 
 import msgspec
 
+from onceward._time import Moment
 from onceward.boundary.errors import Unavailable
-from onceward.boundary.store import Cursor
+from onceward.boundary.store import Cursor, too_many_names
 from onceward.boundary.stores.jetstream.connection import CALL_WAIT, ON_ITS_WAY, JetStreamConnection, token
 
 
-class JetStreamCursors:
-    """A name is any text, so its key is a hash; the value has the name."""
-
+class Bucket:
     def __init__(self, link: JetStreamConnection, bucket: str) -> None:
         self._link = link
         self._stream = f"KV_{bucket}"
         self._subject = f"$KV.{bucket}."
+        self._registering = asyncio.Lock()
 
     async def prepare(self, replicas: int) -> None:
         """Create the bucket as `nats kv add` does, but read from the leader only: a confirm is visible at once."""
@@ -34,11 +35,56 @@ class JetStreamCursors:
         }
         await self._link.stream(self._stream, config)
 
-    async def position(self, name: str, *, create: bool) -> int | None:
+
+class JetStreamClock(Bucket):
+    """The last time that was known to be right."""
+
+    async def read(self) -> Moment | None:
+        kept = await self._link.last(self._stream, f"{self._subject}trusted")
+        return msgspec.json.decode(kept.data, type=Moment) if kept is not None and kept.data else None
+
+    async def write(self, moment: Moment) -> None:
+        key, data = f"{self._subject}trusted", msgspec.json.encode(moment)
+        deadline = time.monotonic() + CALL_WAIT
+        while time.monotonic() < deadline:
+            kept = await self._link.last(self._stream, key)
+            if await self._link.put(key, data, last=0 if kept is None else kept.seq) is not None:
+                return
+            await asyncio.sleep(ON_ITS_WAY)  # another server was faster
+        raise Unavailable("too many servers store the time; try again")
+
+
+class JetStreamCursors(Bucket):
+    """A name is any text, so its key is a hash; the value has the name."""
+
+    async def position(self, name: str, *, create: bool, start: int, most: int | None) -> int | None:
         cursor, _ = await self._read(self._key(name))
         if cursor is None and create:
-            cursor = await self._reach(Cursor(name, 0))
+            async with self._registering:
+                cursor = await self._register(name, start, most)
         return None if cursor is None else cursor.offset
+
+    async def _register(self, name: str, start: int, most: int | None) -> Cursor:
+        if most is not None and await self._count() >= most:
+            raise too_many_names(name, most)
+        cursor = await self._reach(Cursor(name, start))
+        if most is not None and cursor.offset == start and await self._count() > most:
+            # Another server has registered one at the same moment. It may find that as well, and then both try again.
+            await self.remove(name, only_at=start)
+            raise too_many_names(name, most)
+        return cursor
+
+    async def remove(self, name: str, only_at: int | None = None) -> int | None:
+        key = self._key(name)
+        while True:
+            cursor, revision = await self._read(key)
+            if cursor is None or only_at not in (None, cursor.offset):
+                return None
+            if await self._link.purge(self._stream, filter=key, seq=revision + 1):
+                return cursor.offset  # otherwise it has just advanced
+
+    async def _count(self) -> int:
+        return (await self._link.info(self._stream)).messages
 
     async def advance(self, name: str, offset: int, at: int | None = None) -> int:
         return (await self._reach(Cursor(name, offset, at or time.time_ns() // 1_000_000))).offset

@@ -41,8 +41,8 @@ class Expiry:
         self._oldest: dict[int, list[Age]] = {}
         """The oldest fact of each class, for each full block."""
 
-    async def run(self, older_than: Mapping[str, int], bounds: Bounds) -> int:
-        """Remove expired facts. Return how many."""
+    async def run(self, older_than: Mapping[str, int], bounds: Bounds, at_most: int | None = None) -> int:
+        """Remove expired facts, `at_most` so many. Return how many."""
         blocks = range((bounds.first - 1) // BLOCK, (bounds.last - 1) // BLOCK + 1)
         self._oldest = {block: oldest for block, oldest in self._oldest.items() if block in blocks}
         removed, any_left = 0, False
@@ -50,8 +50,10 @@ class Expiry:
             left = self._oldest.get(block)
             if left is None or any(age.is_over(older_than) for age in left):
                 ages, full = await self._read(block)
-                left = [age for age in ages if not age.is_over(older_than)]
-                removed += await self._remove(ages, older_than, from_start=not any_left)
+                over = [age for age in ages if age.is_over(older_than)]
+                going = set(over if at_most is None else over[: max(at_most - removed, 0)])
+                left = [age for age in ages if age not in going]
+                removed += await self._remove(ages, going, from_start=not any_left)
                 if full:
                     self._oldest[block] = list(_oldest(left).values())
             any_left = any_left or bool(left)
@@ -70,11 +72,11 @@ class Expiry:
                 ages.append(Age(after, headers[CLASS], int(headers[APPENDED_AT])))
         return [age for age in ages if age.offset <= end], after >= end
 
-    async def _remove(self, ages: list[Age], older_than: Mapping[str, int], *, from_start: bool) -> int:
+    async def _remove(self, ages: list[Age], going: set[Age], *, from_start: bool) -> int:
         """Remove all before the first that stays in one step, if nothing before this block stays; others one by one."""
-        prefix = list(takewhile(lambda age: age.is_over(older_than), ages)) if from_start else []
+        prefix = list(takewhile(going.__contains__, ages)) if from_start else []
         removed = await self._link.purge(self._stream, seq=prefix[-1].offset + 1) if prefix else 0
-        single = [age.offset for age in ages[len(prefix) :] if age.is_over(older_than)]
+        single = [age.offset for age in ages[len(prefix) :] if age in going]
         for at in range(0, len(single), REMOVED_AT_ONCE):
             some = single[at : at + REMOVED_AT_ONCE]
             removed += sum(await asyncio.gather(*(self._link.delete(self._stream, each) for each in some)))

@@ -14,13 +14,14 @@ import hashlib
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 
 from onceward.boundary.errors import NotFound, ObjectConflict, Unavailable
 from onceward.boundary.model import ObjectRef
+from onceward.boundary.store import NO_QUOTA, ObjectQuota
 from onceward.boundary.stores.jetstream.connection import CALL_WAIT, ON_ITS_WAY, JetStreamConnection
 
 CHUNK = 128 * 1024
@@ -67,6 +68,8 @@ class JetStreamObjects:
         self._stream = f"OBJ_{store}"
         self._chunks = f"$O.{store}.C."
         self._entries = f"$O.{store}.M."
+        self._uploads: set[str] = set()
+        self._counting = asyncio.Lock()
 
     async def prepare(self, replicas: int) -> None:
         config = {
@@ -79,7 +82,14 @@ class JetStreamObjects:
         }
         await self._link.stream(self._stream, config)
 
-    async def put(self, bucket: str, key: str, chunks: AsyncIterator[bytes], media_type: str) -> ObjectRef:
+    async def put(
+        self,
+        bucket: str,
+        key: str,
+        chunks: AsyncIterator[bytes],
+        media_type: str,
+        quota: ObjectQuota = NO_QUOTA,
+    ) -> ObjectRef:
         known = await self._entry(bucket, key)
         if known is not None:  # its bytes must be compared, but not stored
             digest = hashlib.sha256()
@@ -87,25 +97,30 @@ class JetStreamObjects:
                 digest.update(chunk)
             return _check_same(known, digest.digest())
         upload = secrets.token_hex(11)
+        self._uploads.add(upload)
         try:
-            digest, size, count = await self._send(upload, chunks)
+            digest, size, count = await self._send(upload, chunks, quota)
+            entry = Entry(
+                name=f"{bucket}/{key}",
+                bucket=self._store,
+                nuid=upload,
+                size=size,
+                chunks=count,
+                digest=_DIGEST + urlsafe_b64encode(digest.digest()).decode(),
+                mtime=datetime.now(UTC).isoformat(),
+                metadata={_MEDIA_TYPE: media_type},
+            )
+            async with self._counted(quota, another=True):
+                self._uploads.discard(upload)
+                # If this fails, the entry may or may not exist: the bytes stay.
+                there = await self._link.put_if_absent(
+                    self._stream, self._subject(bucket, key), msgspec.json.encode(entry)
+                )
         except BaseException:
-            await self._forget(upload)
+            if upload in self._uploads:
+                self._uploads.discard(upload)
+                await self._forget(upload)
             raise
-        entry = Entry(
-            name=f"{bucket}/{key}",
-            bucket=self._store,
-            nuid=upload,
-            size=size,
-            chunks=count,
-            digest=_DIGEST + urlsafe_b64encode(digest.digest()).decode(),
-            mtime=datetime.now(UTC).isoformat(),
-            metadata={_MEDIA_TYPE: media_type},
-        )
-        # If this fails, the entry may or may not exist: the bytes stay.
-        there = await self._link.put_if_absent(
-            self._stream, self._subject(bucket, key), msgspec.json.encode(entry)
-        )
         if isinstance(there, int):
             return entry.ref
         await self._forget(upload)
@@ -136,6 +151,23 @@ class JetStreamObjects:
             if newest and newest.time and newest.time < datetime.now(UTC) - LEFT_OVER_AFTER:
                 await self._forget(upload)
 
+    @asynccontextmanager
+    async def _counted(
+        self, quota: ObjectQuota, more: int = 0, *, another: bool = False
+    ) -> AsyncIterator[None]:
+        """Raise `QuotaExceeded`, or let the caller write. Of this server, nothing else is written in between; another
+        server may be at the same point, so each can exceed the quota by one chunk, or one object."""
+        if quota == NO_QUOTA:
+            yield
+            return
+        async with self._counting:
+            state = await self._link.info(self._stream)
+            quota.check_size(state.bytes, more)
+            if another:
+                # An object has an entry and, unless it is empty, a subject of its bytes, as an unfinished upload has.
+                quota.check_count((state.num_subjects - len(self._uploads) + 1) // 2)
+            yield
+
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────
 
     async def _entry(self, bucket: str, key: str) -> Entry | None:
@@ -159,13 +191,16 @@ class JetStreamObjects:
             if not page:
                 return
 
-    async def _send(self, upload: str, chunks: AsyncIterator[bytes]) -> tuple[hashlib._Hash, int, int]:
+    async def _send(
+        self, upload: str, chunks: AsyncIterator[bytes], quota: ObjectQuota
+    ) -> tuple[hashlib._Hash, int, int]:
         digest, size, count = hashlib.sha256(), 0, 0
         waiting = bytearray()
 
         async def send(length: int) -> None:
             nonlocal count
-            await self._link.publish(self._chunks + upload, bytes(waiting[:length]))
+            async with self._counted(quota, length):
+                await self._link.publish(self._chunks + upload, bytes(waiting[:length]))
             del waiting[:length]
             count += 1
 

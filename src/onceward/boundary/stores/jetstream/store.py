@@ -21,14 +21,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 
-from onceward.boundary.errors import ConflictingDuplicate, InvalidArgument, Unavailable
-from onceward.boundary.model import Appended
-from onceward.boundary.store import Bounds, Cursor, NewFact
-from onceward.boundary.stores.jetstream.connection import JetStreamConnection, KeptMessage, Message, token
-from onceward.boundary.stores.jetstream.cursors import JetStreamCursors
+from onceward._time import Moment
+from onceward.boundary.errors import Backpressure, ConflictingDuplicate, InvalidArgument, Unavailable
+from onceward.boundary.model import PAGE_BYTES, Appended
+from onceward.boundary.store import Bounds, Cursor, NewFact, StoreDurability
+from onceward.boundary.stores.jetstream.answers import KeptMessage
+from onceward.boundary.stores.jetstream.connection import JetStreamConnection, Message, token
+from onceward.boundary.stores.jetstream.cursors import JetStreamClock, JetStreamCursors
+from onceward.boundary.stores.jetstream.durability import MONITORING, durability_of
 from onceward.boundary.stores.jetstream.expiry import APPENDED_AT, CLASS, LARGEST_PAGE_BYTES, Expiry
 from onceward.boundary.stores.jetstream.objects import JetStreamObjects
-from onceward.boundary.wire import Record
+from onceward.boundary.wire import AROUND_RECORD, Record
 from onceward.errors import ConfigurationError
 
 HEADERS_ROOM = 1024
@@ -36,6 +39,8 @@ HEADERS_ROOM = 1024
 MOST_AT_ONCE = 1000
 """Messages in one batch: JetStream's limit."""
 DIGEST = "Onceward-Digest"
+ASK_AGAIN_AFTER = 60.0
+"""Seconds for which an answer about durability holds."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -43,20 +48,29 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 class JetStreamBoundaryStore:
     """A `BoundaryStore`. Its streams and subjects begin with `name`: each boundary on one NATS needs its own."""
 
-    def __init__(self, link: JetStreamConnection, name: str) -> None:
+    def __init__(self, link: JetStreamConnection, name: str, monitoring: int = MONITORING) -> None:
         self._link = link
         self._stream = f"{name}-facts"
         self._subject = f"{name}.facts."
         self._replicas = 1
+        self._within: int | None = None
+        self._limiting = asyncio.Lock()
+        self._monitoring = monitoring
+        self._durability: StoreDurability | None = None
+        self._durable_until = 0.0
         self._cursors = JetStreamCursors(link, f"{name}-cursors")
+        self._clock = JetStreamClock(link, f"{name}-clock")
         self.objects = JetStreamObjects(link, f"{name}-objects")
         self._expiry = Expiry(link, self._stream)
         self._tidying: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, url: str, *, name: str = "onceward", replicas: int = 1) -> JetStreamBoundaryStore:
+    async def open(
+        cls, url: str, *, name: str = "onceward", replicas: int = 1, monitoring: int = MONITORING
+    ) -> JetStreamBoundaryStore:
         """`url` is nats://host:port, or several separated by commas. Create missing streams, with this many replicas;
-        existing ones stay as they are. Raise `Unavailable` if NATS does not answer."""
+        existing ones stay as they are. `monitoring` is the port of the servers' monitoring. Raise `Unavailable` if NATS
+        does not answer."""
         if not _NAME.fullmatch(name):
             raise ConfigurationError(
                 f"name must be 1 to 64 characters of A-Z, a-z, 0-9, dash and underscore, not {name!r}"
@@ -65,7 +79,7 @@ class JetStreamBoundaryStore:
             raise ConfigurationError(f"replicas must be 1, 3 or 5, not {replicas}")
         link = await JetStreamConnection.connect(url)
         try:
-            store = cls(link, name)
+            store = cls(link, name, monitoring)
             await store._prepare(replicas)
         except BaseException:
             await link.close()
@@ -84,6 +98,7 @@ class JetStreamBoundaryStore:
         }
         self._replicas = await self._link.stream(self._stream, facts)
         await self._cursors.prepare(replicas)
+        await self._clock.prepare(replicas)
         await self.objects.prepare(replicas)
 
     async def _tidy(self) -> None:
@@ -93,6 +108,7 @@ class JetStreamBoundaryStore:
     # ── facts ───────────────────────────────────────────────────────────────────────────────────────────
 
     async def append(self, fact: NewFact) -> Appended:
+        await self._limit(fact.within)
         there = await self._link.put_if_absent(self._stream, *self._message(fact))
         if isinstance(there, int):
             return Appended(there)
@@ -109,14 +125,23 @@ class JetStreamBoundaryStore:
         return outcomes
 
     async def _append_batch(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
+        if len(facts) == 1:  # JetStream takes only a few batches at a time
+            return [await self._append_or_conflict(facts[0])]
+        await self._limit(facts[0].within)
         messages = [self._message(fact) for fact in facts]
-        first = await self._link.put_all_if_absent(messages)
+        try:
+            first = await self._link.put_all_if_absent(messages)
+        except Backpressure:  # some may fit, and some may be there
+            return [await self._append_or_conflict(fact) for fact in facts]
         if first is not None:
             return [Appended(offset) for offset in range(first, first + len(facts))]
         there = await asyncio.gather(*(self._link.last(self._stream, message[0]) for message in messages))
         new = [message for message, known in zip(messages, there, strict=True) if known is None]
-        first = await self._link.put_all_if_absent(new) if new else 0
-        if first is None:  # another server is appending the same facts
+        try:
+            first = await self._link.put_all_if_absent(new) if new else 0
+        except Backpressure:
+            first = None
+        if first is None:  # another server is appending the same facts, or not all fit
             return [await self._append_or_conflict(fact) for fact in facts]
         offsets = count(first)
         return [
@@ -130,6 +155,14 @@ class JetStreamBoundaryStore:
         except ConflictingDuplicate as conflict:
             return conflict
 
+    async def _limit(self, within: int | None) -> None:
+        """Once: JetStream itself then counts the bytes of all servers."""
+        if within is not None and within != self._within:
+            async with self._limiting:
+                if within != self._within:
+                    await self._link.limit(self._stream, within)
+                    self._within = within
+
     def _message(self, fact: NewFact) -> Message:
         if len(fact.record) + HEADERS_ROOM > self._link.largest_message:
             raise InvalidArgument(
@@ -141,12 +174,12 @@ class JetStreamBoundaryStore:
         headers = {DIGEST: fact.digest.hex(), CLASS: fact.stream, APPENDED_AT: str(appended_at)}
         return self._subject + token(fact.message_id), fact.record, headers
 
-    async def read(self, after: int, limit: int) -> list[Record]:
+    async def read(self, after: int, limit: int, largest: int = PAGE_BYTES) -> list[Record]:
         records: list[Record] = []
         size = 0
-        for message in await self._link.page(self._stream, after, limit, largest=LARGEST_PAGE_BYTES):
-            size += len(message.data)
-            if records and size > LARGEST_PAGE_BYTES:
+        for message in await self._link.page(self._stream, after, limit, largest=largest):
+            size += len(message.data) + AROUND_RECORD
+            if records and size > largest:
                 break
             headers = message.headers or {}
             records.append((int(headers["Nats-Sequence"]), message.data, int(headers[APPENDED_AT])))
@@ -164,8 +197,8 @@ class JetStreamBoundaryStore:
     async def size(self) -> int:
         return (await self._link.info(self._stream)).bytes
 
-    async def expire(self, older_than: Mapping[str, int]) -> int:
-        return await self._expiry.run(older_than, await self.bounds())
+    async def expire(self, older_than: Mapping[str, int], at_most: int | None = None) -> int:
+        return await self._expiry.run(older_than, await self.bounds(), at_most)
 
     async def drop(self, through: int) -> int:
         bounds = await self.bounds()
@@ -176,14 +209,34 @@ class JetStreamBoundaryStore:
 
     # ── cursors ─────────────────────────────────────────────────────────────────────────────────────────
 
-    async def position(self, name: str, *, create: bool) -> int | None:
-        return await self._cursors.position(name, create=create)
+    async def position(
+        self, name: str, *, create: bool, start: int = 0, most: int | None = None
+    ) -> int | None:
+        return await self._cursors.position(name, create=create, start=start, most=most)
+
+    async def remove(self, name: str) -> int | None:
+        return await self._cursors.remove(name)
 
     async def advance(self, name: str, offset: int, at: int | None = None) -> int:
         return await self._cursors.advance(name, offset, at)
 
     async def cursors(self) -> list[Cursor]:
         return await self._cursors.all()
+
+    async def durability(self) -> StoreDurability:
+        """Cached: it asks other ports, which may not answer."""
+        if self._durability is None or time.monotonic() > self._durable_until:
+            self._durability = await durability_of(self._link.servers, self._monitoring)
+            self._durable_until = time.monotonic() + ASK_AGAIN_AFTER
+        return self._durability
+
+    # ── the clock ───────────────────────────────────────────────────────────────────────────────────────
+
+    async def trusted_time(self) -> Moment | None:
+        return await self._clock.read()
+
+    async def trust_time(self, moment: Moment) -> None:
+        await self._clock.write(moment)
 
     async def close(self) -> None:
         if self._tidying is not None:

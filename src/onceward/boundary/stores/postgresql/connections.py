@@ -13,6 +13,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
+from onceward._secrets import mask
 from onceward.boundary.errors import Unavailable
 from onceward.errors import ConfigurationError
 
@@ -29,6 +30,9 @@ DEFAULTS = {
     "tcp_user_timeout": 20_000,
 }
 """Unless the URL says otherwise."""
+
+LIMITS = {"statement_timeout": "30s"}
+"""Settings of the session, unless the URL says otherwise. Every statement here is short."""
 
 SETTINGS = {
     "default_transaction_isolation": r"read\ committed",
@@ -69,7 +73,7 @@ class PostgreSqlConnections:
                     await self._put_back(connection)
             except psycopg.Error as error:
                 raise Unavailable(
-                    f"PostgreSQL failed, or did not answer: {str(error).strip()}; try again"
+                    f"PostgreSQL failed, or did not answer: {mask(one_line(error))}; try again"
                 ) from error
 
     async def _take(self) -> Connection:
@@ -103,6 +107,10 @@ class PostgreSqlConnections:
             await self._idle.pop().close()
 
 
+def one_line(error: BaseException | None) -> str:
+    return " ".join(str(error).split())
+
+
 def _is_closing(connection: Connection) -> bool:
     """The only thing a server sends on an idle connection is that it goes away."""
     listening = select.poll()
@@ -114,10 +122,16 @@ def _conninfo(url: str) -> str:
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
+        problem = str(error).partition('"')[0].strip(": \n")  # then it quotes the URL, with the password
         raise ConfigurationError(
-            f"the store's URL is not a PostgreSQL URL, such as postgresql://user@host/database: {str(error).strip()}"
-        ) from error
-    settings = " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())
-    options = f"{given.get('options') or ''} {settings}".strip()
+            f"the store's URL is not a PostgreSQL URL, such as postgresql://user@host/database: {problem}"
+        ) from None
+    options = " ".join(
+        filter(None, (_settings(LIMITS), str(given.get("options") or ""), _settings(SETTINGS)))
+    )
     merged: dict[str, Any] = {**DEFAULTS, **given, "options": options}
     return make_conninfo(**merged)
+
+
+def _settings(settings: dict[str, str]) -> str:
+    return " ".join(f"-c {name}={value}" for name, value in settings.items())

@@ -14,6 +14,7 @@ from typing import Any
 
 from onceward.boundary.errors import BoundaryError, NotFound, ObjectConflict, Unavailable
 from onceward.boundary.model import ObjectRef
+from onceward.boundary.store import NO_QUOTA, ObjectQuota
 from onceward.boundary.stores.postgresql.connections import PostgreSqlConnections
 
 CHUNK = 1024 * 1024
@@ -34,15 +35,30 @@ NAMES = """
 READ = "SELECT data FROM onceward_boundary_chunks WHERE content = %s AND number = %s"
 BEGIN = "INSERT INTO onceward_boundary_uploads DEFAULT VALUES RETURNING content"
 WRITE = """
-    INSERT INTO onceward_boundary_chunks (content, number, data)
-    SELECT content, %s, %s FROM onceward_boundary_uploads WHERE content = %s FOR KEY SHARE
-"""  # writes nothing for an upload that was removed
+    WITH counted AS (
+        UPDATE onceward_boundary_usage SET bytes = bytes + %(size)s
+        WHERE %(most)s::bigint IS NULL OR bytes + %(size)s <= %(most)s RETURNING bytes
+    ), written AS (
+        INSERT INTO onceward_boundary_chunks (content, number, data)
+        SELECT content, %(number)s, %(data)s FROM onceward_boundary_uploads
+        WHERE content = %(upload)s AND EXISTS (SELECT FROM counted) FOR KEY SHARE RETURNING number
+    )
+    SELECT (SELECT count(*) FROM counted), (SELECT count(*) FROM written)
+"""  # writes nothing beyond the quota, nor for an upload that was removed
+UNCOUNT = "UPDATE onceward_boundary_usage SET bytes = bytes - %(size)s"
+COUNT = "UPDATE onceward_boundary_usage SET objects = objects + 1 RETURNING objects"
+USED = "SELECT bytes FROM onceward_boundary_usage"
 END = "DELETE FROM onceward_boundary_uploads WHERE content = %s"
 NAME = """
     INSERT INTO onceward_boundary_objects (bucket, key, digest, size, media_type, content)
     VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING
 """
-FORGET = "DELETE FROM onceward_boundary_chunks WHERE content = %s"
+FORGET = """
+    WITH removed AS (
+        DELETE FROM onceward_boundary_chunks WHERE content = %s RETURNING octet_length(data) AS bytes
+    )
+    UPDATE onceward_boundary_usage SET bytes = bytes - (SELECT coalesce(sum(bytes), 0) FROM removed)
+"""
 INTERRUPTED = f"""
     SELECT content FROM onceward_boundary_uploads WHERE begun_at < now() - interval '{LONGEST_UPLOAD}'
 """
@@ -52,15 +68,22 @@ class PostgreSqlObjects:
     def __init__(self, connections: PostgreSqlConnections) -> None:
         self._connections = connections
 
-    async def put(self, bucket: str, key: str, chunks: AsyncIterator[bytes], media_type: str) -> ObjectRef:
+    async def put(
+        self,
+        bucket: str,
+        key: str,
+        chunks: AsyncIterator[bytes],
+        media_type: str,
+        quota: ObjectQuota = NO_QUOTA,
+    ) -> ObjectRef:
         known = await self.head(bucket, key)
         if known is not None:
             return _check_same(known, await _digest(chunks))
         [(upload,)] = await self._query(BEGIN)
         try:
-            digest, size = await self._receive(upload, chunks)
+            digest, size = await self._receive(upload, chunks, quota)
             ref = ObjectRef(bucket=bucket, key=key, digest=digest, size=size, media_type=media_type)
-            if await self._name(ref, upload):
+            if await self._name(ref, upload, quota):
                 return ref
         except BaseException:
             with suppress(Unavailable):  # `remove_interrupted` will do it
@@ -93,19 +116,32 @@ class PostgreSqlObjects:
         for (upload,) in await self._query(INTERRUPTED):
             await self._discard(upload)
 
-    async def _receive(self, upload: int, chunks: AsyncIterator[bytes]) -> tuple[str, int]:
+    async def _receive(
+        self, upload: int, chunks: AsyncIterator[bytes], quota: ObjectQuota
+    ) -> tuple[str, int]:
         digest, size, number = hashlib.sha256(), 0, 0
         async for piece in _pieces(chunks):
             digest.update(piece)
             size += len(piece)
-            async with self._connections.one() as connection:
-                written = await connection.execute(WRITE, (number, piece, upload))
-            if written.rowcount == 0:
-                raise Unavailable(TOO_LONG)
+            await self._write(upload, number, piece, quota)
             number += 1
         return f"sha256:{digest.hexdigest()}", size
 
-    async def _name(self, ref: ObjectRef, upload: int) -> bool:
+    async def _write(self, upload: int, number: int, piece: bytes, quota: ObjectQuota) -> None:
+        values = {"upload": upload, "number": number, "data": piece, "size": len(piece), "most": quota.size}
+        async with self._connections.one() as connection:
+            cursor = await connection.execute(WRITE, values, binary=True)
+            [(counted, written)] = await cursor.fetchall()
+            if counted and not written:
+                await connection.execute(UNCOUNT, values)
+        if not counted:
+            [(used,)] = await self._query(USED)
+            quota.check_size(used, len(piece))
+            raise Unavailable("the objects had no room for a moment; try again")
+        if not written:
+            raise Unavailable(TOO_LONG)
+
+    async def _name(self, ref: ObjectRef, upload: int, quota: ObjectQuota) -> bool:
         """Make the object exist. Return False if another upload was first."""
         async with self._connections.one() as connection, connection.transaction():
             named = await connection.execute(
@@ -115,6 +151,8 @@ class PostgreSqlObjects:
                 return False
             if (await connection.execute(END, (upload,))).rowcount == 0:
                 raise Unavailable(TOO_LONG)
+            [(count,)] = await (await connection.execute(COUNT)).fetchall()
+            quota.check_count(count - 1)
             return True
 
     async def _discard(self, upload: int) -> None:

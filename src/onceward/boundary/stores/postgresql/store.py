@@ -14,35 +14,38 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from onceward.boundary.errors import ConflictingDuplicate, Unavailable
-from onceward.boundary.model import Appended
-from onceward.boundary.store import Bounds, Cursor, NewFact
+import msgspec
+
+from onceward._time import Moment
+from onceward.boundary.errors import Backpressure, BoundaryError, ConflictingDuplicate, Unavailable
+from onceward.boundary.model import PAGE_BYTES, Appended
+from onceward.boundary.store import Bounds, Cursor, NewFact, StoreDurability, full, too_many_names
 from onceward.boundary.stores.group_commit import Grouped
-from onceward.boundary.stores.postgresql.connections import PostgreSqlConnections
+from onceward.boundary.stores.postgresql.connections import PostgreSqlConnections, one_line
 from onceward.boundary.stores.postgresql.objects import PostgreSqlObjects
-from onceward.boundary.stores.postgresql.schema import ROW_BYTES, prepare
-from onceward.boundary.wire import Record
+from onceward.boundary.stores.postgresql.schema import LOCK_KEY, ROW_BYTES, answer_of, prepare
+from onceward.boundary.wire import AROUND_RECORD, Record
 from onceward.errors import ConfigurationError
 
 CONNECTIONS = 8
 """For everything except the two writers, which have their own."""
 MOST_REMOVED = 2000
 """Facts in one step of expiry: appends must not wait for all of it."""
-LARGEST_PAGE_BYTES = 8 * 1024 * 1024
 
 APPEND = """
     SELECT message_id, "offset", digest FROM onceward_boundary_append(%(ids)b::text[], %(digests)b::bytea[],
-        %(records)b::bytea[], %(streams)b::text[], %(times)b::bigint[])
+        %(records)b::bytea[], %(streams)b::text[], %(times)b::bigint[], %(limits)b::bigint[])
 """
 READ = f"""
     SELECT "offset", record, appended_at FROM (
-        SELECT "offset", record, appended_at, octet_length(record) AS bytes,
-            sum(octet_length(record)) OVER (ORDER BY "offset" ROWS UNBOUNDED PRECEDING) AS bytes_so_far
+        SELECT "offset", record, appended_at, row_number() OVER in_order AS place,
+            sum(octet_length(record) + {AROUND_RECORD}) OVER in_order AS bytes_so_far
         FROM (
             SELECT "offset", record, appended_at FROM onceward_boundary_facts
             WHERE "offset" > %s ORDER BY "offset" LIMIT %s
         ) AS page
-    ) AS counted WHERE bytes_so_far <= {LARGEST_PAGE_BYTES} OR bytes_so_far = bytes
+        WINDOW in_order AS (ORDER BY "offset" ROWS UNBOUNDED PRECEDING)
+    ) AS counted WHERE bytes_so_far <= %s OR place = 1
 """
 BOUNDS = 'SELECT (SELECT min("offset") FROM onceward_boundary_facts), last FROM onceward_boundary_log'
 SIZE = "SELECT bytes FROM onceward_boundary_log"
@@ -55,10 +58,18 @@ REMOVE = f"""
     )
     SELECT count(*) FROM removed
 """  # skips what another server is removing, so the two do not wait for each other
-EXPIRED = 'SELECT "offset" FROM onceward_boundary_facts WHERE stream = %s AND appended_at < %s LIMIT %s'
+EXPIRED = """
+    SELECT "offset" FROM onceward_boundary_facts WHERE stream = %s AND appended_at < %s ORDER BY appended_at LIMIT %s
+"""
 UP_TO = 'SELECT "offset" FROM onceward_boundary_facts WHERE "offset" <= %s ORDER BY "offset" LIMIT %s'
+NAMES_LOCK = LOCK_KEY + 1
+"""Advisory lock for registering a name: the count holds until it is committed."""
+COUNT = "SELECT count(*) FROM onceward_boundary_cursors"
+REMOVE_CURSOR = "DELETE FROM onceward_boundary_cursors WHERE name = %s RETURNING position"
 POSITION = "SELECT position FROM onceward_boundary_cursors WHERE name = %s"
-CREATE_CURSOR = "INSERT INTO onceward_boundary_cursors (name, position) VALUES (%s, 0) ON CONFLICT DO NOTHING"
+CREATE_CURSOR = (
+    "INSERT INTO onceward_boundary_cursors (name, position) VALUES (%s, %s) ON CONFLICT DO NOTHING"
+)
 ADVANCE = """
     INSERT INTO onceward_boundary_cursors AS known (name, position, confirmed_at)
     SELECT name, position, at FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) AS given (name, position, at)
@@ -70,6 +81,9 @@ ADVANCE = """
     RETURNING name, position
 """  # in order of names, so two servers do not deadlock
 CURSORS = "SELECT name, position, confirmed_at FROM onceward_boundary_cursors ORDER BY name"
+
+
+Outcome = Appended | ConflictingDuplicate | Backpressure
 
 
 class Confirm(NamedTuple):
@@ -100,7 +114,7 @@ class PostgreSqlBoundaryStore:
         except Unavailable as error:
             await store.close()
             raise ConfigurationError(
-                f"cannot open the boundary's database: {str(error.__cause__).strip()}; check its URL, that it is "
+                f"cannot open the boundary's database: {one_line(error.__cause__)}; check its URL, that it is "
                 "running, and that its user may create tables"
             ) from error
         except BaseException:
@@ -112,15 +126,21 @@ class PostgreSqlBoundaryStore:
 
     async def append(self, fact: NewFact) -> Appended:
         outcome = await self._appends.submit(fact)
-        if isinstance(outcome, ConflictingDuplicate):
+        if isinstance(outcome, BoundaryError):
             raise outcome
         return outcome
 
     async def append_all(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
-        return await self._appends.submit_all(facts)
+        written: list[Appended | ConflictingDuplicate] = []
+        for outcomes in self._appends.portions(facts):
+            for outcome in await outcomes:
+                if isinstance(outcome, Backpressure):
+                    raise outcome
+                written.append(outcome)
+        return written
 
-    async def read(self, after: int, limit: int) -> list[Record]:
-        return await self._query(READ, after, limit)
+    async def read(self, after: int, limit: int, largest: int = PAGE_BYTES) -> list[Record]:
+        return await self._query(READ, after, limit, largest)
 
     async def bounds(self) -> Bounds:
         [(first, last)] = await self._query(BOUNDS)
@@ -130,28 +150,50 @@ class PostgreSqlBoundaryStore:
         [(size,)] = await self._query(SIZE)
         return int(size)
 
-    async def expire(self, older_than: Mapping[str, int]) -> int:
-        return sum([await self._remove(EXPIRED, stream, before) for stream, before in older_than.items()])
+    async def expire(self, older_than: Mapping[str, int], at_most: int | None = None) -> int:
+        total = 0
+        for stream, before in older_than.items():
+            left = None if at_most is None else at_most - total
+            total += await self._remove(EXPIRED, stream, before, at_most=left)
+        return total
 
     async def drop(self, through: int) -> int:
         return await self._remove(UP_TO, through)
 
-    async def _remove(self, which: str, *values: str | int) -> int:
+    async def _remove(self, which: str, *values: str | int, at_most: int | None = None) -> int:
         """Remove in steps, between which appends get a turn."""
         total = 0
         while True:
-            [(removed,)] = await self._query(REMOVE.format(which=which), *values, MOST_REMOVED)
+            size = MOST_REMOVED if at_most is None else min(MOST_REMOVED, at_most - total)
+            [(removed,)] = await self._query(REMOVE.format(which=which), *values, size)
             total += int(removed)
             if removed < MOST_REMOVED:
                 return total
 
     # ── cursors ─────────────────────────────────────────────────────────────────────────────────────────
 
-    async def position(self, name: str, *, create: bool) -> int | None:
+    async def position(
+        self, name: str, *, create: bool, start: int = 0, most: int | None = None
+    ) -> int | None:
         rows = await self._query(POSITION, name)
         if not rows and create:
-            await self._query(CREATE_CURSOR, name)
+            await self._register(name, start, most)
             rows = await self._query(POSITION, name)  # another server may have created it, and advanced it
+        return int(rows[0][0]) if rows else None
+
+    async def _register(self, name: str, start: int, most: int | None) -> None:
+        async with self._connections.one() as connection, connection.transaction():
+            if most is not None:
+                await connection.execute("SELECT pg_advisory_xact_lock(%s)", (NAMES_LOCK,))
+                if (
+                    await answer_of(connection, POSITION, name) is None
+                    and await answer_of(connection, COUNT) >= most
+                ):
+                    raise too_many_names(name, most)
+            await connection.execute(CREATE_CURSOR, (name, start))
+
+    async def remove(self, name: str) -> int | None:
+        rows = await self._query(REMOVE_CURSOR, name)
         return int(rows[0][0]) if rows else None
 
     async def advance(self, name: str, offset: int, at: int | None = None) -> int:
@@ -159,6 +201,26 @@ class PostgreSqlBoundaryStore:
 
     async def cursors(self) -> list[Cursor]:
         return [Cursor(*row) for row in await self._query(CURSORS)]
+
+    async def durability(self) -> StoreDurability:
+        [(fsync,)] = await self._query("SHOW fsync")
+        if fsync == "on":
+            return StoreDurability("machine_crash", "the boundary's store is PostgreSQL, with fsync on")
+        return StoreDurability(
+            "process_crash",
+            "the boundary's store is PostgreSQL with fsync=off: a power cut may lose facts, and break the database",
+            "set fsync = on in postgresql.conf",
+        )
+
+    # ── the clock ───────────────────────────────────────────────────────────────────────────────────────
+
+    async def trusted_time(self) -> Moment | None:
+        [(moment,)] = await self._query("SELECT trusted_time FROM onceward_boundary_log")
+        return None if moment is None else msgspec.json.decode(moment, type=Moment)
+
+    async def trust_time(self, moment: Moment) -> None:
+        text = msgspec.json.encode(moment).decode()
+        await self._query("UPDATE onceward_boundary_log SET trusted_time = %s", text)
 
     async def close(self) -> None:
         await self._appends.close()
@@ -173,7 +235,7 @@ class PostgreSqlBoundaryStore:
 
     # ── writing in groups ───────────────────────────────────────────────────────────────────────────────
 
-    async def _append_all(self, facts: Sequence[NewFact]) -> list[Appended | ConflictingDuplicate]:
+    async def _append_all(self, facts: Sequence[NewFact]) -> list[Outcome]:
         first_of_each: dict[str, NewFact] = {}
         for fact in facts:
             first_of_each.setdefault(fact.message_id, fact)
@@ -182,7 +244,10 @@ class PostgreSqlBoundaryStore:
             found = {
                 message_id: (offset, digest) for message_id, offset, digest in await appending.fetchall()
             }
-        return [_outcome(fact, found) for fact in facts]
+            size = 0
+            if len(found) < len(first_of_each):
+                [(size,)] = await (await connection.execute(SIZE)).fetchall()
+        return [_outcome(fact, found, size) for fact in facts]
 
     async def _advance_all(self, confirms: Sequence[Confirm]) -> list[int]:
         highest: dict[str, Confirm] = {}
@@ -203,10 +268,13 @@ def _columns(facts: Collection[NewFact]) -> dict[str, list[Any]]:
         "records": [fact.record for fact in facts],
         "streams": [fact.stream for fact in facts],
         "times": [fact.appended_at or now for fact in facts],
+        "limits": [fact.within for fact in facts],
     }
 
 
-def _outcome(fact: NewFact, found: dict[str, tuple[int, bytes | None]]) -> Appended | ConflictingDuplicate:
+def _outcome(fact: NewFact, found: dict[str, tuple[int, bytes | None]], size: int) -> Outcome:
+    if fact.message_id not in found:
+        return full(size, fact.within or 0)
     offset, digest = found[fact.message_id]
     if digest is None:
         found[fact.message_id] = offset, fact.digest  # the next with this id is not the first
