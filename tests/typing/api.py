@@ -21,6 +21,7 @@ from onceward import (
     ProducerTask,
     Transaction,
 )
+from onceward.app.build import open_task
 from onceward.boundary import (
     Appended,
     AsyncBoundaryClient,
@@ -78,6 +79,7 @@ from onceward.task.mixins.policies import (
 from onceward.task.report import Report, StopReason
 from onceward.task.settings import EngineSettings
 from onceward.task.work import Outcome, OutcomeStatus
+from onceward.verify import Examination, Verification, examine_app
 
 # ── transactions ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -423,6 +425,33 @@ def book(total: int, session: InboxSession, transaction: Transaction) -> None:
 @app.consumer("memory://orders", contract=promise, verification={"events": []})
 async def book_later(total: int, session: AsyncInboxSession) -> int:
     return total
+
+
+class Payments:
+    def pay(self, total: int) -> str:
+        return str(total)
+
+
+@app.service
+def payments() -> Iterator[Payments]:
+    yield Payments()
+
+
+@app.service(outside=False)
+async def rates() -> dict[str, float]:
+    return {}
+
+
+@app.consumer("memory://payments", contract=promise, verification={"services": {Payments: Payments()}})
+def pay(total: int, payments: Payments, session: InboxSession) -> None:
+    session.effect("pay", lambda key: payments.pay(total))
+
+
+assert_type(payments(), Iterator[Payments])
+verification = Verification(services={"payments": Payments, Payments: Payments()}, allow=["localhost:8080"])
+assert_type(examine_app(app)[0], Examination)
+with open_task(app, app.consumers["pay"], services={Payments: Payments()}) as opened:
+    assert_type(opened, ConsumerTask)
 
 
 @app.producer("sqlite:///orders.db", policy=producer_policy)

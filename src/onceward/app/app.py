@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from weakref import WeakSet
+
+from msgspec import UNSET, UnsetType
 
 from onceward._functions import code_of, is_async, yields
 from onceward.app.engines import SharedEngines, open_engine
+from onceward.app.services import Services
 from onceward.app.settings import AppSettings, Resolved, resolve
 from onceward.app.signature import Signature
 from onceward.connectors.urls import Address
@@ -38,19 +41,36 @@ class Consumer:
         self,
         function: Callable[..., Any],
         source: str,
-        contract: Contract | None,
+        contract: Contract | UnsetType | None,
         policy: ConsumerPolicy,
         name: str,
         verification: Any = None,
+        services: Services | None = None,
     ) -> None:
+        self.says_contract = contract is not UNSET
+        """Whether the code says which contract it has, even if it says None. Production asks for that."""
+        contract = None if contract is UNSET else contract
         self.function = function
         self.name = name
-        self.signature = Signature(function, session=contract is not None)
+        self.signature = Signature(function, session=contract is not None, services=services)
         self.source = _address(source, name)
         self.contract = _with_model(contract, self.signature.model, name)
         self.policy = policy
         self.verification = verification
         self.asynchronous = is_async(function)
+        self._check_services()
+
+    def _check_services(self) -> None:
+        """Refuse what cannot be opened: services that need each other, or an event loop for a `def`."""
+        services, taken = self.signature.injection
+        for parameter, service in taken.items():
+            needs_loop = services.need_a_loop([service])
+            if needs_loop and not self.asynchronous:
+                through = "" if service in needs_loop else f", which needs {needs_loop[0]}"
+                raise ConfigurationError(
+                    f"{self.name} takes {parameter}, but it runs in threads and the service {service}{through} is "
+                    "`async def`; make the consumer `async def`, or the factory a plain `def`"
+                )
 
 
 def _address(url: str, name: str, *, sink: bool = False) -> Address:
@@ -106,6 +126,9 @@ class Onceward:
         self.run_only: tuple[str, ...] = ()
         """The consumers that run in all processes of the run together; empty for all."""
         self.engines = SharedEngines(self)
+        self.services = Services()
+        self.opened: dict[str, Any] = {}
+        """The services that are open in this process, by name. `onceward run` opens them before the first message."""
         self._resolved = resolve(settings)
         self.consumers = Consumers()
         self.producers: dict[str, Producer] = {}
@@ -124,6 +147,7 @@ class Onceward:
         """Refuse settings of unknown consumers or producers. Call it after decorating all functions."""
         self._resolved.check_names("consumers", self.consumers)
         self._resolved.check_names("producers", self.producers)
+        self.services.in_order(self.services.values())
 
     def create_engine(self) -> Engine:
         """Return a SQLAlchemy engine on the app's database, for your own tables and queries. You `dispose` of it."""
@@ -157,7 +181,7 @@ class Onceward:
         self,
         source: str,
         *,
-        contract: Contract | None = None,
+        contract: Contract | UnsetType | None = UNSET,
         policy: ConsumerPolicy | Mapping[str, Any] | None = None,
         name: str | None = None,
         verification: Any = None,
@@ -166,8 +190,10 @@ class Onceward:
 
         `def` runs in threads, `async def` in asyncio. Its one free parameter gets the payload, converted to the
         annotated type; a payload that does not fit is rejected permanently. A parameter annotated `Transaction` gets
-        the transaction. With a `contract` it takes `session`, and its effects happen once; `verification` is what
-        `onceward verify` needs to prove that: a dict of the fields of `Verification`, or a function that returns one.
+        the transaction, one with the name or the type of a service gets the service. With a `contract` it takes
+        `session`, and its effects happen once; `verification` is what `onceward verify` needs to prove that: a dict of
+        the fields of `Verification`, or a function that returns one. In production, a consumer
+        without a contract starts only if `contract=None` is written out.
         """
         if callable(source):
             raise ConfigurationError(
@@ -181,7 +207,8 @@ class Onceward:
                 raise ConfigurationError(
                     f"{self.name} has two consumers {own!r}; rename one of them with name=…"
                 )
-            if contract is not None and self.settings.database is None:
+            _check_contract(contract, own)
+            if contract not in (None, UNSET) and self.settings.database is None:
                 raise ConfigurationError(
                     f"{own} has a contract, so the app needs a database: write Onceward({self.name!r}, "
                     "database='sqlite:///shop.db'), or set ONCEWARD_DATABASE"
@@ -194,12 +221,32 @@ class Onceward:
                 _policy(own, policy, changed.policy, self.settings.concurrency, self.resolved.origin_of(own)),
                 own,
                 verification,
+                self.services,
             )
             self._check_sharing(consumer)
             self.consumers[own] = consumer
             return function
 
         return decorate
+
+    @overload
+    def service(self, function: F, /) -> F: ...
+    @overload
+    def service(self, function: None = None, /, *, outside: bool = True) -> Callable[[F], F]: ...
+    def service(self, function: Any = None, /, *, outside: bool = True) -> Any:
+        """Let consumers declared below take what the function makes, as a parameter of its name or its return type.
+
+        The function returns the object, or yields it and cleans up after the `yield`; `async def` is for `async def`
+        consumers. Its own parameters are services. Each worker process opens a service once, before its first message,
+        and closes it after the last. `onceward verify` never opens it, but asks for a fake, unless `outside=False` says
+        that it calls nothing outside the process.
+        """
+
+        def decorate(function: F) -> F:
+            self.services.add(function, outside=outside)
+            return function
+
+        return decorate if function is None else decorate(function)
 
     def _check_sharing(self, consumer: Consumer) -> None:
         """Two consumers of one queue would split its messages; two that share an inbox would split the work."""
@@ -363,6 +410,17 @@ def _over(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
             _over(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
         )
     return merged
+
+
+def _check_contract(contract: Any, name: str) -> None:
+    if contract is None or contract is UNSET:
+        return
+    from onceward.inbox import Contract
+
+    if not isinstance(contract, Contract):
+        raise ConfigurationError(
+            f"{name}: contract must be a Contract(consumer_id=…, …) or None, not {type(contract).__name__}"
+        )
 
 
 def _with_model(contract: Contract | None, model: Any, name: str) -> Contract | None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onceward._environment import NO_CONTRACT, names_production
+from onceward._secrets import mask_url, remember
 from onceward._sync import run_blocking
 from onceward.app.app import Consumer, Onceward, consumers_of
+from onceward.app.lifespan import open_services, open_services_async, taken_by
+from onceward.app.services import Service, Services
 from onceward.connectors.owners import set_owner
 from onceward.errors import ConfigurationError
 from onceward.middleware import Middleware
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
     from onceward.inbox import Contract
+    from onceward.inbox.evidence.file import EvidenceSettings
 
 
 Layer = Middleware | type[Middleware]
@@ -33,6 +38,7 @@ def task_class(consumer: Consumer) -> type[Any]:
         "process_transaction": consumer.signature.method(function, asynchronous=consumer.asynchronous),
         "contract": consumer.contract,
         "verification": consumer.verification,
+        "injection": consumer.signature.injection,
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,
         "__doc__": function.__doc__,
@@ -60,31 +66,54 @@ def as_task(thing: Any) -> Any:
 
 
 @contextmanager
-def open_task(app: Onceward, consumer: Consumer, *middleware: Middleware) -> Iterator[ConsumerTask]:
-    """A task in threads, ready to consume, with extra middleware between the inbox and the source."""
+def open_task(
+    app: Onceward, consumer: Consumer, *middleware: Middleware, services: Mapping[Any, Any] | None = None
+) -> Iterator[ConsumerTask]:
+    """A task in threads, ready to consume, with extra middleware between the inbox and the source.
+
+    `services` replaces services of the app, by name or type: a function or a class is a factory, else it is the object.
+    """
     with ExitStack() as open_things:
-        yield run_blocking(_build_task(app, consumer, middleware, open_things.callback, asynchronous=False))
+        given = open_things.enter_context(open_services(*_services(app, consumer, services)))
+        yield run_blocking(
+            _build_task(app, consumer, middleware, given, open_things.callback, asynchronous=False)
+        )
 
 
 @asynccontextmanager
 async def open_task_async(
-    app: Onceward, consumer: Consumer, *middleware: Middleware
+    app: Onceward, consumer: Consumer, *middleware: Middleware, services: Mapping[Any, Any] | None = None
 ) -> AsyncIterator[AsyncConsumerTask]:
-    """A task in asyncio, ready to consume."""
+    """`open_task` for `async def` consumers."""
     async with AsyncExitStack() as open_things:
-        yield await _build_task(app, consumer, middleware, open_things.push_async_callback, asynchronous=True)
+        opening = open_services_async(*_services(app, consumer, services))
+        given = await open_things.enter_async_context(opening)
+        yield await _build_task(
+            app, consumer, middleware, given, open_things.push_async_callback, asynchronous=True
+        )
+
+
+def _services(
+    app: Onceward, consumer: Consumer, fakes: Mapping[Any, Any] | None
+) -> tuple[Services, list[Service], dict[str, Any]]:
+    """What to open for a consumer: with the fakes, and without what is open in this process already."""
+    replaced = app.services.replace(fakes or {})
+    given = {name: each for name, each in app.opened.items() if name not in replaced.names}
+    return replaced.services, taken_by([consumer]), {**given, **replaced.objects}
 
 
 async def _build_task(
     app: Onceward,
     consumer: Consumer,
     middleware: Sequence[Middleware],
+    services: dict[str, Any],
     at_the_end: Callable[[Callable[[], Any]], object],
     *,
     asynchronous: bool,
 ) -> Any:
     """Written for both modes: see `onceward._sync`."""
     app.check()
+    check_contract(app, consumer)
     connector = consumer.source.open(asynchronous=asynchronous)
     set_owner(connector, app.owner)
     at_the_end(connector.close_async if asynchronous else connector.close)
@@ -96,7 +125,7 @@ async def _build_task(
         if consumer.contract is not None:
             inbox = await _inbox(engine, app, consumer.contract, asynchronous)
             chain.insert(0, inbox.middleware())
-    task = task_class(consumer)({"source": connector}, settings=app.settings.engine)
+    task = task_class(consumer)({"source": connector}, services, settings=app.settings.engine)
     task.middleware = (*app.middleware, *chain)
     return task
 
@@ -124,11 +153,36 @@ async def _dead_letters(engine: Any, app: Onceward, consumer: Consumer, asynchro
 async def _inbox(engine: Any, app: Onceward, contract: Contract, asynchronous: bool) -> Any:
     from onceward.inbox import AsyncInbox, Inbox
 
-    inbox = (AsyncInbox if asynchronous else Inbox)(engine, env=app.settings.env)
+    inbox = (AsyncInbox if asynchronous else Inbox)(engine)
+    set_gate(inbox, app)
     inbox.processor.store.owner = app.owner
     await _await_if_needed(inbox.migrate())
     await _await_if_needed(inbox.register(contract))
     return inbox
+
+
+def set_gate(inbox: Any, app: Onceward) -> None:
+    """Have an inbox go by the app's settings, not by the environment alone."""
+    inbox.set_gate(production=names_production(app.settings.env), evidence=evidence_settings(app))
+
+
+def evidence_settings(app: Onceward) -> EvidenceSettings:
+    from onceward.inbox.evidence.file import EvidenceSettings
+
+    settings = app.settings
+    return EvidenceSettings(settings.evidence, settings.evidence_keys, settings.evidence_unsigned)
+
+
+def check_contract(app: Onceward, consumer: Consumer) -> None:
+    """Raise if this is production and nobody has said whether the consumer has a contract."""
+    from onceward.inbox.errors import UnprovenConsumerError
+
+    if not consumer.says_contract and names_production(app.settings.env):
+        raise UnprovenConsumerError(refusal_without_contract(consumer))
+
+
+def refusal_without_contract(consumer: Consumer) -> str:
+    return f"consumer {consumer.name!r} does not run in production: {NO_CONTRACT}"
 
 
 async def _await_if_needed(result: Any) -> None:
@@ -146,6 +200,7 @@ def database_url(url: str, *, asynchronous: bool) -> URL:
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
+    remember(url)
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # its text may quote a password
@@ -158,6 +213,11 @@ def database_url(url: str, *, asynchronous: bool) -> URL:
     name = parsed.drivername.partition("+")[0]
     if name not in drivers:
         raise ConfigurationError(f"the database of an app must be sqlite or postgresql, not {name}")
+    if name == "sqlite" and (parsed.host or parsed.username):
+        raise ConfigurationError(
+            f"the database {mask_url(url)!r} names a host, which SQLite has none of; write sqlite:///shop.db, or "
+            "sqlite:////var/lib/shop.db for an absolute path"
+        )
     if (
         name == "sqlite"
         and parsed.database

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onceward.app.app import Consumer, Onceward
+    from onceward.db.engines import DatabaseTimeouts
 
 AT_ONCE = 16
 """Connections for messages that many consumers have in flight together. A consumer with more concurrency gets more."""
@@ -66,17 +67,29 @@ def open_engine(app: Onceward, *, asynchronous: bool, size: int | None = None) -
     from sqlalchemy.pool import QueuePool
 
     from onceward.app.build import database_url
+    from onceward.db.calls import CALLS
+    from onceward.db.engines import connect_arguments, hide_values
 
     url = database_url(app.database, asynchronous=asynchronous)
     dialect: Any = url.get_dialect()
-    options: dict[str, int] = {}
+    options: dict[str, Any] = {"connect_args": connect_arguments(url, database_timeouts(app))}
     if size is not None and issubclass(dialect.get_pool_class(url), QueuePool):  # not in memory
-        options = {"pool_size": size, "max_overflow": 0}
+        options |= {"pool_size": size, "max_overflow": 0}
     if asynchronous:
         from sqlalchemy.ext.asyncio import create_async_engine
 
-        return create_async_engine(url, **options)
-    return sqlalchemy.create_engine(url, **options)
+        async_engine = hide_values(create_async_engine(url, **options))
+        CALLS.watch(async_engine.sync_engine)
+        return async_engine
+    engine = hide_values(sqlalchemy.create_engine(url, **options))
+    CALLS.watch(engine)
+    return engine
+
+
+def database_timeouts(app: Onceward) -> DatabaseTimeouts:
+    from onceward.db.engines import DatabaseTimeouts
+
+    return DatabaseTimeouts(app.settings.database_connect_timeout, app.settings.database_silence_timeout)
 
 
 def pool_sizes(app: Onceward) -> dict[bool, int]:

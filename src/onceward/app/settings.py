@@ -22,7 +22,7 @@ from onceward.task.mixins.policies import OptionalCount, Policy, Seconds, none_f
 from onceward.task.settings import EngineSettings
 
 PREFIX = "ONCEWARD_"
-FOREIGN = ("ONCEWARD_TEST_", "ONCEWARD_BOUNDARY_", "ONCEWARD_TRACE_")
+FOREIGN = ("ONCEWARD_TEST_", "ONCEWARD_BOUNDARY_", "ONCEWARD_TRACE_", "ONCEWARD_SIGNING_KEY")
 """Variables that belong to other parts of onceward."""
 INJECTED = re.compile(r"_SERVICE_(HOST|PORT\w*)$|_PORT(_\d+_\w+)?$")
 """Variables that Kubernetes adds to every container for a service named onceward-something."""
@@ -46,6 +46,11 @@ class ProducerSettings(Policy):
     sink: OptionalText = Field(default=None, description="Sink URL that replaces the one in the code.")
 
 
+def _lines(given: Any) -> Any:
+    """A file may have a list of keys."""
+    return "\n".join(map(str, given)) if isinstance(given, list) else given
+
+
 def _check_env(name: str) -> str:
     if name.strip().lower() not in ENVS:
         raise ValueError(f"must be one of {', '.join(ENVS)}, not {name!r}")
@@ -60,9 +65,31 @@ class AppSettings(Policy):
     env: Annotated[str, AfterValidator(_check_env)] = Field(
         default="development", description="`production` requires evidence; see onceward verify."
     )
+    evidence: OptionalText = Field(
+        default=None,
+        description="Evidence from CI: the path of a file of `onceward verify --out`, or its JSON.",
+    )
+    evidence_keys: Annotated[OptionalText, BeforeValidator(_lines)] = Field(
+        default=None,
+        description="Public keys that may have signed the evidence: PEM, paths of PEM files, or ed25519:BASE64.",
+    )
+    evidence_unsigned: bool = Field(
+        default=False, description="Accept evidence without a signature, because the image is trusted."
+    )
     pool_size: OptionalCount = Field(
         default=None,
         description="Connections to the database per process, at most; as many as the concurrency needs if not set.",
+    )
+    database_connect_timeout: Seconds = Field(
+        default=10.0, description="Seconds to connect to PostgreSQL; connect_timeout in the URL wins."
+    )
+    database_silence_timeout: Seconds = Field(
+        default=20.0, description="Seconds after which a connection to a PostgreSQL that is gone breaks."
+    )
+    database_answers_within: Seconds = Field(
+        default=2.0,
+        description="Seconds that a call to PostgreSQL may take before a worker tries another connection; without an "
+        "answer there either, it is not ready.",
     )
     processes: PositiveInt = Field(default=1, description="Worker processes.")
     concurrency: OptionalCount = Field(

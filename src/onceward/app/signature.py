@@ -8,6 +8,7 @@ from typing import Any, get_origin, get_type_hints
 
 import msgspec
 
+from onceward.app.services import Injection, Service, Services
 from onceward.errors import ConfigurationError
 from onceward.models import contains_pydantic, convert_payload, ignores_pydantic, is_typed_dict, validator
 from onceward.task.exceptions import ExceptionCategory, TransactionException
@@ -18,14 +19,18 @@ ANYTHING = (Any, object, inspect.Parameter.empty)
 
 
 class Signature:
-    """The parameters of a consumer: `def charge(order: Order, session, transaction: Transaction)`.
+    """The parameters of a consumer: `def charge(order: Order, payments: Payments, session, transaction: Transaction)`.
 
     A parameter annotated `Transaction` gets the transaction, one named `session` the database session of the contract,
-    and the remaining one the payload, converted to its annotated type.
+    one that has the name or type of a service gets the service, and the remaining one the payload, converted to its
+    annotated type.
     """
 
-    def __init__(self, function: Callable[..., Any], *, session: bool) -> None:
+    def __init__(
+        self, function: Callable[..., Any], *, session: bool, services: Services | None = None
+    ) -> None:
         self.name = function.__name__
+        self.injection = Injection(Services() if services is None else services, {})
         hints = _hints(function)
         self._transaction: str | None = None
         self._session: str | None = None
@@ -40,7 +45,7 @@ class Signature:
         self._fit = None if self.model is None else Fit(self.model, self.name)
 
     def _takes(self, parameter: inspect.Parameter, hints: dict[str, Any]) -> bool:
-        """Whether the parameter is the transaction or the session."""
+        """Whether the parameter is the transaction, the session or a service."""
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
             raise ConfigurationError(
@@ -59,9 +64,14 @@ class Signature:
             self._transaction = parameter.name
         elif parameter.name == "session":
             self._session = parameter.name
+        elif service := self._service(parameter.name, hints):
+            self.injection.parameters[parameter.name] = service
         else:
             return False
         return True
+
+    def _service(self, parameter: str, hints: dict[str, Any]) -> Service | None:
+        return self.injection.services.match(self.name, parameter, hints.get(parameter, Any))
 
     def _payload_among(self, rest: list[inspect.Parameter]) -> str | None:
         """The parameter without a default; those with one may serve other callers of the function."""
@@ -69,7 +79,8 @@ class Signature:
         if len(needed) > 1:
             raise ConfigurationError(
                 f"{self.name} has {len(needed)} parameters for a payload: {', '.join(needed)}; a consumer takes one, "
-                "and optionally `session` and a `Transaction`"
+                "and optionally `session`, a `Transaction` and services, by name or by type; "
+                f"{self.injection.services.known()}"
             )
         return next(iter(needed or [each.name for each in rest]), None)
 
@@ -88,6 +99,7 @@ class Signature:
     def _check_decorators(self, function: Callable[..., Any]) -> None:
         """The parameters are those of the innermost function; every decorator has to pass them on."""
         names = [each for each in (self._payload, self._transaction, self._session) if each is not None]
+        names += self.injection.parameters
         try:
             inspect.signature(function, follow_wrapped=False).bind(**dict.fromkeys(names))
         except TypeError as error:
@@ -105,7 +117,17 @@ class Signature:
         async def process_async(_: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
             return await function(**self.arguments(transaction, *session))
 
+        def process_with(task: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
+            services = self.injection.arguments(task.services, self.name)
+            return function(**self.arguments(transaction, *session), **services)
+
+        async def process_with_async(task: Any, transaction: Transaction, /, *session: Any, **__: Any) -> Any:
+            services = self.injection.arguments(task.services, self.name)
+            return await function(**self.arguments(transaction, *session), **services)
+
         made: Any = process_async if asynchronous else process
+        if self.injection.parameters:
+            made = process_with_async if asynchronous else process_with
         made.__wrapped__ = function
         made.__qualname__ = function.__qualname__
         return made  # type: ignore[no-any-return]

@@ -570,3 +570,13 @@ def test_a_misspelt_environment_does_not_open_the_gate() -> None:
     with pytest.raises(ConfigurationError, match=r"env: .*must be one of"):
         Onceward("shop", env="prodution")
     assert Onceward("shop", env="Production").settings.env == "Production"
+
+
+def test_a_contract_that_is_none_is_refused_when_the_function_is_decorated() -> None:
+    app = Onceward("shop", database="sqlite:///shop.db")
+    with pytest.raises(
+        ConfigurationError, match=r"handle: contract must be a Contract\(.*\) or None, not dict"
+    ):
+
+        @app.consumer("memory://orders", contract={"consumer_id": "billing"})  # type: ignore[arg-type]
+        def handle(order: Order, session: Any) -> None: ...

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from onceward._environment import VARIABLE, is_production
 from onceward.app.settings import AppSettings, Resolved, resolve
 from onceward.errors import ConfigurationError
-from onceward.inbox.evidence.evidence import VARIABLE, is_production
 from onceward.task.settings import EngineSettings
 
 
