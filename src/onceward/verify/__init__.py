@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from onceward.inbox.evidence.scenarios import NAMES
+from onceward.verify.fleet import Examination, examine_app
 from onceward.verify.plan import Verification, plan_of
 from onceward.verify.report import (
-    NAMES,
     Finding,
     ScenarioResult,
     ScenarioStatus,
@@ -25,6 +26,7 @@ from onceward.verify.run import Progress, run
 
 __all__ = [
     "NAMES",
+    "Examination",
     "Finding",
     "Progress",
     "ScenarioResult",
@@ -32,6 +34,7 @@ __all__ = [
     "Verification",
     "VerificationError",
     "VerificationReport",
+    "examine_app",
     "examine_consumer",
     "verify_consumer",
 ]

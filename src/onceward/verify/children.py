@@ -8,7 +8,9 @@ too long and reports its stack.
 from __future__ import annotations
 
 import asyncio
+import encodings.ascii  # noqa: F401  every child reads a file with it
 import faulthandler
+import gc
 import logging
 import os
 import pickle
@@ -28,7 +30,8 @@ from typing import IO, Any, NoReturn
 import msgspec
 
 from onceward.errors import ConfigurationError
-from onceward.verify.intrusions import is_user_code
+from onceward.verify.watch import background, inheritance, intrusions, outbound, traffic
+from onceward.verify.watch.intrusions import is_user_code
 
 HUNG = "hung"
 FALLBACK = 3.0
@@ -157,14 +160,19 @@ class ChildExit(msgspec.Struct, frozen=True):
             if hung is not None:
                 raise Hung(*hung)
             raise Died(f"exited unexpectedly with code {os.waitstatus_to_exitcode(self.status)}")
-        kind, value = self.answer
-        if kind == HUNG:
-            raise Hung(*value)
-        if kind == "configuration":
-            raise ConfigurationError(value)
-        if kind == "broken":
-            raise Broken(value)
-        return value
+        return value_of(self.answer)
+
+
+def value_of(answer: tuple[str, Any]) -> Any:
+    """What the work returned, from the answer of its process; raises if it did not return."""
+    kind, value = answer
+    if kind == HUNG:
+        raise Hung(*value)
+    if kind == "configuration":
+        raise ConfigurationError(value)
+    if kind == "broken":
+        raise Broken(value)
+    return value
 
 
 class ChildProcess:
@@ -188,7 +196,8 @@ class ChildProcess:
         watchdog = Watchdog(lambda answer: _answer(pipe, answer), timeout, self._stack)
         code = 1
         try:
-            _detach_from_parent()
+            detach_from_parent()
+            watch()
             random.seed()  # otherwise all children would draw the same numbers
             watchdog.start()
             answer: tuple[str, Any] = ("done", work(watchdog))
@@ -248,11 +257,12 @@ def run_at_once(works: Sequence[Callable[[Watchdog], Any]], timeout: float) -> l
         os.close(gate)
 
 
-def _detach_from_parent() -> None:
+def detach_from_parent() -> None:
     """Drop the parent's event loop, signal handlers and output.
 
     Scenarios provoke failures: the logs and prints of a hundred runs would hide the findings.
     """
+    gc.freeze()  # the parent's objects stay: looking through them would copy all of its memory
     asyncio._set_running_loop(None)
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_DFL)
@@ -260,6 +270,22 @@ def _detach_from_parent() -> None:
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     for number in (1, 2):
         os.dup2(sys.stdout.fileno(), number)
+
+
+def preload() -> None:
+    """Import in the parent what every child needs."""
+    outbound.preload()
+    traffic.preload()
+    inheritance.preload()
+
+
+def watch() -> None:
+    """Send nothing, and note outside calls, from now on."""
+    inheritance.install()
+    outbound.install()
+    background.install()
+    traffic.install()
+    intrusions.install()
 
 
 def _answer(pipe: int, answer: tuple[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """The kit's own databases: a template as the consumer's setup leaves it, and a fresh copy for every run.
 
-Methods that open a connection are called in children only.
+Connections are opened in children only.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import URL, Engine, NullPool, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, ProgrammingError
 
+from onceward._secrets import mask_url, remember
+from onceward.db.engines import connect_arguments
 from onceward.errors import ConfigurationError
+from onceward.inbox.evidence.gate import is_denied
+from onceward.storage import migrations
 from onceward.verify import tables
+from onceward.verify.children import PREPARING, run_in_child
 
 PATIENCE = 3.0
 """Seconds that a SQLite connection waits for a lock."""
@@ -43,7 +48,7 @@ class Databases(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Remove everything. In a child."""
+        """Remove everything. In the parent."""
 
     def learn(self, found: list[tables.Table]) -> None:  # noqa: B027  SQLite has no use for it
         """Take over what `prepare` returned: it ran in a child, this runs in the parent."""
@@ -57,16 +62,33 @@ def databases_of(given: str | Engine | None) -> Databases:
     """Databases on the server that `given` names; raises ConfigurationError if its backend is not supported."""
     if given is None:
         return SqliteFiles()
+    if isinstance(given, str):
+        remember(given)
     try:
         url = getattr(given, "url", None) or make_url(given)  # type: ignore[arg-type]
-    except ArgumentError as error:
-        raise ConfigurationError(f"database: {error}") from None
+    except (ArgumentError, ValueError):  # its text may quote a password
+        raise ConfigurationError(
+            f"database: {mask_url(str(given))!r} is not a URL; write sqlite:// or postgresql://user@host/name"
+        ) from None
     backend = url.get_backend_name()
     if backend == "sqlite":
         return SqliteFiles()
     if backend == "postgresql":
-        return PostgreSqlDatabases(url.set(drivername="postgresql+psycopg"))  # for threads and asyncio
+        url = url.set(drivername="postgresql+psycopg")  # for threads and asyncio
+        return PostgreSqlDatabases(_with_isolation(url, given))
     raise ConfigurationError(f"database: consumers are verified on sqlite or postgresql, not on {backend!r}")
+
+
+def _with_isolation(url: URL, given: Any) -> URL:
+    """The URL, with the isolation level of the engine that was given instead of one."""
+    options = given.get_execution_options() if hasattr(given, "get_execution_options") else {}
+    dialect = getattr(given, "dialect", None)
+    level = options.get("isolation_level") or getattr(dialect, "_on_connect_isolation_level", None)
+    if level is None or level == "AUTOCOMMIT":
+        return url
+    own = url.query.get("options", "")
+    quoted = level.lower().replace("_", " ").replace(" ", "\\ ")
+    return url.update_query_dict({"options": f"{own} -c default_transaction_isolation={quoted}".strip()})
 
 
 def engine_at(url: URL) -> Engine:
@@ -75,7 +97,7 @@ def engine_at(url: URL) -> Engine:
         engine = create_engine(url, connect_args={"timeout": PATIENCE})
         event.listen(engine, "connect", _disable_fsync)
         return engine
-    return create_engine(url)
+    return create_engine(url, connect_args=connect_arguments(url))
 
 
 def async_engine_at(url: URL) -> Any:
@@ -88,12 +110,13 @@ def async_engine_at(url: URL) -> Any:
         )
         event.listen(engine.sync_engine, "connect", _disable_fsync)
         return engine
-    return create_async_engine(url)
+    return create_async_engine(url, connect_args=connect_arguments(url))
 
 
-def preload(url: URL, asynchronous: bool) -> None:
-    """Import what a connection needs, without opening one, so children start faster."""
+def preload_driver(url: URL, asynchronous: bool) -> None:
+    """Import and read what a connection and an inbox need, without opening one, so children start faster."""
     engine_at(url)
+    migrations.migrations(url.get_backend_name())
     if asynchronous:
         async_engine_at(url)
         import onceward.inbox.sessions.session_asyncio  # noqa: F401
@@ -156,16 +179,27 @@ class PostgreSqlDatabases(Databases):
         self._copy = f"{self._name}_run"
         self._has_rows = False
         self._tables: list[str] = []
+        self._places: set[tuple[str, str]] = set()
 
     def prepare(self, build: Callable[[Engine], None]) -> list[tables.Table]:
-        self._do(f'CREATE DATABASE "{self._name}"')
-        engine = create_engine(self._url.set(database=self._name), poolclass=NullPool)
+        try:
+            self._do(f'CREATE DATABASE "{self._name}"')
+        except ProgrammingError as error:
+            if not is_denied(error):
+                raise
+            raise ConfigurationError(
+                f"the role {self._url.username!r} may not create databases, and the scenarios need their own; "
+                "name a server where it may with --run-on URL (or database=…), such as the one of your CI. Where a "
+                "consumer runs, nobody needs this right: ship the proof with --out evidence.json"
+            ) from None
+        engine = self._engine(self._url.set(database=self._name))
         build(engine)
         return tables.describe(engine)
 
     def learn(self, found: list[tables.Table]) -> None:
         self._has_rows = any(table.has_rows for table in found)
         self._tables = [table.quoted for table in found] + list(tables.OWN)
+        self._places = {table.place for table in found}
 
     @property
     def renewing_is_cheap(self) -> bool:
@@ -181,8 +215,11 @@ class PostgreSqlDatabases(Databases):
                 f'CREATE DATABASE "{self._copy}" TEMPLATE "{self._name}"',
             )
             return
-        engine = create_engine(url, poolclass=NullPool)
+        engine = self._engine(url)
         with engine.begin() as connection:
+            quote = connection.dialect.identifier_preparer.quote
+            for schema, name in set(tables.places(connection)) - self._places:  # created by the handler
+                connection.exec_driver_sql(f"DROP TABLE IF EXISTS {quote(schema)}.{quote(name)} CASCADE")
             checks = ", ".join(f"EXISTS (SELECT 1 FROM {table})" for table in self._tables)
             filled = connection.exec_driver_sql(f"SELECT {checks}").one()
             used = [table for table, is_used in zip(self._tables, filled, strict=True) if is_used]
@@ -190,10 +227,14 @@ class PostgreSqlDatabases(Databases):
                 connection.exec_driver_sql(f"TRUNCATE {', '.join(used)} RESTART IDENTITY CASCADE")
 
     def close(self) -> None:
-        self._do(*(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)' for name in (self._copy, self._name)))
+        drops = [f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)' for name in (self._copy, self._name)]
+        run_in_child(lambda _: self._do(*drops), PREPARING)
+
+    def _engine(self, url: URL, **options: Any) -> Engine:
+        return create_engine(url, poolclass=NullPool, connect_args=connect_arguments(url), **options)
 
     def _do(self, *statements: str) -> None:
-        engine = create_engine(self._url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+        engine = self._engine(self._url, isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
             for statement in statements:
                 connection.exec_driver_sql(statement)

@@ -21,9 +21,13 @@ from sqlalchemy.sql import Select
 from onceward._sync import as_coroutine, as_function
 from onceward.db import operations
 from onceward.task.base import AsyncTask
-from onceward.verify import intrusions
 from onceward.verify.children import Watchdog
-from onceward.verify.intrusions import Phase, during
+from onceward.verify.watch import blockade
+from onceward.verify.watch.background import note_left_running
+from onceward.verify.watch.calls import OutsideCall, recording
+from onceward.verify.watch.escapes import in_session
+from onceward.verify.watch.inheritance import note_writes
+from onceward.verify.watch.intrusions import Phase, Scope, during
 
 _ALWAYS_WRITES = (operations.insert_idempotent, operations.occ_update)
 _MAY_WRITE = (operations.execute, operations.execute_scalar, operations.fetch_one, operations.fetch_all)
@@ -91,6 +95,8 @@ class Probe:
         self.fault = fault
         self.writes = 0
         self.effects = 0
+        self.touched = False
+        """Whether a write affected a row."""
         self.called = False
         """Whether the handler was called."""
         self.fired_inside = False
@@ -98,6 +104,10 @@ class Probe:
         self.swallowed = False
         """Whether the handler returned normally after that."""
         self.result: Any = None
+        self.calls: list[OutsideCall] = []
+        """Calls of outside services in effects."""
+        self.scopes: list[Scope] = []
+        """The user's steps of this delivery, with what they started."""
 
     def reach(self, boundary: DeliveryBoundary, number: int = 0, *, inside: bool = False) -> None:
         """Raise or kill, if the fault of this delivery belongs here."""
@@ -119,30 +129,53 @@ class Probe:
         """Written for asyncio; in threads the calls of both sides are adapted."""
         asynchronous = isinstance(task, AsyncTask)
         inner, outer = (_as_it_is, _as_it_is) if asynchronous else (as_coroutine, as_function)
-        process, succeed = inner(task.process_transaction), inner(task.handle_transaction_success)
+        process = inner(task.process_transaction)
 
         async def process_transaction(transaction: Any, session: Any) -> Any:
             self.called = True
             self.reach(DeliveryBoundary.BEFORE_HANDLER)
             coroutine = process(transaction, session)
             if asynchronous:
-                self._watchdog.coroutine = intrusions.coroutine = coroutine
+                self._watchdog.coroutine = coroutine
             try:
-                with self._observing(session, inner, outer), during(Phase.HANDLER):
+                with self._observing(session, inner, outer), self._step(Phase.HANDLER, coroutine):
                     self.result = await coroutine
             finally:
-                self._watchdog.coroutine = intrusions.coroutine = None
+                self._watchdog.coroutine = None
             self.swallowed = self.fired_inside
             self.reach(DeliveryBoundary.BEFORE_COMMIT)
             return self.result
 
-        async def handle_transaction_success(transaction: Any, result: Any) -> None:
-            self.reach(DeliveryBoundary.AFTER_COMMIT)
-            with during(Phase.OFF):
-                await succeed(transaction, result)
-
         task.process_transaction = outer(process_transaction)
-        task.handle_transaction_success = outer(handle_transaction_success)
+        task.handle_transaction_success = outer(
+            self._after(inner(task.handle_transaction_success), Phase.SUCCESS)
+        )
+        task.handle_transaction_exception = outer(
+            self._after(inner(task.handle_transaction_exception), Phase.FAILURE)
+        )
+
+    def _after(self, handle: Callable[..., Any], phase: Phase) -> Callable[..., Any]:
+        """One of the handlers that run when the transaction has ended."""
+
+        async def handle_and_watch(transaction: Any, result_or_error: Any) -> Any:
+            if phase is Phase.SUCCESS:
+                self.reach(DeliveryBoundary.AFTER_COMMIT)
+            coroutine = handle(transaction, result_or_error)
+            with self._step(phase, coroutine):
+                return await coroutine
+
+        return handle_and_watch
+
+    @contextmanager
+    def _step(self, phase: Phase, coroutine: Any) -> Iterator[None]:
+        """A step of user code. What it starts must have ended when it returns."""
+        with during(phase, coroutine=coroutine) as scope:
+            self.scopes.append(scope)
+            try:
+                yield
+            finally:
+                note_writes()
+        note_left_running(scope)
 
     # ── its session ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -152,9 +185,10 @@ class Probe:
 
         async def observed(operation: Any, *args: Any, **more: Any) -> Any:
             number = self._before(operation, args)
-            with during(Phase.OFF):
+            with during(Phase.OFF), in_session():
                 result = await run(operation, *args, **more)
             if number:
+                self.touched |= bool(result) and result != -1  # -1: unknown, as for CREATE TABLE
                 self.reach(DeliveryBoundary.AFTER_WRITE, number, inside=True)
             return result
 
@@ -163,15 +197,27 @@ class Probe:
 
             async def called(key: str) -> Any:
                 self.reach(DeliveryBoundary.EFFECT_FAILS, number, inside=True)
-                result = await inner(call)(key)
+                with blockade.in_effect(name), recording(name, key, self.calls):
+                    result = await inner(call)(key)
+                note_writes()  # allowed here
                 self.reach(DeliveryBoundary.AFTER_EFFECT, number, inside=True)
                 return result
 
+            note_writes()
             with during(Phase.OFF):
                 return await effect(name, outer(called), **more)
 
-        with _replace(session, outer(observed), outer(effecting)):
+        async def unobserved(operation: Any, *args: Any, **more: Any) -> Any:
+            with during(Phase.OFF):
+                return await run(operation, *args, **more)
+
+        session.run, session.effect = outer(observed), outer(effecting)
+        try:
             yield
+        finally:
+            # The inbox continues with the session, and so may a task that the handler did not wait for.
+            session.run = outer(unobserved)
+            del session.effect
 
     def _before(self, operation: Any, args: tuple[Any, ...]) -> int:
         """The number of the write that is about to happen; 0 if the operation only reads."""
@@ -197,17 +243,3 @@ def _writes(operation: Any, args: tuple[Any, ...]) -> bool:
         return False
     sql = args[0]
     return not (isinstance(sql, Select) or _READS.match(str(sql)))
-
-
-@contextmanager
-def _replace(session: Any, run: Any, effect: Any) -> Iterator[None]:
-    before = {name: vars(session)[name] for name in ("run", "effect") if name in vars(session)}
-    session.run, session.effect = run, effect
-    try:
-        yield
-    finally:
-        for name in ("run", "effect"):
-            if name in before:
-                setattr(session, name, before[name])
-            else:
-                delattr(session, name)

@@ -15,12 +15,14 @@ from sqlalchemy import Engine
 from onceward import AsyncConsumerTask, ConsumerTask
 from onceward._functions import check_function, is_async
 from onceward.app.build import as_task
+from onceward.app.services import Injection
 from onceward.errors import ConfigurationError
 from onceward.inbox import Contract, Event
 from onceward.inbox.errors import ContractError
+from onceward.inbox.evidence.scenarios import CLEAN, NAMES
 from onceward.task.base import AsyncTask, BaseTask
 from onceward.transaction import Transaction
-from onceward.verify.report import CLEAN, NAMES
+from onceward.verify.fakes import replace_services
 
 UNKNOWN = "onceward_unknown_field"
 """A field that a future producer might add."""
@@ -48,8 +50,9 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """The server that scenarios run on, in their own databases: a URL, or an engine. None: SQLite files."""
     setup: Callable[[Engine], Any] | None = None
     """Creates the consumer's tables, and the rows it needs."""
-    services: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None
-    """The consumer's other services, or a function of the scenario's engine that makes them."""
+    services: Mapping[Any, Any] | Callable[[Any], Mapping[Any, Any]] | None = None
+    """The consumer's services, or a function of the scenario's engine that makes them. For a function of an app, the
+    fakes of its services, by name or type: a class or a function is a factory, anything else the fake itself."""
     build: Callable[[dict[str, Any], dict[str, Any]], Any] | None = None
     """Builds the consumer from connectors and services, for a class that takes more than these two."""
     optional: Sequence[str] = ()
@@ -58,10 +61,12 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """Columns that are not compared, as `table.column` or `column`. None: those that the database generates."""
     outside: Sequence[str] = ()
     """Services that stand for the outside world: every call to them must be a `session.effect`."""
-    reads: Sequence[str] = ()
+    reads: Sequence[str | type[Any]] = ()
     """Services that only read from the outside world; their connections and files are allowed."""
+    allow: Sequence[str] = ()
+    """Where your own fakes listen, as `host` or `host:port`. Every other connection is refused before it is made."""
     skip: Sequence[str] = ()
-    """Scenarios to leave out, by name. The evidence says so."""
+    """Scenarios to leave out, by name. What is left proves nothing."""
     only: Sequence[str] = ()
     """The only scenarios to run, for a quick check; the clean delivery always runs."""
     seed: int | None = None
@@ -81,6 +86,8 @@ class VerificationPlan(msgspec.Struct, frozen=True, kw_only=True):
     refused: tuple[Transaction, ...]
     asynchronous: bool
     seed: int
+    given: Mapping[str, Any] = {}
+    """What was passed, as opposed to what the consumer has itself."""
 
     @property
     def subject(self) -> str:
@@ -90,7 +97,13 @@ class VerificationPlan(msgspec.Struct, frozen=True, kw_only=True):
         options = self.options
         return scenario in options.skip or (bool(options.only) and scenario not in (CLEAN, *options.only))
 
-    def services(self, engine: Any) -> dict[str, Any]:
+    @property
+    def injection(self) -> Injection | None:
+        """The services that a function of an app takes."""
+        taken: Injection | None = getattr(self.consumer, "injection", None)
+        return taken if taken and taken.parameters else None
+
+    def services(self, engine: Any) -> dict[Any, Any]:
         given = self.options.services
         return dict((given(engine) if callable(given) else given) or {})
 
@@ -123,7 +136,7 @@ def plan_of(consumer: Any, given: Mapping[str, Any]) -> VerificationPlan:
     ids = [event.id for event in events]
     if len(set(ids)) < len(ids):
         raise ConfigurationError("two of the events have the same id; the kit makes duplicates itself")
-    return VerificationPlan(
+    plan = VerificationPlan(
         consumer=consumer,
         contract=contract,
         options=options,
@@ -132,7 +145,11 @@ def plan_of(consumer: Any, given: Mapping[str, Any]) -> VerificationPlan:
         refused=as_transactions(options.refused, contract),
         asynchronous=issubclass(consumer, AsyncTask),
         seed=random.SystemRandom().randrange(2**31) if options.seed is None else options.seed,
+        given=given,
     )
+    if plan.injection is not None and not callable(options.services):  # else a child checks what it returns
+        replace_services(consumer.__name__, plan.injection, options.services or {}, options.reads)
+    return plan
 
 
 def _as_class(consumer: Any, options: Verification) -> Any:
@@ -140,6 +157,7 @@ def _as_class(consumer: Any, options: Verification) -> Any:
     if not inspect.isfunction(consumer):
         return consumer
     handler: Any = consumer
+    check_function(handler, f"the handler {handler.__qualname__}", asynchronous=is_async(handler))
 
     def process(self: Any, transaction: Transaction, session: Any) -> Any:
         return handler(session.event, session)
@@ -195,7 +213,10 @@ def _parse_options(consumer: Any, own: Mapping[str, Any]) -> Verification:
     try:
         return Verification(**own)
     except TypeError as error:
-        raise ConfigurationError(f"`verification` of {_name(consumer)}: {error}") from None
+        known = ", ".join(Verification.__struct_fields__)
+        raise ConfigurationError(
+            f"`verification` of {_name(consumer)}: {error}; it may have {known}"
+        ) from None
 
 
 def _name(consumer: Any) -> str:

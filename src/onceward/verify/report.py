@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from importlib.metadata import version
-from typing import Final
+from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
 
 from onceward._text import quantity
 from onceward.inbox.evidence.code_digest import Code
-from onceward.inbox.evidence.evidence import DUPLICATES, REPLAY, Checked, Evidence
+from onceward.inbox.evidence.evidence import INAPPLICABLE, Checked, Evidence
 
-CLEAN: Final = "clean"
-NAMES: Final = (
-    CLEAN,
-    DUPLICATES,
-    "duplicates-at-once",
-    "duplicates-in-processes",
-    REPLAY,
-    "order",
-    "unknown-fields",
-    "missing-fields",
-    "old-versions",
-    "refused",
-    "exceptions",
-    "kills",
-    "state",
-    "early-effects",
-    "outside-calls",
-)
-"""The scenarios in the order they run. Evidence records these names, so they must not change."""
-
+NOT_CHECKED = "not checked: "
+"""How the note of a scenario begins that could not run."""
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML cannot contain, not even escaped."""
 
@@ -68,6 +51,8 @@ class ScenarioResult(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
     note: str = ""
     """What was tried, or why the scenario was skipped."""
+    applies: bool = True
+    """False if it was skipped because there is nothing to try. Skipped for another reason, it leaves a gap."""
 
     def __str__(self) -> str:
         return "\n".join(f"{self.name}: {finding}" for finding in self.findings)
@@ -88,10 +73,30 @@ class VerificationReport(msgspec.Struct, frozen=True, kw_only=True):
     mechanism: str
     not_compared: tuple[str, ...]
     """Columns, as `table.column`."""
+    event_types: tuple[str, ...] = ()
+    """Of the events."""
+    missing_types: tuple[str, ...] = ()
+    """Event types of the contract that no event has."""
+    terms: Mapping[str, Any] = {}
+    """What the contract promised."""
+    dependencies: Mapping[str, str] = {}
+    """The distributions in use, with their versions."""
 
     @property
     def passed(self) -> bool:
-        return all(each.result is not ScenarioStatus.FAILED for each in self.scenarios)
+        return not self.failed and not self.missing_types
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """The scenarios that were left out or could not run: without them it is no proof."""
+        return tuple(
+            each.name for each in self.scenarios if each.result is ScenarioStatus.SKIPPED and each.applies
+        )
+
+    @property
+    def proves(self) -> bool:
+        """Whether its evidence opens the gate of production."""
+        return self.passed and not self.gaps
 
     @property
     def failed(self) -> list[ScenarioResult]:
@@ -105,30 +110,44 @@ class VerificationReport(msgspec.Struct, frozen=True, kw_only=True):
         results = [each.result for each in self.scenarios]
         passed, skipped = results.count(ScenarioStatus.PASSED), results.count(ScenarioStatus.SKIPPED)
         failed = self.failed
-        if not failed:
-            return (
-                f"{head}: {quantity(passed, 'scenario')} passed, {skipped} skipped, in {self.seconds:.1f} s"
-            )
-        return "\n".join(
-            [
+        lines = [f"{head}: {quantity(passed, 'scenario')} passed, {skipped} skipped, in {self.seconds:.1f} s"]
+        if failed:
+            lines = [
                 f"{head}: {quantity(len(failed), 'scenario')} failed, {passed} passed, {skipped} skipped",
                 *map(str, failed),
                 f"Reproduce with: seed={self.seed}",
             ]
-        )
+        if self.missing_types:
+            lines.append(
+                f"Not proven: no event of type {', '.join(self.missing_types)}, which its contract accepts; add one to "
+                "its events, or remove the type from the contract"
+            )
+        lines += [f"{each.name}: {each.note}" for each in self.scenarios if each.note.startswith(NOT_CHECKED)]
+        if not failed and self.gaps:
+            gaps = ", ".join(self.gaps) if len(self.gaps) <= 5 else quantity(len(self.gaps), "scenario")
+            lines.append(
+                f"Not proven: {gaps} did not run, and a partial verification does not open production"
+            )
+        return "\n".join(lines)
 
     def evidence(self) -> Evidence:
         """The evidence to record."""
         return Evidence(
             consumer_id=self.consumer_id,
             subject=self.subject,
-            tested=tuple(Checked(each.name, str(each.result), each.note) for each in self.scenarios),
+            tested=tuple(
+                Checked(each.name, str(each.result) if each.applies else INAPPLICABLE, each.note)
+                for each in self.scenarios
+            ),
             code=self.code,
             schema_versions=self.schema_versions,
             backend=self.backend,
             mechanism=self.mechanism,
             onceward=version("onceward"),
             seed=self.seed,
+            event_types=self.event_types,
+            terms=self.terms,
+            dependencies=self.dependencies,
         )
 
 
@@ -140,8 +159,15 @@ class VerificationError(AssertionError):
         self.report = report
 
 
-def as_junit(report: VerificationReport) -> str:
-    """The report as JUnit XML for CI servers, with a test case for each scenario."""
+def as_junit(*reports: VerificationReport) -> str:
+    """Reports as JUnit XML for CI servers, with a suite for each consumer and a test case for each scenario."""
+    suites = ElementTree.Element("testsuites")
+    suites.extend(map(_suite, reports))
+    root = suites if len(reports) > 1 else suites[0]
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
+
+
+def _suite(report: VerificationReport) -> ElementTree.Element:
     counts = [each.result for each in report.scenarios]
     suite = ElementTree.Element(
         "testsuite",
@@ -164,7 +190,7 @@ def as_junit(report: VerificationReport) -> str:
         elif each.result is ScenarioStatus.FAILED:
             failure = ElementTree.SubElement(case, "failure", message=_clean(each.findings[0].text))
             failure.text = _clean(f"{each}\nseed {report.seed}")
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+    return suite
 
 
 def _clean(text: str) -> str:

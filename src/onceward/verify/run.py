@@ -11,14 +11,18 @@ from sqlalchemy import Engine
 from onceward._functions import check_result
 from onceward.inbox import Event, Inbox
 from onceward.inbox.evidence.code_digest import code_of
-from onceward.verify import report, tables
-from onceward.verify.children import PREPARING, Died, Hung, run_in_child
-from onceward.verify.databases import Databases, databases_of, preload
-from onceward.verify.intrusions import claim_package
+from onceward.inbox.evidence.distributions import versions_in_use
+from onceward.inbox.evidence.evidence import terms_of
+from onceward.inbox.evidence.proof import types_without_sample
+from onceward.inbox.evidence.scenarios import INTERPRETERS, NAMES
+from onceward.verify import interpreters, tables
+from onceward.verify.children import PREPARING, Died, Hung, preload, run_in_child
+from onceward.verify.databases import Databases, databases_of, preload_driver
 from onceward.verify.plan import VerificationPlan
-from onceward.verify.report import Finding, ScenarioResult, ScenarioStatus, VerificationReport
+from onceward.verify.report import NOT_CHECKED, Finding, ScenarioResult, ScenarioStatus, VerificationReport
 from onceward.verify.scenarios import NEEDS_NO_ORACLE, SCENARIOS
-from onceward.verify.trial import Assessment, NotApplicable, Trial
+from onceward.verify.trial import Assessment, NotApplicable, NotChecked, Trial
+from onceward.verify.watch.intrusions import blame, claim_package
 
 Progress = Callable[[str, "ScenarioResult | None"], None]
 """Called with a scenario's name when it begins, and again with its result."""
@@ -30,10 +34,15 @@ HANGS = "it hangs"
 def run(plan: VerificationPlan, progress: Progress = lambda name, result: None) -> VerificationReport:
     began = time.monotonic()
     claim_package(plan.consumer.__module__)
+    blame(plan.consumer)
+    preload()
+    if not plan.leaves_out(INTERPRETERS):
+        interpreters.start()
     code = code_of(plan.consumer, plan.contract)
     databases = databases_of(plan.options.database)
     with _template(plan, databases) as found:
         results = _run_scenarios(Trial(plan, databases, found), progress)
+    types = sorted({Event.of(each).event_type for each in plan.events})
     versions = {Event.of(each).schema_version for each in (*plan.events, *plan.old)}
     return VerificationReport(
         consumer_id=plan.contract.consumer_id,
@@ -45,6 +54,10 @@ def run(plan: VerificationPlan, progress: Progress = lambda name, result: None) 
         code=code,
         schema_versions=tuple(sorted(versions | {plan.contract.schema_version})),
         mechanism=plan.contract.idempotency_mechanism,
+        event_types=tuple(types),
+        missing_types=types_without_sample(plan.contract, types),
+        terms=terms_of(plan.contract),
+        dependencies=versions_in_use(code.packages, databases.backend),
         not_compared=tuple(
             f"{table.name}.{column}"
             for table in found
@@ -68,16 +81,16 @@ def _template(plan: VerificationPlan, databases: Databases) -> Iterator[list[tab
     try:
         found: list[tables.Table] = run_in_child(lambda _: databases.prepare(build), PREPARING).value()
         databases.learn(found)
-        preload(databases.next_url(), plan.asynchronous)
+        preload_driver(databases.next_url(), plan.asynchronous)
         yield found
     finally:
-        run_in_child(lambda _: databases.close(), PREPARING)
+        databases.close()
 
 
 def _run_scenarios(trial: Trial, progress: Progress) -> list[ScenarioResult]:
     results: list[ScenarioResult] = []
     hangs = 0
-    for name in report.NAMES:
+    for name in NAMES:
         progress(name, None)
         reason = _reason_to_skip(trial, name, results, hangs)
         result = (
@@ -108,8 +121,15 @@ def _run_scenario(trial: Trial, name: str) -> ScenarioResult:
         found = SCENARIOS[name](trial)
     except NotApplicable as reason:
         return ScenarioResult(
-            name, ScenarioStatus.SKIPPED, time.monotonic() - began, note=f"does not apply: {reason}"
+            name,
+            ScenarioStatus.SKIPPED,
+            time.monotonic() - began,
+            note=f"does not apply: {reason}",
+            applies=False,
         )
+    except NotChecked as reason:
+        note = f"{NOT_CHECKED}{reason}"
+        return ScenarioResult(name, ScenarioStatus.SKIPPED, time.monotonic() - began, note=note)
     except Hung as hung:
         limit = trial.plan.options.timeout
         text = f"{HANGS}: {hung.doing} did not finish within {limit:g} s; it was here"

@@ -9,24 +9,31 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from typing import Any, Self
 
 import msgspec
 from sqlalchemy import URL, text
 
 from onceward._sync import as_coroutine, run_blocking
+from onceward.app.lifespan import open_services_async
 from onceward.connectors.memory import AsyncMemoryConnector, MemoryConnector
 from onceward.inbox import AsyncInbox, Inbox
+from onceward.task.lifecycle import text_of
 from onceward.task.work import Outcome, OutcomeStatus
 from onceward.transaction import Transaction
-from onceward.verify import intrusions, tables
+from onceward.verify import tables
 from onceward.verify.children import Watchdog
 from onceward.verify.databases import async_engine_at, engine_at
+from onceward.verify.fakes import names_of, outside_services, replace_services
 from onceward.verify.faults import DeliveryBoundary, Fault, Probe
-from onceward.verify.intrusions import Outside, Phase, during
 from onceward.verify.plan import VerificationPlan
+from onceward.verify.watch import background, blockade, intrusions
+from onceward.verify.watch.calls import OutsideCall
+from onceward.verify.watch.intrusions import Phase, during
+from onceward.verify.watch.service import outside
 
 POSTPONED_FOR = 0.02
 """Seconds until a postponed event is delivered again."""
@@ -42,11 +49,15 @@ class Delivery(msgspec.Struct, frozen=True):
     """Whether the handler was called."""
     writes: int = 0
     effects: int = 0
+    touched: bool = False
+    """Whether a write of the handler affected a row, even if it left it as it was."""
     error: str = ""
     swallowed: bool = False
     """The handler returned although a call it made had raised."""
     returned: str = ""
     """The handler's return value, if that was an exception."""
+    calls: tuple[OutsideCall, ...] = ()
+    """Calls of outside services in effects."""
 
     @property
     def succeeded(self) -> bool:
@@ -63,17 +74,25 @@ class Stage:
         make_engine: Any = async_engine_at if plan.asynchronous else engine_at
         self.engine = make_engine(url)
         # The production gate would refuse a consumer that is not proven yet.
-        self.inbox: Any = (AsyncInbox if plan.asynchronous else Inbox)(self.engine, env="verification")
-        given = plan.services(self.engine)
-        self._reads = [given[name] for name in plan.options.reads if name in given]
-        for name in plan.options.outside:
-            given[name] = Outside(name, given[name])
+        self.inbox: Any = (AsyncInbox if plan.asynchronous else Inbox)(self.engine)
+        self.inbox.set_gate(production=False)
+        self._open_services = AsyncExitStack()
+        with blockade.lifted():
+            given, outer = self._services()
+        reads = plan.options.reads if plan.injection is None else names_of(plan.injection, plan.options.reads)
+        self._reads = [given[name] for name in reads if name in given]
+        intrusions.allow(self._reads)
+        for name in outer:
+            given[name] = outside(name, given[name])
         self.services = {**given, "inbox": self.inbox}
+        self._url = url
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with blockade.lifted():
+            self._run(self._open_services.aclose())
         self.disconnect()
         if self._runner is not None:
             self._runner.close()
@@ -84,9 +103,17 @@ class Stage:
         if self._runner is not None:
             self._run(disposing)
 
-    def watch(self) -> None:
-        """Note outside calls from now on."""
-        intrusions.install(self._reads)
+    def _services(self) -> tuple[dict[Any, Any], Iterable[str]]:
+        """The consumer's services by name, and which of them stand for the outside world."""
+        options, injection = self.plan.options, self.plan.injection
+        given = self.plan.services(self.engine)
+        if injection is None:
+            return given, options.outside
+        replaced = replace_services(self.plan.consumer.__name__, injection, given, options.reads)
+        wanted = injection.parameters.values()
+        opening = open_services_async(replaced.services, wanted, replaced.objects)
+        opened = self._run(self._open_services.enter_async_context(opening))
+        return opened, {*options.outside, *outside_services(injection, replaced, options.reads)}
 
     # ── the consumer ────────────────────────────────────────────────────────────────────────────────────
 
@@ -94,6 +121,7 @@ class Stage:
         """A new instance of the consumer, with a probe."""
         connector = AsyncMemoryConnector() if self.plan.asynchronous else MemoryConnector()
         self.watchdog.pet("the consumer's __init__")
+        self._block()
         with during(Phase.EARLY):
             task = self.plan.make({"source": connector}, dict(self.services))
         task.probe_of_verification = probe = Probe(self.watchdog)
@@ -103,6 +131,11 @@ class Stage:
     def adopt(self, task: Any) -> None:
         """Move an instance from another stage to this one."""
         task.services = dict(self.services)
+        self._block()
+
+    def _block(self) -> None:
+        """Make no outside calls from now on: user code runs next."""
+        blockade.install(self._url, self.plan.options.allow, self._reads)
 
     # ── deliveries ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -150,7 +183,7 @@ class Stage:
             if found[-1].succeeded or time.monotonic() > until:
                 return found
             if found[-1].status is OutcomeStatus.POSTPONED:
-                await (asyncio.sleep if self.plan.asynchronous else as_coroutine(time.sleep))(POSTPONED_FOR)
+                await self._sleep(POSTPONED_FOR)
             elif fault is None:
                 return found
             else:
@@ -164,11 +197,24 @@ class Stage:
             self._arm_store(probe)
         self.watchdog.pet(f"the handler with event {event.id!r}")
         try:
-            with during(Phase.EARLY):
+            with during(Phase.EARLY, processor=self.inbox.processor):
                 outcome = await start(event)
         except (Exception, SystemExit) as error:  # noqa: BLE001  user code may exit; the kit goes on
             return Delivery(event.id, OutcomeStatus.ABANDONED, error=_text(error))
+        finally:
+            await self._linger(probe)
         return _delivery(event, outcome, probe)
+
+    async def _linger(self, probe: Probe) -> None:
+        """Wait a little for what the consumer left running, to see what it does."""
+        until = time.monotonic() + background.LINGER
+        for scope in probe.scopes:
+            is_running = background.still_running(scope)
+            while is_running is not None and is_running() and time.monotonic() < until:
+                await self._sleep(0.01)
+
+    async def _sleep(self, seconds: float) -> None:
+        await (asyncio.sleep if self.plan.asynchronous else as_coroutine(time.sleep))(seconds)
 
     def _arm_store(self, probe: Probe) -> None:
         """Inject the fault when the store is first asked whether the event is new."""
@@ -188,10 +234,16 @@ class Stage:
 
     # ── the database ────────────────────────────────────────────────────────────────────────────────────
 
-    def rows(self, found: Sequence[tables.Table]) -> tables.Rows:
-        exclude = self.plan.options.exclude
-        read: tables.Rows = self._on_connection(lambda connection: tables.read(connection, found, exclude))
-        return read
+    def rows(self, found: list[tables.Table], *, all_columns: bool = False) -> tables.Rows:
+        """The rows of the tables; adds tables that the handler has created to them."""
+        exclude = () if all_columns else self.plan.options.exclude
+
+        def read(connection: Any) -> tables.Rows:
+            found.extend(tables.discover(connection, found))
+            return tables.read(connection, found, exclude)
+
+        rows: tables.Rows = self._on_connection(read)
+        return rows
 
     def execute(self, sql: str) -> None:
         self._on_connection(lambda connection: connection.execute(text(sql)))
@@ -220,11 +272,13 @@ def _delivery(event: Transaction, outcome: Outcome, probe: Probe) -> Delivery:
         probe.called,
         probe.writes,
         probe.effects,
+        probe.touched,
         "" if error is None else _text(error.__cause__ or error),
         probe.swallowed,
         _text(probe.result) if isinstance(probe.result, BaseException) else "",
+        tuple(probe.calls),
     )
 
 
 def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:500]
+    return text_of(error)[:500]

@@ -34,11 +34,14 @@ MOST_ROWS = 5
 Row = tuple[Any, ...]
 Rows = dict[str, Counter[Row]]
 """By table."""
+NO_ROWS: Counter[Row] = Counter()
 
 
 class Table(msgspec.Struct, frozen=True):
     name: str
     """With its schema, unless that is the default one."""
+    place: tuple[str, str]
+    """Its schema and its name in that."""
     quoted: str
     columns: tuple[str, ...]
     generated: tuple[str, ...]
@@ -52,31 +55,40 @@ class Table(msgspec.Struct, frozen=True):
 def describe(engine: Engine) -> list[Table]:
     """The consumer's tables."""
     with engine.connect() as connection:
-        inspector = inspect(connection)
-        default = inspector.default_schema_name
-        found = {}
-        for schema in inspector.get_schema_names():
-            if schema in _SYSTEM or schema.startswith("pg_"):
-                continue
-            for name in inspector.get_table_names(schema):
-                if not name.startswith(PREFIX) and not name.startswith("sqlite_"):
-                    found[(schema, name)] = _generated(inspector, connection, schema, name)
-        _follow_references(inspector, found)
-        return [
-            _table(connection, inspector, schema, name, default, generated)
-            for (schema, name), generated in sorted(found.items())
-        ]
+        return discover(connection)
 
 
-def _table(
-    connection: Connection, inspector: Any, schema: str, name: str, default: str | None, generated: set[str]
-) -> Table:
+def discover(connection: Connection, known: Sequence[Table] = ()) -> list[Table]:
+    """The consumer's tables that are not among the known ones: all of them, or those that a handler created."""
+    here = places(connection)
+    new = set(here).difference(table.place for table in known)
+    if not new:
+        return []
+    inspector = inspect(connection)
+    found = {place: _generated(inspector, connection, *place) for place in here}
+    _follow_references(inspector, found)
+    return [_table(connection, inspector, *place, found[place]) for place in sorted(new)]
+
+
+def places(connection: Connection) -> list[tuple[str, str]]:
+    """The schemas and names of the consumer's tables."""
+    inspector = inspect(connection)
+    return [
+        (schema, name)
+        for schema in inspector.get_schema_names()
+        if schema not in _SYSTEM and not schema.startswith("pg_")
+        for name in inspector.get_table_names(schema)
+        if not name.startswith(PREFIX) and not name.startswith("sqlite_")
+    ]
+
+
+def _table(connection: Connection, inspector: Any, schema: str, name: str, generated: set[str]) -> Table:
     quote = connection.dialect.identifier_preparer.quote
     quoted = f"{quote(schema)}.{quote(name)}"
     columns = tuple(column["name"] for column in inspector.get_columns(name, schema))
     has_rows = connection.exec_driver_sql(f"SELECT 1 FROM {quoted} LIMIT 1").first() is not None
-    full_name = name if schema in (default, "main") else f"{schema}.{name}"
-    return Table(full_name, quoted, columns, tuple(sorted(generated)), has_rows)
+    full_name = name if schema in (inspector.default_schema_name, "main") else f"{schema}.{name}"
+    return Table(full_name, (schema, name), quoted, columns, tuple(sorted(generated)), has_rows)
 
 
 def _generated(inspector: Any, connection: Connection, schema: str, name: str) -> set[str]:
@@ -131,7 +143,11 @@ def read(connection: Connection, tables: Sequence[Table], exclude: Sequence[str]
     # A key contains the number of a claim, which changes after a fault. Compare whose key it is instead.
     keys = {key: f"<key of {name!r} of {tracking_id}>" for tracking_id, name, _, key in effects}
     found: Rows = {}
+    here = set(places(connection))
     for table in tables:
+        if table.place not in here:  # a handler creates it, and has not yet
+            found[table.name] = Counter()
+            continue
         columns = compared_columns(table, exclude)
         names = ", ".join(map(quote, columns)) or "1"
         rows = connection.exec_driver_sql(f"SELECT {names} FROM {table.quoted}")
@@ -165,8 +181,9 @@ def differences(
     columns = {table.name: compared_columns(table, exclude) for table in tables}
     columns[EFFECTS] = ("tracking_id", "name", "state")
     lines = []
-    for name in expected:
-        missing, extra = expected[name] - found[name], found[name] - expected[name]
+    for name in expected | found:
+        before, after = expected.get(name, NO_ROWS), found.get(name, NO_ROWS)
+        missing, extra = before - after, after - before
         for rows, what in ((missing, "missing"), (extra, "too many")):
             if rows:
                 lines.append(
@@ -182,13 +199,14 @@ def differing_columns(
     names = []
     for table in tables:
         columns = compared_columns(table, exclude)
-        if one[table.name] == other[table.name]:
+        before, after = one.get(table.name, NO_ROWS), other.get(table.name, NO_ROWS)
+        if before == after:
             continue
         differs = [
             index
             for index in range(len(columns))
-            if Counter(row[index] for row in one[table.name].elements())
-            != Counter(row[index] for row in other[table.name].elements())
+            if Counter(row[index] for row in before.elements())
+            != Counter(row[index] for row in after.elements())
         ]
         names += [f"{table.name}.{columns[index]}" for index in differs]
     return names

@@ -9,14 +9,16 @@ from typing import Any
 import msgspec
 from sqlalchemy import URL
 
+from onceward.task.work import OutcomeStatus
 from onceward.transaction import Transaction
-from onceward.verify import intrusions, tables
+from onceward.verify import tables
 from onceward.verify.children import PREPARING, ChildExit, Watchdog, run_at_once, run_in_child
 from onceward.verify.databases import Databases
 from onceward.verify.faults import Fault
 from onceward.verify.plan import VerificationPlan
 from onceward.verify.report import Finding
 from onceward.verify.stage import Delivery, Stage
+from onceward.verify.watch import blockade, intrusions
 
 Act = Callable[[Stage], Any]
 DIFFERS = "the database differs from that of one clean delivery"
@@ -24,6 +26,10 @@ DIFFERS = "the database differs from that of one clean delivery"
 
 class NotApplicable(Exception):
     """The scenario does not apply; the message says why."""
+
+
+class NotChecked(Exception):
+    """The scenario applies but cannot run here; the message says why."""
 
 
 class Assessment(msgspec.Struct, frozen=True):
@@ -65,19 +71,20 @@ class Trial:
         """The rows after one clean delivery of each event."""
         self.deliveries: list[Delivery] = []
         """The deliveries that led to the oracle."""
+        self.again: list[Delivery] = []
+        """Those of a second clean delivery."""
+        self.changes: dict[str, list[str]] = {}
+        """The tables that each of these events has changed, by its id."""
         self.intrusions: list[intrusions.Intrusion] = []
         """Those of all runs so far."""
+        self.blocked: list[blockade.BlockedCall] = []
+        """Outside calls that were not made."""
 
     # ── runs ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def perform(self, act: Act, database: SharedDatabase | None = None, *, watched: bool = True) -> Run:
-        """Run in a child, on a database of its own or on a shared one.
-
-        `watched`: note outside calls, which requires that only one delivery runs at a time.
-        """
-        return self._run_of(
-            run_in_child(self._work(act, database, watched=watched), self.plan.options.timeout)
-        )
+    def perform(self, act: Act, database: SharedDatabase | None = None) -> Run:
+        """Run in a child, on a database of its own or on a shared one."""
+        return self._run_of(run_in_child(self._work(act, database), self.plan.options.timeout))
 
     def new_database(self) -> SharedDatabase:
         return SharedDatabase(self.databases.next_url())
@@ -90,11 +97,11 @@ class Trial:
         self._run_of(ended)
         return False
 
-    def perform_at_once(self, act: Act, processes: int, database: SharedDatabase) -> list[Any]:
-        """Run in several children at once; return their values."""
+    def perform_at_once(self, acts: Sequence[Act], database: SharedDatabase) -> list[Any]:
+        """Run each in a child of its own, all at once; return their values."""
         self.perform(lambda stage: None, database)  # makes it fresh before the others use it
-        work = self._work(act, database, watched=False)
-        ended = run_at_once([work] * processes, self.plan.options.timeout)
+        works = [self._work(act, database) for act in acts]
+        ended = run_at_once(works, self.plan.options.timeout)
         return [self._run_of(each).value for each in ended]
 
     def on_fresh_database(self, stage: Stage, act: Act) -> tuple[Any, tables.Rows]:
@@ -102,7 +109,8 @@ class Trial:
         url = self.databases.next_url()
         stage.watchdog.pet("preparing", PREPARING)
         stage.disconnect()
-        self.databases.renew(url)
+        with blockade.lifted():
+            self.databases.renew(url)
         with Stage(self.plan, url, stage.watchdog) as other:
             value = act(other)
             return value, other.rows(self.tables)
@@ -110,9 +118,7 @@ class Trial:
     def rows_in(self, database: SharedDatabase) -> tables.Rows:
         return self.perform(lambda stage: None, database).rows
 
-    def _work(
-        self, act: Act, database: SharedDatabase | None, *, watched: bool = True
-    ) -> Callable[[Watchdog], Any]:
+    def _work(self, act: Act, database: SharedDatabase | None) -> Callable[[Watchdog], Any]:
         used = database or self.new_database()
         stale = used.take()
 
@@ -120,18 +126,29 @@ class Trial:
             if stale:
                 self.databases.renew(used.url)
             with Stage(self.plan, used.url, watchdog) as stage:
-                if watched:
-                    stage.watch()
                 value = act(stage)
                 watchdog.pet("reading the database", PREPARING)
-                return value, stage.rows(self.tables), intrusions.seen if watched else []
+                rows = stage.rows(self.tables)
+                return value, rows, self.tables, intrusions.seen, blockade.seen
 
         return work
 
     def _run_of(self, ended: ChildExit) -> Run:
-        value, rows, seen = ended.value()
+        value, *observed = ended.value()
+        return Run(value, self.learn(*observed))
+
+    def learn(
+        self,
+        rows: tables.Rows,
+        found: list[tables.Table],
+        seen: list[intrusions.Intrusion],
+        blocked: list[blockade.BlockedCall],
+    ) -> tables.Rows:
+        """Take over what another process has observed; return its rows."""
+        self.tables += [table for table in found if table not in self.tables]
         self.intrusions += [each for each in seen if each not in self.intrusions]
-        return Run(value, rows)
+        self.blocked += [each for each in blocked if each not in self.blocked]
+        return rows
 
     # ── findings ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -161,10 +178,14 @@ def unsettled(story: str, deliveries: Sequence[Delivery]) -> list[Finding]:
     """Events whose last delivery did not succeed."""
     last = {each.event: each for each in deliveries}
     return [
-        Finding(f"{story}, event {each.event!r} was {each.status}: {each.error or 'no reason given'}")
+        Finding(f"{story}, event {each.event!r} {_ended(each)}: {each.error or 'no reason given'}")
         for each in last.values()
         if not each.succeeded
     ]
+
+
+def _ended(delivery: Delivery) -> str:
+    return "failed" if delivery.status is OutcomeStatus.FAILED else f"was {delivery.status}"
 
 
 def not_done_once(story: str, deliveries: Sequence[Delivery]) -> list[Finding]:

@@ -16,34 +16,19 @@ import pytest
 from onceward.connectors import AsyncMemoryConnector, MemoryConnector
 from onceward.db import DbSession
 from onceward.inbox import AsyncInbox, Inbox, UnprovenConsumerError
-from onceward.inbox.evidence import evidence
 from onceward.inbox.evidence.code_digest import Code, code_of
-from onceward.inbox.evidence.evidence import Checked, Evidence
+from onceward.inbox.evidence.evidence import Evidence, record_evidence, terms_of
+from onceward.inbox.evidence.proof import lacking
 from onceward.inbox.stores import store_of
 from onceward.transaction import Transaction
 from onceward.verify.children import run_in_child
 from tests.support.databases import Database, database  # noqa: F401  a fixture
 from tests.verification import consumers
+from tests.verification.proofs import GOOD, proof, with_results
 
 EVENT = Transaction(id="order-1", payload={"total": 10}, metadata={"event_type": "order"})
-GOOD = (Checked("duplicates", "passed"), Checked("replay", "passed"))
 BILLS = "CREATE TABLE bills (id TEXT, total INTEGER)"
 MARKS = "CREATE TABLE marks (id TEXT)"
-
-
-def proof(consumer: Any = consumers.Right, **changes: Any) -> Evidence:
-    facts: dict[str, Any] = {
-        "consumer_id": consumer.contract.consumer_id,
-        "subject": f"{consumer.__module__}:{consumer.__qualname__}",
-        "tested": GOOD,
-        "code": code_of(consumer, consumer.contract),
-        "schema_versions": (1,),
-        "backend": "sqlite",
-        "mechanism": "bill and dedup record in one transaction",
-        "onceward": "0",
-        "seed": 1,
-    }
-    return Evidence(**{**facts, **changes})
 
 
 class World:
@@ -57,10 +42,14 @@ class World:
         self._await(self.inbox.register(consumers.Right.contract))
         base.do(BILLS, MARKS)
 
+    @property
+    def backend(self) -> str:
+        return self.base.plain().dialect.name
+
     def record(self, found: Evidence) -> None:
         store = store_of(self.base.plain().dialect, lambda: 1_700_000_000.0)
         with self.base.session() as session:
-            session.run(evidence.record_evidence, store, found)
+            session.run(record_evidence, store, found)
 
     def run(self) -> Any:
         if self.base.asynchronous:
@@ -109,25 +98,40 @@ def test_in_production_a_consumer_without_evidence_is_refused_and_reported_what_
 
 @pytest.mark.req("CC-001", "CC-030")
 def test_in_production_a_consumer_with_evidence_for_its_code_runs(world: World) -> None:
-    world.record(proof(world.consumer))
+    world.record(proof(world.consumer, backend=world.backend))
     assert world.run().succeeded == 1
     assert world.run().duplicates == 1
 
 
-@pytest.mark.req("CC-001", "CC-030")
+@pytest.mark.req("CC-001", "CC-030", "CC-068")
 @pytest.mark.parametrize(
     ("changes", "missing"),
     [
-        ({"tested": (*GOOD, Checked("kills", "failed"))}, "its verification failed: kills"),
-        ({"tested": (Checked("replay", "passed"),)}, "did not include duplicates"),
+        ({"tested": with_results(kills="failed")}, "its verification failed: kills"),
         (
-            {"tested": (Checked("duplicates", "passed"), Checked("replay", "skipped"))},
-            "did not include replay",
+            {"tested": with_results(replay="skipped")},
+            "skipped replay, and a partial verification proves nothing",
         ),
-        ({"tested": ()}, "did not include duplicates and replay"),
+        ({"tested": GOOD[:-1]}, "did not include outside-calls"),
+        ({"tested": ()}, "did not include clean, every-type, duplicates, "),
+        ({"backend": "postgresql"}, "it was verified on postgresql .*, and this is sqlite"),
+        ({"event_types": ("refund",)}, "its verification had no event of type order"),
+        ({"terms": {}}, "is from an earlier onceward"),
+        (
+            {"terms": {**terms_of(consumers.Right.contract), "mode": "effectful"}},
+            "its contract has changed since it was verified: mode",
+        ),
+        (
+            {"dependencies": {"python": "2.7"}},
+            "a dependency has changed .*: onceward .* is new, python 2.7 is now",
+        ),
         ({"mechanism": " "}, "without a description of its idempotency mechanism"),
-        ({"code": Code(("x",), ("x",), "other")}, "its code has changed since it was verified"),
+        (
+            {"code": Code(("x",), "other", {"x": "1"})},
+            r"its code has changed since it was verified \(.*\): tests.verification.consumers is new, x is missing",
+        ),
         ({"schema_versions": (7,)}, "schema version 7, but this is 1"),
+        ({"subject": "tests.verification.consumers:Other"}, "was of tests.verification.consumers:Other"),
     ],
 )
 def test_the_refusal_says_what_is_missing(tmp_path: Path, changes: dict[str, Any], missing: str) -> None:
@@ -140,21 +144,32 @@ def test_the_refusal_says_what_is_missing(tmp_path: Path, changes: dict[str, Any
 
 def test_the_newest_evidence_for_today_s_code_counts(tmp_path: Path) -> None:
     """A failed run after a passed one is a failure; evidence for other code does not count."""
-    found = [
-        proof(tested=(Checked("kills", "failed"),)),
-        proof(),
-    ]
+    found = [proof(tested=with_results(kills="failed")), proof()]
     contract, code = consumers.Right.contract, consumers.Right
-    assert "failed: kills" in str(evidence.lacking(contract, code, found))
-    assert evidence.lacking(contract, code, found[::-1]) is None
-    other = msgspec.structs.replace(found[0], code=Code((), (), "other"))
-    assert evidence.lacking(contract, code, [other, proof()]) is None
+    assert "failed: kills" in str(lacking(contract, code, found, "sqlite"))
+    assert lacking(contract, code, found[::-1], "sqlite") is None
+    other = msgspec.structs.replace(found[0], code=Code((), "other"))
+    assert lacking(contract, code, [other, proof()], "sqlite") is None
+    elsewhere = proof(backend="postgresql")
+    assert lacking(contract, code, [elsewhere, proof()], "sqlite") is None
+    assert "it was verified on postgresql" in str(lacking(contract, code, [other, elsewhere], "sqlite"))
 
 
-@pytest.mark.req("CC-001")
-def test_the_environment_shuts_the_gate_and_a_parameter_goes_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.req("CC-068")
+def test_a_contract_for_more_event_types_than_were_proven_is_refused() -> None:
+    contract, code = consumers.contract(event_types=["order", "refund"]), consumers.Right
+    assert "no event of type refund" in str(lacking(contract, code, [proof()], "sqlite"))
+    every = consumers.contract(event_types=["*"])
+    assert "accepts every event type, but it was verified for order" in str(
+        lacking(every, code, [proof()], "sqlite")
+    )
+    assert lacking(every, code, [proof(terms=terms_of(every))], "sqlite") is None
+    fewer = proof(event_types=("order", "refund"), terms=terms_of(contract))
+    assert lacking(consumers.Right.contract, code, [fewer], "sqlite") is None
+
+
+@pytest.mark.req("CC-001", "CC-068")
+def test_the_environment_goes_before_the_parameter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = Database("sqlite", "threads", f"sqlite:///{tmp_path}/test.db")
     world = World(base, env=None)
     assert world.run().succeeded == 1, "outside production nothing is checked"
@@ -163,13 +178,17 @@ def test_the_environment_shuts_the_gate_and_a_parameter_goes_before_it(
     with pytest.raises(UnprovenConsumerError):
         world.run()
     world.inbox = Inbox(base.default, env="staging")
-    assert world.run().succeeded == 1
+    with pytest.raises(UnprovenConsumerError):
+        world.run()
+    monkeypatch.setenv("ONCEWARD_ENV", "ci")
+    world.inbox = Inbox(base.default, env="production")
+    assert world.run().duplicates == 1
     base.close()
 
 
 @pytest.mark.req("CC-001")
 def test_a_handler_of_process_must_be_in_the_code_that_was_proven(world: World) -> None:
-    world.record(proof(world.consumer))
+    world.record(proof(world.consumer, backend=world.backend))
     with pytest.raises(UnprovenConsumerError, match=r"its handler is in .*test_gate"):
         world.process(lambda event, session: None)
     handler = consumers.bill_async if world.base.asynchronous else consumers.bill
@@ -278,7 +297,7 @@ def test_kill_9_while_recording_leaves_whole_evidence_or_none(database: Database
         with DbSession(engine) as session:
             if point == "before":
                 os.kill(os.getpid(), signal.SIGKILL)
-            session.run(evidence.record_evidence, store, proof())
+            session.run(record_evidence, store, proof(backend=engine.dialect.name))
             if point == "after the insert":
                 os.kill(os.getpid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)

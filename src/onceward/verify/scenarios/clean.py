@@ -8,12 +8,12 @@ from onceward._text import quantity
 from onceward.transaction import Transaction
 from onceward.verify import tables
 from onceward.verify.report import Finding
-from onceward.verify.stage import Delivery
+from onceward.verify.stage import Delivery, Stage
 from onceward.verify.trial import Assessment, Trial, deliver_all, unsettled
 
 
 def clean(trial: Trial) -> Assessment:
-    first, rows = deliver_cleanly(trial, trial.plan.events)
+    first, rows = _deliver_first(trial)
     trial.deliveries, trial.oracle = first, rows
     findings = unsettled("delivered once to a new instance", first)
     findings += [
@@ -24,10 +24,30 @@ def clean(trial: Trial) -> Assessment:
         if each.returned
     ]
     if not findings:
-        _, again = deliver_cleanly(trial, trial.plan.events)
-        findings = _compare(trial, rows, again)
+        trial.again, again = deliver_cleanly(trial, trial.plan.events)
+        findings = _compare(trial, rows, again) + _attached(trial)
     events, writes = quantity(len(trial.plan.events), "event"), quantity(trial.most("writes"), "write")
     return Assessment(findings, f"{events}, {writes} at most")
+
+
+def _deliver_first(trial: Trial) -> tuple[list[Delivery], tables.Rows]:
+    """Deliver the events, and note which tables each of them changes."""
+    database = trial.new_database()
+    deliveries: list[Delivery] = []
+    rows: tables.Rows = {}
+
+    def deliver(stage: Stage, event: Transaction) -> tuple[list[Delivery], list[str]]:
+        before = stage.rows(trial.tables, all_columns=True)
+        found = deliver_all(stage, [event])
+        after = stage.rows(trial.tables, all_columns=True)
+        return found, [name for name in after if after[name] != before.get(name, tables.NO_ROWS)]
+
+    for event in trial.plan.events:
+        run = trial.perform(lambda stage, event=event: deliver(stage, event), database)  # type: ignore[misc]
+        found, trial.changes[event.id] = run.value
+        deliveries += found
+        rows = run.rows
+    return deliveries, rows
 
 
 def deliver_cleanly(trial: Trial, events: Sequence[Transaction]) -> tuple[list[Delivery], tables.Rows]:
@@ -53,4 +73,19 @@ def _compare(trial: Trial, one: tables.Rows, other: tables.Rows) -> list[Finding
             f"values from the event, or leave the columns out with {advice}",
             tuple(lines),
         )
+    ]
+
+
+def _attached(trial: Trial) -> list[Finding]:
+    if trial.databases.backend != "sqlite":
+        return []
+    attached = {table.name: table.place[0] for table in trial.tables if table.place[0] != "main"}
+    return [
+        Finding(
+            f"event {event!r} wrote to {name}, in the attached database {attached[name]!r}: SQLite commits each file "
+            "on its own, so a crash can keep one without the other. Keep the tables of a consumer in one database"
+        )
+        for event, changed in trial.changes.items()
+        for name in changed
+        if name in attached
     ]

@@ -28,14 +28,16 @@ def in_series(trial: Trial) -> Assessment:
 def at_once(trial: Trial) -> Assessment:
     kind = "tasks" if trial.plan.asynchronous else "threads"
     story = f"delivered in {IN_THREADS} {kind} at once"
-    run = trial.perform(lambda stage: stage.settle_at_once(trial.plan.events, IN_THREADS), watched=False)
+    run = trial.perform(lambda stage: stage.settle_at_once(trial.plan.events, IN_THREADS))
     return Assessment(_findings(trial, story, run), story)
 
 
 def in_processes(trial: Trial) -> Assessment:
     story = f"delivered in {PROCESSES} processes at once"
     database = trial.new_database()
-    answers = trial.perform_at_once(lambda stage: deliver_all(stage, trial.plan.events), PROCESSES, database)
+    answers = trial.perform_at_once(
+        [lambda stage: deliver_all(stage, trial.plan.events)] * PROCESSES, database
+    )
     deliveries = [delivery for answer in answers for delivery in answer]
     findings = unsettled(story, deliveries) + not_done_once(story, deliveries)
     return Assessment(findings + trial.compare(story, trial.rows_in(database)), story)

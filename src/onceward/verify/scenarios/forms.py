@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import msgspec
+
 from onceward._text import quantity
 from onceward.inbox import Event
 from onceward.transaction import Transaction
+from onceward.verify import tables
 from onceward.verify.plan import optional_fields, with_unknown_fields, without
 from onceward.verify.report import Finding
 from onceward.verify.scenarios.clean import deliver_cleanly
@@ -22,7 +25,18 @@ def unknown_fields(trial: Trial) -> Assessment:
         raise NotApplicable("the payloads have no fields")
     events = [new or old for new, old in zip(changed, trial.plan.events, strict=True)]
     run = trial.perform(lambda stage: deliver_all(stage, events))
-    return Assessment(unsettled(story, run.value) + trial.compare(story, run.rows), story)
+    findings = unsettled(story, run.value)
+    if not findings:
+        findings = [
+            msgspec.structs.replace(each, text=f"{each.text}. {_kept(trial, run.rows)}")
+            for each in trial.compare(story, run.rows)
+        ]
+    return Assessment(findings, story)
+
+
+def _kept(trial: Trial, rows: tables.Rows) -> str:
+    columns = tables.differing_columns(trial.oracle, rows, trial.tables, trial.plan.options.exclude)
+    return f"If a column keeps the payload as it came, leave it out with exclude={columns or '[…]'}"
 
 
 def missing_fields(trial: Trial) -> Assessment:

@@ -67,16 +67,16 @@ def _wrong_orders(trial: Trial, stage: Stage, orders: list[Order], *, compared: 
     """The orders that do not lead to the oracle. In one child for speed, each on a fresh database."""
     for number, each in enumerate(orders):
         if number:
-            act = partial(_in_rounds, events=each)
+            act = partial(deliver_in_rounds, events=each)
             deliveries, rows = trial.on_fresh_database(stage, act)
         else:
-            deliveries, rows = _in_rounds(stage, each), stage.rows(trial.tables)
+            deliveries, rows = deliver_in_rounds(stage, each), stage.rows(trial.tables)
         failed = bool(unsettled("", deliveries))
         if failed or (compared and trial.differences(rows)):
             yield each, deliveries, rows
 
 
-def _in_rounds(stage: Stage, events: Order) -> list[Delivery]:
+def deliver_in_rounds(stage: Stage, events: Order) -> list[Delivery]:
     """Deliver each event once, then redeliver those that failed or were parked, as a source does."""
     task = stage.instance()
     waiting, last = list(events), {}

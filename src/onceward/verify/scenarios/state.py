@@ -9,7 +9,12 @@ from onceward.verify.report import Finding
 from onceward.verify.stage import Delivery, Stage
 from onceward.verify.trial import Assessment, Trial, deliver_all, unsettled
 
-_OURS = ("probe_of_verification", "process_transaction", "handle_transaction_success")
+_OURS = (
+    "probe_of_verification",
+    "process_transaction",
+    "handle_transaction_success",
+    "handle_transaction_exception",
+)
 _ENGINES = ("_engine_state", "connectors", "services")
 
 

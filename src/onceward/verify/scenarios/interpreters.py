@@ -1,0 +1,127 @@
+"""kill -9 in one process, then the event again in another interpreter, which has imported everything again.
+
+Forked processes share what an import has computed, and the hash values of strings. Workers in production do not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from onceward._text import quantity
+from onceward.verify import tables
+from onceward.verify.faults import DeliveryBoundary, Fault
+from onceward.verify.interpreters import HASH_SEEDS, conversation
+from onceward.verify.report import Finding
+from onceward.verify.stage import Delivery, Stage
+from onceward.verify.trial import Assessment, NotChecked, SharedDatabase, Trial, unsettled
+from onceward.verify.watch.calls import OutsideCall
+
+_LIKE_A_KEY = re.compile(r"idempot|dedup|(^|[\W_])keys?$", re.IGNORECASE)
+_CAUSES = "hash(), the order of a set, an id or time made at import, the process id, or a counter in a module"
+
+
+def interpreters(trial: Trial) -> Assessment:
+    findings: list[Finding] = []
+    for seed in HASH_SEEDS:
+        crashes = seed == HASH_SEEDS[0]
+        rows, deliveries = _deliver(trial, seed, crashes)
+        failed = unsettled("there", deliveries)
+        if failed:
+            # What a test or a start has set after the import is not there, so this may be right.
+            raise NotChecked(f"in another interpreter the events do not succeed: {failed[0].text}")
+        story = "after kill -9, and the same event again in another interpreter"
+        if not crashes:
+            story = "delivered in another interpreter"
+        findings = _compare_rows(trial, story, rows) + _compare_calls(trial, story, deliveries)
+        if findings:
+            break
+    return Assessment(findings, f"{quantity(len(HASH_SEEDS), 'interpreter')}, one of them after kill -9")
+
+
+def _deliver(trial: Trial, seed: int, crashes: bool) -> tuple[tables.Rows, list[Delivery]]:
+    database = trial.new_database()
+    trial.perform(lambda stage: None, database)  # makes it fresh
+    deliveries: list[Delivery] = []
+    with conversation(seed, trial.plan, database) as other:
+        for event in trial.plan.events:
+            if crashes:
+                _crash(trial, event.id, database)
+            deliveries += other.deliver(event)
+        return trial.learn(*other.rows(trial.tables)), deliveries
+
+
+def _crash(trial: Trial, event_id: str, database: SharedDatabase) -> None:
+    """Begin an event in a process that is killed after its first effect, or before its commit."""
+    effects = any(each.effects for each in trial.deliveries if each.event == event_id)
+    boundary = DeliveryBoundary.AFTER_EFFECT if effects else DeliveryBoundary.BEFORE_COMMIT
+    event = next(each for each in trial.plan.events if each.id == event_id)
+
+    def begin(stage: Stage) -> None:
+        stage.settle(stage.instance(), event, Fault(boundary, int(effects), "kill"))
+
+    trial.perform_until_killed(begin, database)
+
+
+def _compare_rows(trial: Trial, story: str, rows: tables.Rows) -> list[Finding]:
+    lines = trial.differences(rows)
+    if not lines:
+        return []
+    columns = tables.differing_columns(trial.oracle, rows, trial.tables, trial.plan.options.exclude)
+    leave_out = f", or leave them out with exclude={columns}" if columns else ""
+    text = (
+        f"{story}, the rows differ: something depends on the process, such as {_CAUSES}. Take such values from the "
+        f"event{leave_out}"
+    )
+    return [Finding(text, tuple(lines))]
+
+
+# ── what a provider would see ───────────────────────────────────────────────────────────────────────────
+
+
+def _compare_calls(trial: Trial, story: str, deliveries: Sequence[Delivery]) -> list[Finding]:
+    """Calls without the key of the effect, whose own key is another one each time."""
+    first, again, there = map(_calls, (trial.deliveries, trial.again, deliveries))
+    findings = []
+    for place, call in first.items():
+        event, effect, name, _ = place
+        if place not in there or call.has_key:
+            continue
+        other, twin = there[place].arguments, again.get(place, call).arguments
+        varying = [each for each in _varying(event, call.arguments, twin, other) if each in other]
+        if varying:
+            lines = [f"{each}: {call.arguments[each]:.80} became {other[each]:.80}" for each in varying]
+            text = (
+                f"{story}, effect {effect!r} of event {event!r} calls {name} with another {' and '.join(varying)} and "
+                f"without the key that session.effect passes, so the provider cannot know that it is the same call. "
+                f"Pass that key; what changed depends on the process, such as {_CAUSES}"
+            )
+            findings.append(Finding(text, tuple(lines)))
+    return findings
+
+
+def _varying(
+    event: str, arguments: Mapping[str, str], twin: Mapping[str, str], other: Mapping[str, str]
+) -> Iterator[str]:
+    """Arguments that make another call of it.
+
+    The time of the call, or the id of a worker, may change beside a key of the consumer's own.
+    """
+    has_own_key = any(event in value for name, value in arguments.items() if other.get(name) == value)
+    for name, value in arguments.items():
+        of_interpreter = twin.get(name) == value and not has_own_key
+        if other.get(name) != value and (of_interpreter or _LIKE_A_KEY.search(name)):
+            yield name
+
+
+def _calls(deliveries: Sequence[Delivery]) -> dict[tuple[str, str, str, int], OutsideCall]:
+    """By event, effect, name and number."""
+    numbers: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+    found: dict[tuple[str, str, str, int], OutsideCall] = {}
+    for delivery in deliveries:
+        for call in delivery.calls:
+            place = (delivery.event, call.effect, call.name)
+            found[*place, numbers[place]] = call
+            numbers[place] += 1
+    return found

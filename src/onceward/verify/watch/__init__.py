@@ -1,0 +1,1 @@
+"""Watches what a consumer does outside its session, and keeps it from reaching the world."""

@@ -1,0 +1,83 @@
+"""The calls of outside services in effects, with their arguments: what a provider would see."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import msgspec
+
+KEY = "<the key>"
+"""Stands for the key of the effect, which contains the number of a claim."""
+LONGEST = 2000
+_ADDRESS = re.compile(r"\b0x[0-9a-f]+")
+
+
+class OutsideCall(msgspec.Struct, frozen=True):
+    effect: str
+    name: str
+    arguments: Mapping[str, str]
+    """As text, by the names of the parameters; the values in a dict by their own keys."""
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the key that `session.effect` passes is part of it."""
+        return any(KEY in each for each in self.arguments.values())
+
+
+class _Effect(msgspec.Struct, frozen=True):
+    name: str
+    key: str
+    calls: list[OutsideCall]
+
+
+_effect: ContextVar[_Effect | None] = ContextVar("onceward_recorded_effect", default=None)
+
+
+@contextmanager
+def recording(name: str, key: str, calls: list[OutsideCall]) -> Iterator[None]:
+    """Record the calls of an effect."""
+    token = _effect.set(_Effect(name, key, calls))
+    try:
+        yield
+    finally:
+        _effect.reset(token)
+
+
+def record(name: str, function: Callable[..., Any], args: tuple[Any, ...], more: Mapping[str, Any]) -> None:
+    effect = _effect.get()
+    if effect is not None:
+        named = {each: _text(value, effect.key) for each, value in _parameters(function, args, more)}
+        effect.calls.append(OutsideCall(effect.name, name, named))
+
+
+def _parameters(
+    function: Callable[..., Any], args: tuple[Any, ...], more: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    try:
+        bound: Mapping[str, Any] = inspect.signature(function).bind(*args, **more).arguments
+    except (TypeError, ValueError):  # of C, or called in a wrong way
+        bound = {**{f"argument {number}": each for number, each in enumerate(args, 1)}, **more}
+    yield from _flat(bound)
+
+
+def _flat(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Also the values in dicts, such as headers in keyword arguments, by their own keys."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value)
+        else:
+            yield str(name), value
+
+
+def _text(value: Any, key: str) -> str:
+    """Sets have no order; where an object lies in memory does not count."""
+    try:
+        plain = sorted(map(repr, value)) if isinstance(value, set | frozenset) else value
+        return _ADDRESS.sub("0x…", repr(plain).replace(key, KEY))[:LONGEST]
+    except Exception:  # noqa: BLE001  a user's repr may raise anything
+        return ""

@@ -1,0 +1,88 @@
+"""Statements of the session that do something outside its transaction are found, and not run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onceward import AsyncConsumerTask, ConsumerTask, Transaction
+from onceward.verify import ScenarioStatus, VerificationReport, examine_consumer
+from tests.verification.consumers import EVENTS, INSERT, contract, setup, values
+
+pytestmark = pytest.mark.req("CC-087")
+
+
+class Escapes(ConsumerTask):
+    contract = contract()
+
+    def process_transaction(self, transaction: Transaction, session: Any) -> None:  # type: ignore[override]
+        session.execute(INSERT, values(transaction))
+        self.escape(session, self.services["statement"])
+
+    def escape(self, session: Any, statement: str) -> None:
+        session.execute(statement)
+
+
+class EscapesOnTheConnection(Escapes):
+    def escape(self, session: Any, statement: str) -> None:
+        session.run(lambda own: own.connection.exec_driver_sql(statement))
+
+
+class EscapesInTheDriver(Escapes):
+    def escape(self, session: Any, statement: str) -> None:
+        session.run(lambda own: own.connection.connection.cursor().execute(statement))
+
+
+class EscapesAsynchronously(AsyncConsumerTask):
+    contract = contract()
+
+    async def process_transaction(self, transaction: Transaction, session: Any) -> None:  # type: ignore[override]
+        await session.execute(INSERT, values(transaction))
+        await session.execute(self.services["statement"])
+
+
+def examine(consumer: Any, statement: str, database: str | None) -> VerificationReport:
+    return examine_consumer(
+        consumer,
+        EVENTS[:1],
+        setup=setup,
+        services={"statement": statement},
+        database=database,
+        only=["outside-calls"],
+    )
+
+
+@pytest.mark.parametrize(
+    "consumer", [Escapes, EscapesOnTheConnection, EscapesInTheDriver, EscapesAsynchronously]
+)
+def test_a_program_on_the_server_is_found_and_not_started(
+    consumer: Any, postgres_url: str, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o777)
+    report = examine(consumer, f"COPY (SELECT 1) TO PROGRAM 'touch {tmp_path}/started'", postgres_url)
+    finding = str(report["outside-calls"])
+    assert (
+        f"runs a program on the database server: COPY (SELECT 1) TO PROGRAM 'touch {tmp_path}"[:80] in finding
+    )
+    assert f"{Path(__file__).name}:" in finding
+    assert "neither rolled back nor kept from happening twice" in finding
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_notification_belongs_to_the_transaction(postgres_url: str) -> None:
+    report = examine(Escapes, "SELECT pg_notify('orders', 'new')", postgres_url)
+    assert report.passed, str(report)
+
+
+def test_so_does_not_a_file_that_a_handler_attaches(tmp_path: Path) -> None:
+    class Attaches(Escapes):
+        def escape(self, session: Any, statement: str) -> None:
+            session.execute(f"ATTACH DATABASE '{tmp_path}/archive.db' AS archive")
+            session.execute("CREATE TABLE IF NOT EXISTS archive.bills (id TEXT)")
+            session.execute("INSERT INTO archive.bills VALUES ('1')")
+
+    finding = examine(Attaches, "", None)["outside-calls"]
+    assert finding.result is ScenarioStatus.FAILED
+    assert "writes to the attached database 'archive'" in str(finding)
