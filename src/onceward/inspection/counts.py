@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from onceward.connectors.urls import Address, redact_url
+from onceward._secrets import mask_url
+from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
-from onceward.inspection.balance import Balance, strike
+from onceward.inspection.balance import Balance, without_database
 from onceward.inspection.counts_database import DatabaseCounts, has_tables
+from onceward.inspection.fates import strike_by_id
 from onceward.inspection.probes import open_database
+from onceward.inspection.totals import LetterCounts, strike_totals
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -33,29 +36,28 @@ class Account(NamedTuple):
 def balance_of(account: Account) -> Balance:
     """Count the source first, so messages that are done meanwhile are seen as done, not as missing.
 
-    Only the number of records is read before that, in case the source lists its messages: see `DatabaseCounts.among`.
+    Only the number of records is read before that, in case the source lists its messages.
     """
     recorded = _count_records(account)
     counted = account.source.counts()
     if counted.missing is not None and not account.may_be_new:
         raise ConfigurationError(counted.missing)
     if account.database is None:
-        return strike(counted, None, None)
+        return (
+            strike_totals(counted, LetterCounts(), None) if account.may_be_new else without_database(counted)
+        )
     with open_database(account.database) as connection:
         is_new = connection is None or not has_tables(connection)
         if is_new and not account.may_be_new:
             raise ConfigurationError(_explain_empty_database(account.database, connection))
         counts = DatabaseCounts(None if is_new else connection, account.consumer, contract=account.contract)
         if (counted.done or counted.moved) and not account.may_be_new and not counts.is_known:
-            why = {
-                **counted.notes,
-                "applied": _explain_unknown_consumer(account.consumer, counts.registered),
-            }
-            counted = msgspec.structs.replace(counted, notes=why)
+            why = _explain_unknown_consumer(account.consumer, counts.registered)
+            counted = msgspec.structs.replace(counted, unknown=(*counted.unknown, why))
         if counted.messages is None:
-            return strike(counted, counts.letters(account.source.origin), counts.records())
-        letters, records = counts.among(counted.messages, account.source.origin, recorded)
-        return strike(counted, letters, records)
+            return strike_totals(counted, counts.letters(account.source.origin), counts.records())
+        ledger = counts.ledger(counted.messages, account.source.origin, recorded)
+        return strike_by_id(counted, counted.messages, ledger)
 
 
 def _count_records(account: Account) -> int:
@@ -71,7 +73,7 @@ def _count_records(account: Account) -> int:
 def _explain_empty_database(database: str, connection: Connection | None) -> str:
     what = "does not exist" if connection is None else "has no tables of an inbox"
     return (
-        f"database {redact_url(database)} {what}; check the URL, or create it with `onceward inbox migrate --database "
+        f"database {mask_url(database)} {what}; check the URL, or create it with `onceward inbox migrate --database "
         "URL`"
     )
 

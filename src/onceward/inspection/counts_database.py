@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from onceward.connectors.reports import Messages, Seen
-from onceward.inspection.balance import LetterCounts, RecordCounts
+from onceward.connectors.reports import Messages
+from onceward.deadletters.letter import KEPT_SECONDS
+from onceward.inspection.fates import ConsumerLedger, InboxRecords, Letter
+from onceward.inspection.totals import LetterCounts, RecordCounts
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -50,87 +53,51 @@ class DatabaseCounts:
         """How many records the inbox has of it, whatever their outcome."""
         return self._by_outcome().total()
 
+    def ledger(self, messages: Messages, origin: str, before: int) -> ConsumerLedger:
+        """Look up these messages. `before` is how many records there were before the source was read."""
+        rows = self._rows(
+            "SELECT body_sha256, status, origin FROM onceward_dead_letters WHERE consumer = :consumer"
+        )
+        records = None
+        if self._has_contract:
+            ids = {
+                each.tracking_id for like in (messages.done, messages.moved, messages.others) for each in like
+            }
+            outcomes = self._outcomes(list(ids))
+            found = self._by_outcome()
+            records = InboxRecords(
+                outcomes=outcomes,
+                before=before,
+                after=found.total(),
+                superseded=found["superseded"],
+                floor=self._floor,
+            )
+        return ConsumerLedger(
+            letters=tuple(Letter(bytes(digest), status, place == origin) for digest, status, place in rows),
+            purged_before=self._letters_purged_before(),
+            records=records,
+        )
+
     def records(self) -> RecordCounts | None:
         if not self._has_contract:
             return None
         found = self._by_outcome()
         return RecordCounts(
-            applied=found["done"], superseded=found["superseded"], purged_before=self._purged_before()
+            applied=found["done"], superseded=found["superseded"], is_purged=self._floor is not None
         )
 
     def letters(self, origin: str) -> LetterCounts:
         rows = self._rows(
-            "SELECT origin, status, count(*), sum(deaths) FROM onceward_dead_letters WHERE consumer = :consumer "
-            "GROUP BY origin, status"
+            "SELECT status, count(*), sum(deaths) FROM onceward_dead_letters WHERE consumer = :consumer "
+            "AND origin = :origin GROUP BY status",
+            origin=origin,
         )
-        counted = {status: count for place, status, count, _ in rows if place == origin}
         again = sum(
             row[0]
             for row in self._rows("SELECT died_again FROM onceward_redrives WHERE consumer = :consumer")
         )
-        here = sum(deaths for place, _, _, deaths in rows if place == origin)
-        elsewhere = sum(deaths for place, _, _, deaths in rows if place != origin)
-        return LetterCounts(
-            **counted,
-            deaths=max(int(here) - again, 0),
-            elsewhere=int(elsewhere),
-            purged=self._has_purged_letters(),
-        )
-
-    def among(
-        self, messages: Messages, origin: str, recorded: int
-    ) -> tuple[LetterCounts, RecordCounts | None]:
-        """Look up these messages. `recorded` is how many records there were before the source was read, so messages
-        sent and done since are not taken for lost."""
-        rows = self._rows(
-            "SELECT body_sha256, status, origin FROM onceward_dead_letters WHERE consumer = :consumer"
-        )
-        status_of = {bytes(digest): status for digest, status, _ in rows}
-        here = {each.digest for each in (*messages.done, *messages.others)}
-        beyond = sum(place == origin and bytes(digest) not in here for digest, _, place in rows)
-        dead: Counter[str] = Counter()
-        buried: set[bytes] = set()
-        rest: list[Seen] = []
-        copies = 0
-        for each in messages.done:
-            if each.digest not in status_of:
-                rest.append(each)
-            elif each.digest in buried:
-                copies += 1
-            else:
-                buried.add(each.digest)
-                dead[status_of[each.digest]] += 1
-        letters = LetterCounts(
-            open=dead["open"],
-            redriven=dead["redriven"],
-            resolved=dead["resolved"],
-            discarded=dead["discarded"],
-            deaths=sum(dead.values()),
-            beyond=beyond,
-        )
-        if not self._has_contract:
-            return letters, None
-        outcomes = self._outcomes([each.tracking_id for each in (*messages.done, *messages.others)])
-        found: Counter[str] = Counter()
-        unknown: list[str] = []
-        before: set[str] = set()
-        for each in rest:
-            if each.tracking_id in before:
-                copies += 1
-            elif each.tracking_id in outcomes:
-                found[outcomes[each.tracking_id]] += 1
-            elif self._floor is not None and each.day < self._floor:
-                found["done"] += 1  # its record was purged
-            else:
-                unknown.append(each.tracking_id)
-            before.add(each.tracking_id)
-        return letters, RecordCounts(
-            applied=found["done"] + dead["resolved"],
-            superseded=found["superseded"],
-            duplicate=copies,
-            unknown=tuple(unknown),
-            beyond=max(recorded - len(outcomes), 0),
-        )
+        deaths = int(sum(row[2] for row in rows)) - again
+        return LetterCounts(**{status: count for status, count, _ in rows}, deaths=max(deaths, 0))
 
     def _by_outcome(self) -> Counter[str]:
         found: Counter[str] = Counter()
@@ -159,19 +126,17 @@ class DatabaseCounts:
         postgresql = self._connection is not None and self._connection.dialect.name == "postgresql"
         return ("onceward_dedup", "onceward_kept") if postgresql else ("onceward_dedup",)
 
-    def _purged_before(self) -> str | None:
-        from onceward.inbox.stores.types import as_date
+    def _letters_purged_before(self) -> float | None:
+        """Letters are purged a while after they died: only those of messages appended before this time are gone."""
+        rows = self._rows("SELECT at, details FROM onceward_audit WHERE action = 'purge'")
+        purges = [datetime.fromisoformat(at) for at, details in rows if json.loads(details).get("letters")]
+        return max(purges).timestamp() - KEPT_SECONDS if purges else None
 
-        return None if self._floor is None else as_date(self._floor)
-
-    def _has_purged_letters(self) -> bool:
-        rows = self._rows("SELECT details FROM onceward_audit WHERE action = 'purge'")
-        return any(json.loads(row[0]).get("letters") for row in rows)
-
-    def _rows(self, query: str) -> list[Any]:
+    def _rows(self, query: str, **values: str) -> list[Any]:
         from sqlalchemy import text
 
-        values = {"consumer": self._consumer} if ":consumer" in query else {}
+        if ":consumer" in query:
+            values["consumer"] = self._consumer
         return self._execute(text(query), values)
 
     def _execute(self, query: Any, values: dict[str, Any]) -> list[Any]:

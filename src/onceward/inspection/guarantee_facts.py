@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from onceward._environment import names_production
 from onceward.app.app import Consumer, Onceward
-from onceward.app.build import database_url, task_class
+from onceward.app.build import database_url
 from onceward.app.engines import most_connections
 from onceward.connectors.reports import ServerUnreachable, SourceFacts
 from onceward.connectors.urls import Address
-from onceward.inbox.evidence.evidence import is_production
+from onceward.inbox.contract import Contract
+from onceward.inbox.purge.retention import effective_days
 from onceward.inspection.guarantees import Facts
 from onceward.inspection.probes import accepted_connections, open_database
+from onceward.inspection.proofs import problem_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -22,22 +25,33 @@ SQLITE_SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
 def facts_of(app: Onceward, consumer: Consumer) -> Facts:
     found = _read_database_url(app.settings.database)
     unreachable: tuple[str, ...] = ()
+    contract = consumer.contract
     try:
+        if contract is not None:
+            problem = problem_of(app, consumer)
+            found |= {"proven": problem is None, "unproven": problem or ""}
         found |= _ask_database(app.settings.database, consumer)
     except ServerUnreachable as error:
         unreachable = (str(error),)
         if found["database"] == "postgresql":
             unreachable += (f"whether PostgreSQL accepts up to {most_connections(app)} connections",)
-    contract = consumer.contract
     return Facts(
         **found,
         connections=0 if app.settings.database is None else most_connections(app),
         name=f"{consumer.function.__module__}:{consumer.function.__qualname__}",
         source=_ask_source(consumer.source),
         mode=None if contract is None else contract.mode,
-        production=is_production(app.settings.env),
+        says_contract=consumer.says_contract,
+        production=names_production(app.settings.env),
+        record_days="" if contract is None else _record_days(contract),
+        letter_days=0 if contract is None else contract.dead_letter_days,
         unreachable=unreachable,
     )
+
+
+def _record_days(contract: Contract) -> str:
+    days = effective_days(contract)
+    return "until it is released" if days is None else f"for {days:g} days"
 
 
 def _ask_source(source: Address) -> SourceFacts:
@@ -60,8 +74,8 @@ def _ask_database(database: str | None, consumer: Consumer) -> dict[str, Any]:
         return {}
     with open_database(database) as connection:
         if connection is None:  # in memory, or a file that the first run creates, with SQLite's defaults
-            return {"proven": _is_proven(consumer, [])}
-        return {**_durability(connection), "proven": _is_proven(consumer, _evidence(connection, consumer))}
+            return {"has_effects": False}
+        return {**_durability(connection), **_keys(connection, consumer)}
 
 
 def _durability(connection: Connection) -> dict[str, Any]:
@@ -77,26 +91,23 @@ def _durability(connection: Connection) -> dict[str, Any]:
     }
 
 
-def _evidence(connection: Connection, consumer: Consumer) -> list[Any]:
-    """Read the evidence of verifications, newest first."""
-    import msgspec
+def _keys(connection: Connection, consumer: Consumer) -> dict[str, Any]:
+    """The shortest validity among the last effects of each name, and whether there are any."""
     from sqlalchemy import inspect, text
 
-    from onceward.inbox.evidence.evidence import Evidence
-
-    if consumer.contract is None or not inspect(connection).has_table("onceward_evidence"):
-        return []
-    query = text(
-        "SELECT evidence FROM onceward_evidence WHERE consumer_id = :consumer "
-        "ORDER BY recorded_at DESC, evidence_id DESC"
-    )
-    rows = connection.execute(query, {"consumer": consumer.contract.consumer_id})
-    return [msgspec.json.decode(row[0], type=Evidence) for row in rows]
+    if consumer.contract is None or not inspect(connection).has_table("onceward_effects"):
+        return {"has_effects": False}
+    if "valid_for" not in {each["name"] for each in inspect(connection).get_columns("onceward_effects")}:
+        return {}  # the tables are of an older version
+    found = list(connection.scalars(text(_LAST_KEYS), {"consumer": consumer.contract.consumer_id}))
+    if not found:
+        return {"has_effects": False}
+    return {} if None in found else {"key_days": min(found) / 86400}
 
 
-def _is_proven(consumer: Consumer, found: list[Any]) -> bool | None:
-    from onceward.inbox.evidence.evidence import lacking
-
-    return (
-        None if consumer.contract is None else lacking(consumer.contract, task_class(consumer), found) is None
-    )
+_LAST_KEYS = """
+    SELECT e.valid_for FROM onceward_effects e JOIN (
+        SELECT name, max(intended_at) AS intended_at FROM onceward_effects WHERE consumer_id = :consumer GROUP BY name
+    ) AS last ON last.name = e.name AND last.intended_at = e.intended_at
+    WHERE e.consumer_id = :consumer
+"""

@@ -19,9 +19,11 @@ class Strength(IntEnum):
     """From weak to strong."""
 
     MAY_LOSE = 0
-    AT_LEAST_ONCE = 1
-    EFFECTS_ONCE = 2
-    HOLDS = 3
+    UNKNOWN = 1
+    """Something could not be determined that might weaken it."""
+    AT_LEAST_ONCE = 2
+    EFFECTS_ONCE = 3
+    HOLDS = 4
     """Does not weaken the others."""
 
     def __str__(self) -> str:
@@ -36,6 +38,15 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     source: SourceFacts
     mode: str | None = None
     """The mode of its contract, transactional or effectful; None without a contract."""
+    record_days: str = ""
+    """How long the inbox keeps its records."""
+    letter_days: float = 0
+    """How long a dead letter can wait for a redrive."""
+    key_days: float | None = None
+    """How long the other side remembers the keys of its effects, at least. None if an effect does not say so, or no
+    effect was made yet."""
+    has_effects: bool = True
+    """Whether the database knows an effect of it. Before the first, nothing is known about its keys."""
     database: str | None = None
     """sqlite or postgresql; None without one."""
     database_synchronous: str | None = None
@@ -49,7 +60,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     in_memory: bool = False
     """The database is not in a file."""
     proven: bool | None = None
-    """Whether there is evidence for today's code."""
+    """Whether there is evidence for what runs here."""
+    unproven: str = ""
+    """Why not."""
+    says_contract: bool = True
+    """Whether the code says which contract it has, even if it says None."""
     production: bool = False
     unreachable: tuple[str, ...] = ()
     """What else, apart from the source, could not be reached, and why."""
@@ -62,13 +77,41 @@ class WeakLink(msgspec.Struct, frozen=True):
     why: str
     advice: str = ""
     """The change that would make it stronger."""
+    label: str = ""
+    """A word or two for the headline."""
 
 
 class GuaranteeVerdict(msgspec.Struct, frozen=True):
-    guarantee: Strength
     links: tuple[WeakLink, ...]
     """All links, weakest first."""
-    not_checked: tuple[str, ...]
+
+    @property
+    def guarantee(self) -> Strength:
+        return self.weakest.strength
+
+    @property
+    def at_best(self) -> Strength:
+        """The guarantee if everything unknown turns out well."""
+        known = (link.strength for link in self.links if link.strength is not Strength.UNKNOWN)
+        return min(known, default=Strength.UNKNOWN)
+
+    @property
+    def headline(self) -> str:
+        """The guarantee and what it rests on, in one line."""
+        weakest = self.guarantee
+        text = f"unknown, at best {self.at_best}" if weakest is Strength.UNKNOWN else str(weakest)
+        rests_on = min(weakest, Strength.EFFECTS_ONCE) if weakest is not Strength.UNKNOWN else self.at_best
+        labels = [link.label for link in self.links if link.label and link.strength is rests_on]
+        labels += [
+            f"but {link.label}"
+            for link in self.links
+            if link.label and link.strength is Strength.HOLDS and link.advice
+        ]
+        return f"{text}: {', '.join(labels)}" if labels else text
+
+    @property
+    def not_checked(self) -> tuple[str, ...]:
+        return tuple(link.why for link in self.links if link.strength is Strength.UNKNOWN)
 
     @property
     def weakest(self) -> WeakLink:
@@ -81,25 +124,38 @@ class Rule(NamedTuple):
     why: str
     """May name facts, as in {database_synchronous}."""
     advice: str = ""
+    label: str = ""
 
 
 def judge(facts: Facts) -> GuaranteeVerdict:
-    known = msgspec.structs.asdict(facts)
+    known = {**msgspec.structs.asdict(facts), "key_time": _format_days(facts.key_days or 0)}
     links = [
-        WeakLink(rule.strength, rule.why.format(**known), rule.advice.format(**known))
+        WeakLink(rule.strength, rule.why.format(**known), rule.advice.format(**known), rule.label)
         for rule in RULES
         if rule.applies(facts)
     ]
     links += _links_of(facts.source)
-    links.sort(key=lambda link: link.strength)
-    not_checked = (*facts.source.unreachable, *_unknowns_of(facts.source), *facts.unreachable)
-    return GuaranteeVerdict(links[0].strength, tuple(links), not_checked)
+    unknowns = (*facts.source.unreachable, *_unknowns_of(facts.source), *facts.unreachable)
+    links += [WeakLink(Strength.UNKNOWN, why) for why in unknowns]
+    return GuaranteeVerdict(tuple(sorted(links, key=lambda link: link.strength)))
+
+
+def _format_days(days: float) -> str:
+    """`90 days`, `23 hours`, `23 seconds`: in the largest unit of which it is at least one."""
+    units = {"day": 1, "hour": 24, "minute": 1440, "second": 86400}
+    unit = next((unit for unit, per_day in units.items() if days * per_day >= 1), "second")
+    number = f"{days * units[unit]:.3g}"
+    return f"{number} {unit}{'' if number == '1' else 's'}"
 
 
 def _links_of(source: SourceFacts) -> Iterator[WeakLink]:
     if (durability := source.durability) is not None:
-        holds = durability.survives in (None, Survives.MACHINE_CRASH)
-        yield WeakLink(HOLDS if holds else LOSE, durability.why, durability.advice)
+        if durability.survives is None:
+            strength = Strength.UNKNOWN
+        else:
+            strength = HOLDS if durability.survives is Survives.MACHINE_CRASH else LOSE
+        label = "source not durable" if strength is LOSE else ""
+        yield WeakLink(strength, durability.why, durability.advice, label)
     for hazard in source.hazards:
         yield WeakLink(LOSE if hazard.loses else AT_LEAST, hazard.why, hazard.advice)
     if source.redelivers:
@@ -127,7 +183,7 @@ def _unknowns_of(source: SourceFacts) -> Iterator[str]:
         yield "whether the source redelivers what a killed process had in flight: its connector does not report it"
 
 
-LOSE, AT_LEAST, ONCE, HOLDS = Strength
+LOSE, _, AT_LEAST, ONCE, HOLDS = Strength
 
 RULES = (
     # ── what runs the effects
@@ -136,6 +192,7 @@ RULES = (
         AT_LEAST,
         "there is no contract: a crash after the effect and before the acknowledgment repeats the effect",
         "give the consumer a contract and the app a database, and write through `session`",
+        "no contract",
     ),
     Rule(
         lambda f: f.mode == "effectful",
@@ -144,28 +201,78 @@ RULES = (
         "recognize a repetition",
         "pass the key of `session.effect` to the other side, and have it refuse calls it has already done; or write "
         "only to the database, with mode='transactional'",
+        "calls with a key",
+    ),
+    Rule(
+        lambda f: f.mode == "effectful" and f.key_days is None and not f.has_effects,
+        AT_LEAST,
+        "how long the other side remembers keys is unknown until the first effect: this database has none of it yet",
+        "say it in the handler: session.effect(…, key_valid_for=hours(23)); explain again when an effect has run",
+        "key validity unknown",
+    ),
+    Rule(
+        lambda f: f.mode == "effectful" and f.key_days is None and f.has_effects,
+        AT_LEAST,
+        "how long the other side remembers the keys of all effects is unknown: a dead letter can wait {letter_days:g} "
+        "days, and a redrive after its key was forgotten may repeat the call",
+        "say it in the handler: session.effect(…, key_valid_for=hours(23))",
+        "key validity unknown",
+    ),
+    Rule(
+        lambda f: f.mode == "effectful" and f.key_days is not None and f.key_days < f.letter_days,
+        AT_LEAST,
+        "the other side remembers keys for {key_time}, but a dead letter can wait {letter_days:g} days: an effect "
+        "in doubt is not called again after that; it is reconciled, or waits for an operator",
+        "give session.effect a `reconcile` function if it has none, and redrive dead letters sooner",
+        "keys shorter than dead letters wait",
+    ),
+    Rule(
+        lambda f: f.mode == "effectful" and f.key_days is not None and f.key_days >= f.letter_days,
+        HOLDS,
+        "the other side remembers keys for {key_time}, at least as long as a dead letter can wait",
+    ),
+    Rule(
+        lambda f: f.mode is not None and f.record_days,
+        HOLDS,
+        "the inbox remembers an event {record_days}; a dead letter can wait {letter_days:g} days",
     ),
     Rule(
         lambda f: f.mode == "transactional" and f.database == "postgresql",
         ONCE,
-        "the inbox's record and the effects are one PostgreSQL transaction",
+        "the inbox's record and what the handler writes through its session are one PostgreSQL transaction",
+        label="transactional",
     ),
     Rule(
         lambda f: f.mode == "transactional" and f.database == "sqlite" and not f.in_memory,
         ONCE,
-        "the inbox's record and the effects are one SQLite transaction",
+        "the inbox's record and what the handler writes through its session are one SQLite transaction",
+        label="transactional",
+    ),
+    Rule(
+        lambda f: f.mode is not None and f.proven,
+        ONCE,
+        "verification found no effect outside the session, in today's code",
+        label="proven",
     ),
     Rule(
         lambda f: f.mode is not None and f.proven is False and not f.production,
-        ONCE,
-        "effects outside its session are not part of that, and today's code is unproven",
+        AT_LEAST,
+        "it is unproven: {unproven}; what it does outside its session and its effects, if anything, may be repeated",
         "run `onceward verify {name} --record`",
+        "unproven",
     ),
     Rule(
         lambda f: f.mode is not None and f.proven is False and f.production,
-        ONCE,
-        "it does not start at all: its code is unproven, and this is production",
+        AT_LEAST,
+        "it does not start at all: this is production, and it is unproven: {unproven}",
         "run `onceward verify {name} --record`",
+        "unproven",
+    ),
+    Rule(
+        lambda f: f.production and not f.says_contract,
+        AT_LEAST,
+        "it does not start at all: this is production, and its code says nothing about a contract",
+        "give it a contract, or write out contract=None",
     ),
     # ── the database
     Rule(
@@ -173,6 +280,7 @@ RULES = (
         LOSE,
         "the database is in memory: the inbox and all effects are lost with the process",
         "use a file: database='sqlite:///shop.db'",
+        "database not durable",
     ),
     Rule(
         lambda f: f.mode is not None and f.database_fsync is False,
@@ -180,6 +288,7 @@ RULES = (
         "PostgreSQL runs with fsync=off: a power cut may undo effects whose messages are acknowledged, and break the "
         "database",
         "set fsync = on in postgresql.conf",
+        "database not durable",
     ),
     Rule(
         lambda f: f.mode is not None and f.database == "postgresql" and f.database_synchronous == "OFF",
@@ -187,6 +296,7 @@ RULES = (
         "PostgreSQL commits with synchronous_commit=off: a crash of its server may undo the last effects after their "
         "messages were acknowledged",
         "set synchronous_commit = on for this database",
+        "database not durable",
     ),
     Rule(
         lambda f: (
@@ -196,6 +306,7 @@ RULES = (
         "the database runs with synchronous={database_synchronous}: a power cut may undo the last effects after their "
         "messages were acknowledged",
         "leave synchronous at FULL",
+        "database not durable",
     ),
     Rule(
         lambda f: f.max_connections is not None and f.connections <= f.max_connections,
@@ -208,6 +319,7 @@ RULES = (
         "all workers together want {connections} connections, more than the {max_connections} that PostgreSQL accepts: "
         "`onceward run` opens fewer and work waits, or, if you set pool_size, other clients are refused",
         "set pool_size (connections per process), run fewer processes, or raise max_connections in postgresql.conf",
+        "too few connections",
     ),
     # ── the source, together with the database; `_links_of` has the rest
     Rule(

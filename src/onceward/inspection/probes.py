@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onceward._secrets import mask_url
 from onceward.app.build import database_url
 from onceward.connectors.reports import ANSWER_SECONDS, CHECK_SERVER, ServerUnreachable
-from onceward.connectors.urls import redact_url
 from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def open_database(database: str) -> Iterator[Connection | None]:
     from sqlalchemy.exc import SQLAlchemyError
 
     from onceward._text import driver_message
+    from onceward.db.engines import DatabaseTimeouts, connect_arguments
 
     url = database_url(database, asynchronous=False)
     if url.get_backend_name() == "sqlite":
@@ -34,7 +35,7 @@ def open_database(database: str) -> Iterator[Connection | None]:
             return
         arguments: dict[str, Any] = {"timeout": ANSWER_SECONDS}
     else:
-        arguments = {"connect_timeout": int(ANSWER_SECONDS), "application_name": "onceward"}
+        arguments = connect_arguments(url, DatabaseTimeouts(ANSWER_SECONDS), name="onceward")
     try:
         engine = create_engine(url, connect_args=arguments)
     except ModuleNotFoundError:
@@ -44,7 +45,7 @@ def open_database(database: str) -> Iterator[Connection | None]:
             yield connection
     except SQLAlchemyError as error:
         raise ServerUnreachable(
-            f"cannot query database {redact_url(database)}: {driver_message(error)}; {CHECK_SERVER}"
+            f"cannot query database {mask_url(database)}: {driver_message(error)}; {CHECK_SERVER}"
         ) from None
     finally:
         engine.dispose()

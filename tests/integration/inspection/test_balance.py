@@ -6,9 +6,11 @@ import json
 import re
 import sqlite3
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,15 @@ from onceward import Onceward, Transaction
 from onceward.app.build import open_task
 from onceward.boundary import BoundaryClient
 from onceward.cli.main import app as commands
+from onceward.connectors.codec import encode
 from onceward.connectors.sqlite import SqliteConnector, statements
 from onceward.connectors.urls import Address
 from onceward.deadletters import DeadLetters, Filter, Rca
 from onceward.inbox import Contract, InboxSession
 from onceward.task.report import Report
+from tests.support.balance_world import copy_database
 from tests.support.boundary.server import boundary_server
+from tests.support.every_redis import every_redis
 from tests.support.inbox.databases import schema
 from tests.support.schema import Schema
 
@@ -186,37 +191,180 @@ def test_a_dead_letter_is_followed_through_redrive_discarding_and_loss(shop: Sho
     shop.execute(f"DELETE FROM onceward_dead_letters WHERE id = {third.id}")
     code, struck = shop.balanced()
     assert code == 1
-    assert (
-        "1 dead letter is missing: 3 were moved to the database, but it has only 2" in struck["problems"][0]
-    )
+    assert struck["problems"] == [
+        f"1 dead letter is missing: moved to the database, which does not have it: {third.message_id}"
+    ]
+    assert struck["missing"] == [third.message_id]
     engine.dispose()
 
 
-def test_without_a_contract_applied_and_duplicate_are_one(tmp_path: Path, database: str) -> None:
+@pytest.mark.req("CC-073")
+def test_without_a_contract_nothing_is_said_to_be_applied(tmp_path: Path, database: str) -> None:
     plain = Shop(f"sqlite:///{tmp_path}/orders.db", database, with_contract=False)
     copy = order(1)
     plain.send(copy, copy, order(3))
     plain.consume()
-    code, struck = plain.balanced()
-    assert code == 0
-    assert numbers(struck) == {"appended": 3, "applied": 3, "duplicate": None, "pending": 0, "dead": 0}
-    assert "applied or duplicate" in balance("--source", plain.source).stdout
+    result = plain.of_app("--json")
+    [struck] = json.loads(result.stdout)
+    assert (result.exit_code, struck["applied"], struck["duplicate"], struck["done"]) == (0, None, 0, 3)
+    text = plain.of_app().stdout
+    assert "applied" not in text
+    assert "It holds: 3 appended = 3 done." in text
+
+
+@pytest.mark.req("CC-071")
+def test_a_source_alone_does_not_show_whether_what_it_acknowledged_was_applied(shop: Shop) -> None:
+    shop.send(order(1), order(2))
+    assert balance("--source", shop.source).exit_code == 0, "all of it is waiting"
+    shop.consume()
+    result = balance("--source", shop.source)
+    assert result.exit_code == 3
+    assert "2 messages are acknowledged; whether they were applied is in a database" in result.stderr
 
 
 def test_a_file_from_before_the_counting_says_so_and_counts_from_its_next_opening_on(tmp_path: Path) -> None:
     path = tmp_path / "orders.db"
     with SqliteConnector(path) as queue:
         queue.dispatch_transactions([order(1), order(2)])
-    execute(path, "DROP TABLE tallies", "PRAGMA user_version = 2")
+    later = ("tallies", "ended", "forgotten", "clock")
+    execute(path, *(f"DROP TABLE {name}" for name in later), "PRAGMA user_version = 2")
     result = balance("--source", f"sqlite:///{path}", "--json")
     [struck] = json.loads(result.stdout)
-    assert (result.exit_code, struck["appended"], struck["pending"]) == (0, None, 2)
+    assert (result.exit_code, struck["appended"], struck["pending"]) == (3, None, 2)
     assert "an older onceward did not count" in struck["notes"]["appended"]
     with SqliteConnector(path) as queue:
         queue.dispatch_transactions([order(3)])
     [struck] = json.loads(balance("--source", f"sqlite:///{path}", "--json").stdout)
     assert (struck["appended"], struck["pending"]) == (3, 3)
-    assert statements.SCHEMA_VERSION == statements.TALLIED_SINCE
+
+
+# ── each message by its id ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("CC-070")
+def test_a_record_that_somebody_deleted_is_missed_by_name(shop: Shop) -> None:
+    shop.send(order(1, id="first"), order(2), order(2, id="third"))
+    shop.consume()
+    shop.execute("DELETE FROM onceward_dedup WHERE tracking_id = 'first'")
+    code, struck = shop.balanced()
+    assert (code, struck["missing"]) == (1, ["first"])
+    assert struck["problems"] == ["1 message is acknowledged, but neither applied nor dead: first"]
+
+
+@pytest.mark.req("CC-070")
+def test_an_inbox_from_an_older_backup_lacks_messages_by_name(shop: Shop, tmp_path: Path) -> None:
+    sent = [order(number) for number in range(12)]
+    shop.send(*sent[:5])
+    shop.consume()
+    copy_database(tmp_path / "shop.db", tmp_path / "backup.db")
+    shop.send(*sent[5:])
+    shop.consume()
+    assert shop.of_app().exit_code == 0
+    copy_database(tmp_path / "backup.db", tmp_path / "shop.db")
+    code, struck = shop.balanced()
+    assert (code, struck["applied"]) == (1, 5)
+    assert struck["missing"] == [each.id for each in sent[5:]]
+    text = shop.of_app("--verbose").stdout
+    assert all(f"missing: {each.id}" in text for each in sent[5:])
+
+
+@pytest.mark.req("CC-070")
+def test_an_event_is_followed_by_the_id_in_its_metadata(shop: Shop) -> None:
+    shop.send(order(1, metadata={"tracking_id": "event-1"}), order(2))
+    shop.consume()
+    assert shop.balanced()[0] == 0
+    shop.execute("DELETE FROM onceward_dedup WHERE tracking_id = 'event-1'")
+    assert shop.balanced()[1]["missing"] == ["event-1"]
+
+
+@pytest.mark.req("CC-070")
+def test_ids_beyond_those_that_a_queue_keeps_are_compared_by_number(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statements, "KEPT", 10)
+    sent = [order(number) for number in range(30)]
+    shop.send(*sent)
+    shop.consume()
+    code, struck = shop.balanced()
+    assert (code, struck["applied"], struck["gone"]) == (0, 30, 0)
+    shop.send(sent[0])
+    shop.consume()
+    code, struck = shop.balanced()
+    assert code == 3, "a copy of one that it no longer lists looks the same as a lost record"
+    assert "20 messages are done and no longer in the source, but only 19" in struck["unknown"][0]
+    shop.execute(f"DELETE FROM onceward_dedup WHERE tracking_id = '{sent[-1].id}'")
+    assert shop.balanced()[1]["missing"] == [sent[-1].id]
+
+
+@pytest.mark.req("CC-070")
+def test_ids_of_ended_messages_that_somebody_removed_leave_it_unknown(shop: Shop, tmp_path: Path) -> None:
+    shop.send(order(1), order(2))
+    shop.consume()
+    execute(tmp_path / "orders.db", "DELETE FROM ended")
+    code, struck = shop.balanced()
+    assert code == 3
+    assert "2 ids of messages that ended were removed from the queue's file" in struck["unknown"]
+
+
+@pytest.mark.req("CC-070")
+def test_a_queue_from_before_ids_were_kept_is_compared_by_number(shop: Shop, tmp_path: Path) -> None:
+    shop.send(order(1), order(2), order("x"))
+    shop.consume()
+    shop.consume()
+    older = [f"DROP TABLE {name}" for name in ("ended", "forgotten", "clock")]
+    execute(tmp_path / "orders.db", *older, "PRAGMA user_version = 3")
+    assert numbers(shop.balanced()[1])["applied"] == 2
+    shop.send(order(4))
+    shop.consume()
+    code, struck = shop.balanced()
+    assert code == 0
+    assert numbers(struck) == {"appended": 4, "applied": 3, "duplicate": 0, "pending": 0, "dead": 1}
+    shop.execute(
+        "DELETE FROM onceward_dedup WHERE tracking_id IN (SELECT min(tracking_id) FROM onceward_dedup)"
+    )
+    assert shop.balanced()[0] in (1, 3)
+
+
+@pytest.mark.req("CC-072")
+def test_copies_of_refused_messages_balance(shop: Shop) -> None:
+    sent = [order("x") for _ in range(20)]
+    shop.send(*(each for each in sent for _ in range(2)))
+    shop.consume()
+    shop.consume()
+    code, struck = shop.balanced()
+    assert (code, struck["problems"]) == (0, [])
+    assert numbers(struck) == {"appended": 40, "applied": 0, "duplicate": 20, "pending": 0, "dead": 20}
+    shop.send(*sent[:5])
+    shop.consume()
+    shop.consume()
+    assert numbers(shop.balanced()[1])["duplicate"] == 25
+
+
+@pytest.mark.req("CC-072")
+def test_letters_that_were_purged_are_not_missed_and_younger_ones_are(shop: Shop) -> None:
+    shop.send(order("x"), order("y"), order("x"))
+    shop.consume()
+    shop.consume()
+    later = time.time() + 91 * 86400
+    engine = create_engine(shop.database)
+    letters = DeadLetters(engine, clock=lambda: later)
+    first, second, _ = letters.find(Filter(), limit=10)
+    letters.discard(Filter(ids=(first.id, second.id)), reason="a test order", operator="me")
+    shop.execute(f"UPDATE onceward_dead_letters SET keep_until = {later + 9e6} WHERE id = {second.id}")
+    assert letters.purge(operator="me") == 1
+    engine.dispose()
+    code, struck = shop.balanced()
+    assert (code, struck["dead"], struck["gone"], struck["dropped"]) == (
+        0,
+        1,
+        1,
+        {"discarded by an operator": 1},
+    )
+    now = time.time()
+    shop.execute("DROP TRIGGER onceward_audit_is_not_changed")
+    shop.execute(f"UPDATE onceward_audit SET at = '{datetime.fromtimestamp(now, UTC).isoformat()}'")
+    code, struck = shop.balanced()
+    assert (code, struck["missing"]) == (1, [first.message_id]), "today's purge cannot have removed it"
 
 
 # ── before the first message, and with mistyped names ───────────────────────────────────────────────────
@@ -271,9 +419,7 @@ def test_a_queue_whose_file_was_removed_is_not_said_to_have_had_nothing(
         left.unlink()
     if made_again:
         shop.consume()
-    result = shop.of_app()
-    assert cannot_be_reported(result)
-    assert "the inbox has 2 more records than this source had messages" in result.stdout
+    assert cannot_be_reported(shop.of_app())
 
 
 def test_a_file_that_is_not_there_or_no_database_ends_with_2(tmp_path: Path) -> None:
@@ -300,8 +446,8 @@ def test_a_consumer_that_the_database_does_not_know_is_named(shop: Shop) -> None
     shop.send(order(1))
     shop.consume()
     result = balance("--source", shop.source, "--consumer", "biling", "--database", shop.database)
-    assert result.exit_code == 0
-    assert "the database has nothing of consumer 'biling' (registered: billing)" in result.stdout
+    assert result.exit_code == 3
+    assert "the database has nothing of consumer 'biling' (registered: billing)" in result.stderr
 
 
 def test_a_stream_or_group_that_is_not_there_ends_with_2(redis_url: str, database: str) -> None:
@@ -419,23 +565,19 @@ def test_bytes_that_are_no_message_are_dead_and_accounted_for(stream: tuple[Shop
 
 
 def cannot_be_reported(result: Result) -> bool:
-    assert result.exit_code == 0, "it is unknown whether it was lost or never there"
+    assert result.exit_code == 3, "it is unknown whether it was lost or never there"
     assert "It holds" not in result.stdout
-    assert "the source is empty, but this consumer has had messages" in result.stdout
-    return "Cannot confirm the balance" in result.stdout
+    return "the source is empty, but this consumer has had messages" in result.stderr
 
 
-def test_a_stream_that_was_lost_is_not_said_to_have_had_nothing(stream: tuple[Shop, Redis, str]) -> None:
+def test_a_redis_that_lost_everything_is_not_said_to_have_had_nothing(
+    stream: tuple[Shop, Redis, str],
+) -> None:
     shop, redis, name = stream
     shop.send(order(1), order(2), order("x"))
     shop.consume()
-    redis.delete(name)
-    lost = shop.of_app()
-    assert cannot_be_reported(lost)
-    assert (
-        "the inbox has 2 more records of this consumer, of messages that this source does not" in lost.stdout
-    )
-    assert "the database has 1 more, of messages that are no longer in this source" in lost.stdout
+    redis.delete(*redis.scan_iter(f"*{name}*"))
+    assert cannot_be_reported(shop.of_app())
     shop.consume()
     assert redis.exists(name), "a consumer makes it again"
     assert cannot_be_reported(shop.of_app())
@@ -445,9 +587,8 @@ def test_a_stream_that_was_lost_is_not_said_to_have_had_nothing(stream: tuple[Sh
     shop.send(order(3))
     shop.consume()
     code, struck = shop.balanced()
-    assert code == 0
-    assert numbers(struck) == {"appended": 1, "applied": 1, "duplicate": 0, "pending": 0, "dead": 0}
-    assert "2 more records" in struck["notes"]["applied"]
+    assert (code, struck["appended"], struck["applied"]) == (3, 1, 1)
+    assert "the database has 3 more records of this consumer" in struck["unknown"][0]
 
 
 def test_dead_letters_of_a_stream_that_was_lost_are_reported_of_without_a_contract(
@@ -459,8 +600,157 @@ def test_dead_letters_of_a_stream_that_was_lost_are_reported_of_without_a_contra
     plain.consume()
     plain.consume()
     with Redis.from_url(redis_url) as redis:
-        redis.delete(name)
+        redis.delete(*redis.scan_iter(f"*{name}*"))
     assert cannot_be_reported(plain.of_app())
+
+
+@pytest.mark.req("CC-071")
+@every_redis
+@pytest.mark.parametrize("remove", ["xdel", "xtrim"])
+@pytest.mark.parametrize("consumed", [0, 2])
+def test_unread_entries_that_somebody_removed_are_missing_on_every_redis(
+    stream: tuple[Shop, Redis, str], remove: str, consumed: int
+) -> None:
+    shop, redis, name = stream
+    shop.send(*(order(number) for number in range(6)))
+    if consumed:
+        shop.consume(limit=consumed)
+    entries = [entry for entry, _ in redis.xrange(name)]
+    if remove == "xdel":
+        redis.xdel(name, entries[-1], entries[-2])
+    else:
+        redis.xtrim(name, maxlen=4 - consumed, approximate=False)
+    code, struck = shop.balanced() if consumed else (shop.of_app("--json").exit_code, {})
+    assert code == 1
+    if consumed:
+        assert struck["problems"][0].startswith("2 messages are missing: 6 were appended, but only 4")
+    shop.consume()
+    assert shop.of_app().exit_code == 1, "also when the others are done"
+
+
+@pytest.mark.req("CC-071")
+@every_redis
+def test_entries_that_somebody_removed_while_in_flight_leave_it_unknown(
+    stream: tuple[Shop, Redis, str],
+) -> None:
+    shop, redis, name = stream
+    shop.send(order(1), order(2), order(3))
+    shop.consume(limit=1)
+    [[_, [(entry, _)]]] = redis.xreadgroup("g", "somebody", {name: ">"}, count=1)
+    assert shop.balanced()[0] == 0, "it is pending"
+    redis.xdel(name, entry)
+    code, struck = shop.balanced()
+    assert (code, struck["pending"]) == (3, 2)
+    assert "1 entry in flight cannot be delivered again" in struck["unknown"][0]
+
+
+@pytest.mark.req("CC-071")
+@every_redis
+def test_entries_that_are_removed_after_they_were_done_are_not_missing(
+    stream: tuple[Shop, Redis, str],
+) -> None:
+    shop, redis, name = stream
+    shop.send(*(order(number) for number in range(6)), order("x"))
+    shop.consume()
+    shop.consume()
+    shop.send(order(7))
+    redis.xtrim(name, maxlen=1, approximate=False)
+    code, struck = shop.balanced()
+    assert code == 0
+    assert numbers(struck) == {"appended": 8, "applied": 6, "duplicate": 0, "pending": 1, "dead": 1}
+    shop.execute(
+        "DELETE FROM onceward_dedup WHERE tracking_id IN (SELECT min(tracking_id) FROM onceward_dedup)"
+    )
+    code, struck = shop.balanced()
+    assert code == 3, "a copy looks the same"
+    assert (
+        "7 messages are done and no longer in the source, but only 6 of them have a record"
+        in struck["unknown"][0]
+    )
+
+
+@pytest.mark.req("CC-071")
+@every_redis
+def test_a_stream_that_was_deleted_is_missed_with_what_waited_in_it(stream: tuple[Shop, Redis, str]) -> None:
+    shop, redis, name = stream
+    shop.send(order(1), order(2))
+    shop.consume()
+    redis.delete(name)
+    result = shop.of_app()
+    assert (result.exit_code, "It holds: 2 appended = 2 applied." in result.stdout) == (0, True)
+    shop.send(order(3), order(4))
+    shop.consume(limit=1)
+    redis.delete(name)
+    shop.send(order(5))
+    shop.consume()
+    code, struck = shop.balanced()
+    assert code == 1
+    assert struck["problems"][0].startswith("1 message is missing: 5 were appended, but only 4")
+
+
+@pytest.mark.req("CC-071")
+@every_redis
+def test_entries_of_other_programs_are_counted_by_redis_or_make_it_unknown(
+    stream: tuple[Shop, Redis, str],
+) -> None:
+    shop, redis, name = stream
+    shop.send(order(1))
+    theirs = order(2)
+    redis.xadd(name, {"id": theirs.id, "body": encode(theirs)})
+    shop.send(order(3))
+    shop.consume()
+    code, struck = shop.balanced()
+    if "entries-added" in redis.xinfo_stream(name):
+        assert (code, struck["appended"], struck["applied"]) == (0, 3, 3)
+    else:
+        assert (code, struck["appended"], struck["applied"]) == (3, None, 3)
+        assert "something other than onceward adds to this stream" in struck["unknown"][0]
+
+
+@pytest.mark.req("CC-071")
+@every_redis
+def test_a_sink_that_trims_unread_entries_away_is_found_out(redis_url: str, database: str) -> None:
+    shop = Shop(f"{redis_url}/{uuid.uuid4().hex}?group=g&maxlen=1", database)
+    for _ in range(3):
+        shop.send(*(order(number) for number in range(100)))
+    shop.consume()
+    code, struck = shop.balanced()
+    assert (code, struck["appended"]) == (1, 300)
+    assert "they were removed without being done" in struck["problems"][0]
+
+
+@pytest.mark.req("CC-071")
+@every_redis
+def test_a_group_that_was_made_to_start_later_is_not_said_to_have_lost_anything(
+    redis_url: str, database: str
+) -> None:
+    name = uuid.uuid4().hex
+    Shop(f"{redis_url}/{name}?group=other", database).send(order(1), order(2))
+    with Redis.from_url(redis_url) as redis:
+        redis.xgroup_create(name, "g", id="$")
+    shop = Shop(f"{redis_url}/{name}?group=g", database)
+    shop.send(order(3))
+    shop.consume()
+    code, struck = shop.balanced()
+    assert (code, struck["applied"], struck["problems"]) == (3, 1, [])
+    assert "the group may have been set to start after them" in struck["unknown"][0]
+
+
+@pytest.mark.req("CC-071")
+@every_redis
+def test_a_second_group_of_a_stream_is_not_told_of_entries_that_were_removed_before_it(
+    redis_url: str, database: str
+) -> None:
+    name = uuid.uuid4().hex
+    first = Shop(f"{redis_url}/{name}?group=first", database)
+    first.send(order(1), order(2), order(3))
+    first.consume()
+    with Redis.from_url(redis_url) as redis:
+        redis.xtrim(name, maxlen=1, approximate=False)
+    second = Shop(f"{redis_url}/{name}?group=second", f"{database}.second")
+    second.consume()
+    code, struck = second.balanced()
+    assert (code, struck["applied"], struck["problems"]) == (3, 1, [])
 
 
 def test_records_of_what_waits_in_the_stream_are_not_taken_for_those_of_a_lost_one(
@@ -476,29 +766,13 @@ def test_records_of_what_waits_in_the_stream_are_not_taken_for_those_of_a_lost_o
     assert redis.xreadgroup("g", "somebody", {name: ">"}, count=1)
     shop.execute(f"UPDATE onceward_dead_letters SET status = 'resolved' WHERE message_id = '{bad.id}'")
     shop.execute(
-        "INSERT INTO onceward_dedup SELECT event_day, consumer_id, "
-        f"'{bad.id}', payload_sha256, processed_at, outcome FROM onceward_dedup LIMIT 1"
+        "INSERT INTO onceward_dedup SELECT consumer_id, "
+        f"'{bad.id}', own_day, keep_day, payload_sha256, processed_at, outcome FROM onceward_dedup LIMIT 1"
     )
     code, struck = shop.balanced()
     assert code == 0
     assert numbers(struck) == {"appended": 5, "applied": 3, "duplicate": 0, "pending": 2, "dead": 0}
     assert "applied" not in struck["notes"]
-
-
-def test_a_stream_that_was_trimmed_to_nothing_is_not_said_to_have_had_nothing(
-    stream: tuple[Shop, Redis, str],
-) -> None:
-    """Redis 7 knows how many there were."""
-    shop, redis, name = stream
-    shop.send(*(order(number) for number in range(5)))
-    shop.consume()
-    redis.xtrim(name, maxlen=0, approximate=False)
-    result = shop.of_app()
-    assert "the inbox has 5 more records of this consumer" in result.stdout
-    if "entries-added" in redis.xinfo_stream(name):
-        assert "It holds: 5 appended = 5 gone." in result.stdout
-    else:
-        assert cannot_be_reported(result)
 
 
 def test_what_is_sent_and_done_while_it_is_counted_is_not_taken_for_lost(
@@ -518,7 +792,6 @@ def test_what_is_sent_and_done_while_it_is_counted_is_not_taken_for_lost(
     monkeypatch.setattr(Address, "counts", count_and_let_others_work)
     code, struck = shop.balanced()
     assert (code, struck["appended"], struck["applied"]) == (0, 1, 1)
-    assert "applied" not in struck["notes"]
 
 
 # ── a boundary ──────────────────────────────────────────────────────────────────────────────────────────
@@ -549,7 +822,98 @@ def test_a_boundary_balances_until_somebody_confirms_what_was_not_applied(
             client.confirm("billing", 4)
         code, struck = shop.balanced()
     assert code == 1
-    assert "1 message is confirmed, but neither applied nor dead" in struck["problems"][0]
+    assert "1 message is acknowledged, but neither applied nor dead" in struck["problems"][0]
+
+
+# ── the table ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("CC-074")
+def test_all_consumers_are_in_one_table_each_note_once_then_the_verdict(
+    tmp_path: Path, database: str
+) -> None:
+    shop = Shop(f"sqlite:///{tmp_path}/orders.db?on_failure=dead_letter", database)
+    sent = [order(1), order("x"), order(3)]
+    shop.send(*sent)
+    shop.consume()
+    shop.consume()
+    for name in ("mail", "print"):
+        other = Shop(f"sqlite:///{tmp_path}/{name}.db", database, with_contract=False)
+        [consumer] = other.app.consumers.values()
+        other.send(order(1), order(2))
+        with open_task(other.app, consumer) as task:
+            task.consume_transactions(consumer.policy)
+        shop.app.consumer(other.source, name=name)(lambda order: None)
+    shop.app.consumer("memory://scratch", name="scratch")(lambda order: None)
+    result = shop.of_app()
+    rows = [line.split() for line in result.stdout.splitlines() if line.strip()]
+    assert [row[0] for row in rows] == [
+        "consumer",
+        "─" * len(rows[1][0]),
+        "charge",
+        "mail",
+        "print",
+        "scratch",
+        "done",
+        "It",
+    ]
+    assert rows[0][1:] == ["appended", "applied", "duplicate", "done", "pending", "dead", "holds"]
+    assert rows[2][1:] == ["3", "2", "0", "0", "0", "1", "yes"]
+    assert rows[3][1:] == ["2", "?", "0", "2", "0", "0", "yes"]
+    assert rows[5][-1] == "?"
+    assert result.stdout.count("without a contract nothing records") == 1
+    assert "done of mail, print: without a contract" in result.stdout
+    assert result.stdout.endswith("It holds for 3 of 4 consumers.\n")
+    assert result.stderr.startswith("Unknown whether it holds: scratch: how many were appended is unknown")
+    assert result.exit_code == 3
+    shop.execute(f"DELETE FROM onceward_dedup WHERE tracking_id = '{sent[0].id}'")
+    result = shop.of_app()
+    assert result.exit_code == 1, "a loss matters more than what is unknown"
+    assert (
+        f"It does not hold: charge: 1 message is acknowledged, but neither applied nor dead: {sent[0].id}."
+        in result.stderr
+    )
+
+
+@pytest.mark.req("CC-074")
+def test_details_are_there_on_request(shop: Shop) -> None:
+    shop.send(order(1), order("x"))
+    shop.consume()
+    shop.consume()
+    engine = create_engine(shop.database)
+    DeadLetters(engine).discard(Filter(consumer="billing"), reason="a test order", operator="me")
+    engine.dispose()
+    assert "discarded by an operator" not in shop.of_app().stdout
+    text = shop.of_app("--verbose").stdout
+    assert f"charge  {shop.source}" in text
+    assert "2 appended = 1 applied + 1 dropped" in text
+    assert "dropped: 1 discarded by an operator" in text
+
+
+@pytest.mark.req("CC-074")
+def test_a_table_fits_into_eighty_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from onceward.cli import balance as command
+    from onceward.inspection.balance import Balance
+
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    struck = Balance(
+        appended=1_234_567,
+        applied=1_000_000,
+        duplicate=123_456,
+        pending=1_111,
+        dead=12,
+        dropped={"x": 1_234},
+        gone=12_345,
+    )
+    command._show({"charge": struck, "confirm_reservation": struck}, {}, False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line) for line in lines) <= 80
+    assert any("duplicate" in line for line in lines)
+    assert any("1,000,000" in line for line in lines)
 
 
 # ── unknown numbers, and unreachable sources ────────────────────────────────────────────────────────────
@@ -557,9 +921,9 @@ def test_a_boundary_balances_until_somebody_confirms_what_was_not_applied(
 
 def test_memory_cannot_be_reported() -> None:
     result = balance("--source", "memory://orders")
-    assert result.exit_code == 0
-    assert re.search("appended +unknown", result.stdout)
-    assert "Cannot confirm the balance" in result.stdout
+    assert result.exit_code == 3
+    assert re.search(r"source +\?", result.stdout)
+    assert "how many were appended is unknown: it exists only in the memory of the process" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+"""Which consumers of an app are proven, by the file that its settings name or by its database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import inspect, text
+from sqlalchemy.exc import DBAPIError
+
+from onceward.app.app import Consumer, Onceward
+from onceward.app.build import database_url, evidence_settings, refusal_without_contract, task_class
+from onceward.connectors.reports import ServerUnreachable
+from onceward.inbox.evidence.evidence import Evidence
+from onceward.inbox.evidence.gate import DENIED, CarriedEvidence, is_denied
+from onceward.inbox.evidence.proof import refusal
+from onceward.inspection.probes import open_database
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from onceward.inbox.contract import Contract
+    from onceward.inbox.evidence.file import EvidenceSettings
+
+_RECORDED = text(
+    "SELECT evidence, recorded_at FROM onceward_evidence WHERE consumer_id = :consumer "
+    "ORDER BY recorded_at DESC, evidence_id DESC"
+)
+
+
+def refusals(app: Onceward, consumers: Iterable[Consumer]) -> list[str]:
+    """Say of every consumer that production would refuse why, and what to do.
+
+    Consumers whose proof may be in a database that does not answer are not among them: their workers wait for it.
+    """
+    found = []
+    for consumer in consumers:
+        contract, problem = consumer.contract, None
+        if contract is not None:
+            with suppress(ServerUnreachable):
+                problem = problem_of(app, consumer)
+            found += [] if problem is None else [refusal(contract, task_class(consumer), problem)]
+        elif not consumer.says_contract:
+            found.append(refusal_without_contract(consumer))
+    return found
+
+
+def problem_of(app: Onceward, consumer: Consumer) -> str | None:
+    """Return why a consumer with a contract is not proven, or None if it is. Raises ServerUnreachable."""
+    assert consumer.contract is not None
+    return missing_proof(evidence_settings(app), consumer.contract, task_class(consumer), app.database)
+
+
+def missing_proof(settings: EvidenceSettings, contract: Contract, code: Any, database: str) -> str | None:
+    """Return why neither the file nor the database proves a consumer. The database needs no tables for that."""
+    carried = CarriedEvidence(settings)
+    backend = database_url(database, asynchronous=False).get_backend_name()
+    problem = carried.lacking(contract, code, backend, None)
+    if problem is None:
+        return None
+    with open_database(database) as connection:
+        recorded = [] if connection is None else _recorded(connection, contract.consumer_id)
+    if recorded is None:
+        return f"{problem}; {DENIED}"
+    return carried.lacking(contract, code, backend, recorded)
+
+
+def _recorded(connection: Connection, consumer_id: str) -> list[Evidence] | None:
+    """Read the recorded evidence, newest first; None if the role may not."""
+    if not inspect(connection).has_table("onceward_evidence"):
+        return []
+    try:
+        rows = connection.execute(_RECORDED, {"consumer": consumer_id})
+    except DBAPIError as error:
+        if not is_denied(error):
+            raise
+        return None
+    return [
+        msgspec.structs.replace(msgspec.json.decode(row.evidence, type=Evidence), recorded_at=row.recorded_at)
+        for row in rows
+    ]

@@ -1,0 +1,221 @@
+"""A consumer, its source and its database, which a test can use, damage and restore, with an oracle that knows what is
+really missing."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from redis import Redis
+
+from onceward import Onceward, Transaction
+from onceward.app.build import open_task
+from onceward.connectors.codec import decode, encode
+from onceward.connectors.urls import Address
+from onceward.deadletters import DeadLetters, Filter, Rca
+from onceward.inbox import Contract, InboxSession
+from onceward.inspection.balance import Balance
+from onceward.inspection.counts import Account, balance_of
+
+GOOD, REFUSED, FAILING, UNREADABLE = "good", "refused", "failing", "unreadable"
+
+
+class World:
+    """`kind` is sqlite or redis."""
+
+    def __init__(self, folder: Path, source: str, redis: Redis | None = None) -> None:
+        self.folder, self.source, self.redis = folder, source, redis
+        self.database = folder / "shop.db"
+        self.sent: list[Transaction] = []
+        self.appended = 0
+        self.is_fixed = False
+        self.app = Onceward("shop", database=f"sqlite:///{self.database}")
+        contract = Contract(
+            consumer_id="billing",
+            event_types=["order"],
+            owner_team="shop",
+            idempotency_mechanism="one transaction",
+        )
+
+        @self.app.consumer(source, contract=contract)
+        def charge(order: Any, transaction: Transaction, session: InboxSession) -> None:
+            if order["kind"] == FAILING and not self.is_fixed:
+                raise ValueError("no")
+            session.execute("INSERT INTO effects (id) VALUES (:id)", {"id": transaction.id})
+
+        with closing(sqlite3.connect(self.database)) as database:
+            database.execute("CREATE TABLE effects (id TEXT NOT NULL)")
+        [self.consumer] = self.app.consumers.values()
+        self.account = Account(
+            self.consumer.source, "billing", f"sqlite:///{self.database}", contract=True, may_be_new=True
+        )
+
+    # ── what people do ──────────────────────────────────────────────────────────────────────────────────
+
+    def send(self, kind: str = GOOD, times: int = 1) -> None:
+        metadata = {"event_type": "other" if kind == REFUSED else "order"}
+        payload = "nonsense" if kind == UNREADABLE else {"kind": kind}
+        transaction = Transaction(payload=payload, metadata=metadata)
+        self.sent.append(transaction)
+        self._append([transaction] * times)
+
+    def send_copy(self, random: Random) -> None:
+        if self.sent:
+            self._append([random.choice(self.sent)])
+
+    def _append(self, transactions: list[Transaction]) -> None:
+        with Address(self.source).open(asynchronous=False) as connector:
+            connector.dispatch_transactions(transactions)
+        self.appended += len(transactions)
+
+    def consume(self, limit: int | None = None) -> None:
+        policy = self.consumer.policy.model_validate(
+            {"loop": {"limit": limit, "batch": {"size": limit or 10}}}
+        )
+        with open_task(self.app, self.consumer) as task:
+            task.consume_transactions(policy)
+
+    def drain(self) -> None:
+        self.consume()
+        self.consume()
+
+    def balance(self) -> Balance:
+        return balance_of(self.account)
+
+    def letters(self, act: Callable[[DeadLetters], Any]) -> Any:
+        from sqlalchemy import create_engine
+
+        engine = create_engine(f"sqlite:///{self.database}")
+        try:
+            return act(DeadLetters(engine))
+        finally:
+            engine.dispose()
+
+    def redrive(self, letter_id: int) -> None:
+        rca = Rca(category="infrastructure", root_cause="a bug", fix_ref="#1")
+        wanted = Filter(consumer="billing", ids=(letter_id,))
+        self.letters(lambda letters: letters.redrive(wanted, rca=rca, operator="me", rate=1000))
+
+    def discard(self, letter_id: int) -> None:
+        wanted = Filter(ids=(letter_id,))
+        self.letters(lambda letters: letters.discard(wanted, reason="a test", operator="me"))
+
+    # ── what the oracle knows ───────────────────────────────────────────────────────────────────────────
+
+    def ask(self, query: str) -> list[Any]:
+        with closing(sqlite3.connect(self.database, timeout=10)) as database:
+            try:
+                return database.execute(query).fetchall()
+            except sqlite3.OperationalError:  # the inbox has no tables before the first run
+                return []
+
+    def do(self, statement: str) -> int:
+        with closing(sqlite3.connect(self.database, timeout=10)) as database, database:
+            return database.execute(statement).rowcount
+
+    def effects(self) -> list[str]:
+        return [row[0] for row in self.ask("SELECT id FROM effects")]
+
+    def lost(self) -> set[str]:
+        """Ids that were sent, and are nowhere: not in the inbox, not a letter, not in the source."""
+        return {each.id for each in self.sent} - self.known() - self.waiting()
+
+    def known(self) -> set[str]:
+        letters = self.ask("SELECT message_id FROM onceward_dead_letters")
+        return self.records() | {row[0] for row in letters}
+
+    def records(self) -> set[str]:
+        return {row[0] for row in self.ask("SELECT tracking_id FROM onceward_dedup")}
+
+    def waiting(self) -> set[str]:
+        raise NotImplementedError
+
+
+class SqliteWorld(World):
+    def __init__(self, folder: Path) -> None:
+        self.queue = folder / "orders.db"
+        super().__init__(folder, f"sqlite:///{self.queue}?on_failure=dead_letter")
+
+    def waiting(self) -> set[str]:
+        if not self.queue.exists():
+            return set()
+        with closing(sqlite3.connect(self.queue)) as queue:
+            rows = queue.execute(
+                "SELECT body FROM messages UNION ALL SELECT body FROM dead_letters"
+            ).fetchall()
+        return {decode(body).id for (body,) in rows}
+
+    def execute(self, statement: str) -> int:
+        with closing(sqlite3.connect(self.queue)) as queue, queue:
+            return queue.execute(statement).rowcount
+
+
+class RedisWorld(World):
+    def __init__(self, folder: Path, url: str, stream: str) -> None:
+        self.redis: Redis = Redis.from_url(url)
+        self.stream = stream
+        super().__init__(folder, f"{url}/{stream}?group=billing&on_failure=dead_letter", self.redis)
+
+    def waiting(self) -> set[str]:
+        if not self.redis.exists(self.stream):
+            return set()
+        groups = {each["name"]: each["last-delivered-id"] for each in self.redis.xinfo_groups(self.stream)}
+        read_to = groups.get(b"billing", b"0-0")
+        waiting = {fields[b"id"].decode() for _, fields in self.redis.xrange(self.stream, b"(" + read_to)}
+        for entry in self.pending():
+            for _, fields in self.redis.xrange(self.stream, entry, entry):
+                waiting.add(fields[b"id"].decode())
+        dead = self.redis.xrange(f"{{{self.stream}}}:billing:dead")
+        return waiting | {fields[b"id"].decode() for _, fields in dead}
+
+    def pending(self) -> list[bytes]:
+        if not self.has_group():
+            return []
+        return [
+            each["message_id"]
+            for each in self.redis.xpending_range(self.stream, "billing", min="-", max="+", count=10_000)
+        ]
+
+    def unread(self) -> list[bytes]:
+        if not self.redis.exists(self.stream):
+            return []
+        groups = {each["name"]: each["last-delivered-id"] for each in self.redis.xinfo_groups(self.stream)}
+        return [entry for entry, _ in self.redis.xrange(self.stream, b"(" + groups.get(b"billing", b"0-0"))]
+
+    def ended(self) -> list[bytes]:
+        open_ = {*self.unread(), *self.pending()}
+        return [entry for entry, _ in self.redis.xrange(self.stream) if entry not in open_]
+
+    def has_group(self) -> bool:
+        return any(each["name"] == b"billing" for each in self.redis.xinfo_groups(self.stream))
+
+    def send_by_hand(self) -> None:
+        """As a program does that does not use onceward."""
+        transaction = Transaction(payload={"kind": GOOD}, metadata={"event_type": "order"})
+        self.sent.append(transaction)
+        self.redis.xadd(self.stream, {"id": transaction.id, "body": encode(transaction)})
+        self.appended += 1
+
+    def acknowledge_by_hand(self) -> None:
+        [[_, [(entry, _)]]] = self.redis.xreadgroup("billing", "somebody", {self.stream: ">"}, count=1)
+        self.redis.xack(self.stream, "billing", entry)
+
+    def dump(self) -> dict[bytes, bytes]:
+        return {key: self.redis.dump(key) for key in self.redis.scan_iter(f"*{self.stream}*")}
+
+    def restore(self, dump: dict[bytes, bytes]) -> None:
+        """As a Redis that comes back from an old file."""
+        for key in list(self.redis.scan_iter(f"*{self.stream}*")):
+            self.redis.delete(key)
+        for key, value in dump.items():
+            self.redis.restore(key, 0, value)
+
+
+def copy_database(of: Path, to: Path) -> None:
+    """Copy a SQLite database, also one that exists already."""
+    with closing(sqlite3.connect(of)) as old, closing(sqlite3.connect(to)) as new:
+        old.backup(new)
