@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 from onceward.errors import ConfigurationError
 from onceward.run.protocol import ConsumerStatus, WorkerState
+from onceward.run.series import TYPE, consumers, series
 from onceward.run.supervisor import Supervisor, WorkerSlot
 
 JSON = "application/json"
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+PLAIN = "text/plain"
 SILENCE = 3.0
 """Seconds without a status line that mean nothing yet: workers report once a second."""
 REASONS = {
@@ -22,10 +23,15 @@ REASONS = {
     400: "Bad Request",
     404: "Not Found",
     405: "Method Not Allowed",
+    431: "Request Header Fields Too Large",
     503: "Service Unavailable",
 }
 PATIENCE = 5.0
 """Seconds that a client may take for its request."""
+AT_ONCE = 100
+"""Connections that are served at the same time; more get 503 and are closed."""
+LARGEST_HEAD = 64 * 1024
+BUSY = "too many connections at once; close some\n"
 
 
 class HealthPage(NamedTuple):
@@ -52,7 +58,8 @@ class Pages:
         return _verdict([problem for place in self._supervisor.places for problem in self.stalls(place)])
 
     def readyz(self) -> HealthPage:
-        """200 if every consumer of every worker has had an answer from its source and is not stopping."""
+        """200 if every consumer of every worker has had an answer from its source and is not stopping, and the database
+        answers."""
         return _verdict([problem for place in self._supervisor.places for problem in self._unready(place)])
 
     def progress(self) -> HealthPage:
@@ -62,7 +69,10 @@ class Pages:
         )
 
     def metrics(self) -> HealthPage:
-        return HealthPage(200, PROMETHEUS, "".join(self._series()))
+        lines = series(
+            self._supervisor, lambda place: not self.stalls(place), lambda place: not self._unready(place)
+        )
+        return HealthPage(200, TYPE, "".join(lines))
 
     # ── one worker ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -75,7 +85,7 @@ class Pages:
                 f"worker {place.number} (pid {process.pid}) has reported nothing for {now - process.heard_at:.0f} s"
             ]
         stalled = []
-        for consumer in _consumers(place):
+        for consumer in consumers(place):
             since = consumer.standing_still_since()
             if since is not None and now - since >= self._stalled_after:
                 holds = f"has {consumer.in_flight} in flight" if consumer.in_flight else "waits for a fetch"
@@ -92,10 +102,11 @@ class Pages:
             ]
         if place.process.status is None:
             return [f"worker {place.number} is starting"]
-        return [
+        database = place.process.status.database
+        return [f"worker {place.number}: {database}"] * (database is not None) + [
             f"worker {place.number}: {consumer.name} is {consumer.state}"
             + (f": {consumer.problem}" if consumer.problem else "")
-            for consumer in _consumers(place)
+            for consumer in consumers(place)
             if consumer.state is not WorkerState.CONSUMING
         ]
 
@@ -109,44 +120,8 @@ class Pages:
             "last_end": place.problem,
             "live": not self.stalls(place),
             "ready": not self._unready(place),
-            "consumers": [_describe(consumer, now) for consumer in _consumers(place)],
+            "consumers": [_describe(consumer, now) for consumer in consumers(place)],
         }
-
-    # ── numbers ─────────────────────────────────────────────────────────────────────────────────────────
-
-    def _series(self) -> Iterator[str]:
-        places, now = self._supervisor.places, time.monotonic()
-        of_workers: list[tuple[str, str, Callable[[WorkerSlot], float]]] = [
-            ("onceward_worker_up", "gauge", lambda place: place.process is not None),
-            ("onceward_worker_live", "gauge", lambda place: not self.stalls(place)),
-            ("onceward_worker_ready", "gauge", lambda place: not self._unready(place)),
-            ("onceward_worker_restarts_total", "counter", lambda place: place.restarts),
-        ]
-        for name, kind, value in of_workers:
-            yield f"# TYPE {name} {kind}\n"
-            for place in places:
-                yield f'{name}{{worker="{place.number}"}} {float(value(place)):.15g}\n'
-        of_consumers: list[tuple[str, str, Callable[[ConsumerStatus], float]]] = [
-            ("succeeded_total", "counter", lambda each: each.succeeded),
-            ("failed_total", "counter", lambda each: each.failed),
-            ("returned_total", "counter", lambda each: each.returned),
-            ("in_flight", "gauge", lambda each: each.in_flight),
-            ("oldest_in_flight_seconds", "gauge", lambda each: _age(each.oldest_since, now) or 0.0),
-            ("idle_seconds", "gauge", lambda each: now - each.progress_at),
-            ("stuck", "gauge", lambda each: each.stuck),
-        ]
-        for short, kind, number in of_consumers:
-            name = f"onceward_consumer_{short}"
-            yield f"# TYPE {name} {kind}\n"
-            for place in places:
-                for each in _consumers(place):
-                    labels = f'worker="{place.number}",consumer="{_escape(each.name)}"'
-                    yield f"{name}{{{labels}}} {float(number(each)):.15g}\n"
-
-
-def _consumers(place: WorkerSlot) -> Sequence[ConsumerStatus]:
-    process = place.process
-    return () if process is None or process.status is None else process.status.consumers
 
 
 def _describe(consumer: ConsumerStatus, now: float) -> dict[str, Any]:
@@ -173,10 +148,6 @@ def _verdict(problems: list[str]) -> HealthPage:
     return HealthPage(503 if problems else 200, JSON, json.dumps({"ok": not problems, "problems": problems}))
 
 
-def _escape(label: str) -> str:
-    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
 def parse_address(health: str) -> tuple[str, int]:
     """Parse HOST:PORT; port 0 means any free port."""
     host, _, port = health.rpartition(":")
@@ -191,15 +162,22 @@ def parse_address(health: str) -> tuple[str, int]:
 async def serve_health(pages: Pages, host: str, port: int) -> AsyncIterator[str]:
     """Answer requests inside the block; yields the URL."""
 
+    served = 0
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE)
-            writer.write(_response(_page(pages, head)))
-            await asyncio.wait_for(writer.drain(), PATIENCE)
-        writer.close()
+        nonlocal served
+        served += 1
+        try:
+            with suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
+                page = await _answer(pages, reader) if served <= AT_ONCE else HealthPage(503, PLAIN, BUSY)
+                writer.write(_response(page))
+                await asyncio.wait_for(writer.drain(), PATIENCE)
+        finally:
+            served -= 1
+            writer.close()
 
     try:
-        server = await asyncio.start_server(answer, host, port)
+        server = await asyncio.start_server(answer, host, port, limit=LARGEST_HEAD)
     except OSError as error:
         raise ConfigurationError(
             f"--health: cannot listen on {host}:{port}: {error.strerror or error}; choose another address, or port 0 "
@@ -212,14 +190,22 @@ async def serve_health(pages: Pages, host: str, port: int) -> AsyncIterator[str]
         server.close()
 
 
+async def _answer(pages: Pages, reader: asyncio.StreamReader) -> HealthPage:
+    try:
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE)
+    except asyncio.LimitOverrunError:
+        return HealthPage(431, PLAIN, f"the head of a request has at most {LARGEST_HEAD} bytes\n")
+    return _page(pages, head)
+
+
 def _page(pages: Pages, head: bytes) -> HealthPage:
     method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
     path = rest.partition(" ")[0].partition("?")[0]
     if method not in ("GET", "HEAD"):
-        return HealthPage(405, "text/plain", "use GET\n")
+        return HealthPage(405, PLAIN, "use GET\n")
     found = pages.by_path.get(path)
     if found is None:
-        return HealthPage(404, "text/plain", f"not found; the pages are {', '.join(pages.by_path)}\n")
+        return HealthPage(404, PLAIN, f"not found; the pages are {', '.join(pages.by_path)}\n")
     page = found()
     return page._replace(body="") if method == "HEAD" else page
 

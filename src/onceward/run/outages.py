@@ -20,11 +20,14 @@ from onceward.backoff import Backoff
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.run.progress import Progress
 from onceward.run.protocol import ConsumerStatus, WorkerState
+from onceward.run.scoreboard import COUNTS
+from onceward.run.tally import SharedTally
 from onceward.task.exceptions import LoopError
 from onceward.task.lifecycle import text_of
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.report import Report
 from onceward.telemetry.logger import OwnLogger
+from onceward.telemetry.tallies import tally_with
 
 _log = OwnLogger(logging.getLogger("onceward.run"))
 
@@ -61,13 +64,22 @@ class Keeper:
         self._drain = drain
         self._policy = policy_of_run(consumer.policy, streaming=not drain)
         self._on_change = on_change
-        self._progress = Progress(self._on_answer, row)
+        self._progress = self._count(row)
         self._task: Any = None
         self._problem: str | None = None
         self._tries = 0
         self._away_since = 0.0
         self._failed_at = -inf
         self._stopping = False
+
+    def _count(self, row: MutableSequence[int] | None) -> Progress:
+        """Count in this row of the scoreboard. An inbox counts the attempts of a consumer with a contract."""
+        if row is None:
+            return Progress(self._on_answer)
+        tally, contract = SharedTally(row[COUNTS:]), self.consumer.contract
+        if contract is not None:
+            tally_with(contract.consumer_id, tally)
+        return Progress(self._on_answer, row[:COUNTS], tally if contract is None else None)
 
     async def _with_task(self) -> None:
         """Build the task and call `_consume` with it."""

@@ -8,7 +8,9 @@ from array import array
 from collections.abc import Callable, MutableSequence, Sequence
 from typing import Any
 
-from onceward.middleware import Middleware, SourceCalls
+from onceward.middleware import Middleware, SourceCalls, StepCall, StepInfo
+from onceward.task.exceptions import Postponed
+from onceward.telemetry.tallies import AttemptTally
 from onceward.transaction import Settlement, Transaction, Verdict
 
 ORDER = (Verdict.DONE, Verdict.FAILED, Verdict.RETURNED)
@@ -23,9 +25,17 @@ class Progress(Middleware):
 
     name = "progress"
 
-    def __init__(self, on_answer: Callable[[], None], row: MutableSequence[int] | None = None) -> None:
-        """`row` is where the counts are kept, if others read them."""
+    def __init__(
+        self,
+        on_answer: Callable[[], None],
+        row: MutableSequence[int] | None = None,
+        tally: AttemptTally | None = None,
+    ) -> None:
+        """`row` is where the counts are kept, if others read them. `tally` counts attempts that no inbox counts."""
         self.row: MutableSequence[int] = array("q", (0, 0, 0, 0)) if row is None else row
+        self._tally = tally
+        self._failed: dict[int, int] = {}
+        """Failed attempts of each delivery that is not settled."""
         self.progress_at = time.monotonic()
         self.asking_since: float | None = None
         self._fetched_at: dict[int, float] = {}
@@ -47,6 +57,26 @@ class Progress(Middleware):
 
         return source.replace(fetch=fetch, settle=None if source.settle is None else settle)
 
+    def wrap_step(self, step: StepInfo, call: StepCall) -> StepCall:
+        tally = self._tally
+        if tally is None or step.name != "process":
+            return call
+
+        async def process(transaction: Transaction, *more: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                result = await call(transaction, *more)
+            except Exception as error:
+                postponed = isinstance(error, Postponed)
+                tally.count("postponed" if postponed else "failed", time.perf_counter() - began, None)
+                if not postponed:
+                    self._failed[id(transaction)] = self._failed.get(id(transaction), 0) + 1
+                raise
+            tally.count("done", time.perf_counter() - began, self._failed.get(id(transaction), 0))
+            return result
+
+        return process
+
     def _note_fetched(self, batch: Sequence[Transaction]) -> None:
         now = time.monotonic()
         self.asking_since = None
@@ -61,6 +91,7 @@ class Progress(Middleware):
         with self._lock:
             for settlement in settlements:
                 self._fetched_at.pop(id(settlement.transaction), None)
+                self._failed.pop(id(settlement.transaction), None)
                 self.row[ORDER.index(settlement.verdict)] += 1
             self.row[3] = len(self._fetched_at)
         self.progress_at = time.monotonic()
@@ -71,6 +102,7 @@ class Progress(Middleware):
         with self._lock:
             left = len(self._fetched_at)
             self._fetched_at.clear()
+            self._failed.clear()
         return left
 
     def in_flight(self) -> tuple[int, float | None]:

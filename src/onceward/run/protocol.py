@@ -92,5 +92,7 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
     consumers: list[ConsumerStatus]
     refused: str | None = None
     """Why it cannot run at all."""
+    database: str | None = None
+    """Why its database is not ready, if it is not."""
     exit_code: int | None = None
     """In its last report: how it is about to exit."""

@@ -116,11 +116,13 @@ def _release_in_database(app: Onceward, owner: str) -> int:
     import sqlalchemy
 
     from onceward.app.build import database_url
+    from onceward.app.engines import database_timeouts
+    from onceward.db.engines import connect_arguments, hide_values
 
     assert app.settings.database is not None
     url = database_url(app.settings.database, asynchronous=False)
-    arguments = {} if url.get_backend_name() == "sqlite" else {"connect_timeout": CONNECT_SECONDS}
-    engine = sqlalchemy.create_engine(url, connect_args=arguments)
+    arguments = connect_arguments(url, database_timeouts(app)._replace(connect=CONNECT_SECONDS))
+    engine = hide_values(sqlalchemy.create_engine(url, connect_args=arguments))
     try:
         return run_blocking(_release_rows(engine, owner))
     finally:
@@ -133,7 +135,7 @@ async def _release_rows(engine: Engine, owner: str) -> int:
     from onceward.inbox.stores import owners, store_of
     from onceward.storage.database import BlockingStoragePorts, check_tables
 
-    ports, store = BlockingStoragePorts(engine), store_of(engine.dialect, time.time)
+    ports, store = BlockingStoragePorts(engine), store_of(engine.dialect)
     try:
         await ports.transact(check_tables, store)
     except ConfigurationError:

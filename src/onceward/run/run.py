@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from onceward._environment import names_production
 from onceward.app.app import Onceward
 from onceward.errors import ConfigurationError
 from onceward.run.connections import pool_size_that_fits
@@ -55,6 +56,18 @@ def check(app: Onceward, only: Sequence[str] = ()) -> None:
         )
     if app.settings.health is not None:
         parse_address(app.settings.health)
+    if names_production(app.settings.env):
+        _check_proven(app, only)
+
+
+def _check_proven(app: Onceward, only: Sequence[str]) -> None:
+    """Name all unproven consumers at once; each would refuse to run by itself."""
+    from onceward.inbox.errors import UnprovenConsumerError
+    from onceward.inspection.proofs import refusals
+
+    found = refusals(app, [each for each in app.consumers.values() if not only or each.name in only])
+    if found:
+        raise UnprovenConsumerError("\n".join(found))
 
 
 def run_app(app: Onceward, assignment: Assignment, *, reload: bool = False) -> int:

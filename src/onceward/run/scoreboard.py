@@ -9,7 +9,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-FIELDS = 4
+from onceward.run import tally
+
+COUNTS = 4
+FIELDS = COUNTS + tally.SIZE
 MOST_CONSUMERS = 1024
 SIZE = MOST_CONSUMERS * FIELDS * 8
 
@@ -22,6 +25,19 @@ class Score(msgspec.Struct, frozen=True):
     returned: int
     in_flight: int
     """Fetched and not settled. After a crash: it is unknown whether they were applied."""
+    tally: tuple[int, ...] = ()
+    """See `onceward.run.tally`."""
+
+    def after(self, earlier: Score | None) -> Score:
+        """Return what both have done. What is in flight is not done."""
+        if earlier is None:
+            return self
+        return Score(
+            self.succeeded + earlier.succeeded,
+            self.failed + earlier.failed,
+            self.returned + earlier.returned,
+            self.in_flight,
+        )
 
 
 class Scoreboard:
@@ -38,7 +54,12 @@ class Scoreboard:
         return self._numbers[number * FIELDS : (number + 1) * FIELDS]
 
     def scores(self, consumers: Sequence[str]) -> dict[str, Score]:
-        return {name: Score(*self.row(number)) for number, name in enumerate(consumers)}
+        scores = {}
+        for number, name in enumerate(consumers):
+            row = tuple(self.row(number))
+            succeeded, failed, returned, in_flight = row[:COUNTS]
+            scores[name] = Score(succeeded, failed, returned, in_flight, row[COUNTS:])
+        return scores
 
 
 def new_file() -> int:

@@ -14,6 +14,7 @@ import secrets
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Protocol
 
@@ -31,6 +32,7 @@ from onceward.run.protocol import (
     UNREACHABLE,
     Assignment,
 )
+from onceward.run.scoreboard import Score
 from onceward.run.totals import Totals
 from onceward.run.worker_process import WorkerProcess
 from onceward.telemetry.logger import OwnLogger
@@ -88,6 +90,12 @@ class WorkerSlot:
         """How the last one failed, if it did."""
         self.replacing = False
         """Whether it was asked to make room for new code."""
+        self.past: dict[str, Score] = {}
+        """What its earlier processes have done, by consumer."""
+
+    def note_end(self, scores: Mapping[str, Score]) -> None:
+        for name, each in scores.items():
+            self.past[name] = each.after(self.past.get(name))
 
 
 class Supervisor:
@@ -110,7 +118,8 @@ class Supervisor:
         self._signal: int | None = None
         self._code = ENDED
         self._cut_off = False
-        self._totals = Totals()
+        self.totals = Totals()
+        """Of all processes that have ended."""
         self._waking = asyncio.Event()
 
     async def run(self) -> int:
@@ -132,8 +141,8 @@ class Supervisor:
         return self._code
 
     def _log_summary(self, seconds: float) -> None:
-        _log.info("stopped after %.3g s; %s", seconds, self._totals)
-        if self._totals.failed:
+        _log.info("stopped after %.3g s; %s", seconds, self.totals)
+        if self.totals.failed:
             _log.warning(
                 "failed messages will be redelivered or dead-lettered; see `onceward balance %s`",
                 self._assignment.target,
@@ -193,15 +202,24 @@ class Supervisor:
             await self._pause(wait)
         while self.stage is RunStage.RUNNING and not place.obsolete:
             owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(6)}"
-            process = await WorkerProcess.start(
-                msgspec.structs.replace(self._assignment, number=place.number, only=place.only, owner=owner)
-            )
+            try:
+                process = await WorkerProcess.start(
+                    msgspec.structs.replace(
+                        self._assignment, number=place.number, only=place.only, owner=owner
+                    )
+                )
+            except OSError as error:  # out of files, processes or memory: this may pass
+                place.problem = f"could not be started: {error}"
+                if await self._after_a_failure(place):
+                    continue
+                break
             place.process = process
             self._notify(process)  # in case a signal arrived meanwhile
             _log.info("worker %d started, pid %d", place.number, process.pid)
             code = await process.wait()
             place.process = None
-            self._totals.add(process.scores())
+            place.note_end(process.scores())
+            self.totals.add(process.scores())
             if code != ENDED and self._release is not None:
                 await self._release(f"worker {place.number}", owner)
             if not await self._should_restart(place, process, code):
@@ -246,8 +264,10 @@ class Supervisor:
     async def _after_a_crash(self, place: WorkerSlot, process: WorkerProcess) -> bool:
         if time.monotonic() - process.started_at >= STEADY:
             place.crashes = 0
-        if self._separate(place, process):
-            return True
+        return True if self._separate(place, process) else await self._after_a_failure(place)
+
+    async def _after_a_failure(self, place: WorkerSlot) -> bool:
+        """Whether to start a successor; returns when it is time to start it, later after each failure in a row."""
         wait = RESTART.delay(place.crashes)
         place.crashes += 1
         if place.problem is None and place.crashes == 1:

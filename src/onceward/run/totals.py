@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from onceward.run import tally
 from onceward.run.scoreboard import Score
 
 CUT_OFF = "cut off when a worker ended, which are delivered again"
@@ -16,9 +17,12 @@ class Totals:
 
     def __init__(self) -> None:
         self._of: dict[str, Counter[str]] = {}
+        self.tallies: dict[str, list[int]] = {}
+        """How their attempts ended, by consumer."""
 
     def add(self, scores: Mapping[str, Score]) -> None:
         for name, each in scores.items():
+            self.tallies[name] = tally.added([self.tallies.get(name, ()) or (0,) * tally.SIZE, each.tally])
             self._of.setdefault(name, Counter()).update(
                 {
                     "succeeded": each.succeeded,

@@ -18,13 +18,15 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from math import inf
-from typing import Any, NamedTuple, NoReturn
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from math import ceil, inf
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 
 from onceward.app.app import Onceward
+from onceward.app.lifespan import ServiceError, shared_services, shared_services_async
 from onceward.app.lookup import load_app
 from onceward.errors import ConfigurationError
 from onceward.run.outages import AsyncKeeper, BlockingKeeper, SourceUnreachable, keeper_of
@@ -43,6 +45,9 @@ from onceward.run.protocol import (
 from onceward.run.scoreboard import Scoreboard
 from onceward.telemetry.logger import OwnLogger
 from onceward.telemetry.logs import start_logging
+
+if TYPE_CHECKING:
+    from onceward.db.calls import AnswerWatch
 
 _log = OwnLogger(logging.getLogger("onceward.run"))
 
@@ -73,7 +78,10 @@ class Worker:
         self.events: queue.SimpleQueue[bytes | KeeperEnded] = queue.SimpleQueue()
         self._keepers: list[BlockingKeeper | AsyncKeeper] = []
         self._running: set[BlockingKeeper | AsyncKeeper] = set()
+        self._services = ExitStack()
+        self._loop: threading.Thread | None = None
         self._telemetry: Any = None
+        self._database: AnswerWatch | None = None
         self._refused: str | None = None
         self._code = ENDED
         self._stopping = False
@@ -95,7 +103,15 @@ class Worker:
         except Exception:  # noqa: BLE001  from the app's own code
             _log.critical("%s cannot be imported", self._assignment.target, exc_info=True)
             return FAILED
-        self._start(app)
+        try:
+            self._start(app)
+        except ConfigurationError as error:
+            self._refuse(error)
+            return self._code
+        except ServiceError as error:
+            _log.critical("%s; nothing is consumed", error, exc_info=error.__cause__)
+            self._close_services(app)
+            return FAILED
         while self._running and time.monotonic() < self._leave_at:
             self._handle_events()
             if time.monotonic() >= self._hurry_at:
@@ -105,6 +121,7 @@ class Worker:
                 self._code = RECYCLED
                 self._stop()
             self._report()
+        self._close_services(app)
         return self._code or (CUT_OFF if self._unsettled() else ENDED)
 
     def close(self) -> None:
@@ -126,16 +143,27 @@ class Worker:
                 row = self._scoreboard.row(len(self._keepers))
                 keeper = keeper_of(app, consumer, drain, lambda: self.events.put(CHANGED), row)
                 self._keepers.append(keeper)
+        self._database = watch_database(app)
         self._report()  # before the first fetch: it says what the rows of the scoreboard are
-        self._running = set(self._keepers)
-        in_loop = []
-        for keeper in self._keepers:
-            if isinstance(keeper, AsyncKeeper):
-                in_loop.append(keeper)
-            else:
-                _daemon(self._keep_in_thread, keeper)
+        self._services.enter_context(shared_services(app, [keeper.consumer for keeper in self._keepers]))
+        in_loop = [keeper for keeper in self._keepers if isinstance(keeper, AsyncKeeper)]
         if in_loop:
-            _daemon(lambda: asyncio.run(self._keep_in_loop(in_loop)))
+            ready: Future[None] = Future()
+            self._loop = _daemon(lambda: asyncio.run(self._keep_in_loop(app, in_loop, ready)))
+            ready.result()  # no consumer starts before all services are open
+        self._running = set(self._keepers)
+        for keeper in self._keepers:
+            if isinstance(keeper, BlockingKeeper):
+                _daemon(self._keep_in_thread, keeper)
+
+    def _close_services(self, app: Onceward) -> None:
+        if self._running:
+            if app.opened:
+                _log.warning("services were not closed: work that was cut off may still use them")
+            return
+        if self._loop is not None:
+            self._loop.join(self._assignment.grace)  # it closes those of asyncio
+        self._services.close()
 
     def _keep_in_thread(self, keeper: BlockingKeeper) -> None:
         try:
@@ -145,7 +173,7 @@ class Worker:
         else:
             self.events.put(KeeperEnded(keeper, None))
 
-    async def _keep_in_loop(self, keepers: Sequence[AsyncKeeper]) -> None:
+    async def _keep_in_loop(self, app: Onceward, keepers: Sequence[AsyncKeeper], ready: Future[None]) -> None:
         async def keep(keeper: AsyncKeeper) -> None:
             try:
                 await keeper.keep()
@@ -154,7 +182,14 @@ class Worker:
             else:
                 self.events.put(KeeperEnded(keeper, None))
 
-        await asyncio.gather(*map(keep, keepers))
+        try:
+            async with shared_services_async(app, [keeper.consumer for keeper in keepers]):
+                ready.set_result(None)
+                await asyncio.gather(*map(keep, keepers))
+        except BaseException as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
 
     # ── events ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -218,13 +253,38 @@ class Worker:
 
     def _report(self, code: int | None = None) -> None:
         consumers = [keeper.status() for keeper in self._keepers]
-        status = WorkerStatus(consumers=consumers, refused=self._refused, exit_code=code)
+        if self._database is not None:
+            self._database.look()
+        problem = None if self._database is None else self._database.problem
+        status = WorkerStatus(consumers=consumers, refused=self._refused, database=problem, exit_code=code)
         with suppress(BrokenPipeError):  # `GONE` handles it
             os.write(self._reports, msgspec.json.encode(status) + b"\n")
 
 
-def _daemon(target: Any, *args: Any) -> None:
-    threading.Thread(target=target, args=args, daemon=True, name="onceward-run").start()
+def watch_database(app: Onceward) -> AnswerWatch | None:
+    """Return what notices that the app's PostgreSQL is frozen or out of reach; None if it has no server."""
+    from onceward.app.build import database_url
+
+    database, patience = app.settings.database, app.settings.database_answers_within
+    if database is None or database_url(database, asynchronous=False).get_backend_name() == "sqlite":
+        return None
+    from onceward.db.calls import AnswerWatch
+
+    url = database_url(database, asynchronous=False).set(drivername="postgresql")
+
+    def ask() -> None:
+        import psycopg
+
+        conninfo = url.render_as_string(hide_password=False)
+        psycopg.connect(conninfo, connect_timeout=max(ceil(patience), 2), application_name="onceward").close()
+
+    return AnswerWatch(ask, patience)
+
+
+def _daemon(target: Any, *args: Any) -> threading.Thread:
+    thread = threading.Thread(target=target, args=args, daemon=True, name="onceward-run")
+    thread.start()
+    return thread
 
 
 def _listen(control: int, events: queue.SimpleQueue[Any]) -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Self
 
 import msgspec
@@ -37,10 +37,12 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, assignment: Assignment) -> Self:
-        control_end, control = os.pipe()
-        reports, reports_end = os.pipe()
-        scoreboard = new_file()
-        try:
+        """Raises OSError if there are not enough files, processes or memory for it."""
+        with ExitStack() as handed_over, ExitStack() as kept:
+            control_end, control = _pipe(handed_over, kept)
+            reports_end, reports = _pipe(handed_over, kept, reading=False)
+            scoreboard = new_file()
+            handed_over.callback(os.close, scoreboard)
             shared = Scoreboard(scoreboard)
             process = await asyncio.create_subprocess_exec(
                 *PROGRAM,
@@ -52,14 +54,7 @@ class WorkerProcess:
                 pass_fds=(control_end, reports_end, scoreboard),
                 process_group=0,
             )
-        except BaseException:
-            os.close(control)
-            os.close(reports)
-            raise
-        finally:
-            os.close(control_end)
-            os.close(reports_end)
-            os.close(scoreboard)
+            kept.pop_all()
         worker = cls(process, control, shared)
         worker._reading = asyncio.ensure_future(worker._read(reports))
         return worker
@@ -116,6 +111,14 @@ class WorkerProcess:
         self.ending = _ending(code)
         announced = self.status.exit_code if self.status is not None else None
         return code if code < 0 or code == announced else FAILED
+
+
+def _pipe(handed_over: ExitStack, kept: ExitStack, *, reading: bool = True) -> tuple[int, int]:
+    """Open a pipe; return the worker's end, which reads or writes, and the supervisor's."""
+    end, own = os.pipe() if reading else reversed(os.pipe())
+    handed_over.callback(os.close, end)
+    kept.callback(os.close, own)
+    return end, own
 
 
 def _ending(code: int) -> str:

@@ -6,12 +6,14 @@ import json
 import re
 import signal
 import socket
+from contextlib import ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
 from onceward.connectors.redis_streams import RedisStreamsConnector
+from onceward.run.health import AT_ONCE
 from onceward.testing.servers import redis_server
 from onceward.transaction import Transaction
 from tests.support.run.world import Run, Site
@@ -116,6 +118,21 @@ def test_the_port_answers_get_for_four_pages_and_nothing_else(tmp_path: Path) ->
 
 
 # ── outages ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_head_that_is_too_large_gets_431_and_too_many_connections_get_503(tmp_path: Path) -> None:
+    with Site(tmp_path).run(*PORT) as run:
+        host, _, port = run.url.removeprefix("http://").partition(":")
+        where = (host, int(port))
+        with socket.create_connection(where, timeout=10) as client:
+            client.sendall(b"GET /livez HTTP/1.1\r\nX: " + b"x" * 70_000)
+            assert client.recv(100).startswith(b"HTTP/1.1 431 ")
+        with ExitStack() as idle:
+            for _ in range(AT_ONCE):
+                idle.enter_context(socket.create_connection(where, timeout=10))
+            with socket.create_connection(where, timeout=10) as client:
+                assert client.recv(100).startswith(b"HTTP/1.1 503 ")
+        until(lambda: run.get("/livez")[0] == 200)
 
 
 def test_an_outage_of_redis_is_waited_out_from_the_start_and_in_the_midst(site: Site) -> None:

@@ -37,7 +37,7 @@ def test_the_first_signal_lets_what_is_in_flight_end_and_tells_the_source(site: 
     assert sorted(site.done) == sorted(order["id"] for order in orders(20)), "each of them once"
 
 
-@pytest.mark.parametrize("number", [SIGTERM, SIGINT])
+@pytest.mark.parametrize("number", [SIGTERM, pytest.param(SIGINT, marks=pytest.mark.long)])
 def test_the_second_signal_cuts_off_what_is_in_flight_which_comes_again(
     site: Site, number: signal.Signals
 ) -> None:
@@ -76,7 +76,7 @@ def test_what_was_not_begun_goes_back_though_nothing_that_is_in_flight_ends(tmp_
     until(lambda: site.counts() == {"ready": 10, "leased": 0, "delayed": 0, "dead": 0})
 
 
-@pytest.mark.parametrize("number", [SIGTERM, SIGINT])
+@pytest.mark.parametrize("number", [SIGTERM, pytest.param(SIGINT, marks=pytest.mark.long)])
 def test_a_signal_that_comes_when_all_is_over_does_not_change_how_it_ended(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -87,7 +87,7 @@ def test_a_signal_that_comes_when_all_is_over_does_not_change_how_it_ended(
         assert run.ended() == 0
 
 
-@pytest.mark.parametrize("number", [SIGTERM, SIGINT])
+@pytest.mark.parametrize("number", [SIGTERM, pytest.param(SIGINT, marks=pytest.mark.long)])
 def test_a_signal_that_comes_while_the_app_is_imported_ends_it_in_good_order(
     tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -31,6 +32,10 @@ contract = Contract(consumer_id="billing", event_types=["*"], owner_team="t", id
 
 @app.consumer("sqlite:///orders.db", contract=contract)
 {kind} charge(order: dict, session) -> None: ...
+
+
+@app.consumer("sqlite:///letters.db")
+{kind} mail(order: dict) -> None: ...
 """
 
 
@@ -148,7 +153,7 @@ def test_a_worker_that_has_worked_for_a_while_crashes_as_if_for_the_first_time(
 # ── a source that is away ───────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("mode", ["threads", "asyncio"])
+@pytest.mark.parametrize("mode", ["threads", pytest.param("asyncio", marks=pytest.mark.long)])
 def test_a_drain_waits_for_a_source_that_is_away_and_gives_up_after_a_while(
     tmp_path: Path, mode: str
 ) -> None:
@@ -201,6 +206,7 @@ def test_in_production_a_consumer_without_proof_ends_the_run_with_2_and_is_repor
     with site.run("--env", "production", "--processes", "2") as run:
         assert run.ended() == 2
         assert run.log.count("consumer 'billing' does not run in production") == 1
+        assert run.log.count("consumer 'mail' does not run in production") == 1, "all are named at once"
         assert run.says("onceward verify")
 
 
@@ -218,4 +224,21 @@ def test_with_reload_changed_code_is_what_runs_next_and_broken_code_is_waited_ou
         until(lambda: site.lines("done-again.txt") == ["o1"])
         assert run.says("shop.py changed")
         run.signal(signal.SIGINT)
+        assert run.ended() == 0
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(site: Site) -> None:
+    with site.run() as run:
+        until(run.workers)
+        pid = run.process.pid
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+        run.signal_worker(signal.SIGKILL)
+        until(
+            lambda: run.says("worker 1 could not be started: [Errno 24] Too many open files; restarting in")
+        )
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        site.send({"id": 1})
+        until(lambda: site.done == ["1"])
+        run.signal(signal.SIGTERM)
         assert run.ended() == 0

@@ -1,0 +1,71 @@
+"""How the attempts of a consumer ended, how long they took, and how many it needed: numbers for `/metrics`.
+
+They are kept in the scoreboard, so the supervisor has them without an OpenTelemetry SDK, also of workers that were
+killed.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator, MutableSequence, Sequence
+from typing import Final, NamedTuple
+
+from onceward.telemetry.metrics import SECONDS
+from onceward.telemetry.tallies import OUTCOMES, RETRIES
+
+MICROSECONDS: Final = 1e6
+DURATIONS: Final = len(OUTCOMES)
+"""Where the buckets of durations begin, one more than there are boundaries; their sum in microseconds follows."""
+ATTEMPTS: Final = DURATIONS + len(SECONDS) + 2
+"""The same for retries."""
+SIZE: Final = ATTEMPTS + len(RETRIES) + 2
+
+
+class Histogram(NamedTuple):
+    boundaries: Sequence[float]
+    counts: Sequence[int]
+    """Of each bucket, without those below; the last one has no upper limit."""
+    sum: float
+
+    def cumulative(self) -> Iterator[tuple[str, int]]:
+        """Yield the upper limit of each bucket, and how many are at most that."""
+        total = 0
+        for limit, count in zip((*map("{:g}".format, self.boundaries), "+Inf"), self.counts, strict=True):
+            total += count
+            yield limit, total
+
+
+class SharedTally:
+    """Written by the threads of one worker."""
+
+    def __init__(self, row: MutableSequence[int]) -> None:
+        self._row = row
+        self._lock = threading.Lock()
+
+    def count(self, outcome: str, seconds: float, retries: int | None) -> None:
+        """Count an attempt; `retries` if it did the work."""
+        with self._lock:
+            self._row[OUTCOMES.index(outcome)] += 1
+            self._row[DURATIONS + bisect_left(SECONDS, seconds)] += 1
+            self._row[ATTEMPTS - 1] += round(seconds * MICROSECONDS)
+            if retries is not None:
+                self._row[ATTEMPTS + bisect_left(RETRIES, retries)] += 1
+                self._row[SIZE - 1] += retries
+
+
+def outcomes(row: Sequence[int]) -> dict[str, int]:
+    return dict(zip(OUTCOMES, row[:DURATIONS], strict=True))
+
+
+def durations(row: Sequence[int]) -> Histogram:
+    return Histogram(SECONDS, row[DURATIONS : ATTEMPTS - 1], row[ATTEMPTS - 1] / MICROSECONDS)
+
+
+def retries(row: Sequence[int]) -> Histogram:
+    return Histogram(RETRIES, row[ATTEMPTS : SIZE - 1], row[SIZE - 1])
+
+
+def added(rows: Sequence[Sequence[int]]) -> list[int]:
+    """Return the sum of several tallies."""
+    return [sum(column) for column in zip((0,) * SIZE, *rows, strict=True)]

@@ -1,0 +1,82 @@
+"""A PostgreSQL that is frozen: no connection breaks, and nothing is answered."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from onceward import Onceward
+from onceward.db.calls import AnswerWatch, DatabaseCalls
+from onceward.run.worker import watch_database
+from tests.support.own_postgres import own_postgres
+from tests.support.run.world import Site
+from tests.support.wait import until
+
+
+@pytest.mark.req("RN-14")
+def test_a_run_is_not_ready_while_its_database_is_frozen(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    with own_postgres() as server, site.run("--health", "127.0.0.1:0", ONCEWARD_DATABASE=server.url) as run:
+        until(run.is_ready)
+        server.signal_all(signal.SIGSTOP)
+        try:
+            until(lambda: not run.is_ready())
+            status, problems = run.get("/readyz")
+            assert status == 503
+            assert "worker 1: the database does not answer: " in problems
+            assert run.get("/livez")[0] == 200
+        finally:
+            server.signal_all(signal.SIGCONT)
+        until(run.is_ready)
+        assert len(run.workers()) == 1
+        run.kill()
+        server.control("stop", "-m", "immediate")
+
+
+@contextmanager
+def long_call(url: str, calls: DatabaseCalls) -> Iterator[None]:
+    """A statement that takes long on a server that answers other connections."""
+    engine = create_engine(url)
+    calls.watch(engine)
+    connection = engine.connect()
+    pid = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+
+    def run() -> None:
+        with pytest.raises(Exception, match="canceling"):
+            connection.execute(text("SELECT pg_sleep(60)"))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        with engine.connect() as other:
+            other.execute(text(f"SELECT pg_cancel_backend({pid})"))
+        thread.join()
+        connection.close()
+        engine.dispose()
+
+
+@pytest.mark.req("RN-14")
+def test_a_statement_that_takes_long_is_no_reason_to_be_unready(postgres_url: str) -> None:
+    calls, asked = DatabaseCalls(), 0
+    app = Onceward("shop", database=postgres_url, database_answers_within=0.1)
+    real = watch_database(app)
+    assert real is not None
+
+    def ask() -> None:
+        nonlocal asked
+        real._ask()
+        asked += 1
+
+    watch = AnswerWatch(ask, 0.1, calls)
+    with long_call(postgres_url, calls):
+        until(lambda: (watch.look(), asked)[1])
+        assert watch.problem is None
+    assert calls.oldest() is None
