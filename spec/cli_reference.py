@@ -44,7 +44,8 @@ class Command(NamedTuple):
 
     @property
     def is_group(self) -> bool:
-        return hasattr(self.click, "commands")
+        """Whether it does nothing by itself."""
+        return hasattr(self.click, "commands") and not self.click.invoke_without_command
 
     @property
     def paragraphs(self) -> list[str]:

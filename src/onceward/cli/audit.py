@@ -11,7 +11,7 @@ from onceward._text import quantity
 from onceward.cli.database import Database
 from onceward.cli.dlq.options import open_letters, shorten
 from onceward.cli.exit import FAILED, AsJson, option
-from onceward.cli.output import for_people, print_json, print_table
+from onceward.cli.output import echo, for_people, print_json, print_table
 
 audit = typer.Typer(
     no_args_is_help=True, help="Log of what operators did: append-only, each row sealed by the next."
@@ -55,7 +55,7 @@ def verify(database: Database, as_json: AsJson = False) -> None:
         print_json({"entries": verdict.entries, "last_hash": verdict.last_hash, "broken": problem})
     elif broken is None:
         rows = quantity(verdict.entries, "row")
-        typer.echo(f"{rows}, unchanged. The last hash is {verdict.last_hash}")
+        echo(f"{rows}, unchanged. The last hash is {verdict.last_hash}")
     else:
-        typer.echo(f"The log is broken at row {broken.seq}: {broken.what}.", err=True)
+        echo(f"The log is broken at row {broken.seq}: {broken.what}.", err=True)
     raise typer.Exit(0 if broken is None else FAILED)

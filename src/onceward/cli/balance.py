@@ -8,8 +8,8 @@ import msgspec
 import typer
 
 from onceward.cli.database import ELSEWHERE, database_option, default_database
-from onceward.cli.exit import FAILED, AsJson, argument, option, refuse_mistakes
-from onceward.cli.output import print_json, print_table
+from onceward.cli.exit import FAILED, UNKNOWN, AsJson, argument, flag, option, refuse_mistakes
+from onceward.cli.output import echo, print_json, print_lines, print_table
 from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -39,16 +39,25 @@ def balance(
         str | None,
         database_option("Database of its inbox and dead letters.", f"the app's; with --source, {ELSEWHERE}"),
     ] = None,
+    verbose: Annotated[
+        bool,
+        flag(
+            "Also print sources, equations, reasons of what was dropped, and all missing ids.",
+            "--verbose",
+            "-v",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check that every message is accounted for: applied, waiting, dead or dropped.
 
-    appended = applied + duplicate + pending + dead + dropped. Numbers that cannot be determined are reported as
-    unknown; the rest is checked. It only reads, and works before, during and after a run; a Redis stream is read as a
-    whole.
+    appended = applied + duplicate + pending + dead + dropped. Each message is looked up by its id, if its source lists
+    them; what cannot be determined is unknown. It only reads, and works before, during and after a run; a Redis stream
+    is read as a whole.
 
     Exit code: 0 if it holds; 1 if messages are missing, or exist that were never appended; 2 for wrong arguments, for
-    something that cannot be reached, or for a --source or --database that does not exist.
+    something that cannot be reached, or for a --source or --database that does not exist; 3 if it is unknown whether it
+    holds.
     """
     from onceward.connectors.reports import ServerUnreachable
     from onceward.inspection.counts import balance_of
@@ -57,12 +66,21 @@ def balance(
         accounts = _accounts(app, source, consumer, database)
         struck = {name: balance_of(account) for name, account in accounts.items()}
     if as_json:
-        plain = {name: msgspec.to_builtins(each) for name, each in struck.items()}
-        print_json([{"consumer": name, "holds": struck[name].holds, **each} for name, each in plain.items()])
+        print_json([_as_dict(name, each) for name, each in struck.items()])
     else:
-        for name, each in struck.items():
-            _show(name, each)
-    raise typer.Exit(0 if all(each.holds for each in struck.values()) else FAILED)
+        _show(struck, {name: str(account.source) for name, account in accounts.items()}, verbose)
+    if any(each.problems for each in struck.values()):
+        raise typer.Exit(FAILED)
+    raise typer.Exit(0 if all(each.holds for each in struck.values()) else UNKNOWN)
+
+
+def _as_dict(name: str, struck: Balance) -> dict[str, Any]:
+    return {
+        "consumer": name,
+        "verdict": struck.verdict,
+        "holds": struck.holds,
+        **msgspec.to_builtins(struck),
+    }
 
 
 def _accounts(
@@ -112,52 +130,85 @@ def _of_app(app: str, consumer: str | None, database: str | None) -> dict[str, A
     }
 
 
-def _show(name: str, struck: Balance) -> None:
-    both = struck.duplicate is None and struck.applied is not None
-    rows = [
-        _row("appended", struck.appended, struck),
-        {
-            "what": "applied or duplicate" if both else "applied",
-            "messages": struck.applied,
-            "note": struck.notes.get("applied") or (struck.notes.get("duplicate") if both else None),
-        },
-        *([] if both else [_row("duplicate", struck.duplicate, struck)]),
-        _row("pending", struck.pending, struck),
-        _row("dead", struck.dead, struck),
-        *({"what": "dropped", "messages": count, "note": why} for why, count in struck.dropped.items()),
-        *([_row("gone", struck.gone, struck)] if struck.gone else []),
-    ]
-    columns = {"what": name or "source", "messages": "messages"}
-    if any(row["note"] for row in rows):
-        columns["note"] = "note"
-    texts = [{**row, "messages": _number(row["messages"]), "note": row["note"] or ""} for row in rows]
-    print_table(texts, columns, "")
-    if not struck.holds:
-        for problem in struck.problems:
-            typer.secho(f"It does not hold: {problem}.", fg="red", err=True)
-    elif struck.appended is None:
-        typer.echo("Cannot confirm the balance; found no contradiction.")
-    elif struck.appended == 0:
-        typer.echo("It holds: nothing was appended.")
-    else:
-        typer.echo(f"It holds: {_equation(struck)}.")
+NUMBERS = ("appended", "applied", "duplicate", "done", "pending", "dead", "dropped", "gone")
+RARE = {"done": 0, "dropped": 0, "gone": 0}
+"""Columns that are left out where nothing is in them."""
 
 
-def _row(what: str, count: int | None, struck: Balance) -> dict[str, Any]:
-    return {"what": what, "messages": count, "note": struck.notes.get(what)}
+def _show(struck: dict[str, Balance], sources: dict[str, str], verbose: bool) -> None:
+    """One table for all consumers, each note once, the verdict; with `verbose` the details."""
+    columns = {name: name for name in ("consumer", *NUMBERS, "holds")}
+    rows = [_row(name, each) for name, each in struck.items()]
+    usual: dict[str, Any] = dict(RARE)
+    if all(row["done"] for row in rows):  # without a contract
+        usual |= {"applied": "?"}
+    if len(rows) == 1:
+        del columns["holds"]
+    print_table(rows, columns, "", usual=usual, right=NUMBERS)
+    _show_notes(struck)
+    if verbose:
+        for name, each in struck.items():
+            _show_details(name, sources[name], each)
+    _show_verdict(struck)
 
 
-def _number(count: int | None) -> str:
-    return "unknown" if count is None else f"{count:,}"
+def _row(name: str, struck: Balance) -> dict[str, Any]:
+    numbers = {each: getattr(struck, each) for each in NUMBERS} | {"dropped": sum(struck.dropped.values())}
+    shown = {each: "?" if number is None else number for each, number in numbers.items()}
+    holds = "no" if struck.problems else "yes" if struck.holds else "?"
+    return {"consumer": name or "source", **shown, "holds": holds}
+
+
+def _show_notes(struck: dict[str, Balance]) -> None:
+    concerned: dict[tuple[str, str], list[str]] = {}
+    for name, each in struck.items():
+        for number, note in each.notes.items():
+            if number != "appended" or each.appended is not None:  # otherwise the verdict says it
+                concerned.setdefault((number, note), []).append(name)
+    for (number, note), names in concerned.items():
+        whose = f" of {', '.join(names)}" if len(struck) > 1 else ""
+        print_lines(f"{number}{whose}: {note}")
+    if concerned:
+        echo("")
+
+
+def _show_details(name: str, source: str, struck: Balance) -> None:
+    echo(f"{name or 'source'}  {source}")
+    echo(f"  {_equation(struck)}")
+    for reason, count in struck.dropped.items():
+        echo(f"  dropped: {count:,} {reason}")
+    for each in struck.missing:
+        echo(f"  missing: {each}")
+    echo("")
+
+
+def _show_verdict(struck: dict[str, Balance]) -> None:
+    problems: dict[str, list[str]] = {}
+    doubts: dict[str, list[str]] = {}
+    for name, each in struck.items():
+        for problem in each.problems:
+            problems.setdefault(problem, []).append(name)
+        for doubt in each.unknown if not each.problems else ():
+            doubts.setdefault(doubt, []).append(name)
+    for problem, names in problems.items():
+        print_lines(f"It does not hold: {_of(names, struck)}{problem}.", color="red", err=True)
+    for doubt, names in doubts.items():
+        print_lines(f"Unknown whether it holds: {_of(names, struck)}{doubt}.", color="yellow", err=True)
+    holding = [each for each in struck.values() if each.holds]
+    if len(struck) > 1:
+        echo(f"It holds for {len(holding)} of {len(struck)} consumers.")
+    elif holding:
+        [only] = holding
+        nothing = "nothing was appended"
+        echo(f"It holds: {_equation(only) if only.appended else nothing}.")
+
+
+def _of(names: list[str], struck: dict[str, Balance]) -> str:
+    return f"{', '.join(names)}: " if len(struck) > 1 else ""
 
 
 def _equation(struck: Balance) -> str:
-    parts = [
-        f"{struck.applied or 0:,} applied{' or duplicate' if struck.duplicate is None else ''}",
-        f"{struck.duplicate or 0:,} duplicate",
-        f"{struck.pending or 0:,} pending",
-        f"{struck.dead or 0:,} dead",
-        f"{sum(struck.dropped.values()):,} dropped",
-        f"{struck.gone:,} gone",
-    ]
-    return f"{struck.appended or 0:,} appended = {' + '.join(part for part in parts if not part.startswith('0 '))}"
+    numbers = _row("", struck)
+    parts = [f"{numbers[name]:,} {name}" for name in NUMBERS[1:] if numbers[name] not in (0, "?")]
+    appended = "?" if struck.appended is None else f"{struck.appended:,}"
+    return f"{appended} appended = {' + '.join(parts) or 0}"

@@ -123,6 +123,8 @@ def _sink_origin(app: Onceward, producer: Producer) -> str:
 
 
 def _row(name: str, value: Any, origin: str) -> dict[str, Any]:
-    from onceward.connectors.urls import redact_url
+    from onceward._secrets import MASK, mask_url, names_secret
 
-    return {"name": name, "value": redact_url(value) if isinstance(value, str) else value, "origin": origin}
+    if isinstance(value, str):
+        value = MASK if names_secret(name.rpartition(".")[2]) else mask_url(value)
+    return {"name": name, "value": value, "origin": origin}

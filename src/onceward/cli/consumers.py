@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,9 @@ from onceward.cli.database import Database, open_inbox
 from onceward.cli.exit import MISUSED, AsJson, argument, fail
 from onceward.cli.output import for_people, iso_time, print_json, print_table
 from onceward.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from onceward.inbox.evidence.evidence import Evidence
 
 consumers = typer.Typer(no_args_is_help=True, help="Registered consumers and their contracts.")
 
@@ -55,15 +58,16 @@ def show(
     database: Database,
     as_json: AsJson = False,
 ) -> None:
-    """Show the registered contract of one consumer.
+    """Show the registered contract of one consumer, and the newest evidence in the database.
 
     Exit code: 0; 1 if the database fails; 2 for a consumer that is not registered, wrong arguments or missing tables.
     """
     with open_inbox(database, as_json) as inbox:
         found = {row["consumer_id"]: row for row in inbox.consumers()}
+        evidence = [_describe_evidence(each) for each in inbox.evidence(consumer_id)[:1]]
     if consumer_id not in found:
         fail(unknown_consumer(consumer_id, list(found)), as_json, MISUSED)
-    consumer = _describe(found[consumer_id])
+    consumer = {**_describe(found[consumer_id]), "evidence": evidence[0] if evidence else None}
     if as_json:
         print_json(consumer)
         return
@@ -72,6 +76,9 @@ def show(
         "kept": _format_days(consumer["kept_days"]),
         "registered_at": consumer["registered_at"],
         "updated_at": consumer["updated_at"],
+        "evidence": "{recorded_at}, {result} on {backend}, code {code:.12}".format(**evidence[0])
+        if evidence
+        else "none in this database",
     }
     rows = [{"field": name, "value": value} for name, value in fields.items()]
     print_table(rows, {"field": "field", "value": "value"}, "")
@@ -88,6 +95,15 @@ def _describe(row: dict[str, Any]) -> dict[str, Any]:
         "kept_days": _days(row["contract"]),
         "registered_at": iso_time(row["registered_at"]),
         "updated_at": iso_time(row["updated_at"]),
+    }
+
+
+def _describe_evidence(evidence: Evidence) -> dict[str, Any]:
+    return {
+        "recorded_at": iso_time(evidence.recorded_at),
+        "result": evidence.result,
+        "backend": evidence.backend,
+        "code": evidence.code.digest,
     }
 
 

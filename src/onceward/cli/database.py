@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onceward._secrets import mask_url, remember
 from onceward._text import driver_message
 from onceward.cli.completion import is_completing
-from onceward.cli.exit import MISUSED, fail, refuse_mistakes
+from onceward.cli.exit import MISUSED, fail, reason_of, refuse_mistakes
 from onceward.errors import ConfigurationError, OncewardError
 
 if TYPE_CHECKING:
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
     from onceward.inbox import Inbox
 
-CONNECT_SECONDS = 10
 LOCK_SECONDS = 5.0
 """How long to wait for an SQLite file that another process has locked."""
 
@@ -69,6 +70,12 @@ Database = Annotated[
 ]
 
 
+TrustClock = Annotated[
+    bool,
+    typer.Option("--trust-clock", help="Confirm that the database's clock is right, after you compared it."),
+]
+
+
 @contextmanager
 def open_inbox(url: str, as_json: bool, *, is_new: bool = False) -> Iterator[Inbox]:
     """Open the inbox in a database, as `open_engine` does."""
@@ -104,14 +111,21 @@ def open_engine(url: str, as_json: bool, *, is_new: bool = False) -> Iterator[En
         if _is_unreachable(error):
             fail(f"cannot reach the database {format_url(url)}: {reason}; check that it is running", as_json)
         fail(f"the database {format_url(url)} refused: {reason}", as_json)
+    except OverflowError:
+        fail("a number is too large for the database; give a smaller one", as_json, MISUSED)
+    except UnicodeEncodeError:
+        fail(
+            "an argument is not UTF-8 text, so the database cannot have it; check how it is typed",
+            as_json,
+            MISUSED,
+        )
     except (SQLAlchemyError, sqlite3.Error) as error:
         fail(f"cannot use the database {format_url(url)}: {error}", as_json)
 
 
 def format_url(url: str) -> str:
-    """The URL without its password and without the driver that was added."""
-    parsed = _parse(url)
-    return parsed.set(drivername=parsed.get_backend_name()).render_as_string(hide_password=True)
+    """The URL without passwords and the driver that was added."""
+    return mask_url(re.sub(r"^(\w+)\+\w+(?=://)", r"\1", url))
 
 
 def dialect_of(url: str) -> str:
@@ -123,6 +137,7 @@ def _parse(url: str) -> URL:
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
+    remember(url)
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -139,13 +154,13 @@ def _parse(url: str) -> URL:
 def _engine(url: URL, is_new: bool) -> Engine:
     from sqlalchemy import create_engine
 
+    from onceward.db.engines import connect_arguments, hide_values
+
     if url.get_backend_name() == "sqlite":
         _check_file(url, is_new)
-        return create_engine(url, connect_args={"timeout": LOCK_SECONDS})
+        return hide_values(create_engine(url, connect_args={"timeout": LOCK_SECONDS}))
     try:
-        return create_engine(
-            url, connect_args={"connect_timeout": CONNECT_SECONDS, "application_name": "onceward"}
-        )
+        return hide_values(create_engine(url, connect_args=connect_arguments(url, name="onceward")))
     except ModuleNotFoundError:
         raise ConfigurationError("PostgreSQL needs psycopg: pip install 'onceward[postgres]'") from None
 
@@ -159,6 +174,14 @@ def _check_file(url: URL, is_new: bool) -> None:
     if url.database.startswith("file:"):
         return
     path = Path(url.database).absolute()
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:  # too long, or with characters that no name has
+        raise ConfigurationError(
+            f"{path} cannot be opened: {reason_of(error)}; check the database URL"
+        ) from None
     if not path.parent.is_dir():
         raise ConfigurationError(
             f"directory {path.parent} does not exist; create it, or check the database URL (an absolute path has four "
@@ -171,7 +194,7 @@ def _check_file(url: URL, is_new: bool) -> None:
     if not is_new and not path.is_file():
         raise ConfigurationError(
             f"database {path} does not exist; check the URL, or create it with "
-            f"`onceward inbox migrate --database {url.render_as_string()}`"
+            f"`onceward inbox migrate --database {mask_url(url.render_as_string())}`"
         )
 
 

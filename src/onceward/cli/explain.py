@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from onceward.cli.exit import App, AsJson, flag, refuse_mistakes
-from onceward.cli.output import WIDE, print_json
+from onceward.cli.output import WIDE, clean_text, echo, print_json
 
 if TYPE_CHECKING:
     from onceward.app import Onceward
@@ -24,7 +22,13 @@ Examples:
 - `onceward explain shop:app --json | jq '.[] | {consumer, guarantee}'` in scripts
 """
 
-STYLES = {"may lose": "bold red", "at least once": "yellow", "effects once": "green", "holds": "dim"}
+STYLES = {
+    "may lose": "bold red",
+    "unknown": "magenta",
+    "at least once": "yellow",
+    "effects once": "green",
+    "holds": "dim",
+}
 
 
 def explain(
@@ -34,8 +38,8 @@ def explain(
 ) -> None:
     """Show what each consumer guarantees, its weakest link, and how to strengthen it.
 
-    Checks sources, contracts and settings, and asks Redis, PostgreSQL, SQLite and boundaries how durable their setup
-    is. Reports what it cannot reach.
+    The headline is the weakest statement that is true. Checks sources, contracts, evidence and settings, and asks
+    Redis, PostgreSQL, SQLite and boundaries how durable their setup is. What it cannot determine is unknown.
 
     Exit code: 0, whatever it found; 2 for wrong arguments.
     """
@@ -51,7 +55,7 @@ def explain(
         print_json([_plain(loaded, name, verdict, verbose) for name, verdict in verdicts.items()])
         return
     if not verdicts:
-        typer.echo(f"{app} has no consumers, so there is nothing to explain.")
+        echo(f"{app} has no consumers, so there is nothing to explain.")
     for name, verdict in verdicts.items():
         _show(loaded, name, verdict, verbose)
 
@@ -62,6 +66,8 @@ def _plain(app: Onceward, name: str, verdict: GuaranteeVerdict, verbose: bool) -
         "consumer": name,
         "source": str(app.consumers[name].source),
         "guarantee": str(verdict.guarantee),
+        "at_best": str(verdict.at_best),
+        "headline": verdict.headline,
         "why": verdict.weakest.why,
         "advice": verdict.weakest.advice,
         "links": [
@@ -80,25 +86,26 @@ def _show(app: Onceward, name: str, verdict: GuaranteeVerdict, verbose: bool) ->
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, WIDE)
-    guarantee = str(verdict.guarantee)
-    text = f"{guarantee}, as far as it could be checked" if verdict.not_checked else guarantee
+    style = STYLES[str(verdict.guarantee)]
     console.print(
-        Text.assemble((name, "bold"), f"  {app.consumers[name].source}  ", (text, STYLES[guarantee]))
+        Text.assemble(
+            clean_text(name, "bold"),
+            clean_text(f"  {app.consumers[name].source}  "),
+            clean_text(verdict.headline, style),
+        )
     )
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))
     for link in verdict.links:
         strength = str(link.strength)
-        table.add_row(Text(strength, STYLES[strength]), Text(link.why))
+        table.add_row(Text(strength, STYLES[strength]), clean_text(link.why))
         if link.advice:
-            table.add_row("", Text(f"→ {link.advice}", "cyan"))
-    for each in verdict.not_checked:
-        table.add_row(Text("not checked", "magenta"), Text(each))
+            table.add_row("", clean_text(f"→ {link.advice}", "cyan"))
     console.print(table)
     if verbose:
         console.print("  middleware, outermost first:")
         layers = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 4))
         for layer in _chain(app, name):
-            layers.add_row(Text(layer.name), Text(_about(layer), "dim"))
+            layers.add_row(clean_text(layer.name), clean_text(_about(layer), "dim"))
         console.print(layers)
     console.print()
 

@@ -10,10 +10,11 @@ import typer
 
 from onceward._text import quantity
 from onceward.cli.consumers import unknown_consumer
-from onceward.cli.database import Database, dialect_of, open_inbox
-from onceward.cli.dlq.options import who
+from onceward.cli.database import Database, TrustClock, dialect_of, open_inbox
+from onceward.cli.dlq.options import Operator, Reason, open_letters, who
 from onceward.cli.exit import FAILED, MISUSED, AsJson, argument, fail, flag, option, refuse_mistakes
 from onceward.cli.output import (
+    echo,
     for_people,
     iso_day,
     iso_time,
@@ -40,22 +41,33 @@ TrackingId = Annotated[
 def migrate(
     database: Database,
     as_script: Annotated[bool, flag("Only print the SQL of all migrations.", "--print")] = False,
+    back_to: Annotated[
+        int | None, option("NUMBER", "Revert the migrations after this one.", "--back-to", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Create the inbox tables, or bring them up to date.
 
-    Creates a missing SQLite file. With `--print` the database is not touched.
+    Creates a missing SQLite file. With `--print` the database is not touched. Stop all consumers of another version
+    before you run it. With `--back-to`, the tables return to what an older version needs, and no record is lost; run it
+    before you install that version.
 
     Exit code: 0; 1 if the database fails; 2 for wrong arguments.
     """
     if as_script:
         _print_script(database, as_json)
         return
+    if back_to is not None:
+        with open_inbox(database, as_json, is_new=True) as opened_inbox:
+            reverted = opened_inbox.migrate(back_to=back_to)
+        text = [f"reverted {name}" for name in reverted] or ["Nothing to revert."]
+        print_result({"reverted": reverted}, text, as_json)
+        return
     with open_inbox(database, as_json, is_new=True) as opened_inbox:
         applied = opened_inbox.migrate()
     print_result(
         {"applied": applied},
-        "\n".join(f"applied {name}" for name in applied) or "Already up to date.",
+        [f"applied {name}" for name in applied] or ["Already up to date."],
         as_json,
     )
 
@@ -65,7 +77,7 @@ def _print_script(database: str, as_json: bool) -> None:
 
     with refuse_mistakes(as_json):
         script = migrations.as_script(dialect_of(database))
-    print_result({"sql": script}, script, as_json)
+    print_result({"sql": script}, script.split("\n"), as_json)
 
 
 @inbox.command()
@@ -107,20 +119,28 @@ def purge(
     consumer: Annotated[
         str | None, option("CONSUMER", "Purge only this one.", show_default="all registered")
     ] = None,
+    reason: Annotated[str, option("TEXT", "Why; kept in the audit log.")] = "retention",
+    trust_clock: TrustClock = False,
+    operator: Operator = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete the records of events that can no longer be delivered, while consumers keep running.
 
     First it raises each consumer's horizon: events of an earlier day are refused from then on. Then it deletes what is
     older than the retention, in small steps; on PostgreSQL whole days at once where possible. Records on hold and
-    effects in doubt stay. You may interrupt it at any time; the next purge continues.
+    effects in doubt stay. You may interrupt it at any time; the next purge continues. The audit log records it.
 
-    Exit code: 0; 1 if the database fails, another purge is running, or something has to wait for the next purge; 2 for
-    wrong arguments, an unknown consumer or missing tables; 130 after Ctrl-C.
+    It deletes nothing if the database's clock was set ahead, or if more than a week seems to have passed while this
+    machine was off: check the time, and confirm it once with --trust-clock.
+
+    Exit code: 0; 1 if the database fails, its clock is in doubt, another purge is running, or something has to wait for
+    the next purge; 2 for wrong arguments, an unknown consumer or missing tables; 130 after Ctrl-C.
     """
     with open_inbox(database, as_json) as opened_inbox, _progress(as_json) as progress:
         try:
-            report = opened_inbox.purge(consumer, progress=progress)
+            report = opened_inbox.purge(
+                consumer, operator=who(operator), reason=reason, progress=progress, trust_clock=trust_clock
+            )
         except KeyboardInterrupt:
             fail("interrupted; the next purge continues with the rest", as_json, INTERRUPTED)
     if as_json:
@@ -150,47 +170,57 @@ def _show(report: PurgeReport) -> None:
     }
     rows += [{"consumer": name, "kept": why} for name, why in skipped.items()]
     print_table(rows, {"consumer": "consumer", "kept": "kept"}, "No consumer is registered.")
-    typer.echo(
+    echo(
         f"Deleted {quantity(report.rows, 'dedup row')}, {quantity(report.attempts, 'attempt')} and "
         f"{quantity(report.effects, 'effect')} in {quantity(report.steps, 'step')}, the longest of "
         f"{report.longest_step * 1000:.0f} ms."
     )
     if report.dropped:
-        typer.echo(f"{len(report.dropped)} of the days were dropped as a whole: {', '.join(report.dropped)}")
+        echo(f"{len(report.dropped)} of the days were dropped as a whole: {', '.join(report.dropped)}")
     for name in report.skipped.keys() & report.floors.keys():
-        typer.echo(f"{name}: {report.skipped[name]}")
+        echo(f"{name}: {report.skipped[name]}")
     for problem in report.unfinished:
-        typer.echo(f"Not finished: {problem}. The next purge continues with it.", err=True)
+        echo(f"Not finished: {problem}. The next purge continues with it.", err=True)
 
 
 @inbox.command()
 def hold(
     consumer: Consumer,
     database: Database,
-    reason: Annotated[str, option("TEXT", "Why, such as a ticket.")],
+    reason: Reason,
     tracking_id: TrackingId = None,
-    operator: Annotated[str | None, option("NAME", "Your name.", show_default="your user name")] = None,
+    operator: Operator = None,
     as_json: AsJson = False,
 ) -> None:
     """Protect the records of one event, or of a whole consumer, from every purge until they are released.
 
-    It takes effect at once, even in a running purge. Placing a hold twice is the same as once.
+    It takes effect at once, even in a running purge. Placing a hold twice is the same as once. An
+    event can be held before it arrives; the output says if it has no records, because its id may be wrong.
 
     Exit code: 0; 1 if the database fails; 2 for wrong arguments, an unknown consumer or missing tables.
     """
     with open_inbox(database, as_json) as opened_inbox:
         _check_known(opened_inbox, consumer, as_json)
         is_new = opened_inbox.hold(consumer, tracking_id, reason=reason, operator=who(operator))
+        known = tracking_id is None or _has_records(opened_inbox, consumer, tracking_id)
+    hint = (
+        "" if known else " The inbox has no record of this event: check the id, unless it has yet to arrive."
+    )
     print_result(
-        {"consumer_id": consumer, "tracking_id": tracking_id, "placed": is_new},
-        f"{_name(consumer, tracking_id)} {'is on hold' if is_new else 'was on hold already'}.",
+        {"consumer_id": consumer, "tracking_id": tracking_id, "placed": is_new, "known": known},
+        f"{_name(consumer, tracking_id)} {'is on hold' if is_new else 'was on hold already'}.{hint}",
         as_json,
     )
 
 
 @inbox.command()
 def release(
-    consumer: Consumer, database: Database, tracking_id: TrackingId = None, as_json: AsJson = False
+    consumer: Consumer,
+    database: Database,
+    reason: Reason,
+    tracking_id: TrackingId = None,
+    operator: Operator = None,
+    as_json: AsJson = False,
 ) -> None:
     """End a hold. The next purge deletes what is past its retention.
 
@@ -199,7 +229,7 @@ def release(
     Exit code: 0; 1 if there was no such hold or the database fails; 2 for wrong arguments or missing tables.
     """
     with open_inbox(database, as_json) as opened_inbox:
-        was_held = opened_inbox.release(consumer, tracking_id)
+        was_held = opened_inbox.release(consumer, tracking_id, reason=reason, operator=who(operator))
     if not was_held:
         fail(f"{_name(consumer, tracking_id)} was not on hold; see `onceward inbox holds`", as_json)
     print_result(
@@ -241,34 +271,102 @@ def holds(database: Database, as_json: AsJson = False) -> None:
 @inbox.command()
 def effects(
     database: Database,
-    every: Annotated[bool, flag("Include those whose outcome is known.", "--all")] = False,
+    every: Annotated[bool, flag("Include those whose outcome is known.", "--all/--in-doubt")] = False,
     limit: Annotated[int, option("N", "Maximum number, oldest first.", min=1)] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List effects in doubt: begun, with an unknown outcome. Ask the provider with the key.
+    """List effects in doubt: begun, with an unknown outcome. Ask the provider with the key, and record its answer with
+    `onceward inbox resolve`.
+
+    *expired*: the provider has forgotten the key, so nothing calls the effect again.
 
     Exit code: 0, even if there is none; 1 if the database fails; 2 for wrong arguments or missing tables.
     """
     with open_inbox(database, as_json) as opened_inbox:
         rows = opened_inbox.effects(in_doubt=not every, limit=limit)
     found = [
-        {**row, "intended_at": iso_time(row["intended_at"]), "settled_at": iso_time(row["settled_at"])}
+        {
+            **row,
+            "expired": bool(row["expired"]),
+            "intended_at": iso_time(row["intended_at"]),
+            "settled_at": iso_time(row["settled_at"]),
+        }
         for row in rows
     ]
     if as_json:
         print_json(found)
         return
-    columns: dict[str, str] = {
-        "consumer_id": "consumer",
-        "tracking_id": "event",
-        "name": "effect",
-        "state": "state",
-        "effect_key": "key",
-        "intended_at": "begun (UTC)",
-        "error": "error",
+    empty = "No effects." if every else "No effect is in doubt."
+    print_table([effect_cells(row) for row in found], EFFECT_COLUMNS, empty)
+
+
+EFFECT_COLUMNS = {"effect": "consumer\neffect", "event": "event\nkey\nerror", "state": "state\nbegun (UTC)"}
+
+
+def effect_cells(effect: dict[str, Any]) -> dict[str, Any]:
+    """Ids and keys have a line of their own, to be copied from a narrow terminal."""
+    state = "in doubt" if effect["state"] == "intended" else effect["state"]
+    return {
+        "effect": (effect["consumer_id"], effect["name"]),
+        "event": tuple(filter(None, (effect["tracking_id"], effect["effect_key"], effect["error"]))),
+        "state": (f"{state}{', expired' if effect['expired'] else ''}", for_people(effect["intended_at"])),
     }
-    rows = [{**row, "intended_at": for_people(row["intended_at"])} for row in found]
-    print_table(rows, columns, "No effects." if every else "No effect is in doubt.")
+
+
+@inbox.command()
+def resolve(
+    consumer: Consumer,
+    tracking_id: Annotated[str, argument("TRACKING_ID", "Tracking id of the event.")],
+    effect: Annotated[str, argument("EFFECT", "Name of the effect, as in `onceward inbox effects`.")],
+    database: Database,
+    reason: Annotated[str, option("TEXT", "How you know; kept in the audit log.")],
+    happened: Annotated[
+        bool | None,
+        flag(
+            "What the provider says about the effect's key; one of the two is required.",
+            "--happened/--did-not-happen",
+        ),
+    ] = None,
+    result: Annotated[
+        str | None, option("JSON", "What the call would have returned.", show_default="null")
+    ] = None,
+    operator: Operator = None,
+    as_json: AsJson = False,
+) -> None:
+    """Record whether an effect in doubt has happened. Ask the provider first: nothing can check your answer.
+
+    After `--happened` the handler gets the result and does not call. After `--did-not-happen` it calls with a new key.
+    Redrive the dead letter of the event afterwards.
+
+    Exit code: 0; 1 if the database fails; 2 for wrong arguments, an effect that is not in doubt, an event in flight, or
+    missing tables.
+    """
+    import json
+
+    if happened is None:
+        fail("what does the provider say? Add --happened or --did-not-happen", as_json, MISUSED)
+    if result is not None and not happened:
+        fail("only an effect that happened has a result; remove --result", as_json, MISUSED)
+    try:
+        returned = None if result is None else json.loads(result)
+    except ValueError as error:
+        fail(f"--result is not JSON: {error}", as_json, MISUSED)
+    with open_letters(database, as_json) as letters:
+        letters.resolve_effect(
+            consumer,
+            tracking_id,
+            effect,
+            happened=happened,
+            result=returned,
+            reason=reason,
+            operator=who(operator),
+        )
+    state = "done" if happened else "refused"
+    print_result(
+        {"consumer_id": consumer, "tracking_id": tracking_id, "name": effect, "state": state},
+        f"Effect {effect} of event {tracking_id} is recorded as {state}. If the event is a dead letter, redrive it.",
+        as_json,
+    )
 
 
 def _check_known(opened_inbox: Inbox, consumer: str, as_json: bool) -> None:
@@ -276,6 +374,19 @@ def _check_known(opened_inbox: Inbox, consumer: str, as_json: bool) -> None:
     registered: list[Any] = [row["consumer_id"] for row in opened_inbox.consumers()]
     if consumer not in registered:
         fail(unknown_consumer(consumer, registered), as_json, MISUSED)
+
+
+def _has_records(opened_inbox: Inbox, consumer: str, tracking_id: str) -> bool:
+    from onceward._ids import same_id
+    from onceward.db import DbSession
+
+    this = {"consumer": consumer, "tracking": same_id(tracking_id)}
+    with DbSession(opened_inbox.engine) as session:
+        return any(session.fetch_one(_RECORD.format(table=table), this) for table in _RECORDS)
+
+
+_RECORDS = ("onceward_dedup", "onceward_attempts", "onceward_effects", "onceward_parked")
+_RECORD = "SELECT 1 FROM {table} WHERE consumer_id = :consumer AND tracking_id = :tracking LIMIT 1"
 
 
 def _name(consumer: str, tracking_id: str | None) -> str:

@@ -5,13 +5,20 @@ The module of a command is loaded when the command is called, so `onceward --hel
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from onceward.cli.completion import prepare
+
+USAGE_ERROR: Any = typer.BadParameter.__base__
+"""All errors about arguments; typer does not export it."""
 
 
 class LazyGroup(TyperGroup):
@@ -39,12 +46,13 @@ class LazyGroup(TyperGroup):
             _show_flags_plainly(command, ctx)
         return name, command, rest
 
+    def make_context(self, *given: Any, **more: Any) -> Any:
+        with _clean_mistakes():
+            return super().make_context(*given, **more)
+
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _clean_mistakes():
             return super().invoke(ctx)
-        except typer.BadParameter as error:
-            error.message = _with_value(error)
-            raise
 
     def load(self, name: str) -> Any:
         """Import the command itself."""
@@ -72,6 +80,21 @@ def _without_types(parameters: list[Any]) -> None:
     for each in parameters:
         if getattr(each, "is_flag", False):
             each.metavar = ""
+
+
+@contextmanager
+def _clean_mistakes() -> Iterator[None]:
+    """Have the message about wrong arguments show no passwords, and control no terminal."""
+    from onceward._secrets import mask
+    from onceward._text import printable
+
+    try:
+        yield
+    except USAGE_ERROR as error:
+        wrong: Any = error
+        message = _with_value(wrong) if isinstance(wrong, typer.BadParameter) else wrong.message
+        wrong.message = printable(mask(message or ""))
+        raise
 
 
 def _with_value(error: typer.BadParameter) -> str:
@@ -146,4 +169,12 @@ def onceward(
 def main() -> None:
     """Run the command that the arguments name."""
     prepare()
-    app()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # what cannot be encoded is escaped
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app()
+    except Exception as error:  # noqa: BLE001  the last resort
+        from onceward.cli.failure import report
+
+        report(error, as_json="--json" in sys.argv)

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from onceward.cli.exit import MISUSED, argument, fail, option
+from onceward._text import printable
+from onceward.cli.exit import MISUSED, argument, fail, option, reason_of
+from onceward.cli.output import echo
 
 NEW_EXAMPLES = """
 Examples:
@@ -63,13 +63,14 @@ def new(
         for path, text in _files(name):
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             (target / path).write_text(text, "utf-8")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         fail(
-            f"{target} cannot be used: {error.strerror}; choose another directory with --dir",
+            f"{target} cannot be used: {reason_of(error)}; choose another directory with --dir",
             as_json=False,
             code=MISUSED,
         )
-    typer.echo(NEXT.format(name=name, target=target, quoted=shlex.quote(str(target))))
+    shown, quoted = printable(str(target)), printable(shlex.quote(str(target)))
+    echo(*NEXT.format(name=name, target=shown, quoted=quoted).split("\n"))
 
 
 def _problem_with(name: str) -> str | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from onceward.cli.completion import envs
-from onceward.cli.exit import FAILED, App, LogFormat, fail, flag, option, refuse
+from onceward.cli.exit import App, LogFormat, flag, option, refuse
 from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -134,7 +134,8 @@ def _load(target: str) -> Onceward:
     except ConfigurationError:
         raise
     except Exception as error:  # noqa: BLE001  from the app's own code
-        import traceback
+        from onceward._imports import blames_import
+        from onceward.cli.failure import fail_in_your_code
 
-        trace = "".join(traceback.format_exception(error))
-        fail(f"{trace}{target} cannot be imported: see above", as_json=False, code=FAILED)
+        blames_import(error)
+        fail_in_your_code(error, f"{target} cannot be imported: see above", as_json=False)

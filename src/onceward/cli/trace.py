@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from onceward._text import quantity
+from onceward._ids import same_id
+from onceward._text import printable, quantity
 from onceward.cli.dlq.options import shorten
-from onceward.cli.exit import MISUSED, AsJson, argument, fail, flag, option
-from onceward.cli.output import iso_time, print_json
+from onceward.cli.exit import MISUSED, AsJson, argument, fail, flag, option, reason_of
+from onceward.cli.output import clean_text, echo, iso_time, print_json
 from onceward.cli.trace_tree import LIVES, Branch, Story, Wait, build_story, outcomes
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def trace(
         argument(
             "FILE|last", "A span file; `last` is that of ONCEWARD_TRACE_FILE, or the newest in .onceward/."
         ),
-    ],
+    ] = LAST,
     transaction: Annotated[
         str | None, option("ID", "Transaction id, or the beginning of one.", show_default="the newest")
     ] = None,
@@ -63,7 +62,7 @@ def trace(
     path = _path(file, as_json)
     try:
         found = read(path)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         fail(_unreadable(path, file, error), as_json, MISUSED)
     known = outcomes(found.spans)
     chosen = _choose(found, known, transaction, failed, as_json)
@@ -93,10 +92,10 @@ def _path(file: str, as_json: bool) -> Path:
     return path
 
 
-def _unreadable(path: Path, file: str, error: OSError) -> str:
+def _unreadable(path: Path, file: str, error: OSError | ValueError) -> str:
     from onceward.telemetry.span_file import FILE_VARIABLE
 
-    text = f"{path} cannot be read: {error.strerror}"
+    text = f"{path} cannot be read: {reason_of(error)}"
     if file != LAST:
         return f"{text}; name a span file, or `last`"
     return (
@@ -108,13 +107,15 @@ def _unreadable(path: Path, file: str, error: OSError) -> str:
 def _choose(
     found: SpanFile, known: dict[str, str | None], wanted: str | None, failed: bool, as_json: bool
 ) -> str:
+    start = same_id(wanted or "")
     candidates = [
         own
         for own, outcome in known.items()
-        if (not failed or outcome == "failed") and own.startswith(wanted or "")
+        if (not failed or outcome == "failed") and (own.startswith(start) or same_id(own) == start)
     ]
-    if wanted in candidates:
-        return wanted
+    for own in candidates:
+        if same_id(own) == start:
+            return own
     if not candidates:
         which = f"transaction {wanted}" if wanted else "transaction"
         more = " that failed" if failed else ""
@@ -149,11 +150,11 @@ def _show(story: Story, found: SpanFile, known: dict[str, str | None]) -> None:
     )
     tree = Tree(
         Text.assemble(
-            (story.transaction_id, "bold"),
+            (printable(story.transaction_id), "bold"),
             "  ",
-            (story.outcome or "not ended", style),
+            (printable(story.outcome or "not ended"), style),
             f"  {_duration(story.seconds)}  ",
-            (f"trace {', '.join(story.traces)}", "dim"),
+            (printable(f"trace {', '.join(story.traces)}"), "dim"),
         )
     )
     _grow(tree, story.parts)
@@ -161,9 +162,9 @@ def _show(story: Story, found: SpanFile, known: dict[str, str | None]) -> None:
     if not console.is_terminal:
         console.width = LONGEST_LINE
     console.print(tree)
-    typer.echo(f"\n{found.path}: {_tally(known)}")
+    echo("", f"{found.path}: {_tally(known)}")
     if found.unreadable:
-        typer.echo(f"Skipped {quantity(found.unreadable, 'line')} that could not be read")
+        echo(f"Skipped {quantity(found.unreadable, 'line')} that could not be read")
 
 
 def _grow(tree: Tree, parts: list[Branch | Wait]) -> None:
@@ -171,7 +172,7 @@ def _grow(tree: Tree, parts: list[Branch | Wait]) -> None:
 
     for part in parts:
         if isinstance(part, Wait):
-            tree.add(Text(f"… {_duration(part.seconds)} {part.why}", "yellow"))
+            tree.add(clean_text(f"… {_duration(part.seconds)} {part.why}", "yellow"))
             continue
         below = tree.add(_label(part))
         _grow(below, part.parts)
@@ -185,18 +186,22 @@ def _label(branch: Branch) -> Text:
     span = branch.span
     if span is None:
         return Text("not ended: its process was killed or is still working on it", "bold yellow")
-    label = Text.assemble((span.name, "bold red" if span.failed else "bold"), f"  {_duration(span.seconds)}")
+    label = clean_text(span.name, "bold red" if span.failed else "bold")
+    label.append(f"  {_duration(span.seconds)}", "default")
     for text, style in (_problem(span), (_details(span), "dim")):
         if text:
-            label.append(f"  {text}", style)
+            label.append(clean_text(f"  {text}", style))
     return label
 
 
 def _problem(span: Span) -> tuple[str, str]:
     if not span.failed:
         return "", ""
+    from onceward.telemetry.redaction import redact
+
     category = span.attributes.get("category", "failed")
-    return f"{category}: {shorten(span.attributes.get('exception.message', ''), LONGEST_MESSAGE)}", "red"
+    message = redact(span.attributes.get("exception.message", ""))  # other programs write spans, too
+    return f"{category}: {shorten(message, LONGEST_MESSAGE)}", "red"
 
 
 def _details(span: Span) -> str:

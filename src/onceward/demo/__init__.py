@@ -13,7 +13,6 @@ line       all parts while they run, and an observer that waits for progress
 shop       the shop's producer
 zones      the two boundaries, and the network between them
 crew       starts, kills and stops the processes that consume; worker is such a process
-lifeline   makes child processes end with the demo
 books      the state of everything, read while others write
 journal    which worker got which order, so the demo knows what a crash left open
 balance    whether the end is right

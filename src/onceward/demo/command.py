@@ -17,8 +17,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from onceward._files.private import make_directory
 from onceward.cli.boundary.options import require_extra
-from onceward.cli.exit import flag, option
+from onceward.cli.exit import flag, option, reason_of
+from onceward.cli.output import clean_text
 from onceward.demo.setup import Setup
 from onceward.errors import OncewardError
 
@@ -87,7 +89,7 @@ def demo(
 
 
 def _fail(err: Console, text: str, as_json: bool, code: int = 1) -> NoReturn:
-    err.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+    err.print(clean_text(text, "red"), soft_wrap=True)
     if as_json:
         typer.echo(json.dumps({"balanced": False, "problems": [text]}, indent=2))
     raise typer.Exit(code)
@@ -110,11 +112,13 @@ def _folder(named: Path | None, keep: bool) -> Iterator[Path]:
 def _check_folder(folder: Path) -> Path:
     """Create it if missing. Refuse it unless empty, because an earlier demo's orders would spoil the balance."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_directory(folder)
         if any(folder.iterdir()):
             raise typer.BadParameter(f"{folder} is not empty; name a new directory", param_hint="--data")
-    except OSError as error:
-        raise typer.BadParameter(f"{folder} cannot be used: {error.strerror}", param_hint="--data") from error
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(
+            f"{folder} cannot be used: {reason_of(error)}", param_hint="--data"
+        ) from error
     if not os.access(folder, os.W_OK):
         raise typer.BadParameter(f"{folder} is not writable", param_hint="--data")
     return folder.absolute()

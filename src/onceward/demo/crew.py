@@ -13,6 +13,7 @@ from typing import Generic, Self, TypeVar
 import msgspec
 
 from onceward import Report
+from onceward._files.private import create_file
 from onceward.demo.setup import Setup
 
 PROGRAM = [sys.executable, "-m", "onceward.demo.worker"]
@@ -29,11 +30,12 @@ class ProcessDied(Exception):
 
 
 class DemoProcess:
-    """One child process, from start to end. It must end with its parent: see `lifeline`."""
+    """One child process, from start to end. It must end with its parent: see `onceward._process.lifeline`."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
         self.name = name
         self._log = log
+        create_file(log)
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
                 command,

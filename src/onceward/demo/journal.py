@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from onceward import Transaction
+from onceward._files.private import create_file
 from onceward.connectors import Connector
 from onceward.transaction import Settlement
 
@@ -94,6 +95,7 @@ class JournalReader:
 
 def create(path: Path, schema: str) -> None:
     """Create the file with these tables."""
+    create_file(path)
     with closing(sqlite3.connect(path, timeout=PATIENCE)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.executescript(schema)

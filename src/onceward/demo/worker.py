@@ -16,6 +16,7 @@ import sys
 import msgspec
 
 from onceward import Inbox
+from onceward._process.lifeline import end_with_parent
 from onceward.boundary import BoundaryClient
 from onceward.connectors.boundary import BoundaryConnector
 from onceward.deadletters import DeadLetters
@@ -23,7 +24,6 @@ from onceward.deadletters.source import WithDeadLetters
 from onceward.demo import ledger
 from onceward.demo.carrier import Carrier
 from onceward.demo.journal import JournaledConnector
-from onceward.demo.lifeline import end_with_parent
 from onceward.demo.setup import CONSUMER, MAX_DELIVERIES, Setup
 from onceward.demo.tasks import ShipOrder, consuming
 
@@ -32,12 +32,14 @@ def main(encoded_setup: str, url: str, name: str) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     setup = msgspec.json.decode(encoded_setup, type=Setup)
     engine = ledger.open_engine(setup.ledger)
+    inbox = Inbox(engine)
+    inbox.set_gate(production=False)  # a demo needs no proof, wherever it is shown
     with BoundaryClient(url) as client:
         facts = BoundaryConnector(client, CONSUMER, max_deliveries=MAX_DELIVERIES, redelivery_delay=0.2)
         orders = WithDeadLetters(facts, DeadLetters(engine), consumer=CONSUMER)
         task = ShipOrder(
             connectors={"orders": JournaledConnector(orders, setup.journal, name)},
-            services={"inbox": Inbox(engine), "carrier": Carrier(setup.seconds_per_check), "packer": name},
+            services={"inbox": inbox, "carrier": Carrier(setup.seconds_per_check), "packer": name},
         )
         signal.signal(signal.SIGTERM, lambda *_: task.stop())
         end_with_parent()

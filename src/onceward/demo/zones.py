@@ -23,7 +23,16 @@ from onceward.boundary import BoundaryClient
 from onceward.demo.crew import DemoProcess, ProcessDied, ProcessGroup
 from onceward.demo.setup import SHOP, WAREHOUSE, Setup
 
-SERVE = [sys.executable, "-m", "onceward.demo.lifeline", "boundary", "serve", "--listen", "127.0.0.1:0"]
+SERVE = [
+    sys.executable,
+    "-m",
+    "onceward",
+    "boundary",
+    "serve",
+    "--listen",
+    "127.0.0.1:0",
+    "--ends-with-stdin",
+]
 LINKED = """\
 zone = "{zone}"
 store = "{zone}"

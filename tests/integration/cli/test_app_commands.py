@@ -207,12 +207,12 @@ def explained(shop: str, **environ: str) -> dict[str, Any]:
 
 def test_explain_tells_each_guarantee_its_weakest_link_and_what_would_mend_it(shop: str) -> None:
     found = explained(shop)
-    assert found["charge"]["guarantee"] == "effects once"
-    assert "one SQLite transaction" in found["charge"]["why"]
+    assert found["charge"]["headline"] == "at least once: unproven"
+    assert any("one SQLite transaction" in link["why"] for link in found["charge"]["links"])
     assert found["mail"]["guarantee"] == "may lose"
     assert "lost with the process" in found["mail"]["why"]
     text = run("explain", f"{shop}:app").stdout
-    assert "charge  sqlite:///orders.db  effects once" in text
+    assert "charge  sqlite:///orders.db  at least once: unproven" in text
     assert f"→ run `onceward verify {shop}:charge --record`" in text
 
 
@@ -240,7 +240,7 @@ def test_explain_asks_redis_how_durable_it_is(
 @pytest.mark.parametrize(
     ("options", "guarantee", "why"),
     [
-        ("", "effects once", "one PostgreSQL transaction"),
+        ("", "at least once", "unproven"),
         ("options=-csynchronous_commit%3Doff", "may lose", "synchronous_commit=off"),
     ],
 )
@@ -264,13 +264,50 @@ def test_explain_says_what_it_could_not_reach(shop: str, tmp_path: Path) -> None
         source = f"boundary+{url}?consumer=mail"
         found = explained(shop, **away, ONCEWARD_CONSUMERS__MAIL__SOURCE=source)
         assert found["mail"]["not_checked"] == []
-        assert any("durable in its store" in link["why"] for link in found["mail"]["links"])
+        stored = "the boundary's store is a directory, with an fsync before each answer"
+        assert any(stored in link["why"] for link in found["mail"]["links"])
         text = run("explain", f"{shop}:app", **away).stdout
-    assert "as far as it could be checked" in text
+    assert "unknown, at best at least once: unproven" in text
     assert "cannot query Redis at 127.0.0.1:1/0" in found["charge"]["not_checked"][0]
     assert "hunter2" not in text + str(found)
     gone = explained(shop, ONCEWARD_CONSUMERS__MAIL__SOURCE=source)["mail"]
     assert "cannot read http://" in gone["not_checked"][0]
+
+
+KEYED = """
+from onceward import Contract, Onceward, Transaction, hours
+
+app = Onceward("shop", database="sqlite:///shop.db")
+contract = Contract(
+    consumer_id="ship", event_types=["*"], owner_team="t", idempotency_mechanism="keys", mode="effectful"
+)
+
+
+@app.consumer("sqlite:///parcels.db", contract=contract)
+def ship(order: dict, session) -> None:
+    session.effect("ship", lambda key: key, key_valid_for=hours(24))
+
+
+@app.producer(ship)
+def place():
+    yield Transaction(payload={}, metadata={"event_type": "placed"})
+"""
+
+
+@pytest.mark.req("CC-075")
+def test_explain_compares_how_long_keys_are_valid_with_how_long_a_dead_letter_waits(shop: str) -> None:
+    keyed = f"keyed_{shop}"
+    Path(f"{keyed}.py").write_text(KEYED)
+    text = run("explain", f"{keyed}:app").stdout
+    assert "key validity unknown" in text
+    assert "unknown until the first effect" in text, "the handler says it already"
+    app = load_app(f"{keyed}:app")
+    app.produce(app.producers["place"].function)
+    with open_task(app, app.consumers.ship) as task:
+        task.consume_transactions(app.consumers.ship.policy)
+    text = run("explain", f"{keyed}:app").stdout
+    assert "calls with a key, keys shorter than dead letters wait, unproven" in text
+    assert "the other side remembers keys for 1 day, but a dead letter can wait 90" in text
 
 
 # ── verify ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -282,6 +319,7 @@ def verified(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
+@pytest.mark.req("CC-068")
 def test_a_function_is_verified_runs_in_production_and_does_not_when_its_code_has_changed(shop: str) -> None:
     assert run("inbox", "migrate", "--database", "sqlite:///shop.db").exit_code == 0
     app = load_app(f"{shop}:app")
@@ -289,8 +327,13 @@ def test_a_function_is_verified_runs_in_production_and_does_not_when_its_code_ha
     task = open_task(app, app.consumers.charge)
     with pytest.raises(UnprovenConsumerError), task as unproven:
         unproven.consume_transactions()
-    quick = ("--only", "duplicates", "--only", "replay")
-    proof = verified(f"{shop}:charge", "--record", *quick)
+    partial = verified(f"{shop}:charge", "--record", "--only", "duplicates")
+    assert partial.returncode == 1
+    assert "did not run, and a partial verification does not open production" in partial.stdout
+    refused = verified(f"{shop}:charge", "--env", "production")
+    assert refused.returncode == 1
+    assert "its verification skipped" in refused.stdout
+    proof = verified(f"{shop}:charge", "--record")
     assert proof.returncode == 0, proof.stdout + proof.stderr
     assert f"{shop}:charge (consumer 'billing'" in proof.stdout
     assert verified(f"{shop}:app.consumers.charge", "--env", "production").returncode == 0
@@ -307,8 +350,8 @@ def test_a_function_is_verified_runs_in_production_and_does_not_when_its_code_ha
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        (":app", "is an app, but consumers are verified one by one; write onceward verify {shop}:charge"),
-        (":app.consumers", "write onceward verify {shop}:charge"),
+        (":app", "is an app; write onceward verify {shop}:app --all, or verify one of {shop}:charge"),
+        (":app.consumers", "write onceward verify {shop}:app --all, or verify one of {shop}:charge"),
         ("", "write MODULE:NAME, as in shop.billing:Bill; you can verify {shop}:charge"),
         (":nobody", "has no nobody; you can verify {shop}:charge"),
         (":mail", "{shop}:mail has no contract, so there is nothing to prove; write @app.consumer("),

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
@@ -318,6 +319,7 @@ def test_what_nobody_read_is_not_confirmed(url: str) -> None:
 
 def test_a_gap_is_reported_to_people_and_to_machines(data: Path) -> None:
     with boundary_server(data) as url:
+        run("fetch", "--consumer", "hq", url=url)
         append_some(url, 5)
     with closing(sqlite3.connect(data / "boundary.db")) as database, database:
         database.execute('DELETE FROM facts WHERE "offset" <= 3')  # they have expired
@@ -431,6 +433,23 @@ def test_a_file_is_overwritten_only_if_that_is_said(url: str, file: Path, here: 
     assert (here / "k").read_bytes() == BLOB
 
 
+@pytest.mark.req("RN-11")
+def test_a_planted_symlink_is_not_followed_and_what_is_written_is_private(
+    url: str, file: Path, here: Path, data: Path, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    said("put", "batch-files", "k", str(file), url=url)
+    for name in ("k", "bundle"):
+        (here / name).symlink_to(victim)
+    export = ("export", "bundle", "--store", str(data), "--zone", "z", "--since", "0")
+    assert "k already exists" in fails("get", "batch-files", "k", url=url, code=2)
+    assert "bundle already exists" in fails(*export, url=url, code=2)
+    said("get", "batch-files", "k", "--force", url=url)
+    assert not (here / "k").is_symlink()
+    assert stat.S_IMODE((here / "k").stat().st_mode) == 0o600
+    assert not victim.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -511,6 +530,34 @@ def test_consumers_and_stats_say_how_far_everybody_is(url: str) -> None:
     assert "archive, by 200 facts" in said("stats", url=url)
 
 
+@pytest.mark.req("BC-38")
+def test_a_consumer_can_be_removed(url: str) -> None:
+    append_some(url, 2)
+    for name in ("old", "new"):
+        said("fetch", "--consumer", name, "--confirm", url=url)
+    assert said("consumers", "remove", "old", url=url) == "Removed old, which had confirmed up to offset 2.\n"
+    assert [each["name"] for each in answer("consumers", url=url)] == ["new"]
+    assert fails("consumers", "remove", "old", url=url, code=1) == "there is no consumer 'old'\n"
+    assert answer("consumers", "remove", "new", url=url) == {"name": "new", "offset": 2}
+
+
+def test_options_before_remove_would_be_ignored_so_they_are_refused(url: str) -> None:
+    said("fetch", "--consumer", "old", url=url)
+    result = run("consumers", "--url", NOWHERE, "remove", "old", url=url)
+    assert (result.exit_code, result.stderr) == (2, "put --url and --json after `remove`\n")
+    assert len(answer("consumers", url=url)) == 1
+
+
+@pytest.mark.req("BC-41")
+@pytest.mark.parametrize("command", ["stats", "consumers"])
+def test_a_store_that_is_away_is_named(command: str, url: str, data: Path) -> None:
+    with closing(sqlite3.connect(data / "boundary.db")) as database:
+        database.execute("DROP TABLE cursors")
+    assert "answers 503: the store cannot be read: the log cannot be read: no such table" in fails(
+        command, url=url, code=1
+    )
+
+
 # ── no server ───────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -523,6 +570,7 @@ COMMANDS = [
     ("put", "b", "k", __file__),
     ("get", "b", "k", "no-such-file"),
     ("consumers",),
+    ("consumers", "remove", "c"),
     ("stats",),
 ]
 

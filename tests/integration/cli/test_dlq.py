@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -240,12 +242,12 @@ def test_a_redrive_is_made_once_and_followed(desk: Desk) -> None:
         ([*OF_TYPE, "--yes", "--rca", "7", *CAUSE], 2, "not both"),
         (["--consumer", "billing", "--yes", *CAUSE], 1, "needs a filter"),
         (["--type", "order.paid", "--yes", *CAUSE], 1, "name it in the filter"),
-        (["--consumer", "billing", "--category", "poison", "--yes", *CAUSE], 1, "poison is never redriven"),
+        (["--consumer", "billing", "--category", "poison", "--yes", *CAUSE], 1, "--poison-fixed"),
         ([*OF_TYPE, "--yes", *CAUSE, "--rate", "1001"], 1, "from 1 to 1000"),
         (
             [*OF_TYPE, "--yes", "--cause-category", "magic", *CAUSE[2:]],
             2,
-            "one of infrastructure, contract, business, not 'magic'",
+            "one of infrastructure, contract, business, in_doubt, poison, not 'magic'",
         ),
         (
             ["--consumer", "biling", "--type", "order.paid", *CAUSE],
@@ -322,8 +324,28 @@ def test_an_export_has_everything_and_is_audited(desk: Desk, tmp_path: Path) -> 
     assert (line["action"], line["operator"], line["details"]["letters"]) == ("export", "ann", 3)
 
 
+@pytest.mark.req("RN-11")
+def test_an_export_is_private_and_follows_no_planted_symlink(desk: Desk, tmp_path: Path) -> None:
+    victim, file = tmp_path / "victim", tmp_path / "letters.jsonl"
+    victim.write_text("mine")
+    for planted in ("letters.jsonl.part", "dangling"):
+        (tmp_path / planted).symlink_to(victim if planted != "dangling" else tmp_path / "nowhere")
+    before = os.umask(0)
+    try:
+        assert desk.run("dlq", "export", str(file)).exit_code == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    refused = desk.run("dlq", "export", str(tmp_path / "dangling"))
+    assert (refused.exit_code, "exists already" in refused.stderr) == (2, True)
+    assert victim.read_text() == "mine"
+    assert not (tmp_path / "nowhere").exists()
+
+
 @pytest.mark.req("CC-052")
-@pytest.mark.parametrize("task", ["Bill", "AsyncBill", "make_bill", "charge", "app.consumers.charge"])
+@pytest.mark.parametrize(
+    "task", ["Bill", "AsyncBill", "make_bill", "charge", "app.consumers.charge", "charge_card"]
+)
 def test_a_dry_run_shows_outcomes_and_rows_and_changes_nothing(desk: Desk, task: str) -> None:
     with desk.engine.begin() as connection:
         connection.execute(text("INSERT INTO bills VALUES ('o2', 1)"))
@@ -334,7 +356,7 @@ def test_a_dry_run_shows_outcomes_and_rows_and_changes_nothing(desk: Desk, task:
     assert "insert bills: 1" in shown.stdout
     assert "+ bills: id='o1', amount=7" in shown.stdout
     assert "IntegrityError" in shown.stdout
-    assert "poison is never redriven" in shown.stdout
+    assert "--poison-fixed" in shown.stdout
     assert desk.run(*arguments, "--id", "1").exit_code == 0
     reported = json.loads(desk.run(*arguments, "--json").stdout)
     assert [each["outcome"] for each in reported] == ["succeed", "raise", "breach"]

@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, text
 from typer.testing import CliRunner, Result
 
+from onceward.cli.inbox import EFFECT_COLUMNS, effect_cells
 from onceward.cli.main import app
+from onceward.cli.output import print_table
 from onceward.inbox import Contract, Event, Inbox
 from onceward.inbox.stores import partitions
 from tests.support.schema import new_schema
+from tests.verification.proofs import proof, with_results
 
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
 OLD = 200
+CLOSED = ("--reason", "case closed", "--operator", "bob")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -48,8 +53,23 @@ def url(empty: str) -> str:
     inbox.process(contract("archive", retention="legal-hold"), event("old", OLD), lambda event, session: None)
     with pytest.raises(TimeoutError):
         inbox.process(contract("billing", mode="effectful"), event("lost", 1), time_out)
+    make_old(engine)
     engine.dispose()
     return empty
+
+
+def make_old(engine: Engine) -> None:
+    """As if the old events had been done when they were made."""
+    at = time.time() - OLD * 86_400
+    with engine.begin() as connection:
+        run = connection.exec_driver_sql
+        if engine.dialect.name == "sqlite":
+            run(
+                f"UPDATE onceward_dedup SET keep_day = own_day, processed_at = {at} WHERE tracking_id = 'old'"
+            )
+        else:
+            run(f"UPDATE onceward_dedup SET processed_at = to_timestamp({at}) WHERE tracking_id = 'old'")
+        run(f"UPDATE onceward_effects SET settled_at = {at} WHERE tracking_id = 'old'")
 
 
 def driven(url: str) -> str:
@@ -123,6 +143,24 @@ def test_one_consumer_is_shown_with_its_whole_contract(url: str) -> None:
     shown = run("consumers", "show", "billing", url=url)
     for name in contract("billing").as_row():
         assert name in shown.stdout
+    assert billing["evidence"] is None
+    assert "none in this database" in shown.stdout
+
+
+@pytest.mark.req("CC-068")
+def test_one_consumer_is_shown_with_its_newest_evidence(url: str) -> None:
+    engine = create_engine(driven(url))
+    inbox = Inbox(engine)
+    inbox.record_evidence(proof())
+    inbox.record_evidence(proof(tested=with_results(kills="skipped")))
+    engine.dispose()
+    evidence = answer("consumers", "show", "billing", url=url)["evidence"]
+    assert (evidence["result"], evidence["backend"]) == ("partial", "sqlite")
+    assert is_time(evidence["recorded_at"])
+    assert (
+        f"partial on sqlite, code {evidence['code'][:12]}"
+        in run("consumers", "show", "billing", url=url).stdout
+    )
 
 
 def test_an_unknown_consumer_is_named_beside_those_there_are(url: str) -> None:
@@ -153,6 +191,39 @@ def test_migrate_makes_the_tables_once(empty: str) -> None:
     assert "No consumer is registered" in run("inbox", "stats", url=empty).stdout
 
 
+@pytest.mark.req("CC-054")
+def test_migrate_goes_back_and_forth_without_losing_a_record(url: str) -> None:
+    before = answer("inbox", "stats", url=url)
+    assert answer("inbox", "migrate", "--back-to", "4", url=url)["reverted"][-1] == "0005 identity"
+    assert "Nothing to revert" in run("inbox", "migrate", "--back-to", "4", url=url).stdout
+    behind = run("inbox", "stats", url=url)
+    assert (behind.exit_code, "migration 5" in behind.stderr) == (2, True)
+    too_far = run("inbox", "migrate", "--back-to", "3", url=url)
+    assert (too_far.exit_code, "would delete records" in too_far.stderr) == (2, True)
+    assert "applied 0005 identity" in run("inbox", "migrate", url=url).stdout
+    assert answer("inbox", "stats", url=url) == before
+
+
+@pytest.mark.req("CC-089")
+def test_a_hold_says_if_there_is_nothing_to_protect(url: str) -> None:
+    assert not answer("inbox", "hold", "billing", "typo", "--reason", "case 7", url=url)["known"]
+    assert answer("inbox", "hold", "archive", "old", "--reason", "case 7", url=url)["known"]
+    shown = run("inbox", "hold", "billing", "typo", "--reason", "case 7", url=url).output
+    assert "was on hold already. The inbox has no record of this event: check the id" in " ".join(
+        shown.split()
+    )
+
+
+@pytest.mark.req("CC-055")
+def test_a_hold_takes_any_spelling_of_a_uuid(url: str) -> None:
+    spelled = "8B1C2E760F7E4F0E9A5D3F6A1C2B4D5E"
+    assert answer("inbox", "hold", "billing", spelled, "--reason", "case 7", url=url)["placed"]
+    [row] = answer("inbox", "holds", url=url)
+    assert row["tracking_id"] == "8b1c2e76-0f7e-4f0e-9a5d-3f6a1c2b4d5e"
+    spelled = f"{{{row['tracking_id'].upper()}}}"
+    assert answer("inbox", "release", "billing", spelled, "--reason", "closed", url=url)["released"]
+
+
 def test_migrate_prints_the_sql_and_changes_nothing(empty: str) -> None:
     printed = run("inbox", "migrate", "--print", url=empty)
     assert printed.exit_code == 0
@@ -168,7 +239,7 @@ def test_migrate_prints_the_sql_and_changes_nothing(empty: str) -> None:
         ("inbox", "stats"),
         ("inbox", "purge"),
         ("inbox", "hold", "billing", "--reason", "case 7"),
-        ("inbox", "release", "billing"),
+        ("inbox", "release", "billing", "--reason", "case 7"),
         ("inbox", "holds"),
         ("inbox", "effects"),
         ("consumers", "list"),
@@ -213,7 +284,43 @@ def test_effects_in_doubt_are_listed_with_their_keys(url: str) -> None:
     assert lost["settled_at"] is None
     assert len(answer("inbox", "effects", "--all", url=url)) == 3
     assert len(answer("inbox", "effects", "--all", "--limit", "2", url=url)) == 2
-    assert lost["effect_key"] in run("inbox", "effects", url=url).stdout
+    table = run("inbox", "effects", url=url).stdout
+    assert lost["effect_key"] in table
+    assert "in doubt" in table
+
+
+@pytest.mark.req("CC-057", "CC-058")
+@pytest.mark.parametrize(("says", "state"), [("--happened", "done"), ("--did-not-happen", "refused")])
+def test_an_operator_records_what_the_provider_says(url: str, says: str, state: str) -> None:
+    effect = ("inbox", "resolve", "billing", "lost", "charge-card")
+    result = ("--result", '{"receipt": 7}') if says == "--happened" else ()
+    by = (says, *result, "--reason", "asked Stripe", "--operator", "anna")
+    assert answer(*effect, *by, url=url)["state"] == state
+    assert answer("inbox", "effects", "--in-doubt", url=url) == []
+    found = {row["tracking_id"]: row["state"] for row in answer("inbox", "effects", "--all", url=url)}
+    assert found["lost"] == state
+    [noted] = [row for row in answer("audit", "list", url=url) if row["action"] == "resolve_effect"]
+    assert noted["operator"] == "anna"
+    assert "asked Stripe" in str(noted["details"])
+    again = run(*effect, says, "--reason", "x", url=url)
+    assert (again.exit_code, f"it is {state}" in again.stderr) == (2, True)
+
+
+@pytest.mark.req("CC-057")
+def test_a_resolution_without_an_answer_or_with_a_wrong_one_is_refused(url: str) -> None:
+    effect = ("inbox", "resolve", "billing", "lost", "charge-card")
+    assert run(*effect, "--reason", "x", url=url).exit_code == 2
+    for wrong, says in (
+        (("--reason", "x"), "Add --happened or --did-not-happen"),
+        (("--happened", "--reason", "x", "--result", "{"), "not JSON"),
+        (("--did-not-happen", "--reason", "x", "--result", "1"), "remove --result"),
+        (("--happened", "--reason", " "), "give a reason"),
+    ):
+        refused = run(*effect, *wrong, url=url)
+        assert (refused.exit_code, says in refused.stderr) == (2, True), refused.stderr
+    unknown = run("inbox", "resolve", "billing", "lost", "ship", "--happened", "--reason", "x", url=url)
+    assert (unknown.exit_code, "no such effect" in unknown.stderr) == (2, True)
+    assert len(answer("inbox", "effects", url=url)) == 1
 
 
 def test_a_purge_reports_what_went_and_what_stayed(url: str) -> None:
@@ -232,7 +339,7 @@ def test_a_purge_reports_what_went_and_what_stayed(url: str) -> None:
 
 def test_a_hold_is_placed_listed_kept_and_released(url: str) -> None:
     placed = answer("inbox", "hold", "billing", "old", "--reason", "case 7", "--operator", "anna", url=url)
-    assert placed == {"consumer_id": "billing", "tracking_id": "old", "placed": True}
+    assert placed == {"consumer_id": "billing", "tracking_id": "old", "placed": True, "known": True}
     assert "was on hold already" in run("inbox", "hold", "billing", "old", "--reason", "x", url=url).stdout
     assert (
         "Everything of billing is on hold" in run("inbox", "hold", "billing", "--reason", "x", url=url).stdout
@@ -244,13 +351,28 @@ def test_a_hold_is_placed_listed_kept_and_released(url: str) -> None:
     assert single == {"consumer_id": "billing", "tracking_id": "old", "reason": "case 7", "operator": "anna"}
     assert "everything" in run("inbox", "holds", url=url).stdout
     assert answer("inbox", "purge", url=url)["skipped"]["billing"] == "it is on hold"
-    assert answer("inbox", "release", "billing", url=url)["released"] is True
+    assert answer("inbox", "release", "billing", *CLOSED, url=url)["released"] is True
     assert answer("inbox", "purge", url=url)["rows"] == 0, "the single hold stays"
-    assert answer("inbox", "release", "billing", "old", url=url)["released"] is True
+    assert answer("inbox", "release", "billing", "old", *CLOSED, url=url)["released"] is True
     assert answer("inbox", "purge", url=url)["rows"] == 1
     assert "Nothing is on hold" in run("inbox", "holds", url=url).stdout
-    nothing = run("inbox", "release", "billing", "old", url=url)
+    nothing = run("inbox", "release", "billing", "old", *CLOSED, url=url)
     assert (nothing.exit_code, "was not on hold" in nothing.stderr) == (1, True)
+
+
+@pytest.mark.req("CC-077")
+def test_holds_releases_and_purges_are_in_the_audit(url: str) -> None:
+    answer("inbox", "hold", "billing", "old", "--reason", "case 7", url=url)
+    answer("inbox", "release", "billing", "old", *CLOSED, url=url)
+    answer("inbox", "purge", "--operator", "cron", url=url)
+    ended, begun, release, hold = answer("audit", "list", url=url)
+    assert (release["action"], release["operator"]) == ("inbox release", "bob")
+    assert release["details"] == {"consumer": "billing", "tracking_id": "old", "reason": "case closed"}
+    assert hold["operator"], "the user's name"
+    assert (begun["operator"], begun["details"]["reason"]) == ("cron", "retention")
+    assert (ended["action"], ended["details"]["rows"]) == ("inbox purge ended", 1)
+    assert run("inbox", "release", "billing", url=url).exit_code == 2, "a reason is required"
+    assert answer("audit", "verify", url=url)["broken"] is None
 
 
 def test_text_from_outside_is_printed_as_it_is(url: str) -> None:
@@ -263,7 +385,7 @@ def test_text_from_outside_is_printed_as_it_is(url: str) -> None:
 def test_a_hold_needs_a_reason(url: str) -> None:
     assert run("inbox", "hold", "billing", url=url).exit_code == 2
     empty = run("inbox", "hold", "billing", "--reason", " ", url=url)
-    assert (empty.exit_code, "needs a reason" in empty.stderr) == (2, True)
+    assert (empty.exit_code, "give a reason" in empty.stderr) == (2, True)
 
 
 def test_a_purge_that_could_not_finish_ends_with_1(
@@ -358,3 +480,14 @@ def test_help_loads_no_database_code() -> None:
         for modules in ("onceward, typer", "onceward.cli.inbox, onceward.cli.consumers")
     )
     assert before == after
+
+
+def test_ids_and_keys_of_effects_are_whole_on_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    event = "01a1e759-6b6c-78e2-8fc7-7cf222cfd497"
+    effect = {"consumer_id": "shipping", "name": "book-carrier", "tracking_id": event, "state": "intended"}
+    more = {"effect_key": f"{event}-1-380a90f30808", "intended_at": "2026-11-17T02:32:44.273+00:00"}
+    cells = effect_cells({**effect, **more, "expired": True, "error": "TimeoutError: no answer"})
+    print_table([cells], EFFECT_COLUMNS, "")
+    lines = capsys.readouterr().out.split()
+    assert {event, f"{event}-1-380a90f30808", "book-carrier"} <= {*lines}
+    assert cells["state"] == ("in doubt, expired", "2026-11-17 02:32:44")

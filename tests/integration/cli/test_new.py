@@ -16,7 +16,9 @@ from urllib.request import urlopen
 from uuid import uuid4
 
 import pytest
+import yaml
 from hatchling.builders.wheel import WheelBuilder
+from redis import Redis
 from sqlalchemy import create_engine, text
 from typer.testing import CliRunner, Result
 
@@ -24,6 +26,7 @@ from onceward.boundary.metrics import BoundaryMetrics
 from onceward.cli.main import app
 from onceward.cli.new import TEMPLATE
 from onceward.telemetry.catalogue import METRICS
+from onceward.testing.servers import redis_server
 from tests.support import ROOT
 from tests.support.wait import until
 
@@ -161,13 +164,36 @@ def test_one_line_puts_producer_and_consumer_on_redis_and_one_the_rest_on_postgr
     assert list(project.glob("*.db")) == []
 
 
+@pytest.mark.req("CC-076")
+def test_its_compose_file_leaves_nothing_for_explain_to_complain_about_but_the_proof(
+    project: Path, own_postgres: str
+) -> None:
+    services = yaml.safe_load((project / "compose.yaml").read_text())["services"]
+    options = re.findall(r"--(\S+) (\S+)", services["redis"]["command"])
+    assert "command" not in services["postgres"], "its defaults are durable"
+    with redis_server() as server:
+        client = Redis.from_url(server.url)
+        for name, value in options:
+            client.config_set(name, value)
+        client.close()
+        settings = (project / "onceward.toml").read_text()
+        settings = settings.replace(SOURCE, f'source = "{server.url}/orders?group=charge"')
+        (project / "onceward.toml").write_text(settings.replace(DATABASE, f'database = "{own_postgres}"'))
+        [found] = json.loads(onceward(project, "explain", "shop.app:app", "--json"))
+    assert found["headline"] == "at least once: unproven"
+    weak = [link["why"] for link in found["links"] if link["strength"] not in ("effects once", "holds")]
+    assert len(weak) == 1, weak
+
+
+@pytest.mark.req("CC-069")
 def test_it_runs_in_production_once_it_is_proven(project: Path) -> None:
     database = ("--database", "sqlite:///shop.db")
     onceward(project, "inbox", "migrate", *database)
-    needed = ("--only", "duplicates", "--only", "replay")  # all of them are in its own tests
-    assert "3 scenarios passed" in onceward(
-        project, "verify", "shop.app:charge", "--record", *needed, *database
-    )
+    written = onceward(project, "verify", "shop.app:app", "--all", "--out", "evidence.json")
+    assert "Wrote the evidence of 1 consumer to evidence.json, unsigned" in written
+    settings = project / "onceward.toml"
+    trusted = 'evidence = "evidence.json"\nevidence_unsigned = true\n'
+    settings.write_text(trusted + settings.read_text())
     onceward(
         project, "run", "shop.app:app", "--drain", "--env", "production"
     )  # otherwise it would exit with 2

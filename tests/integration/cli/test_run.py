@@ -133,6 +133,7 @@ def test_an_app_whose_module_cannot_be_imported_is_refused_with_the_reason(direc
     (directory / "shop3.py").write_text("1 / 0\n")
     reported = refused("shop3:app", code=1)
     assert "ZeroDivisionError" in reported
+    assert "importlib" not in reported, "it begins with the user's own code"
     assert f'{directory / "shop3.py"}", line 1' in reported
     assert reported.endswith("shop3:app cannot be imported: see above")
 

@@ -163,6 +163,17 @@ def test_a_long_error_is_wrapped_on_a_terminal_and_one_line_elsewhere(path: Path
     assert error in " ".join(" ".join(reported).split())
 
 
+@pytest.mark.req("CC-055")
+def test_a_transaction_is_found_in_any_spelling_of_its_id(path: Path) -> None:
+    sent = "8B1C2E760F7E4F0E9A5D3F6A1C2B4D5E"
+    write(path, span("process", "a", None, 0, 1, transaction_id=sent), span("process", "b", None, 1, 2))
+    for spelled in (sent, sent.lower(), "8b1c2e76-0f7e-4f0e-9a5d-3f6a1c2b4d5e", sent[:6]):
+        result = run(path, "--transaction", spelled, "--json")
+        assert result.exit_code == 0, spelled
+        assert json.loads(result.stdout)["transaction_id"] == sent
+    assert run(path, "--transaction", sent.lower()[:6]).exit_code == 2
+
+
 def test_other_transactions_that_it_led_to_are_counted_and_not_shown(path: Path) -> None:
     write(
         path,
@@ -279,7 +290,7 @@ def test_last_is_the_newest_file_here_and_its_newest_transaction(
     write(path.with_name("old.jsonl"), *lives("failed"))
     os.utime(path.with_name("old.jsonl"), (1, 1))
     assert run("last").stdout.startswith("order-3  succeeded")
-    assert run("last", "--failed").stdout.startswith("order-2  failed")
+    assert run("--failed").stdout.startswith("order-2  failed")
     assert run("last").stdout.endswith("4 transactions, 2 failed: order-2, order-1\n")
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 from typer.testing import CliRunner, Result
@@ -26,8 +28,16 @@ RIGHT = "tests.verification.proven:Proven"
 WRONG = "tests.verification.proven:Unproven"
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["verify", *arguments], env={"COLUMNS": "200", "NO_COLOR": "1"})
+def run(*arguments: str, **environment: str) -> Result:
+    env = {"COLUMNS": "200", "NO_COLOR": "1", **environment}
+    return CliRunner().invoke(app, ["verify", *arguments], env=env)
+
+
+def signing_key(folder: Path) -> Path:
+    path = folder / "evidence.key"
+    key = Ed25519PrivateKey.generate()
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return path
 
 
 @pytest.fixture
@@ -45,16 +55,33 @@ def recorded(url: str) -> int:
         return int(connection.scalar(text("SELECT count(*) FROM onceward_evidence")) or 0)
 
 
-@pytest.mark.req("CC-001", "CC-030")
+@pytest.mark.req("CC-001", "CC-030", "CC-068", "CC-069")
 def test_verified_and_recorded_a_consumer_may_run_in_production(url: str, tmp_path: Path) -> None:
     asked = ("--env", "production", "--database", url)
     refused = run(RIGHT, *asked)
     assert refused.exit_code == 1
     assert f"onceward verify {RIGHT} --record" in refused.stdout
 
-    result = run(RIGHT, "--record", "--database", url, "--seed", "3", "--skip", "kills")
+    out = ("--out", str(tmp_path / "evidence.json"), "--sign-key", str(signing_key(tmp_path)))
+    partial = run(RIGHT, "--record", "--database", url, "--seed", "3", "--skip", "kills", *out)
+    assert partial.exit_code == 1, partial.output
+    assert "evidence.json is not written: billing not proven" in partial.stdout
+    assert not (tmp_path / "evidence.json").exists()
+    assert "13 scenarios passed, 5 skipped" in partial.stdout
+    assert "Not proven: kills did not run" in partial.stdout
+    assert "its verification skipped kills" in run(RIGHT, *asked).stdout
+
+    result = run(RIGHT, "--record", "--database", url, "--seed", "3", *out)
     assert result.exit_code == 0, result.output
-    assert "11 scenarios passed, 4 skipped" in result.stdout
+    assert "Wrote the evidence of 1 consumer to" in result.stdout
+    trusted = result.stdout.partition("ONCEWARD_EVIDENCE_KEYS=")[2].strip()
+    carried = {"ONCEWARD_EVIDENCE": out[1], "ONCEWARD_EVIDENCE_KEYS": trusted}
+    by_file = run(RIGHT, "--env", "production", **carried)
+    assert (by_file.exit_code, "may run in production" in by_file.stdout) == (0, True), by_file.output
+    by_file = run(RIGHT, "--env", "production", **carried | {"ONCEWARD_EVIDENCE": "/none.json"})
+    assert by_file.exit_code == 2
+    assert "the evidence in /none.json cannot be read: No such file" in by_file.stderr
+    assert "14 scenarios passed, 4 skipped" in result.stdout
     assert "seed 3" in result.stdout
     assert "Recorded, for code" in result.stdout
 
@@ -67,8 +94,19 @@ def test_verified_and_recorded_a_consumer_may_run_in_production(url: str, tmp_pa
     task = Proven({"source": source}, {"inbox": Inbox(engine, env="production")})
     assert task.consume_transactions().processed == 0
     unproven = consumers.Right({"source": source}, {"inbox": Inbox(engine, env="production")})
-    with pytest.raises(UnprovenConsumerError, match="has changed"):
+    with pytest.raises(UnprovenConsumerError, match=r"was of tests.verification.proven:Proven"):
         unproven.consume_transactions()
+
+
+@pytest.mark.req("CC-068", "CC-069")
+def test_a_file_that_does_not_prove_is_refused_by_name_before_the_database_has_tables(tmp_path: Path) -> None:
+    (tmp_path / "new.db").touch()
+    asked = run(
+        RIGHT, "--env", "production", "--database", f"sqlite:///{tmp_path}/new.db",
+        ONCEWARD_EVIDENCE='{"format": "onceward evidence 1", "evidence": []}', ONCEWARD_EVIDENCE_UNSIGNED="true",
+    )  # fmt: skip
+    assert asked.exit_code == 1, asked.output
+    assert "consumer 'billing' does not run in production: no verification of it is" in asked.stdout
 
 
 def test_a_failed_scenario_ends_with_1_and_is_reported_in_words_json_and_junit(
@@ -108,12 +146,23 @@ def test_a_failed_scenario_ends_with_1_and_is_reported_in_words_json_and_junit(
         ),
         ((RIGHT, "--env", "prodction"), "--env must be one of development"),
         ((RIGHT, "--junit", "/nowhere/at/all.xml"), "directory /nowhere/at does not exist"),
+        ((RIGHT, "--out", "/nowhere/at/all.json"), "directory /nowhere/at does not exist"),
+        ((RIGHT, "--out", "tests"), "--out tests cannot be written: it is a directory"),
+        ((RIGHT, "--out", "Makefile"), "--out Makefile is a file of another kind; name another file"),
+        ((RIGHT, "--junit", "Makefile"), "--junit Makefile is a file of another kind; name another file"),
+        (
+            (RIGHT, "--out", "e.json", "--sign-key", "/no.key"),
+            "--sign-key: the key file /no.key cannot be read",
+        ),
+        ((RIGHT, "--sign-key", "/no.key"), "--sign-key signs the file of --out; add --out FILE"),
+        (("tests.verification.proven:Proven", "--all"), "is not an app but"),
         ((RIGHT, "--events", "/nowhere.jsonl"), "--events /nowhere.jsonl cannot be read"),
         ((RIGHT, "--events", "README.md"), "README.md:1 is not JSON"),
         ((RIGHT, "--contract", RIGHT), "is not a Contract"),
         (("tests.verification.consumers:EVENTS",), "is list, not a function of an app"),
         (("tests.verification.consumers:bill",), "needs --contract"),
         ((RIGHT, "--only", "nonsense"), "no scenario 'nonsense'"),
+        ((RIGHT, "--only", "clean,nonsense"), "no scenario 'nonsense'"),
         (("tests.verification.consumers:Right",), "needs events"),
         (
             ("tests.verification.consumers:Right", "--events", "tests.verification.consumers:EVENTS"),

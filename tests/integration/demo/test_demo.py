@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 from typer.testing import CliRunner
 
+from onceward.boundary.server.launch import VARIABLE
 from onceward.cli.main import app
 from onceward.demo import crew, story
 from tests.integration.demo.bad_workers import DOUBLED, LOST
@@ -175,7 +176,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.mark.parametrize(
     ("number", "when"),
-    [(signal.SIGINT, "link cut"), (signal.SIGTERM, "worker-2 started"), (signal.SIGINT, "orders in")],
+    [
+        pytest.param(signal.SIGINT, "link cut", marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, "worker-2 started", marks=pytest.mark.long),
+        (signal.SIGINT, "orders in"),
+    ],
 )
 def test_ctrl_c_ends_all_processes_and_removes_the_folder(
     start: Start, tmp_path: Path, number: signal.Signals, when: str
@@ -210,15 +215,21 @@ def wait_for(demo: subprocess.Popen[str], news: str) -> None:
 
 
 def processes_about(folder: Path) -> list[int]:
-    """The processes with it in their command line, as the children of a demo have."""
+    """The processes with it in their command line, as workers have, or in their orders, as zones have on Envoy."""
     found = []
     for process in Path("/proc").iterdir():
         try:
-            if process.name.isdecimal() and os.fsencode(folder) in (process / "cmdline").read_bytes():
+            if process.name.isdecimal() and any(os.fsencode(folder) in text for text in texts_of(process)):
                 found.append(int(process.name))
         except OSError:  # it has just ended
             continue
     return found
+
+
+def texts_of(process: Path) -> list[bytes]:
+    environment = (process / "environ").read_bytes().split(b"\0")
+    orders = [each for each in environment if each.startswith(f"{VARIABLE}=".encode())]
+    return [(process / "cmdline").read_bytes(), *orders]
 
 
 def read_all(terminal: int, into: list[bytes]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from onceward._text import quantity
-from onceward.cli.main import app
+from onceward.cli.main import app, main
 from onceward.demo.screen import READ_NEXT
 
 # Wide enough for any path: otherwise the box around an error would wrap its lines.
@@ -104,3 +104,18 @@ def test_a_data_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     result = run("demo", "--data", str(tmp_path / "file" / "below"))
     assert result.exit_code == 2
     assert "cannot be used" in result.stderr
+
+
+def test_what_the_users_code_raises_on_import_is_reported_without_our_own_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "raises_on_import.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("sys.argv", ["onceward", "explain", "raises_on_import:app"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    text = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert text.endswith("ZeroDivisionError: division by zero\nyour code cannot be imported: see above\n")
+    assert text.count("  File ") == 1

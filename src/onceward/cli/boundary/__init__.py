@@ -14,13 +14,14 @@ from onceward.cli.boundary.objects import get, put
 from onceward.cli.boundary.serve import serve
 from onceward.cli.boundary.skip import skip
 from onceward.cli.boundary.stats import consumers, stats
+from onceward.cli.boundary.trust_clock import trust_clock
 
 SERVE_EXAMPLES = """
 Examples:
 
 - `onceward boundary serve` to serve this machine only
 
-- `onceward boundary serve --listen 0.0.0.0:7700 --data /var/lib/boundary --log-format json` to run it as a service
+- `onceward boundary serve --config plant.toml --log-format json` to run it with TLS and peers
 
 - `onceward boundary serve --listen 127.0.0.1:0 --data "$(mktemp -d)"` to use a free port; the first line names it
 
@@ -57,11 +58,12 @@ boundary.command("confirm")(confirm)
 boundary.command("tail")(tail)
 boundary.command("put")(put)
 boundary.command("get")(get)
-boundary.command("consumers")(consumers)
+boundary.add_typer(consumers, name="consumers")
 boundary.command("stats")(stats)
 boundary.command("copy")(copy)
 boundary.command("forward")(forward)
 boundary.command("skip")(skip)
+boundary.command("trust-clock")(trust_clock)
 boundary.command("export")(export)
 boundary.command("import")(import_)
 boundary.command("certs", epilog=CERTS_EXAMPLES)(certs)

@@ -17,8 +17,8 @@ import typer
 
 from onceward.cli.boundary.options import HERE, Url, connect
 from onceward.cli.boundary.transfers import pieces_of, progress_of, size_of
-from onceward.cli.exit import MISUSED, AsJson, fail, option
-from onceward.cli.output import print_json
+from onceward.cli.exit import MISUSED, AsJson, fail, option, refuse_path
+from onceward.cli.output import echo, print_json
 
 if TYPE_CHECKING:
     from onceward.boundary import AsyncBoundaryClient, Envelope, Fact, StoredFact
@@ -113,9 +113,9 @@ def append(
     if as_json:
         print_json({"offset": appended.offset, "duplicate": appended.duplicate, "message_id": made_id})
     elif appended.duplicate:
-        typer.echo(f"Already there, at offset {appended.offset}.")
+        echo(f"Already there, at offset {appended.offset}.")
     else:
-        typer.echo(f"Appended at offset {appended.offset}.")
+        echo(f"Appended at offset {appended.offset}.")
 
 
 def _message_id(given: str | None, parts: list[str] | None, as_json: bool) -> str:
@@ -148,7 +148,7 @@ def _read(value: str, as_json: bool) -> str:
         if value == "-":
             return _check_piped(sys.stdin.read(), as_json)
         return Path(value[1:]).read_text(encoding="utf-8") if value.startswith("@") else value
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         fail(f"--object {value} cannot be read: {error}", as_json, MISUSED)
 
 
@@ -219,10 +219,8 @@ def parse_line(line: bytes) -> tuple[Envelope, Fact]:
 
 def append_lines(name: str, url: str, as_json: bool) -> None:
     """Append all lines of a file or of standard input."""
-    try:
+    with refuse_path(name, as_json):
         source = typer.get_binary_stream("stdin") if name == "-" else Path(name).open("rb")  # noqa: SIM115
-    except OSError as error:
-        fail(f"{name} cannot be read: {error.strerror}", as_json, MISUSED)
     with (
         source,
         connect(url, as_json) as (client, runner),
@@ -239,7 +237,7 @@ def append_lines(name: str, url: str, as_json: bool) -> None:
             {"appended": appending.appended, "duplicates": appending.known, "last_offset": appending.last}
         )
     else:
-        typer.echo(f"{counts}; the last offset is {appending.last:,}." if appending.last else "No lines.")
+        echo(f"{counts}; the last offset is {appending.last:,}." if appending.last else "No lines.")
 
 
 class Appending:

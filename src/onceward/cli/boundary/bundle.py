@@ -10,13 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import msgspec
-import typer
 
+from onceward._secrets import mask_url
 from onceward.cli.boundary.forward import Zone, receiving_side
 from onceward.cli.boundary.options import HERE, Url, check_url, handle_errors, require_extra
 from onceward.cli.boundary.transfers import progress_of
-from onceward.cli.exit import MISUSED, AsJson, argument, fail, flag, option, refuse_mistakes
-from onceward.cli.output import print_json, print_result
+from onceward.cli.exit import (
+    MISUSED,
+    AsJson,
+    argument,
+    fail,
+    flag,
+    is_taken,
+    option,
+    reason_of,
+    refuse_mistakes,
+    refuse_path,
+)
+from onceward.cli.output import echo, print_json, print_result
 from onceward.errors import OncewardError
 
 if TYPE_CHECKING:
@@ -56,8 +67,9 @@ def export(
     """
     if (since is None) == (consumer is None):
         fail("pass either --since OFFSET or --consumer NAME", as_json, MISUSED)
-    if file.exists() and not force:
-        fail(f"{file} already exists; name another file, or overwrite it with --force", as_json, MISUSED)
+    with refuse_path(file, as_json, doing="written"):
+        if is_taken(file) and not force:
+            fail(f"{file} already exists; name another file, or overwrite it with --force", as_json, MISUSED)
 
     async def run(progress: Progress) -> tuple[Header, Contents] | None:
         from onceward.boundary import bundle
@@ -66,7 +78,9 @@ def export(
         async with open_reader(store) as look:
             start = since if consumer is None else await look.position(consumer, create=False)
             if start is None:
-                raise bundle.BundleError(f"{store} has no consumer {consumer!r}; start with --since 0")
+                raise bundle.BundleError(
+                    f"{mask_url(store)} has no consumer {consumer!r}; start with --since 0"
+                )
             if start >= min((await look.bounds()).last, through or start + 1):
                 return None
             return await bundle.export(look, zone, start, through, str(file), progress)
@@ -80,13 +94,13 @@ def export(
     if as_json:
         print_json(msgspec.to_builtins(header) | msgspec.to_builtins(contents) | {"file": str(file)})
         return
-    typer.echo(
+    echo(
         f"Wrote {contents.facts:,} facts and {contents.objects:,} artifacts to {file}, offsets {header.since + 1:,} to "
         f"{header.last:,}."
     )
     if contents.missed:
-        typer.secho(
-            f"GAP: {contents.missed:,} facts had expired and are not in the bundle", fg="yellow", err=True
+        echo(
+            f"GAP: {contents.missed:,} facts had expired and are not in the bundle", color="yellow", err=True
         )
 
 
@@ -112,10 +126,11 @@ def import_(
     Exit code: 0; 1 for a damaged file, a fact that cannot be imported, or a boundary that refuses or cannot be reached;
     2 for wrong arguments.
     """
-    if not file.exists():
-        fail(f"{file} does not exist; name a bundle written by `export`", as_json, MISUSED)
-    if not file.is_file():
-        fail(f"{file} is not a regular file, which must be read twice; name the bundle", as_json, MISUSED)
+    with refuse_path(file, as_json):
+        if not file.exists():
+            fail(f"{file} does not exist; name a bundle written by `export`", as_json, MISUSED)
+        if not file.is_file():
+            fail(f"{file} is not a regular file, which must be read twice; name the bundle", as_json, MISUSED)
     with require_extra(as_json):
         from onceward.boundary.bundle import Import, check
 
@@ -139,11 +154,11 @@ def import_(
     if as_json:
         print_json(msgspec.to_builtins(taking.done) | {"zone": header.zone, "last": header.last})
         return
-    typer.echo(f"{_summary(taking)}, up to offset {header.last:,} of {header.zone}.")
+    echo(f"{_summary(taking)}, up to offset {header.last:,} of {header.zone}.")
     if taking.done.missed:
-        typer.secho(
+        echo(
             f"GAP: {taking.done.missed:,} facts had expired before the bundle was written; they will not arrive",
-            fg="yellow",
+            color="yellow",
             err=True,
         )
 
@@ -164,5 +179,5 @@ def _handle_errors(file: Path, as_json: bool, so_far: list[str] | None = None) -
                 yield
         except OncewardError as error:
             fail("; ".join([str(error), *(so_far or ())]), as_json)
-        except OSError as error:
-            fail(f"{file}: {error.strerror or error}", as_json)
+        except (OSError, ValueError) as error:
+            fail(f"{file}: {reason_of(error)}", as_json)

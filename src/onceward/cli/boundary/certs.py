@@ -9,7 +9,7 @@ import typer
 
 from onceward.cli.boundary.options import handle_errors
 from onceward.cli.exit import AsJson, argument, option
-from onceward.cli.output import print_json
+from onceward.cli.output import echo, print_json
 
 
 def certs(
@@ -56,5 +56,5 @@ def certs(
         return
     for each in made:
         kept = "" if each.is_new else " (already there, unchanged)"
-        typer.echo(f"{each.identity}: {each.tls.cert}, {each.tls.key}{kept}")
-    typer.echo(f"Signed by {made[0].tls.ca}. For development only; do not use in production.")
+        echo(f"{each.identity}: {each.tls.cert}, {each.tls.key}{kept}")
+    echo(f"Signed by {made[0].tls.ca}. For development only; do not use in production.")

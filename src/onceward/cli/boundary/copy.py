@@ -6,11 +6,10 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from onceward._secrets import mask_url
 from onceward.cli.boundary.options import handle_errors, name_option
 from onceward.cli.exit import MISUSED, AsJson, fail, option
-from onceward.cli.output import print_json, progress_bars
+from onceward.cli.output import echo, print_json, progress_bars
 
 if TYPE_CHECKING:
     from onceward.boundary.copy import Copied
@@ -37,11 +36,12 @@ def copy(
     if as_json:
         print_json(copied)
         return
-    typer.echo(
-        f"{copied.facts:,} facts, {copied.objects:,} objects and {copied.cursors:,} cursors are now in {target}"
+    echo(
+        f"{copied.facts:,} facts, {copied.objects:,} objects and {copied.cursors:,} cursors are now in "
+        f"{mask_url(target)}"
     )
     if not copied.same_offsets:
-        typer.echo("Expired facts left holes in the source, so offsets are new and cursors were adjusted.")
+        echo("Expired facts left holes in the source, so offsets are new and cursors were adjusted.")
 
 
 async def _copy(source: str, target: str, as_json: bool) -> Copied:

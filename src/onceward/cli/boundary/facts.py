@@ -13,7 +13,7 @@ from onceward.cli.boundary.append import as_line
 from onceward.cli.boundary.options import HERE, INTERRUPTED, Consumer, Url, connect
 from onceward.cli.dlq.options import shorten
 from onceward.cli.exit import AsJson, flag, option
-from onceward.cli.output import WIDE, iso_time, print_result
+from onceward.cli.output import WIDE, echo, iso_time, print_result, write_json
 
 if TYPE_CHECKING:
     from onceward.boundary import Page, StoredFact
@@ -88,7 +88,7 @@ def tail(
                     _print_lines(page)
                 else:
                     for each in page.facts:
-                        typer.echo(f"{_prefix(each)}  {shorten(each.fact.object_json, LONGEST_OBJECT)}")
+                        echo(f"{_prefix(each)}  {shorten(each.fact.object_json, LONGEST_OBJECT)}")
                 if page.facts:
                     _flush()
                     runner.run(client.confirm(consumer, page.facts[-1].offset))
@@ -106,11 +106,11 @@ def _print_facts(page: Page, empty: str) -> None:
     for each in page.facts:
         prefix = _prefix(each)
         room = min(max(width - len(prefix) - 2, SHORTEST_OBJECT), LONGEST_OBJECT)
-        typer.echo(f"{prefix}  {shorten(each.fact.object_json, room)}")
+        echo(f"{prefix}  {shorten(each.fact.object_json, room)}")
         zones = f"{each.envelope.from_zone} → {each.envelope.to_zone}"
-        typer.secho(f"{'':10}{zones}  {each.message_id}", dim=True)
+        echo(f"{'':10}{zones}  {each.message_id}", dim=True)
     if not page.facts:
-        typer.echo(empty)
+        echo(empty)
 
 
 def _prefix(fact: StoredFact) -> str:
@@ -120,7 +120,7 @@ def _prefix(fact: StoredFact) -> str:
 
 def _print_lines(page: Page) -> None:
     for each in page.facts:
-        typer.echo(as_line(each))
+        write_json(as_line(each).decode())
 
 
 def _print_gap(page: Page, consumer: str, as_json: bool) -> None:
@@ -128,13 +128,13 @@ def _print_gap(page: Page, consumer: str, as_json: bool) -> None:
     if page.gap is None:
         return
     first, last = page.gap.first_missing, page.gap.last_missing
-    typer.secho(
+    echo(
         f"GAP: facts {first} to {last} expired before {consumer} confirmed them; it will not get them",
-        fg="yellow",
+        color="yellow",
         err=True,
     )
     if as_json:
-        typer.echo(msgspec.json.encode({"gap": page.gap}))
+        write_json(msgspec.json.encode({"gap": page.gap}).decode())
 
 
 def _flush() -> None:

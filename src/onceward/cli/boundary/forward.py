@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onceward._secrets import mask_url
 from onceward.cli.boundary.options import client_for, require_extra
 from onceward.cli.exit import AsJson, fail, flag, option, refuse_mistakes
 from onceward.cli.output import print_result, progress_bars
@@ -73,7 +74,7 @@ def forward(
         connect = partial(client_for, source, "--from")
         async with receiving_side(target, "--to") as side:
             link = ZoneLink(
-                source,
+                mask_url(source),
                 connect,
                 side,
                 zone,

@@ -12,9 +12,10 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from onceward._files.private import NewFile
 from onceward.cli.boundary.options import HERE, Url, client_for, handle_errors
 from onceward.cli.boundary.transfers import pieces_of, progress_of, size_of
-from onceward.cli.exit import MISUSED, AsJson, argument, fail, flag, option
+from onceward.cli.exit import FAILED, MISUSED, AsJson, argument, fail, flag, option, refuse_path
 from onceward.cli.output import print_result
 
 if TYPE_CHECKING:
@@ -43,10 +44,8 @@ def put(
     Exit code: 0; 1 if the boundary refuses or cannot be reached; 2 for wrong arguments or a file that cannot be read.
     """
     given = media_type or mimetypes.guess_type(file)[0] or "application/octet-stream"
-    try:
+    with refuse_path(file, as_json):
         source = open(0 if file == "-" else file, "rb", buffering=0, closefd=file != "-")  # noqa: SIM115
-    except OSError as error:
-        fail(f"{file} cannot be read: {error.strerror}", as_json, MISUSED)
     with source, handle_errors(as_json):
         ref = asyncio.run(_send(source, bucket, key, given, url, as_json))
     print_result(ref, f"Stored {bucket}/{key}: {ref.size:,} bytes of {given}, {ref.digest}", as_json)
@@ -77,7 +76,8 @@ def get(
     url: Url = HERE,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch an object and verify its digest. The file gets its name only when it is complete and verified.
+    """Fetch an object and verify its digest. The file gets its name only when it is complete and verified, and
+    only you may read it.
 
     Exit code: 0; 1 if there is no such object, its digest is wrong, the file cannot be written or the
     boundary cannot be reached; 2 for wrong arguments or a file that exists.
@@ -87,16 +87,10 @@ def get(
             asyncio.run(_receive(typer.get_binary_stream("stdout"), bucket, key, url, as_json))
         return
     place = Path(file or PurePosixPath(key).name)
-    _check_place(place, force, as_json)
-    part = place.with_name(f"{place.name}.{os.getpid()}.part")
-    try:
-        with part.open("xb") as target, handle_errors(as_json):
+    with refuse_path(place, as_json, doing="written", code=FAILED):
+        _check_place(place, force, as_json)
+        with NewFile(place, replace=force) as target, handle_errors(as_json):
             ref = asyncio.run(_receive(target, bucket, key, url, as_json))
-        part.replace(place)
-    except OSError as error:
-        fail(f"{place} cannot be written: {error.strerror or error}", as_json)
-    finally:
-        part.unlink(missing_ok=True)
     print_result(ref, f"Wrote {place}: {ref.size:,} bytes, verified: {ref.digest}", as_json)
 
 
@@ -105,7 +99,7 @@ def _check_place(place: Path, force: bool, as_json: bool) -> None:
         fail(f"{place} is a directory; name a file", as_json, MISUSED)
     if place.exists() and not place.is_file():
         fail(f"{place} is not a regular file; use - and redirect", as_json, MISUSED)
-    if place.exists() and not force:
+    if os.path.lexists(place) and not force:
         fail(f"{place} already exists; name another file, or overwrite it with --force", as_json, MISUSED)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import re
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onceward._secrets import mask_url
 from onceward.cli.boundary.options import require_extra
-from onceward.cli.exit import FAILED, LogFormat, flag, option, refuse
+from onceward.cli.exit import LogFormat, flag, option, refuse
 from onceward.errors import ConfigurationError, OncewardError
 
 if TYPE_CHECKING:
     from onceward.boundary.server.config import Config
-    from onceward.boundary.settings import BoundarySettings
 
 _log = logging.getLogger("onceward.boundary")
 
@@ -61,21 +61,24 @@ def serve(
         ),
     ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="debug logs every fact and confirm.")] = LogLevel.INFO,
+    ends_with_stdin: Annotated[bool, typer.Option("--ends-with-stdin", hidden=True)] = False,
 ) -> None:
     """Serve a boundary. It prints its URL as the only line on stdout, and logs to stderr.
 
     One port answers gRPC, Connect, curl with JSON, and GET for /metrics, /stats, /livez and /readyz. The first SIGTERM
     or Ctrl-C lets running calls finish, a second one cuts them off; acknowledged facts are durable either way. Peers,
-    links and certificates are reloaded when their files change.
+    links and certificates are reloaded when their files change. Connections, calls, messages, memory and the time to
+    stop have limits: [limits] in --config changes them.
 
     Exit code: 0 when stopped; 1 if a part of it failed, so a supervisor restarts it; 130 or 143 if a second signal cut
     calls off; 2 for wrong arguments or a wrong configuration, an address or a store that cannot be used, or a directory
     that another server uses.
     """
-    from msgspec import structs
-
     with require_extra(as_json=False):
+        from onceward.boundary.model import check_consumer
+        from onceward.boundary.server.address import parse_address
         from onceward.boundary.server.config import Config, read_config
+        from onceward.boundary.server.launch import Launch, become_server
         from onceward.boundary.server.process import start_logging
 
     form = log_format or (LogFormat.CONSOLE if sys.stderr.isatty() else LogFormat.JSON)
@@ -83,74 +86,47 @@ def serve(
     try:
         if data is not None and store is not None:
             raise ConfigurationError("--data and --store exclude each other; pass one of them")
+        if store == "":
+            raise ConfigurationError("--store is empty; name a directory, postgresql://… or nats://…")
+        if listen == "":
+            raise ConfigurationError(f"--listen is empty; write HOST:PORT, as in {LISTEN}")
         found = Config() if config is None else read_config(config)
-        found = structs.replace(found, consumers=(*found.consumers, *(consumer or ())))
-        settings = structs.replace(
-            found,
-            strict_consumers=strict_consumers or found.strict_consumers,
-            require_artifacts=require_artifacts or found.require_artifacts,
-        ).settings()
+        host, port = parse_address(listen or found.listen or LISTEN)
+        for name in (*found.consumers, *(consumer or ())):
+            check_consumer(name)
         kept_in = store or (None if data is None else str(data)) or _store_of(found, config) or DATA
         with require_extra(as_json=False):
-            code = _run(found, config, listen or found.listen or LISTEN, kept_in, settings)
+            asyncio.run(_check_store(kept_in))
+            become_server(
+                Launch(
+                    config=found,
+                    path=None if config is None else str(config),
+                    kept_in=kept_in,
+                    shown=mask_url(kept_in),
+                    host=host,
+                    port=port,
+                    consumers=tuple(consumer or ()),
+                    strict_consumers=strict_consumers,
+                    require_artifacts=require_artifacts,
+                    limits=found.limits.read(),
+                    log_format=str(form),
+                    log_level=str(log_level),
+                    ends_with_stdin=ends_with_stdin,
+                )
+            )
     except OncewardError as error:
         refuse(str(error), form, _log)
-    raise typer.Exit(code)
 
 
-def _run(config: Config, path: Path | None, listen: str, kept_in: str, settings: BoundarySettings) -> int:
-    """Serve until stopped. Returns the exit code."""
-    import asyncio
-    import signal
-
-    from onceward.boundary.boundary import Boundary
-    from onceward.boundary.server.process import running
-    from onceward.boundary.server.server import parse_address
+async def _check_store(kept_in: str) -> None:
+    """Raise `ConfigurationError` if it cannot be used: a problem is easier to see before the server starts."""
     from onceward.boundary.stores import open_store
 
-    address = parse_address(listen)
-    code = 0
-
-    async def run() -> None:
-        loop, task, stop = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
-        assert task is not None
-
-        def on_signal(number: int) -> None:
-            nonlocal code
-            if stop.is_set():
-                code = 128 + number
-                task.cancel()
-            stop.set()
-
-        def on_failure() -> None:
-            nonlocal code
-            code = FAILED
-            stop.set()
-
-        for each in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(each, on_signal, int(each))
-        try:
-            store = await open_store(kept_in)
-        except OSError as error:
-            raise ConfigurationError(
-                f"cannot use {without_password(kept_in)} as a data directory: {error}"
-            ) from error
-        try:
-            boundary = Boundary(store, settings)
-            async with running(boundary, config, *address, path=path, broken=on_failure) as url:
-                _log.info("serving %s from %s", url, without_password(kept_in))
-                typer.echo(url)
-                await stop.wait()
-                _log.info("stopping: running calls may finish, new ones are refused")
-        finally:
-            await store.close()
-        _log.info("stopped")
-
     try:
-        asyncio.run(run())
-    except asyncio.CancelledError:
-        _log.warning("stopped, with calls cut off")
-    return code
+        store = await open_store(kept_in)
+    except OSError as error:
+        raise ConfigurationError(f"cannot use {mask_url(kept_in)} as a data directory: {error}") from error
+    await store.close()
 
 
 def _store_of(config: Config, path: Path | None) -> str | None:
@@ -158,7 +134,3 @@ def _store_of(config: Config, path: Path | None) -> str | None:
     if config.store is None or path is None or "://" in config.store:
         return config.store
     return str(path.parent / config.store)
-
-
-def without_password(store: str) -> str:
-    return re.sub(r"(?<=://)([^/@]*):[^/@]*@", r"\1:***@", store)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from onceward._secrets import mask_url
 from onceward.cli.boundary.forward import Source
 from onceward.cli.boundary.options import Consumer, connect, name_option
 from onceward.cli.dlq.options import Operator, who
 from onceward.cli.exit import MISUSED, AsJson, fail, option
-from onceward.cli.output import print_json, print_table
+from onceward.cli.output import echo, print_json, print_table
 
 if TYPE_CHECKING:
     from onceward.boundary import AsyncBoundaryClient, StoredFact
@@ -68,12 +67,10 @@ def skip(
         return
     _print_sides(sides["source"] or {}, sides["here"], here)
     if kept is not None:
-        typer.echo(f"Skipped: {consumer} continues after offset {offset}. Reason: {reason}")
-        typer.echo(f"Read it again: `onceward boundary get {kept} - --url {source}`")
+        echo(f"Skipped: {consumer} continues after offset {offset}. Reason: {reason}")
+        echo(f"Read it again: `onceward boundary get {kept} - --url {mask_url(source)}`")
     else:
-        typer.echo(
-            f"Nothing was changed. To skip it, repeat this with --offset {theirs.offset} --reason TEXT."
-        )
+        echo(f"Nothing was changed. To skip it, repeat this with --offset {theirs.offset} --reason TEXT.")
 
 
 async def _next(client: AsyncBoundaryClient, consumer: str, as_json: bool) -> StoredFact:
@@ -125,7 +122,7 @@ def _fields(fact: StoredFact) -> dict[str, Any]:
 def _print_sides(theirs: dict[str, Any], ours: dict[str, Any] | None, here: str | None) -> None:
     if ours is None:
         if here is not None:
-            typer.echo(f"{here} has no fact with this id.")
+            echo(f"{mask_url(here)} has no fact with this id.")
         rows = [{"field": key, "source": str(value)} for key, value in theirs.items()]
         print_table(rows, {"field": "", "source": "source"}, "")
         return

@@ -1,22 +1,36 @@
-"""`onceward boundary consumers|stats`: how far the consumers are."""
+"""`onceward boundary consumers|stats`: how far the consumers are, and which are no longer used."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
-from onceward.cli.boundary.options import HERE, Url, check_url, handle_errors, tls_for
-from onceward.cli.exit import AsJson, fail
-from onceward.cli.output import iso_time, print_json, print_table
+import typer
+
+from onceward._secrets import mask_url
+from onceward.cli.boundary.options import HERE, Url, check_url, connect, handle_errors, tls_for
+from onceward.cli.exit import MISUSED, AsJson, argument, fail
+from onceward.cli.output import iso_time, print_json, print_result, print_table
 
 SECONDS = 30.0
 
 
-def consumers(url: Url = HERE, as_json: AsJson = False) -> None:
-    """List the consumers, how far each has confirmed, and how many facts wait for it.
+consumers = typer.Typer()
+
+
+@consumers.callback(invoke_without_command=True)
+def list_consumers(context: typer.Context, url: Url = HERE, as_json: AsJson = False) -> None:
+    """List the consumers, how far each has confirmed, and how many facts wait for it; or remove one.
 
     Exit code: 0, even if there are none; 1 if the boundary cannot be reached; 2 for wrong arguments.
     """
+    if context.invoked_subcommand is not None:
+        if any(
+            getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+            for name in context.params
+        ):
+            fail(f"put --url and --json after `{context.invoked_subcommand}`", as_json, MISUSED)
+        return
     found = [
         {
             "name": each["name"],
@@ -32,6 +46,28 @@ def consumers(url: Url = HERE, as_json: AsJson = False) -> None:
         return
     columns = {"name": "consumer", "offset": "confirmed", "backlog": "backlog", "confirmed_at": "at"}
     print_table(found, columns, "No consumer has fetched yet.")
+
+
+@consumers.command("remove")
+def remove_consumer(
+    name: Annotated[str, argument("NAME", "A consumer that is no longer used.")],
+    url: Url = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Forget a consumer and its cursor: it counts no more, in quotas, metrics and alerts.
+
+    If it fetches again, it begins at the earliest fact, unless the server registers no names on fetch. Names in the
+    configuration of a server come back when it starts.
+
+    Exit code: 0; 1 if there is no such consumer, or the boundary refuses or cannot be reached; 2 for wrong arguments.
+    """
+    with connect(url, as_json) as (client, runner):
+        offset = runner.run(client.remove_consumer(name))
+    print_result(
+        {"name": name, "offset": offset},
+        f"Removed {name}, which had confirmed up to offset {offset:,}.",
+        as_json,
+    )
 
 
 def stats(url: Url = HERE, as_json: AsJson = False) -> None:
@@ -65,6 +101,7 @@ def _get_stats(url: str, as_json: bool) -> dict[str, Any]:
         from onceward.boundary.tls import client_context
 
         page, tls = f"{check_url(url)}/stats", tls_for(url)
+        shown = mask_url(page)
         context = None if tls is None else client_context(tls)
         try:
             with urlopen(page, timeout=SECONDS, context=context) as answer:
@@ -72,17 +109,20 @@ def _get_stats(url: str, as_json: bool) -> dict[str, Any]:
                 found["last"], found["consumers"]
                 return found
         except HTTPError as error:
-            error.close()
+            with error:
+                text = error.read(10_000).decode(errors="replace")
+            if error.code == 503 and text.startswith('{"code"'):
+                fail(f"{shown} answers 503: {json.loads(text)['message']}", as_json)
             if error.code == 401:
                 fail(
-                    f"{page} answers 401: the certificate is not that of a peer of this boundary; see its [[peers]]",
+                    f"{shown} answers 401: the certificate is not that of a peer of this boundary; see its [[peers]]",
                     as_json,
                 )
-            fail(f"{page} answers {error.code} {error.reason}; is it a boundary? Check --url", as_json)
+            fail(f"{shown} answers {error.code} {error.reason}; is it a boundary? Check --url", as_json)
         except URLError as error:
             reason = error.reason
             fail(describe_unreachable(url, reason if isinstance(reason, Exception) else error), as_json)
         except (OSError, HTTPException) as error:
             fail(describe_unreachable(url, error), as_json)
         except (ValueError, LookupError, TypeError):
-            fail(f"{page} does not answer like a boundary; check --url", as_json)
+            fail(f"{shown} does not answer like a boundary; check --url", as_json)

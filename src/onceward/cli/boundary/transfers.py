@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from onceward._text import printable
 from onceward.cli.output import progress_bars
 
 if TYPE_CHECKING:
@@ -66,11 +67,11 @@ def progress_of(what: str, total: int | None, as_json: bool) -> Iterator[Bar]:
     from rich import progress
 
     columns = (
-        progress.TextColumn(what, markup=False),
+        progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(),
         progress.TaskProgressColumn(),
         progress.DownloadColumn(),
         progress.TransferSpeedColumn(),
     )
     with progress_bars(as_json, *columns) as bars:
-        yield Bar(bars, bars.add_task("", total=total))
+        yield Bar(bars, bars.add_task(printable(what), total=total))

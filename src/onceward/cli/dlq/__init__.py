@@ -9,8 +9,10 @@ import msgspec
 import typer
 
 from onceward._text import quantity
-from onceward.cli.database import Database
+from onceward.cli.database import Database, TrustClock
+from onceward.cli.dlq.edit import edit
 from onceward.cli.dlq.export import export
+from onceward.cli.dlq.groups import show_groups
 from onceward.cli.dlq.options import (
     Limit,
     Operator,
@@ -27,7 +29,7 @@ from onceward.cli.dlq.options import (
 )
 from onceward.cli.dlq.redrive import redrive, redrives
 from onceward.cli.exit import FAILED, AsJson, argument, fail, flag
-from onceward.cli.output import for_people, print_json, print_result, print_table
+from onceward.cli.output import echo, for_people, print_json, print_result, print_table
 
 if TYPE_CHECKING:
     from onceward.deadletters import DeadLetter, DeadLetters
@@ -39,8 +41,16 @@ dlq = typer.Typer(
 
 @dlq.command("list")
 @add_filter_options()
-def list_(database: Database, wanted: Wanted, limit: Limit = 50, as_json: AsJson = False) -> None:
-    """List dead letters, the longest dead first.
+def list_(
+    database: Database,
+    wanted: Wanted,
+    limit: Limit = 50,
+    group: Annotated[
+        bool, flag("Group by consumer, type, error class and normalized message.", "--group")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters, the longest dead first; with `--group` the groups, the largest first.
 
     Exit code: 0, even if there are none; 1 if the database fails; 2 for wrong arguments or missing tables.
     """
@@ -48,6 +58,9 @@ def list_(database: Database, wanted: Wanted, limit: Limit = 50, as_json: AsJson
 
     with open_letters(database, as_json) as letters:
         chosen = wanted()
+        if group:
+            show_groups(letters, chosen, limit, as_json)
+            return
         found = letters.find(chosen, limit=limit)
         total = len(found) if len(found) < limit else letters.count(chosen)
         others = "" if found else _others(letters, chosen.consumer)
@@ -68,7 +81,7 @@ def list_(database: Database, wanted: Wanted, limit: Limit = 50, as_json: AsJson
     usual = {"status": "open", "deaths": 1}
     print_table([_row(letter) for letter in found], columns, empty, usual=usual)
     if total > len(found):
-        typer.echo(f"{total - len(found):,} more; see --limit")
+        echo(f"{total - len(found):,} more; see --limit")
 
 
 def _others(letters: DeadLetters, consumer: str | None) -> str:
@@ -82,10 +95,11 @@ def _others(letters: DeadLetters, consumer: str | None) -> str:
 def _row(letter: DeadLetter) -> dict[str, Any]:
     """A row narrow enough for a terminal; a hold is shown only if there is one."""
     held = None if letter.hold is None else f"held: {letter.hold}"
+    edited = None if letter.edited_at is None else f"edited by {letter.edited_by}"
     return {
         "id": letter.id,
         "consumer": letter.consumer,
-        "what": "\n".join(filter(None, (letter.event_type, letter.category, held))),
+        "what": tuple(filter(None, (letter.event_type, letter.category, held, edited))),
         "status": letter.status,
         "attempts": letter.attempts,
         "deaths": letter.deaths,
@@ -98,12 +112,16 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
 def show(
     letter_id: Annotated[int, argument("ID", "Number in `onceward dlq list`.")],
     database: Database,
-    raw: Annotated[bool, flag("Write the original body to standard output.", "--raw")] = False,
+    raw: Annotated[bool, flag("Write the body to standard output.", "--raw")] = False,
+    original: Annotated[
+        bool, flag("Show the body as it was delivered, not as edited.", "--original")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show everything about one letter: its history and what was delivered.
 
-    JSON has the body in base64, and decoded as `payload` if possible.
+    JSON has the delivered body in base64, the edited one if there is one, and as `payload` what a redrive delivers, if
+    it can be decoded. `--original` shows what was delivered before an edit.
 
     Exit code: 0; 1 if there is no such letter or the database fails; 2 for wrong arguments or missing tables.
     """
@@ -115,27 +133,36 @@ def show(
         found = letters.find(Filter(ids=(letter_id,)))
         if not found:
             fail(f"dead letter {letter_id} does not exist; see `onceward dlq list`", as_json)
-        body = letters.body(letter_id)
+        delivered = letters.body(letter_id)
+        edited = letters.edited_body(letter_id)
+    body = delivered if original or edited is None else edited
     if raw:
         typer.get_binary_stream("stdout").write(body)
         return
     plain = msgspec.to_builtins(found[0])
     if as_json:
-        print_json({**plain, **_readable(body), "body": base64.b64encode(body).decode()})
+        bodies = {"body": base64.b64encode(delivered).decode()}
+        if edited is not None:
+            bodies["edited_body"] = base64.b64encode(edited).decode()
+        print_json({**plain, **_readable(body), **bodies})
         return
     history = [
         {**each, "at": for_people(each["at"]), "error": strip_category(each["error"], plain["message_id"])}
         for each in plain.pop("history")
     ]
     labels = {"attempts": "deliveries"}
+    if edited is None:
+        plain = {name: value for name, value in plain.items() if not name.startswith("edit")}
     rows = [{"field": labels.get(name, name), "value": value} for name, value in plain.items()]
-    rows.append({"field": "body", "value": _format_body(body)})
+    what = "body" if body is delivered else "edited body (--original shows what was delivered)"
+    rows.append({"field": what, "value": _format_body(body)})
     print_table(rows, {"field": "field", "value": "value"}, "")
     columns = {"attempt": "delivery", "at": "at (UTC)", "category": "category", "error": "error"}
     print_table(history, columns, "")
 
 
 dlq.command()(redrive)
+dlq.command()(edit)
 
 
 @dlq.command()
@@ -194,14 +221,22 @@ dlq.command()(redrives)
 
 
 @dlq.command()
-def purge(database: Database, operator: Operator = None, yes: Yes = False, as_json: AsJson = False) -> None:
+def purge(
+    database: Database,
+    trust_clock: TrustClock = False,
+    operator: Operator = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
     """Delete letters that are resolved or discarded, dead for more than 90 days, and not on hold.
 
-    Exit code: 0; 1 if the database fails; 2 for wrong arguments or missing tables.
+    It deletes nothing if the database's clock may be wrong; see `onceward inbox purge`.
+
+    Exit code: 0; 1 if the database fails or its clock is in doubt; 2 for wrong arguments or missing tables.
     """
     with open_letters(database, as_json) as letters:
         confirm("Delete resolved and discarded letters older than 90 days?", yes, as_json)
-        number = letters.purge(operator=who(operator))
+        number = letters.purge(operator=who(operator), trust_clock=trust_clock)
     print_result({"removed": number}, f"{quantity(number, 'letter')} deleted.", as_json)
 
 
@@ -209,9 +244,7 @@ def _report(what: str, number: int, as_json: bool) -> None:
     if as_json:
         print_json({what: number})
     else:
-        typer.echo(
-            f"{quantity(number, 'letter')} {what}." if number else "No letter matches.", err=not number
-        )
+        echo(f"{quantity(number, 'letter')} {what}." if number else "No letter matches.", err=not number)
     raise typer.Exit(0 if number else FAILED)
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import typer
 
 from onceward.cli.dlq.options import shorten
 from onceward.cli.exit import FAILED
-from onceward.cli.output import print_json, print_table
+from onceward.cli.output import echo, print_json, print_table
 from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -30,18 +29,20 @@ WORDS = {
 }
 
 
-def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, as_json: bool) -> int:
+def rehearse(
+    letters: DeadLetters, wanted: Filter, task_path: str, limit: int, as_json: bool, poison_fixed: bool
+) -> int:
     """Show what would happen. Returns the exit code: FAILED if a letter would die again."""
     from onceward._sync import run_blocking
     from onceward.connectors.codec import DecodeError
-    from onceward.deadletters.dry_run import PredictedOutcome, Prediction
-    from onceward.deadletters.redrive import RATE, check
+    from onceward.deadletters.dry_run import PredictedOutcome, Prediction, check_consumer
+    from onceward.deadletters.redrive import ONLY_FIXED, RATE, check
     from onceward.deadletters.root_causes import RedriveRefusedError
 
-    check(wanted, 0, RATE)
+    check(wanted, 0, RATE, poison_fixed)
     engine: Any = letters.operations.ports.engine  # type: ignore[attr-defined]
-    task = _build_task(task_path, engine)
-    _check_consumer(task, task_path, wanted)
+    task = build_task(task_path, engine)
+    check_consumer(task, f"--task {task_path}", wanted.consumer)
     found = letters.find(msgspec.structs.replace(wanted, status="open"), limit=limit)
     found.sort(key=lambda letter: (-1 if letter.sequence is None else letter.sequence, letter.id))
     if not found:
@@ -49,9 +50,9 @@ def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, a
     readable: dict[int, Transaction] = {}
     predicted: dict[int, Prediction] = {}
     for letter in found:
-        problem = "poison is never redriven" if letter.category == "poison" else ""
+        problem = f"it is poison: {ONLY_FIXED}" if letter.category == "poison" and not poison_fixed else ""
         try:
-            transaction = _transaction(letters, letter)
+            transaction = run_blocking(letters.operations.draft(letter.id)).transaction()
         except DecodeError as error:
             problem = problem or str(error)
         if problem:
@@ -60,37 +61,47 @@ def rehearse(letters: DeadLetters, wanted: Filter, task_path: str, limit: int, a
             )
         else:
             readable[letter.id] = transaction
-    predictions = _predict(task, list(readable.values()), engine)
+    predictions = predict(task, list(readable.values()), engine, poison_fixed)
     predicted |= dict(zip(readable, predictions, strict=True))
     ordered = {letter.id: predicted[letter.id] for letter in found}
-    _show(ordered, as_json)
+    show(ordered, as_json)
     return 0 if all(each.is_good for each in ordered.values()) else FAILED
 
 
-def _transaction(letters: DeadLetters, letter: Any) -> Transaction:
-    from onceward._sync import run_blocking
-    from onceward.deadletters.letter import transaction_of
+class Unopened:
+    """Stands for a service: a dry run runs no effects, and opens nothing."""
 
-    return transaction_of(
-        letters.body(letter.id),
-        message_id=letter.message_id,
-        event_at=run_blocking(letters.operations.event_at(letter.id)),
-        first_failed_at=letter.first_failed_at.timestamp(),
-    )
+    def __init__(self, name: str) -> None:
+        self.__name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):  # Python asks for these
+            raise AttributeError(attribute)
+        raise ConfigurationError(
+            f"the handler uses the service {self.__name} outside an effect, and a dry run opens no services; name a "
+            "function that returns the task with a fake: --task MODULE:FUNCTION"
+        )
 
 
-def _build_task(path: str, engine: Engine) -> Any:
+def build_task(path: str, engine: Engine) -> Any:
     """The task that a path names: an instance, what a function returns, a class, or a function of an app."""
     from onceward._imports import import_name
-    from onceward.app.build import as_task
+    from onceward.app.build import in_an_app, set_gate, task_class
     from onceward.connectors import AsyncMemoryConnector, MemoryConnector
     from onceward.inbox import Inbox
     from onceward.task.base import AsyncTask, BaseTask
 
-    named = task = as_task(import_name(path))
+    named = task = import_name(path)
+    inbox = Inbox(engine)
+    if (found := in_an_app(named)) is not None:
+        app, consumer = found
+        set_gate(inbox, app)
+        named = task_class(consumer)
     if isinstance(named, type) and issubclass(named, BaseTask):
         source: Any = AsyncMemoryConnector() if issubclass(named, AsyncTask) else MemoryConnector()
-        task = named({"source": source}, {"inbox": Inbox(engine)})
+        taken = getattr(named, "injection", None)
+        fakes = {each.name: Unopened(each.name) for each in taken.parameters.values()} if taken else {}
+        task = named({"source": source}, {"inbox": inbox, **fakes})
     elif callable(named) and _takes_nothing(named):
         task = named()
     if not isinstance(task, BaseTask):
@@ -101,16 +112,6 @@ def _build_task(path: str, engine: Engine) -> Any:
     return task
 
 
-def _check_consumer(task: Any, path: str, wanted: Filter) -> None:
-    """Refuse the task of another consumer: what it would do with the letters means nothing."""
-    contract = getattr(task, "contract", None)
-    if contract is not None and contract.consumer_id != wanted.consumer:
-        raise ConfigurationError(
-            f"--task {path} is consumer {contract.consumer_id!r}, but the letters belong to {wanted.consumer!r}; "
-            "name the task of that consumer"
-        )
-
-
 def _takes_nothing(function: Any) -> bool:
     import inspect
 
@@ -119,31 +120,39 @@ def _takes_nothing(function: Any) -> bool:
     return all(each.default is not each.empty or each.kind in optional for each in parameters)
 
 
-def _predict(task: Any, transactions: list[Transaction], engine: Engine) -> list[Prediction]:
+def predict(
+    task: Any, transactions: list[Transaction], engine: Engine, poison_fixed: bool
+) -> list[Prediction]:
+    """Predict in the mode of the task."""
     from onceward.deadletters.dry_run import dry_run
     from onceward.task.base import AsyncTask
 
     if not isinstance(task, AsyncTask):
-        return dry_run(task, transactions, engine)
+        return dry_run(task, transactions, engine, poison_fixed=poison_fixed)
     import asyncio
 
-    return asyncio.run(_predict_async(task, transactions, engine))
+    return asyncio.run(_predict_async(task, transactions, engine, poison_fixed))
 
 
-async def _predict_async(task: Any, transactions: list[Transaction], engine: Engine) -> list[Prediction]:
+async def _predict_async(
+    task: Any, transactions: list[Transaction], engine: Engine, poison_fixed: bool
+) -> list[Prediction]:
     from sqlalchemy.ext.asyncio import create_async_engine
 
+    from onceward.db.engines import connect_arguments, hide_values
     from onceward.deadletters.dry_run import dry_run_async
 
     driver = "sqlite+aiosqlite" if engine.dialect.name == "sqlite" else "postgresql+psycopg"
-    async_engine = create_async_engine(engine.url.set(drivername=driver))
+    arguments = connect_arguments(engine.url, name="onceward")
+    url = engine.url.set(drivername=driver)
+    async_engine = hide_values(create_async_engine(url, connect_args=arguments))
     try:
-        return await dry_run_async(task, transactions, async_engine)
+        return await dry_run_async(task, transactions, async_engine, poison_fixed=poison_fixed)
     finally:
         await async_engine.dispose()
 
 
-def _show(predicted: dict[int, Prediction], as_json: bool) -> None:
+def show(predicted: dict[int, Prediction], as_json: bool) -> None:
     if as_json:
         print_json([{"id": id_, **msgspec.to_builtins(each)} for id_, each in predicted.items()])
         return
@@ -151,17 +160,18 @@ def _show(predicted: dict[int, Prediction], as_json: bool) -> None:
         {
             "id": id_,
             "outcome": WORDS[each.outcome],
-            "detail": shorten(each.detail, 120),
             "writes": ", ".join(f"{one.verb} {one.table}: {one.rows}" for one in each.statements),
         }
         for id_, each in predicted.items()
     ]
-    columns = {name: name for name in ("id", "outcome", "detail", "writes")}
-    print_table(rows, columns, "", usual={"detail": "", "writes": ""})
+    columns = {name: name for name in ("id", "outcome", "writes")}
+    print_table(rows, columns, "", usual={"writes": ""})
     for id_, each in predicted.items():
+        if each.detail:
+            echo(f"{id_:>8}  {shorten(each.detail, 300)}")
         for diff in each.tables:
             for sign, changed in (("-", diff.removed), ("+", diff.added)):
                 for row in changed:
                     values = ", ".join(f"{name}={value!r}" for name, value in row.items())
-                    typer.echo(f"{id_:>8}  {sign} {diff.table}: {values}")
-    typer.echo("Nothing was sent or changed.")
+                    echo(f"{id_:>8}  {sign} {diff.table}: {values}")
+    echo("Nothing was sent or changed.")

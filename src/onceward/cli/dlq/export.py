@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from onceward._files.private import NewFile
 from onceward._text import quantity
 from onceward.cli.database import Database
 from onceward.cli.dlq.options import Operator, Wanted, add_filter_options, open_letters, who
-from onceward.cli.exit import MISUSED, AsJson, argument, fail
+from onceward.cli.exit import MISUSED, AsJson, argument, fail, is_taken, refuse_path
 from onceward.cli.output import print_result, progress_bars
 
 if TYPE_CHECKING:
@@ -34,13 +35,14 @@ def export(
 ) -> None:
     """Write letters to a file, one line of JSON each: all fields, the body in base64, and its SHA-256.
 
-    The file gets its name only when it is complete. The export is recorded in the audit log.
+    The file gets its name only when it is complete, and only you may read it. The export is recorded in the audit log.
 
     Exit code: 0; 1 if no letter matches, the file cannot be written or the database fails; 2 for wrong arguments, an
     existing file or missing tables.
     """
-    if file.exists():
-        fail(f"{file} exists already; name another file", as_json, MISUSED)
+    with refuse_path(file, as_json, doing="written"):
+        if is_taken(file):
+            fail(f"{file} exists already; name another file", as_json, MISUSED)
     from onceward._sync import run_blocking
 
     with open_letters(database, as_json) as letters:
@@ -50,16 +52,13 @@ def export(
             fail("no letter matches; nothing was written", as_json)
         details = {"filter": chosen.as_dict(), "letters": total, "file": str(file)}
         run_blocking(letters.operations.note(who(operator), "export", details))
-        part = file.with_name(f"{file.name}.part")
         try:
-            with part.open("w", encoding="utf-8") as lines, _progress(as_json) as bars:
+            with NewFile(file) as lines, _progress(as_json) as bars:
                 number = 0
                 for line in bars.track(_lines(letters, chosen), total):
-                    lines.write(line + "\n")
+                    lines.write(f"{line}\n".encode())
                     number += 1
-            part.rename(file)
         except OSError as error:
-            part.unlink(missing_ok=True)
             fail(f"{file} cannot be written: {error.strerror or error}", as_json)
     print_result(
         {"letters": number, "file": str(file)}, f"{quantity(number, 'letter')} written to {file}", as_json
@@ -72,8 +71,10 @@ def _lines(letters: DeadLetters, wanted: Filter) -> Iterator[str]:
     after = 0
     while page := run_blocking(letters.operations.find(wanted, PAGE, after)):
         for letter in page:
-            body = base64.b64encode(letters.body(letter.id)).decode()
-            yield json.dumps({**msgspec.to_builtins(letter), "body": body}, ensure_ascii=False)
+            bodies = {"body": base64.b64encode(letters.body(letter.id)).decode()}
+            if letter.edited_at is not None:
+                bodies["edited_body"] = base64.b64encode(letters.edited_body(letter.id) or b"").decode()
+            yield json.dumps({**msgspec.to_builtins(letter), **bodies}, ensure_ascii=False)
         after = page[-1].id
 
 

@@ -49,7 +49,7 @@ FILTERS: dict[str, Any] = {
     "consumer": _option(str, "--consumer", "NAME", help="Consumer name."),
     "event_type": _option(str, "--type", "TYPE", help="Event type."),
     "category": _option(
-        str, "--category", "NAME", **one_of("infrastructure", "contract", "business", "poison")
+        str, "--category", "NAME", **one_of("infrastructure", "contract", "business", "in_doubt", "poison")
     ),
     "status": _option(str, "--status", "NAME", **one_of("open", "redriven", "resolved", "discarded")),
     "older_than": _option(
@@ -140,6 +140,6 @@ def shorten(text: str, length: int = 70) -> str:
 
 
 def strip_category(error: str, message_id: str) -> str:
-    """The exception and its text without the category and id that the engine puts before them."""
+    """The exception and its text without the category and id that the engine and the inbox put before them."""
     before, is_there, rest = error.partition(f" [{message_id}]: ")
-    return rest if is_there and before.isupper() else error
+    return (rest if is_there and before.isupper() else error).removeprefix(f"event {message_id!r}: ")

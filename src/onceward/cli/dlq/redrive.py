@@ -21,10 +21,13 @@ from onceward.cli.dlq.options import (
     who,
 )
 from onceward.cli.exit import MISUSED, AsJson, fail, flag, option
-from onceward.cli.output import for_people, iso_time, print_json, print_table
+from onceward.cli.output import echo, for_people, iso_time, print_json, print_table
 
 if TYPE_CHECKING:
     from onceward.deadletters import DeadLetters, Filter, Rca
+
+
+TASK = "The consumer: a function of an app, a class, or a function that returns a task."
 
 
 @add_filter_options(status=False)
@@ -33,7 +36,10 @@ def redrive(
     wanted: Wanted,
     rca: Annotated[int | None, option("N", "Number of an open root cause.")] = None,
     cause_category: Annotated[
-        str | None, typer.Option(metavar="NAME", **one_of("infrastructure", "contract", "business"))
+        str | None,
+        typer.Option(
+            metavar="NAME", **one_of("infrastructure", "contract", "business", "poison", "in_doubt")
+        ),
     ] = None,
     root_cause: Annotated[str | None, option("TEXT", "Why the letters died.")] = None,
     fix_ref: Annotated[str | None, option("TEXT", "The deployed fix, such as a version or a change.")] = None,
@@ -41,15 +47,13 @@ def redrive(
     redrive_id: Annotated[
         str | None, option("ID", "Your own id; a redrive with the same id does nothing.")
     ] = None,
+    poison_fixed: Annotated[
+        bool, flag("Include poison: what killed its processes is fixed.", "--poison-fixed")
+    ] = False,
     dry_run: Annotated[
         bool, flag("Try them in a transaction that is rolled back; needs --task.", "--dry-run")
     ] = False,
-    task: Annotated[
-        str | None,
-        option(
-            "MODULE:NAME", "The consumer: a function of an app, a class, or a function that returns a task."
-        ),
-    ] = None,
+    task: Annotated[str | None, option("MODULE:NAME", TASK)] = None,
     limit: Annotated[int, option("N", "Maximum number in a dry run.", min=1)] = 100,
     operator: Operator = None,
     yes: Yes = False,
@@ -58,9 +62,10 @@ def redrive(
     """Redeliver open letters of one consumer at a limited rate.
 
     It needs a filter in addition to the consumer, and a root cause: `--rca` names an open one, or `--cause-category`,
-    `--root-cause` and `--fix-ref` open one. Poison is never redriven. A letter that was applied before counts as a
-    duplicate and has no second effect. With `--dry-run` nothing is sent and nothing stays in the database: it shows
-    what would happen to each letter, and which rows would change.
+    `--root-cause` and `--fix-ref` open one. Poison is redriven only with `--poison-fixed`: its starts count from zero,
+    it is delivered alone, and is poison again if it kills again. A letter that was applied before counts as a duplicate
+    and has no second effect. With `--dry-run` nothing is sent and nothing stays in the database: it shows what would
+    happen to each letter, and which rows would change.
 
     Exit code: 0; 1 if it is refused, the database fails, or in a dry run a letter would die again; 2 for wrong
     arguments or missing tables.
@@ -72,24 +77,29 @@ def redrive(
 
             if task is None:
                 fail("a dry run needs the consumer; add --task MODULE:NAME", as_json, MISUSED)
-            raise typer.Exit(rehearse(letters, chosen, task, limit, as_json))
+            raise typer.Exit(rehearse(letters, chosen, task, limit, as_json, poison_fixed))
         cause = _cause(rca, cause_category, root_cause, fix_ref, as_json)
-        _check_redrive(letters, chosen, cause, rate, yes, as_json)
-        made = letters.redrive(chosen, rca=cause, operator=who(operator), rate=rate, redrive_id=redrive_id)
+        _check_redrive(letters, chosen, cause, rate, poison_fixed, yes, as_json)
+        made = letters.redrive(
+            chosen,
+            rca=cause,
+            operator=who(operator),
+            rate=rate,
+            redrive_id=redrive_id,
+            poison_fixed=poison_fixed,
+        )
     if as_json:
         print_json(made)
     elif made.repeated:
-        typer.echo(
-            f"Redrive {made.id} already exists, with {quantity(made.letters, 'letter')}. Nothing was done."
-        )
+        echo(f"Redrive {made.id} already exists, with {quantity(made.letters, 'letter')}. Nothing was done.")
     else:
-        typer.echo(
+        echo(
             f"Redrive {made.id}: {quantity(made.letters, 'letter')} at {rate} per minute, the last one due at "
             f"{iso_time(made.last_at)}. Root cause {made.rca_id}."
         )
         if made.left:
-            typer.echo(f"{made.left:,} more match and need another redrive.")
-        typer.echo(
+            echo(f"{made.left:,} more match and need another redrive.")
+        echo(
             f"{chosen.consumer} gets them while it runs: `onceward run MODULE:APP`. See the results with "
             "`onceward dlq redrives`"
         )
@@ -113,12 +123,18 @@ def _cause(
 
 
 def _check_redrive(
-    letters: DeadLetters, wanted: Filter, cause: Rca | int, rate: int, yes: bool, as_json: bool
+    letters: DeadLetters,
+    wanted: Filter,
+    cause: Rca | int,
+    rate: int,
+    poison_fixed: bool,
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """Refuse what is not allowed before asking for confirmation."""
     from onceward.deadletters.redrive import check
 
-    check(wanted, cause, rate)
+    check(wanted, cause, rate, poison_fixed)
     if not yes:
         number = letters.count(msgspec.structs.replace(wanted, status="open"))
         if number:  # otherwise there is nothing to ask, and the redrive says why

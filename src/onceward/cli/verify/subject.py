@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from onceward.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from onceward.app import Onceward
 
 WHAT = "a function of an app, a class with a contract, or a handler of inbox.process with --contract"
 
@@ -16,11 +19,14 @@ class Subject(NamedTuple):
     contract: Any
     database: str | None
     """The database of its app, if it has one."""
+    evidence: Any
+    """`EvidenceSettings`: where its app, or the environment, has evidence."""
 
 
 def subject_of(path: str, contract: str | None) -> Subject:
     """Import what a path names. `contract` is the path of a contract, for a handler without its own."""
-    from onceward.app.build import in_an_app, task_class
+    from onceward.app.build import evidence_settings, in_an_app, task_class
+    from onceward.inbox.evidence.file import EvidenceSettings
 
     named = _import(path)
     found = in_an_app(named)
@@ -28,7 +34,26 @@ def subject_of(path: str, contract: str | None) -> Subject:
     promised = getattr(code, "contract", None) if contract is None else _contract(contract)
     if promised is None:
         _refuse(path, code, in_app=found is not None)
-    return Subject(code, promised, None if found is None else found[0].settings.database)
+    if found is None:
+        return Subject(code, promised, None, EvidenceSettings.from_environment())
+    return Subject(code, promised, found[0].settings.database, evidence_settings(found[0]))
+
+
+def subjects_of(path: str) -> tuple[Onceward, list[Subject]]:
+    """The app that a path names, and all its consumers that have a contract."""
+    from onceward.app.build import evidence_settings, task_class
+    from onceward.app.lookup import load_app
+
+    app = load_app(path)
+    app.check()
+    promised = [each for each in app.consumers.values() if each.contract is not None]
+    if not promised:
+        raise ConfigurationError(
+            f"no consumer of {path} has a contract, so there is nothing to prove; write @app.consumer(…, "
+            "contract=Contract(…))"
+        )
+    shared = app.settings.database, evidence_settings(app)
+    return app, [Subject(task_class(each), each.contract, *shared) for each in promised]
 
 
 def _import(path: str) -> Any:
@@ -45,8 +70,12 @@ def _import(path: str) -> Any:
         raise ConfigurationError(f"{error}{known}") from None
     if isinstance(found, Onceward | Consumers):
         names = _names_in(module)
-        what = f"write onceward verify {' or '.join(names)}" if names else "none of them has a contract"
-        raise ConfigurationError(f"{path} is an app, but consumers are verified one by one; {what}")
+        if not names:
+            raise ConfigurationError(f"{path} is an app; none of its consumers has a contract")
+        raise ConfigurationError(
+            f"{path} is an app; write onceward verify {path.removesuffix('.consumers')} --all, or verify one of "
+            f"{', '.join(names)}"
+        )
     return found
 
 
