@@ -45,6 +45,13 @@ class OwnPostgres:
             pids = [pid for (pid,) in connection.execute(query)]
         os.kill(pids[0], signal.SIGKILL)
 
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to the server and to all its backends, as if the machine froze or went on."""
+        server = int((self.folder / "postmaster.pid").read_text().split()[0])
+        children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+        for each in (server, *map(int, children)):
+            os.kill(each, number)
+
     def close(self) -> None:
         self._server.cleanup()
 

@@ -18,7 +18,7 @@ from tests.support.wait import until
 PORT = ("--health", "127.0.0.1:0")
 
 
-@pytest.fixture(params=["threads", "asyncio"])
+@pytest.fixture(params=["threads", pytest.param("asyncio", marks=pytest.mark.long)])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
     return Site(tmp_path, request.param)
 

@@ -13,10 +13,10 @@ import pytest
 
 from tests.crash.run.shutdowns import Shutdowns
 
-ROUNDS = int(os.environ.get("ONCEWARD_TEST_SHUTDOWNS", "6"))
+ROUNDS = int(os.environ.get("ONCEWARD_TEST_SHUTDOWNS", "4"))
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+@pytest.mark.parametrize("kind", [pytest.param("sqlite", marks=pytest.mark.long), "redis"])
 def test_a_stop_under_load_loses_nothing_and_doubles_nothing(
     kind: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

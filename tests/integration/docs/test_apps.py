@@ -31,8 +31,12 @@ def test_the_examples_run_in_order_and_the_function_can_be_proven(
     (tmp_path / "page_of_apps.py").write_text("\n\n".join(blocks("python")))
     monkeypatch.syspath_prepend(tmp_path)
     page: Any = __import__("page_of_apps")
-    report = examine_consumer(page.charge, only=["duplicates", "replay"])
-    assert report.passed, str(report)
+    for function, scenarios in (
+        (page.charge, ["duplicates", "replay"]),
+        (page.pay, ["exceptions", "outside-calls"]),
+    ):
+        report = examine_consumer(function, only=scenarios)
+        assert report.passed, str(report)
     assert page.charge.__name__ == "charge"
     gc.collect()  # the page leaves its engine to the garbage collector, as scripts do
 

@@ -1,0 +1,39 @@
+"""Real processes on a machine whose wall clock is wrong, with libfaketime. Nothing can set the other clocks."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def _library() -> str:
+    found = find_spec("libfaketime")
+    assert found is not None
+    assert found.origin is not None
+    return str(Path(found.origin).parent / "vendor/libfaketime/src/libfaketime.so.1")
+
+
+class WrongClock:
+    """The wall clock of processes that run with `env`. It is right until `set`, and can be set while they run."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / "faketime"
+        self.set("+0")
+
+    def set(self, offset: str) -> None:
+        """Such as +8d or -1h."""
+        next_file = self._file.with_suffix(".next")
+        next_file.write_text(f"{offset}\n")
+        next_file.replace(self._file)
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "LD_PRELOAD": _library(),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
