@@ -22,6 +22,8 @@ PARTS = (
     "queue",
     "redis_streams",
     "inbox",
+    "inbox_identity",
+    "inbox_migration",
     "inbox_purge",
     "boundary",
     "boundary_rpc",

@@ -126,12 +126,13 @@ def among_many(name: str, engine: Engine, ours: Callable[[], None]) -> Line:
 def filling(engine: Engine) -> str:
     if engine.dialect.name == "postgresql":
         return """
-            INSERT INTO onceward_dedup (event_day, consumer_id, tracking_id, payload_sha256)
-            SELECT :day, 'orders', gen_random_uuid()::text, sha256(n::text::bytea) FROM generate_series(1, :many) AS n
+            INSERT INTO onceward_dedup (event_day, own_day, consumer_id, tracking_id, payload_sha256)
+            SELECT -1, :day, 'orders', gen_random_uuid()::text, sha256(n::text::bytea)
+            FROM generate_series(1, :many) AS n
         """
     return """
-        INSERT INTO onceward_dedup (event_day, consumer_id, tracking_id, payload_sha256, processed_at)
-        SELECT :day, 'orders', lower(hex(randomblob(16))), randomblob(32), 0
+        INSERT INTO onceward_dedup (own_day, keep_day, consumer_id, tracking_id, payload_sha256, processed_at)
+        SELECT :day, :day, 'orders', lower(hex(randomblob(16))), randomblob(32), 0
         FROM (WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :many) SELECT i FROM n)
     """
 
