@@ -10,9 +10,11 @@ SITE    = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Most of the time tests wait for the disk, to survive a power cut; kill -9 they survive in memory, too.
 MEMORY  = $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 8000000 { print "/dev/shm" }')
+# Tests start hundreds of processes: without cached bytecode, each of them compiles onceward.
+CACHED := env -u PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench soak conformance reference proto faces docs format clean
+.PHONY: help demo test lint bench soak simulate campaign conformance reference proto hashes faces docs format clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || grep '##' $(MAKEFILE_LIST)
@@ -22,7 +24,7 @@ demo: $(CORE) ## Produce, consume, crash and balance thousands of orders (under 
 
 test: $(TEST) ## Run every test
 	@files=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/onceward-XXXXXX") && trap 'rm -rf "$$files"' EXIT && \
-	trap 'exit 130' INT TERM && TMPDIR=$$files $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
+	trap 'exit 130' INT TERM && TMPDIR=$$files $(CACHED) $(BIN)/python -m pytest -n 5 --dist loadscope --no-loadscope-reorder
 
 lint: $(TEST) ## Check style, types, import directions, generated files and docs
 	@$(BIN)/ruff check .
@@ -38,8 +40,15 @@ lint: $(TEST) ## Check style, types, import directions, generated files and docs
 bench: $(TEST) ## Measure against bare loops in the same run, and print ratios
 	@$(BIN)/python -m bench
 
-soak: $(TEST) ## Abuse the engine at random for 20 minutes, checked against a model (MINUTES=20)
+soak: $(TEST) ## Run the long tests, then abuse the engine at random for 20 minutes (MINUTES=20)
+	@$(CACHED) $(BIN)/python -m pytest -n 4 --dist loadscope -m long
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),20)
+
+simulate: $(TEST) ## Run the real code on simulated time, wires and crashes (SEEDS=1000 SEED=0, or PLANTED=1)
+	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),1000) --seed $(or $(SEED),0) $(if $(PLANTED),--planted)
+
+campaign: $(TEST) ## Kill and pause workers and restart servers while thousands of orders run (OPTIONS=--help)
+	@$(BIN)/python -m tests.campaign $(OPTIONS)
 
 conformance: $(TEST) ## Regenerate docs/reference/conformance.md
 	@$(BIN)/python spec/conformance.py
@@ -49,6 +58,9 @@ reference: $(TEST) ## Regenerate docs/reference/cli.md from the commands
 
 proto: $(TEST) ## Regenerate src/onceward/boundary/v1 from boundary.proto
 	@$(BIN)/python proto/generate.py
+
+hashes: $(TEST) ## Regenerate constraints.hashed.txt for this machine and Python
+	@$(BIN)/python tools/hashes.py
 
 faces: $(TEST) ## Regenerate the blocking public classes from the asyncio ones
 	@$(BIN)/python tools/faces.py

@@ -5,6 +5,7 @@ Also records which requirements passed, and fails the suite if one that should p
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ import_module("typer.rich_utils")
 
 CLAIMED = pytest.StashKey[set[str]]()
 REQUIREMENT = "requirement"
+USUAL = "not long"
+"""The tests of `make test`, as an expression of marks: `addopts` in pyproject.toml."""
 
 # A busy machine is slow, which is not a failure.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -66,6 +69,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         config.stash[CLAIMED].update(_claims(item))
     items[:] = [item for item in items if not _is_left_out(item)]
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # so collections during the tests do not walk over thousands of collected ones
 
 
 @pytest.hookimpl(wrapper=True)
@@ -115,5 +123,5 @@ class Traceability:
         config = self._config
         if hasattr(config, "workerinput"):
             return False  # one of several processes; the one that started them reports the totals
-        selects = config.option.keyword or config.option.markexpr or config.option.deselect
+        selects = config.option.keyword or config.option.markexpr != USUAL or config.option.deselect
         return config.args == config.getini("testpaths") and not selects and not config.option.collectonly

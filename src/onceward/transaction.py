@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import msgspec
+
+from onceward._ids import new_id
 
 if TYPE_CHECKING:
     from onceward.task.exceptions import TransactionException
@@ -27,10 +28,6 @@ class ReadOnlyDict(dict[str, Any]):
 
 
 _EMPTY: Mapping[str, Any] = ReadOnlyDict()
-
-
-def _new_id() -> str:
-    return uuid.uuid4().hex
 
 
 def _now() -> datetime:
@@ -53,7 +50,7 @@ class Transaction(msgspec.Struct, frozen=True, weakref=True):
     never business data and never a credential.
     """
 
-    id: str = msgspec.field(default_factory=_new_id)
+    id: str = msgspec.field(default_factory=new_id)
     payload: Any = None
     metadata: Mapping[str, Any] = _EMPTY
     created_at: datetime = msgspec.field(default_factory=_now)

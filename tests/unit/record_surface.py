@@ -143,6 +143,8 @@ def _key(client: Any, key: bytes) -> dict[str, Any]:
             "fields": sorted({name.decode() for _, fields in entries for name in fields}),
             "groups": sorted(each["name"].decode() for each in client.xinfo_groups(key)),
         }
+    if key.endswith(b":tally"):
+        return {"type": kind, "fields": sorted(name.decode() for name in client.hkeys(key))}
     if kind == "hash":
         lines = [line for value in client.hvals(key) for line in value.decode().splitlines()]
         return {"type": kind, "of": "entry id", "line": sorted({_shape(json.loads(line)) for line in lines})}

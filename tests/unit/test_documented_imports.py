@@ -30,6 +30,7 @@ DOCUMENTED = {
     "onceward.connectors.sqlite": ["SqliteConnector"],
     "onceward.deadletters.burial": ["burial_of"],
     "onceward.deadletters.source": ["WithDeadLetters"],
+    "onceward.inbox": ["NOT_DONE"],
     "onceward.task.exceptions": ["NotSentException"],
     "onceward.telemetry": ["LogFields"],
     "onceward.testing.connectors": ["ConnectorConformance"],

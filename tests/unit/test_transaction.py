@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
+import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from types import MappingProxyType
@@ -32,6 +34,18 @@ def test_no_field_can_be_set_or_deleted(field: str) -> None:
 def test_no_field_can_be_added() -> None:
     with pytest.raises(AttributeError):
         Transaction(id="t").attempts = 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.req("CC-053")
+def test_a_new_id_is_a_uuid_of_version_7_with_the_time_of_now() -> None:
+    before = time.time_ns() // 1_000_000
+    ids = [Transaction().id for _ in range(1_000)]
+    after = time.time_ns() // 1_000_000
+    assert len(set(ids)) == 1_000
+    for id_ in ids:
+        made = uuid.UUID(id_)
+        assert (made.version, made.variant, str(made)) == (7, uuid.RFC_4122, id_)
+        assert before <= made.int >> 80 <= after
 
 
 # ── id ──────────────────────────────────────────────────────────────────────────────────────────────────
