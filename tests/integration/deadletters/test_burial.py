@@ -155,6 +155,19 @@ def test_many_bury_the_same_at_once(letters: Letters) -> None:
     assert letters.count() == 5
 
 
+@pytest.mark.without("asyncio")
+def test_those_who_bury_the_same_do_not_block_each_other(letters: Letters) -> None:
+    """In whatever order each of them reports its letters, one of them always gets on."""
+    reported = [burial(f"m{number}") for number in range(20)]
+    with ThreadPoolExecutor(6) as threads:
+        new = sum(
+            threads.map(
+                lambda shift: letters.made.bury(*reported[shift:], *reported[:shift]), range(0, 18, 3)
+            )
+        )
+    assert new == letters.count() == 20
+
+
 def test_letters_are_found_by_what_is_known_of_them(letters: Letters) -> None:
     letters.bury(burial("old", error="Timeout after 100%"))
     letters.advance(3600)
