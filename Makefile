@@ -40,8 +40,8 @@ lint: $(TEST) ## Check style, types, import directions, generated files and docs
 bench: $(TEST) ## Measure against bare loops in the same run, and print ratios
 	@$(BIN)/python -m bench
 
-soak: $(TEST) ## Run the long tests, then abuse the engine at random for 20 minutes (MINUTES=20)
-	@$(CACHED) $(BIN)/python -m pytest -n 4 --dist loadscope -m long
+soak: $(TEST) ## Run the long tests, draw new examples, then abuse the engine at random for 20 minutes (MINUTES=20)
+	@$(CACHED) $(BIN)/python -m pytest -n 4 --dist loadscope -m 'long or hypothesis' --hypothesis-profile explore
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),20)
 
 simulate: $(TEST) ## Run the real code on simulated time, wires and crashes (SEEDS=1000 SEED=0, or PLANTED=1)
