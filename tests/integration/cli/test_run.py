@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from onceward.cli.main import app as command
 from onceward.connectors import SqliteConnector
 from onceward.transaction import Transaction
+from tests.support import commands
 from tests.support.run.world import Site
 from tests.support.wait import until
 
@@ -183,12 +184,6 @@ def test_a_policy_that_forbids_the_concurrency_is_refused(directory: Path) -> No
 
 @pytest.mark.parametrize("target", ["./shop:app", "shop.py:app", "./shop.py:app"])
 def test_a_file_in_the_place_of_a_module_is_reported_apart(tmp_path: Path, target: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "onceward", "run", target],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = commands.onceward("run", target, cwd=tmp_path, env=os.environ)
     assert ended.returncode == 2
     assert "is a file; write its module: shop:app" in ended.stderr
