@@ -24,7 +24,7 @@ demo: $(CORE) ## Produce, consume, crash and balance thousands of orders (under 
 
 test: $(TEST) ## Run every test
 	@files=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/onceward-XXXXXX") && trap 'rm -rf "$$files"' EXIT && \
-	trap 'exit 130' INT TERM && TMPDIR=$$files $(CACHED) $(BIN)/python -m pytest -n 5 --dist loadscope --no-loadscope-reorder
+	trap 'exit 130' INT TERM && TMPDIR=$$files $(CACHED) $(BIN)/python -m pytest -n 6 --dist loadscope --no-loadscope-reorder
 
 lint: $(TEST) ## Check style, types, import directions, generated files and docs
 	@$(BIN)/ruff check .
