@@ -83,12 +83,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker("long")
 
 
-def pytest_collection() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
     gc.disable()  # a fifth of the time, and nothing of it is garbage
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
-    gc.enable()
     gc.collect()
     gc.freeze()  # so collections during the tests do not walk over thousands of collected ones
 
