@@ -20,6 +20,7 @@ from tests.support import commands
 from tests.support.run.world import Site
 from tests.support.wait import until
 
+MODES = pytest.mark.parametrize("mode", ["threads", pytest.param("asyncio", marks=pytest.mark.long)])
 TWO_KINDS = """
 import logging, threading
 from onceward import Onceward
@@ -85,7 +86,7 @@ def test_all_consumers_of_an_app_run_in_each_process_and_every_log_line_says_whe
     assert lines["worker 1: source is empty, exiting"]
 
 
-@pytest.mark.parametrize("mode", ["threads", "asyncio"])
+@MODES
 def test_options_win_over_what_the_app_says(tmp_path: Path, mode: str) -> None:
     site = Site(tmp_path, mode)
     site.send(*({"id": f"o{number}", "seconds": 60} for number in range(4)))
@@ -98,7 +99,7 @@ def test_options_win_over_what_the_app_says(tmp_path: Path, mode: str) -> None:
         assert len(site.begun) == 1, "the app's policy says four at once"
 
 
-@pytest.mark.parametrize("mode", ["threads", "asyncio"])
+@MODES
 def test_at_its_end_a_run_says_how_many_have_succeeded_and_failed(tmp_path: Path, mode: str) -> None:
     site = Site(tmp_path, mode)
     site.send({"id": "o1"}, {"id": "o2"}, {"id": "o3", "fail": True})
