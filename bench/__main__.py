@@ -29,6 +29,7 @@ PARTS = (
     "boundary_rpc",
     "boundary_postgresql",
     "boundary_jetstream",
+    "wake",
     "run_idle",
     "boundary_zones",
 )

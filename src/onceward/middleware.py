@@ -53,6 +53,8 @@ class SourceCalls(msgspec.Struct, frozen=True, kw_only=True):
     settle: Callable[[Sequence[Settlement]], Awaitable[None]] | None = None
     """None if the source does not settle; likewise `extend`."""
     extend: Callable[[Sequence[Transaction]], Awaitable[None]] | None = None
+    wait: Callable[[float], Awaitable[bool]] | None = None
+    """`await wait(seconds)` after an empty fetch: see `onceward.connectors.base`. None if the source cannot wait."""
     ask: Callable[..., Awaitable[Any]]
     """`await ask("collect", 10)` calls any other method of the connector, by its name in threads."""
     lease: float = inf

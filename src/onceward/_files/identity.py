@@ -11,7 +11,8 @@ from pathlib import Path
 
 from onceward.errors import FileLostError
 
-COMPANIONS = ("-wal", "-shm")
+WAL = "-wal"
+COMPANIONS = (WAL, "-shm")
 """The files that SQLite keeps beside a database in WAL mode, for as long as a connection is open."""
 
 O_PATH = getattr(os, "O_PATH", 0)

@@ -1,7 +1,15 @@
 """The contract between engines and wires: two protocols of five methods, specified by their docstrings.
 
 Anything with `fetch_transactions` (or `fetch_transactions_async`) is a source; the engine uses the other
-methods if they exist. A connector may also have an attribute `owner`, set before the first fetch, and a method
+methods if they exist. If it also has
+
+    await_transactions(seconds) -> bool          (await_transactions_async)
+
+the engine calls that after an empty fetch, instead of sleeping for the backoff of its policy, unless the policy sets
+`empty_queue`. It returns True as soon as a fetch may find something, and False after `seconds` at the latest, or when
+the engine's call is stopped. It takes nothing, and may return True in vain.
+
+A connector may also have an attribute `owner`, set before the first fetch, and a method
 `release_owner(owner)` that ends all leases of that owner at once and counts them as lost: `onceward run` calls it
 when a worker is dead. Without it they end by themselves. `onceward.testing.connectors.ConnectorConformance` checks an
 implementation.

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from math import inf
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from onceward.connectors.base import AsyncClosing, Closing
@@ -119,6 +120,10 @@ class LeaseStore(Protocol):
 
     def lease(self, rows: Sequence[AvailableRow], token: int, until: float) -> None:
         """Count a delivery of each row, and store its number of expired leases."""
+        ...
+
+    def due(self) -> float | None:
+        """When the next message is available: 0 if one is ready, the end of a lease or delay, None if there is none."""
         ...
 
     def extend(self, deliveries: Sequence[Held], until: float) -> Sequence[Held]: ...
@@ -257,6 +262,12 @@ class LeasingConnector(Closing):
     def fetched_here(self, transactions: Sequence[Transaction], /) -> list[Transaction]:
         """Those of these that this connector has delivered."""
         return [each for each in transactions if id(each) in self._deliveries]
+
+    def seconds_until_due(self) -> float:
+        """How long until a message is available, if none arrives: 0 if one is, `inf` if there is none."""
+        with self._store.transaction(FETCH_WAIT):
+            due = self._store.due()
+            return inf if due is None else max(due - self._now(), 0.0)
 
     def counts(self) -> dict[str, int]:
         """Count the messages that are `ready`, `leased`, `delayed` and `dead` now."""

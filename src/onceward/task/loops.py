@@ -21,7 +21,7 @@ from onceward.task.mixins.policies import ConsumerLoopPolicy
 from onceward.task.report import StopReason
 from onceward.task.script import Failed, Limit, Script
 from onceward.task.slots import Slots
-from onceward.task.source import Loop, chores, fail, fetch, patience, rest, settle
+from onceward.task.source import Loop, await_work, chores, fail, fetch, patience, rest, settle
 from onceward.telemetry.context import current_work
 from onceward.transaction import Settlement, Transaction, Verdict
 
@@ -56,7 +56,11 @@ def consume(loop: Loop) -> Script[StopReason]:
             break
         queue = policy.empty_queue
         delay = Backoff(queue.backoff, queue.backoff_multiplier, queue.backoff_cap).delay(empties)
-        yield from rest(loop, delay)
+        # A policy that says how to wait is followed to the letter.
+        if loop.source is None or loop.source.wait is None or "empty_queue" in policy.model_fields_set:
+            yield from rest(loop, delay)
+        else:
+            yield from await_work(loop, delay)
         empties += 1
     return (yield from finish(loop, reason))
 

@@ -183,7 +183,7 @@ def _source(task: BaseTask, policy: FetchPolicy, chain: Sequence[Middleware]) ->
     suffix = "_async" if task.asynchronous else ""
     calls = {
         each: getattr(connector, f"{each}_transactions{suffix}", None)
-        for each in ("fetch", "settle", "extend")
+        for each in ("fetch", "settle", "extend", "await")
     }
     if calls["fetch"] is None:
         raise ConfigurationError(
@@ -193,6 +193,7 @@ def _source(task: BaseTask, policy: FetchPolicy, chain: Sequence[Middleware]) ->
     lease = getattr(connector, "lease", inf)
     if any(type(each).wrap_source is not Middleware.wrap_source for each in chain):
         calls, lease = _wrap_source(connector, calls, lease, suffix, chain)
+    wait = calls.pop("await")
     steps = {
         each: None if call is None else Step.of(each, f"{each}_transactions", call, policy.retry)
         for each, call in calls.items()
@@ -203,6 +204,7 @@ def _source(task: BaseTask, policy: FetchPolicy, chain: Sequence[Middleware]) ->
         extra=policy.extra,
         settle=steps["settle"],
         extend=steps["extend"],
+        wait=wait,
         lease=lease,
         extend_from_thread=getattr(connector, "extend_from_thread", None) if task.asynchronous else None,
     )
@@ -220,10 +222,11 @@ def _wrap_source(
     awaitables: dict[str, Any] = {
         each: None if call is None else awaitable(call) for each, call in calls.items()
     }
+    awaitables["wait"] = awaitables.pop("await")
     source = SourceCalls(connector=connector, ask=ask, lease=lease, **awaitables)
     for each in reversed(chain):
         source = each.wrap_source(source)
-    wrapped = {each: getattr(source, each) for each in calls}
+    wrapped = {each: getattr(source, "wait" if each == "await" else each) for each in calls}
     if not suffix:
         wrapped = {each: None if call is None else as_function(call) for each, call in wrapped.items()}
     return wrapped, source.lease

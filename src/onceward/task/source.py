@@ -44,6 +44,8 @@ logger = OwnLogger(logging.getLogger("onceward.engine"))
 
 SETTLE_INTERVAL = 0.2
 """Seconds an outcome waits at most to be settled with others, while transactions are in flight."""
+LONGEST_WAIT = 5.0
+"""Seconds until a source that waits for work is asked again in any case."""
 
 
 class LoopPorts(SlotPorts, Protocol):
@@ -77,6 +79,8 @@ class Source(msgspec.Struct, kw_only=True):
     extra: dict[str, Any]
     settle: Step | None = None
     extend: Step | None = None
+    wait: Callable[[float], Any] | None = None
+    """Waits until there may be work; None if the source cannot."""
     lease: float = inf
     extend_from_thread: Callable[[Sequence[Transaction]], None] | None = None
     """Extends leases while the event loop is blocked; None in threads, or if the connector cannot."""
@@ -304,6 +308,31 @@ def ask(
         if loop.out_of_time() or (loop.ending() is not None and not insist):
             return reply
         attempt += 1
+
+
+def await_work(loop: Loop, backoff: float) -> Script[None]:
+    """Let the source wait until there may be work, doing chores meanwhile, or until the loop has a reason to end.
+
+    If the source fails, wait for `backoff` instead: the next fetch reports what is wrong.
+    """
+    assert loop.source is not None
+    assert loop.source.wait is not None
+    until = loop.ports.now() + LONGEST_WAIT
+    while loop.ending() is None and (left := until - loop.ports.now()) > 0:
+        seconds = min(left, patience(loop))
+        reply = yield loop.ports.invoke, (loop, loop.source.wait, (seconds,), None)
+        if loop.slots.plan.generation != forks.generation:
+            end_forked(loop.slots.plan, "fetch", reply)
+        if type(reply) is Failed:
+            if reply.exits:
+                loop.slots.exited = loop.slots.exited or reply.error
+                return
+            logger.debug("the source cannot wait for work now: %s", text_of(reply.error))
+            yield from rest(loop, backoff)
+            return
+        if reply:
+            return
+        yield from chores(loop)
 
 
 def return_late(loop: Loop, batch: Any) -> None:

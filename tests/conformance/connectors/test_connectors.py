@@ -29,12 +29,18 @@ class TestMemoryConnector(ConnectorConformance):
     def make(self, clock: Any, **settings: Any) -> Connector:
         return MemoryConnector(clock=clock, **settings)
 
+    def make_waiting(self, **settings: Any) -> Connector:
+        return MemoryConnector(**settings)
+
     put_raw = staticmethod(put_raw)
 
 
 class TestAsyncMemoryConnector(ConnectorConformance):
     def make(self, clock: Any, **settings: Any) -> AsyncConnector:
         return AsyncMemoryConnector(clock=clock, **settings)
+
+    def make_waiting(self, **settings: Any) -> AsyncConnector:
+        return AsyncMemoryConnector(**settings)
 
     put_raw = staticmethod(put_raw)
 
@@ -48,6 +54,9 @@ class TestSqliteConnector(ConnectorConformance):
 
     def make(self, clock: Any, **settings: Any) -> Connector:
         return SqliteConnector(self.path, clock=clock, **settings)
+
+    def make_waiting(self, **settings: Any) -> Connector:
+        return SqliteConnector(self.path, **settings)
 
     def reopen(self, connector: Connector, clock: Any, **settings: Any) -> Connector:
         return self.make(clock, **settings)
@@ -64,6 +73,9 @@ class TestAsyncSqliteConnector(ConnectorConformance):
 
     def make(self, clock: Any, **settings: Any) -> AsyncConnector:
         return AsyncSqliteConnector(self.path, clock=clock, **settings)
+
+    def make_waiting(self, **settings: Any) -> AsyncConnector:
+        return AsyncSqliteConnector(self.path, **settings)
 
     def reopen(self, connector: AsyncConnector, clock: Any, **settings: Any) -> AsyncConnector:
         return self.make(clock, **settings)

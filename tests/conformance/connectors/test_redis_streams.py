@@ -46,6 +46,9 @@ class TestRedisStreamsConnector(OnRedis, ConnectorConformance):
     def make(self, clock: Any, **settings: Any) -> Connector:
         return RedisStreamsConnector(self.url, self.stream, clock=clock, **settings)
 
+    def make_waiting(self, **settings: Any) -> Connector:
+        return RedisStreamsConnector(self.url, self.stream, **settings)
+
     def reopen(self, connector: Connector, clock: Any, **settings: Any) -> Connector:
         return self.make(clock, **settings)
 
@@ -53,6 +56,9 @@ class TestRedisStreamsConnector(OnRedis, ConnectorConformance):
 class TestAsyncRedisStreamsConnector(OnRedis, ConnectorConformance):
     def make(self, clock: Any, **settings: Any) -> AsyncConnector:
         return AsyncRedisStreamsConnector(self.url, self.stream, clock=clock, **settings)
+
+    def make_waiting(self, **settings: Any) -> AsyncConnector:
+        return AsyncRedisStreamsConnector(self.url, self.stream, **settings)
 
     def reopen(self, connector: AsyncConnector, clock: Any, **settings: Any) -> AsyncConnector:
         return self.make(clock, **settings)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from heapq import heapify, heappop, heappush
 from threading import RLock
 from typing import ParamSpec, TypeVar, Unpack
 
+from onceward._process.bell import AsyncEar, Bell
 from onceward._time import uptime
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.lease_rules import (
@@ -43,7 +44,19 @@ class MemoryConnector(LeasingConnector):
     def __init__(
         self, *, clock: Callable[[], float] | None = None, **settings: Unpack[LeaseSettings]
     ) -> None:
-        super().__init__(MemoryLeaseStore(), LeaseRules(**settings), clock)
+        self._rows = MemoryLeaseStore()
+        super().__init__(self._rows, LeaseRules(**settings), clock)
+        self.await_transactions = None if clock else self._await
+        """See `onceward.connectors.base`. How long a test's clock takes is not known, so nothing can wait for it."""
+
+    def _await(self, seconds: float, /) -> bool:
+        with self._rows.bell.heard() as ear:
+            due = self.seconds_until_due()
+            return due <= 0 or ear.wait(min(due, seconds)) or due <= seconds
+
+    def heard_async(self) -> AbstractContextManager[AsyncEar]:
+        """Listen to what is appended or given back, in a task."""
+        return self._rows.bell.heard_async()
 
 
 class AsyncMemoryConnector(AsyncLeasingConnector):
@@ -52,7 +65,15 @@ class AsyncMemoryConnector(AsyncLeasingConnector):
     def __init__(
         self, *, clock: Callable[[], float] | None = None, **settings: Unpack[LeaseSettings]
     ) -> None:
-        super().__init__(MemoryConnector(clock=clock, **settings))
+        self._queue = MemoryConnector(clock=clock, **settings)
+        super().__init__(self._queue)
+        self.await_transactions_async = None if clock else self._await
+        """As `MemoryConnector.await_transactions`."""
+
+    async def _await(self, seconds: float, /) -> bool:
+        with self._queue.heard_async() as ear:
+            due = self._queue.seconds_until_due()
+            return due <= 0 or await ear.wait(min(due, seconds)) or due <= seconds
 
     async def _call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         # A real wire always yields to other tasks; a loop that relies on it must not hang here.
@@ -102,6 +123,8 @@ class MemoryLeaseStore:
         self._ready: list[int] = []
         self._waiting: list[tuple[float, int]] = []
         self._dead: list[DeadMessage] = []
+        self.bell = Bell()
+        """Rings when a message becomes ready, or gets a new time."""
 
     @contextmanager
     def transaction(self, wait: float) -> Iterator[None]:
@@ -122,6 +145,16 @@ class MemoryLeaseStore:
         messages = {key: _Message(key, body, now) for key, body in keyed}
         self._ready.extend(messages)  # larger than all keys before: still a heap
         self._messages.update(messages)
+        self.bell.ring()
+
+    def due(self) -> float | None:
+        while self._ready and not self._is_current(self._ready[0], READY):
+            heappop(self._ready)
+        if self._ready:
+            return READY
+        while self._waiting and not self._is_current(self._waiting[0][1], self._waiting[0][0]):
+            heappop(self._waiting)
+        return self._waiting[0][0] if self._waiting else None
 
     def available(self, now: float, limit: int) -> list[AvailableRow]:
         taken: dict[int, _Message] = {}
@@ -243,14 +276,19 @@ class MemoryLeaseStore:
         message = self._messages.get(key)
         return message if message is not None and message.token == token else None
 
-    def _take(self, key: int, visible_at: float, taken: dict[int, _Message]) -> None:
+    def _is_current(self, key: int, visible_at: float) -> bool:
         message = self._messages.get(key)
-        if message is not None and message.visible_at == visible_at:
-            taken[key] = message
+        return message is not None and message.visible_at == visible_at
+
+    def _take(self, key: int, visible_at: float, taken: dict[int, _Message]) -> None:
+        if self._is_current(key, visible_at):
+            taken[key] = self._messages[key]
 
     def _move(self, message: _Message, visible_at: float) -> None:
         self._push(message.key, visible_at)  # first, so an interrupt cannot leave it without an entry
         message.visible_at = visible_at
+        if message.token is None:
+            self.bell.ring()
 
     def _push(self, key: int, visible_at: float) -> None:
         if visible_at == READY:

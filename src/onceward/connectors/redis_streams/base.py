@@ -96,6 +96,20 @@ class StreamConnector:
         taken: Batch = await self._perform(self._queue.fetch(size))
         return taken
 
+    async def _await(self, seconds: float) -> bool:
+        after, due = await self._perform(self._queue.next_due())
+        if due <= 0:
+            return True
+        # XREAD takes nothing: a wait that ends in the middle leaves no delivery behind.
+        milliseconds = max(int(min(seconds, due) * 1000), 1)
+        command = ("XREAD", "COUNT", 1, "BLOCK", milliseconds, "STREAMS", self._queue.stream, after)
+        [reply] = await self._wire.exchange([command], milliseconds)
+        if isinstance(reply, Exception):
+            raise reply
+        if reply:
+            self._queue.note_arrival()
+        return bool(reply) or due <= seconds
+
     async def _give_back(self, taken: Batch) -> None:
         await self._perform(
             self._queue.settle([Settlement(transaction, Verdict.RETURNED) for transaction in taken])

@@ -29,6 +29,10 @@ class RedisStreamsConnector(StreamConnector, Closing):
         self._check(extra)
         return take(self._fetch(batch_size), self._give_back)
 
+    def await_transactions(self, seconds: float, /) -> bool:
+        """Wait until the stream has an entry that the group was not given, or a lease or delay is over."""
+        return run_blocking(self._await(seconds))
+
     def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Append these to the stream, all or none. What several threads dispatch at once is sent together."""
         self._check_open()

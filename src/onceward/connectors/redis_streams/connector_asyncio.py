@@ -1,7 +1,7 @@
 """The connector to a Redis stream for asyncio."""
 
 # make faces writes connector.py, with
-#   run_blocking: self._perform, self._wire
+#   run_blocking: self._perform, self._wire, self._await
 #   text: "If it is canceled, it gives back what it took." → ""
 #   text: "several tasks" → "several threads"
 
@@ -34,6 +34,10 @@ class AsyncRedisStreamsConnector(StreamConnector, AsyncClosing):
         """
         self._check(extra)
         return await take_async(self._fetch(batch_size), self._give_back)
+
+    async def await_transactions_async(self, seconds: float, /) -> bool:
+        """Wait until the stream has an entry that the group was not given, or a lease or delay is over."""
+        return await self._await(seconds)
 
     async def dispatch_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
         """Append these to the stream, all or none. What several tasks dispatch at once is sent together."""

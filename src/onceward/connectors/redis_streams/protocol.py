@@ -13,6 +13,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Generator, Sequence
+from math import inf
 from typing import Any
 
 import msgspec
@@ -41,6 +42,8 @@ CERTAIN = 0.9
 """The fraction of a lease in which a delivery is certainly still ours, by our own clock."""
 BUSY_SHARE = 4
 """While new entries keep coming, at most one in this many of a batch is a recovered one."""
+EXAMINED = 1_000
+"""Pending entries that `next_due` looks at."""
 COUNTED = 10_000
 """Beyond this many, `counts` stops counting."""
 
@@ -144,6 +147,17 @@ class StreamQueue:
         if not rows and not recover:
             rows, _ = yield from self._recover(count)
         return rows
+
+    def next_due(self) -> Exchange:
+        """Return the last entry that was delivered, and the seconds until a lease or delay is over (or `inf`)."""
+        reply = yield from self._evaluate(scripts.NEXT_DUE, (self.group, self._lease_ms, EXAMINED))
+        after, due = reply or ("", 0)
+        return as_str(after), inf if due < 0 else due / 1000
+
+    def note_arrival(self) -> None:
+        """Let the next fetch read new entries before it looks for others."""
+        self._slack = False
+        self._recover_at = time.monotonic() + RECOVER_INTERVAL
 
     def _make_group(self) -> Exchange:
         is_new = yield from self._run_script(scripts.MAKE_GROUP, (self.group,))

@@ -246,6 +246,29 @@ if last and counts ~= '1' then redis.call('HSET', tally, 'last', last) end
 )
 """Append these, each an id and a body, and count them. Redis does not interrupt a script, so it appends all or none."""
 
+NEXT_DUE = """
+local stream, group, lease, most = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local groups, after = redis.pcall('XINFO', 'GROUPS', stream), nil
+if groups.err then return {'', 0} end
+for _, each in ipairs(groups) do
+    if each[2] == group then
+        for i = 1, #each, 2 do
+            if each[i] == 'last-delivered-id' then after = each[i + 1] end
+        end
+    end
+end
+if not after then return {'', 0} end
+local pending, due = redis.call('XPENDING', stream, group, '-', '+', most), -1
+for _, each in ipairs(pending) do
+    local left = math.max(lease - each[3], 0)
+    if due < 0 or left < due then due = left end
+end
+if #pending == most then due = math.min(due, 1000) end
+return {after, due}
+"""
+"""Return the last entry that the group has delivered, and the milliseconds until a pending entry is free to be claimed:
+-1 if none is pending. Of many pending entries it looks at some, and says a second at most."""
+
 FORGET_DEAD = """
 local stream, dead_key, moved = KEYS[1], KEYS[3], KEYS[5]
 for _, id in ipairs(ARGV) do

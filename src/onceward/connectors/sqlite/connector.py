@@ -11,6 +11,8 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, Unpack
 
+from onceward._files.identity import WAL
+from onceward._process.watch import FileWatch
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
 from onceward.connectors.leases import WRITE_WAIT, AsyncLeasingConnector, LeasingConnector
@@ -46,6 +48,18 @@ class SqliteConnector(LeasingConnector):
     ) -> None:
         self._rows = SqliteLeaseStore(path, synchronous)
         super().__init__(self._rows, LeaseRules(**settings), clock)
+        self.watch = FileWatch(self._rows.path, f"{self._rows.path.resolve()}{WAL}")
+        self.await_transactions = None if clock else self._await
+        """See `onceward.connectors.base`. How long a test's clock takes is not known, so nothing can wait for it."""
+
+    def _await(self, seconds: float, /) -> bool:
+        due = self.seconds_until_due()
+        return due <= 0 or self.watch.wait(min(due, seconds)) or due <= seconds
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        super().close()
+        self.watch.close()
 
     def release_owner(self, owner: str) -> int:
         """End the leases of a dead owner now; they count as lost. Return how many there were."""
@@ -73,6 +87,12 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
         self._closed = False
         self._pid = os.getpid()
         self._thread = _new_thread()
+        self.await_transactions_async = None if clock else self._await
+        """As `SqliteConnector.await_transactions`."""
+
+    async def _await(self, seconds: float, /) -> bool:
+        due = await self._call(self._queue.seconds_until_due)
+        return due <= 0 or await self._queue.watch.wait_async(min(due, seconds)) or due <= seconds
 
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """As `SqliteConnector.fetch_transactions`. Canceled, it gives back what it took."""

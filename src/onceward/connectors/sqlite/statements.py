@@ -136,6 +136,7 @@ BEGIN_CLOCK = """
 END_LEASES = "UPDATE messages SET visible_at = :now WHERE visible_at > :now AND token IS NOT NULL"
 END_DELAYS = "UPDATE messages SET visible_at = :now WHERE visible_at > :now AND token IS NULL"
 
+DUE = "SELECT min(visible_at) FROM messages"
 APPEND = "INSERT INTO messages (enqueued_at, body) VALUES (?, ?)"
 
 # SQLite stores any value in any column, so another program may have left a TEXT where a number or bytes belong. Each

@@ -222,6 +222,10 @@ class SqliteLeaseStore(Database):
         cursor.executemany(sql.APPEND, [(now, body) for body in bodies])
         cursor.execute(sql.COUNT_APPENDED, (len(bodies),))
 
+    def due(self) -> float | None:
+        due: float | None = self.cursor.execute(sql.DUE).fetchone()[0]
+        return due
+
     def available(self, now: float, limit: int) -> Sequence[AvailableRow]:
         cursor = self.cursor
         rows: list[AvailableRow] = cursor.execute(sql.AVAILABLE_AGAIN, (now, limit)).fetchall()

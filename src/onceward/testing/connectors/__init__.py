@@ -15,7 +15,16 @@ import pytest
 pytest.register_assert_rewrite(
     *(
         f"{__name__}.{part}"
-        for part in ("round_trip", "outcomes", "redelivery", "poison", "owners", "reconnect", "concurrency")
+        for part in (
+            "round_trip",
+            "outcomes",
+            "redelivery",
+            "poison",
+            "owners",
+            "reconnect",
+            "concurrency",
+            "waits",
+        )
     )
 )
 
@@ -29,11 +38,14 @@ from onceward.testing.connectors.reconnect import Reconnect  # noqa: E402
 from onceward.testing.connectors.redelivery import Redelivery  # noqa: E402
 from onceward.testing.connectors.round_trip import RoundTrip  # noqa: E402
 from onceward.testing.connectors.samples import payloads, transactions  # noqa: E402
+from onceward.testing.connectors.waits import Waits  # noqa: E402
 
 __all__ = ["ConnectorConformance", "ConnectorDriver", "FakeClock", "payloads", "transactions"]
 
 
-class ConnectorConformance(RoundTrip, Outcomes, Redelivery, ConnectorPoison, Owners, Reconnect, Concurrency):
+class ConnectorConformance(
+    RoundTrip, Outcomes, Redelivery, ConnectorPoison, Owners, Reconnect, Concurrency, Waits
+):
     """Subclass it as `Test…`, override `make`, and the other hooks of `ConnectorSuite` that your connector supports.
 
     Every test drives sync and async connectors alike. To leave out a test because your connector has other rules, set

@@ -51,6 +51,9 @@ class ConnectorSuite:
     releases: bool | None = None
     """Set it to True, and provide `reopen`, if the connector has an `owner` and `release_owner`."""
 
+    make_waiting: Callable[..., Any] | None = None
+    """`make_waiting(**settings)`: return a connector with `await_transactions` to a new queue, without a clock."""
+
     put_raw: Callable[..., None] | None = None
     """`put_raw(connector, body)`: put these bytes on the queue as they are."""
 

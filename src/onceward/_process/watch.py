@@ -1,0 +1,149 @@
+"""Waits until any process writes to a file: with inotify where there is one, otherwise by looking at it often.
+
+A watch remembers what was written since the last wait, so nothing is missed between a look at the file and the next
+wait. The first wait returns at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import select
+import sys
+from contextlib import nullcontext, suppress
+from time import monotonic
+from typing import Any
+
+from onceward._process.stop import engine_stop
+
+FIRST_LOOK, LOOK_EVERY = 0.001, 0.02
+"""Seconds between two looks without inotify: short at first, as a next message often follows the last."""
+_IN_MODIFY, _IN_CLOSE_ON_EXEC, _IN_NONBLOCK = 0x2, 0o2000000, 0o4000
+_ENOUGH = 65536
+
+
+class FileWatch:
+    """Watches files that exist, and those that do not exist yet. Belongs to one thread or task at a time."""
+
+    def __init__(self, *paths: str | os.PathLike[str]) -> None:
+        self._paths = [os.fspath(path) for path in paths]
+        self._pid = 0
+        self._fd: int | None = None
+        """Of inotify. Readable once something was written."""
+        self._seen: Any = None
+
+    def wait(self, seconds: float) -> bool:
+        """Return whether something was written. Ends early if the engine's call is stopped."""
+        if self._is_written():
+            return True
+        stop = engine_stop()
+        poll = select.poll()
+        if stop is not None:
+            poll.register(stop.fd(), select.POLLIN)
+        if self._fd is not None:
+            poll.register(self._fd, select.POLLIN)
+            poll.poll(seconds * 1000)
+            return self._is_written()
+        until, look = monotonic() + seconds, FIRST_LOOK
+        while not (stop is not None and stop.requested) and (left := until - monotonic()) > 0:
+            poll.poll(min(left, look) * 1000)
+            if self._is_written():
+                return True
+            look = min(look * 2, LOOK_EVERY)
+        return False
+
+    async def wait_async(self, seconds: float) -> bool:
+        """As `wait`, in a task."""
+        if self._is_written():
+            return True
+        stop, over = engine_stop(), asyncio.Event()
+        with nullcontext() if stop is None else stop.calling(over.set):
+            if stop is not None and stop.requested:
+                return False
+            if self._fd is not None:
+                loop, fd = asyncio.get_running_loop(), self._fd
+                loop.add_reader(fd, over.set)
+                try:
+                    await _until(over, seconds)
+                finally:
+                    loop.remove_reader(fd)
+                return self._is_written()
+            until, look = monotonic() + seconds, FIRST_LOOK
+            while not over.is_set() and (left := until - monotonic()) > 0:
+                await _until(over, min(left, look))
+                if self._is_written():
+                    return True
+                look = min(look * 2, LOOK_EVERY)
+        return False
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+        self._pid = 0
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _is_written(self) -> bool:
+        if self._pid != os.getpid():  # after a fork, parent and child would take each other's news
+            self.close()
+            self._pid = os.getpid()
+            self._fd = _open_inotify()
+            self._seen = None
+        if self._fd is not None:
+            if self._seen is None or self._identities() != self._seen:
+                return self._begin()
+            with suppress(BlockingIOError):
+                return bool(os.read(self._fd, _ENOUGH))
+            return False
+        before, self._seen = self._seen, [_sign(path) for path in self._paths]
+        return bool(before != self._seen)
+
+    def _begin(self) -> bool:
+        """Watch the files that are there now. Look by oneself while one is missing, or inotify has no room."""
+        assert self._fd is not None
+        self._seen = self._identities()
+        if None in self._seen or not all(_add(self._fd, path) for path in self._paths):
+            os.close(self._fd)
+            self._fd = None
+            self._seen = None
+            return self._is_written()
+        return True
+
+    def _identities(self) -> list[Any]:
+        return [_identity(path) for path in self._paths]
+
+
+async def _until(over: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(over.wait(), seconds)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _sign(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _open_inotify() -> int | None:
+    """Return a descriptor, or None if there is no inotify or no room for another."""
+    if not sys.platform.startswith("linux"):
+        return None
+    fd: int = ctypes.CDLL(None).inotify_init1(_IN_CLOSE_ON_EXEC | _IN_NONBLOCK)
+    return fd if fd >= 0 else None
+
+
+def _add(fd: int, path: str) -> bool:
+    return bool(ctypes.CDLL(None).inotify_add_watch(fd, os.fsencode(path), _IN_MODIFY) >= 0)
