@@ -24,7 +24,7 @@ demo: $(CORE) ## Produce, consume, crash and balance thousands of orders (under 
 
 test: $(TEST) ## Run every test
 	@files=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/onceward-XXXXXX") && trap 'rm -rf "$$files"' EXIT && \
-	trap 'exit 130' INT TERM && TMPDIR=$$files $(CACHED) $(BIN)/python -m pytest -n 5 --dist loadscope --no-loadscope-reorder
+	trap 'exit 130' INT TERM && TMPDIR=$$files $(CACHED) $(BIN)/python -m pytest -n 6 --dist loadscope --no-loadscope-reorder
 
 lint: $(TEST) ## Check style, types, import directions, generated files and docs
 	@$(BIN)/ruff check .
@@ -40,8 +40,8 @@ lint: $(TEST) ## Check style, types, import directions, generated files and docs
 bench: $(TEST) ## Measure against bare loops in the same run, and print ratios
 	@$(BIN)/python -m bench
 
-soak: $(TEST) ## Run the long tests, then abuse the engine at random for 20 minutes (MINUTES=20)
-	@$(CACHED) $(BIN)/python -m pytest -n 4 --dist loadscope -m long
+soak: $(TEST) ## Run the long tests, draw new examples, then abuse the engine at random for 20 minutes (MINUTES=20)
+	@$(CACHED) $(BIN)/python -m pytest -n 4 --dist loadscope -m 'long or hypothesis' --hypothesis-profile explore
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),20)
 
 simulate: $(TEST) ## Run the real code on simulated time, wires and crashes (SEEDS=1000 SEED=0, or PLANTED=1)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,11 +32,18 @@ import_module("typer.rich_utils")
 
 CLAIMED = pytest.StashKey[set[str]]()
 REQUIREMENT = "requirement"
+TESTS = Path(__file__).parent
+CORNERS = {"sqlite", "postgresql", "threads", "asyncio"}
+OTHER_CORNERS = ({"sqlite", "asyncio"}, {"postgresql", "threads"})
 USUAL = "not long"
 """The tests of `make test`, as an expression of marks: `addopts` in pyproject.toml."""
 
-# A busy machine is slow, which is not a failure.
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A busy machine is slow, which is not a failure. `make test` draws the same examples every time, so only a change can
+# fail it; `make soak` asks for the profile that explores.
+settings.register_profile(
+    "explore", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.register_profile("suite", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("suite")
 
 
@@ -65,10 +74,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Traceability(config), "onceward-traceability")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is long
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         config.stash[CLAIMED].update(_claims(item))
     items[:] = [item for item in items if not _is_left_out(item)]
+    for item in _other_corners(items):
+        item.add_marker("long")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    gc.disable()  # a fifth of the time, and nothing of it is garbage
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
@@ -86,8 +107,29 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
 
 def _is_left_out(item: pytest.Item) -> bool:
     """Whether the item has all the parameters in a `without` of its test: such a case proves nothing."""
-    parameters = set(item.callspec.id.split("-")) if hasattr(item, "callspec") else set()
-    return any(parameters.issuperset(marker.args) for marker in item.iter_markers("without"))
+    return any(_parameters(item).issuperset(marker.args) for marker in item.iter_markers("without"))
+
+
+def _other_corners(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Of integration tests in four corners, databases times modes: two that have each database and each mode again.
+
+    The suites in `tests/conformance` and the tests of sessions in `tests/unit/db` stay in all four.
+    """
+    found: defaultdict[tuple[str, ...], set[frozenset[str]]] = defaultdict(set)
+    in_corners = []
+    for item in items:
+        corner = CORNERS & _parameters(item)
+        if len(corner) == 2 and item.path.is_relative_to(TESTS / "integration"):
+            test = (item.nodeid.partition("[")[0], *sorted(_parameters(item) - CORNERS))
+            found[test].add(frozenset(corner))
+            in_corners.append((item, test, corner))
+    for item, test, corner in in_corners:
+        if corner in OTHER_CORNERS and len(found[test]) == 4:
+            yield item
+
+
+def _parameters(item: pytest.Item) -> set[str]:
+    return set(item.callspec.id.split("-")) if hasattr(item, "callspec") else set()
 
 
 def _claims(item: pytest.Item) -> set[str]:

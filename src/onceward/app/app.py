@@ -46,7 +46,10 @@ class Consumer:
         name: str,
         verification: Any = None,
         services: Services | None = None,
+        app: Onceward | None = None,
     ) -> None:
+        self.app = app
+        """Its app, which is found among all apps for as long as one of its consumers is known."""
         self.says_contract = contract is not UNSET
         """Whether the code says which contract it has, even if it says None. Production asks for that."""
         contract = None if contract is UNSET else contract
@@ -222,6 +225,7 @@ class Onceward:
                 own,
                 verification,
                 self.services,
+                self,
             )
             self._check_sharing(consumer)
             self.consumers[own] = consumer

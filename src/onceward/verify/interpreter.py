@@ -7,6 +7,7 @@ It ends with the process that started it.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import runpy
@@ -69,6 +70,7 @@ def main() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         preload()
         preload_driver(URL.create("sqlite"), asynchronous=False)
+        gc.freeze()  # all of it stays: neither a fork nor the end of this process looks through it
         while True:
             ready, _, _ = select.select([listener, sys.stdin], [], [])
             if listener not in ready:

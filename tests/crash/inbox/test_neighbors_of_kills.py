@@ -18,6 +18,10 @@ from tests.support.inbox.site import SHORT_LEASE, InboxSite, stop
 from tests.support.site import exit_code
 from tests.support.wait import until
 
+LIVING = 1.5
+"""Seconds: the lease of workers that live. A busy machine may keep one of them from renewing it for a while, and each
+lease that ends counts as a delivery."""
+
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InboxSite]:
@@ -28,7 +32,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InboxSite]:
 @pytest.mark.req("CC-059")
 def test_an_innocent_event_that_is_in_flight_at_every_kill_is_not_buried(site: InboxSite) -> None:
     """The source delivered it as often as it may, each time beside the killer."""
-    settings = {"lease": SHORT_LEASE, "max_deliveries": 3, "slots": 4, "continuous": True}
+    settings = {"lease": LIVING, "max_deliveries": 3, "slots": 4, "continuous": True}
     site.send(TARGET, "innocent")
     for number in range(4):
         killed = site.start(f"doomed-{number}", point="writing", waits=True, poison_after=9, **settings)
@@ -47,7 +51,7 @@ def test_an_innocent_event_that_is_in_flight_at_every_kill_is_not_buried(site: I
 def test_only_the_killer_is_buried(site: InboxSite) -> None:
     innocents = [f"innocent-{number}" for number in range(4)]
     site.send(*innocents[:2], TARGET, *innocents[2:])
-    settings = {"lease": SHORT_LEASE, "max_deliveries": 3, "slots": 4, "continuous": True}
+    settings = {"lease": LIVING, "max_deliveries": 3, "slots": 4, "continuous": True}
     for _ in range(3):
         site.dies(point="writing", **settings)
     worker = site.start("restarted", **settings)

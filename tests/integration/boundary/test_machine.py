@@ -125,12 +125,14 @@ class StoreMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.req("ST-12")
 def test_in_a_directory() -> None:
     machine: Any = StoreMachine
     run_state_machine_as_test(machine, settings=settings(max_examples=15, stateful_step_count=25))
 
 
+@pytest.mark.hypothesis
 @pytest.mark.req("ST-12")
 def test_in_postgresql(shared_place: StorePlace) -> None:
     class OnPostgreSql(StoreMachine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import uuid
@@ -17,6 +18,7 @@ from onceward.app.lookup import load_app
 from onceward.cli.main import app as commands
 from onceward.inbox import UnprovenConsumerError
 from tests.support.boundary.server import boundary_server
+from tests.support.commands import onceward
 from tests.support.every_redis import every_redis
 
 SHOP = """
@@ -315,8 +317,7 @@ def test_explain_compares_how_long_keys_are_valid_with_how_long_a_dead_letter_wa
 
 def verified(*arguments: str) -> subprocess.CompletedProcess[str]:
     """In another process, to reload changed code."""
-    command = [sys.executable, "-m", "onceward", "verify", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return onceward("verify", *arguments, cwd=Path.cwd(), env=os.environ)
 
 
 @pytest.mark.req("CC-068")

@@ -11,22 +11,14 @@ from pathlib import Path
 import pytest
 
 from onceward.deadletters import Category, Status
-from tests.support import ROOT
+from tests.support import ROOT, commands
 
 COMMAND = Path(sys.executable).with_name("onceward")
 
 
 def output(*arguments: str, cwd: Path | None = None, **environment: str) -> str:
-    done = subprocess.run(
-        [COMMAND, *arguments],
-        cwd=cwd,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stderr == ""
+    done = commands.onceward(*arguments, cwd=cwd or Path.cwd(), env={**os.environ, **environment})
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 

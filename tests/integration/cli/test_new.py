@@ -27,7 +27,7 @@ from onceward.cli.main import app
 from onceward.cli.new import TEMPLATE
 from onceward.telemetry.catalogue import METRICS
 from onceward.testing.servers import redis_server
-from tests.support import ROOT
+from tests.support import ROOT, commands
 from tests.support.wait import until
 
 SOURCE = 'source = "sqlite:///orders.db"'
@@ -82,7 +82,9 @@ def make(project: Path, *targets: str) -> str:
 
 
 def onceward(project: Path, *arguments: object, **environment: str) -> str:
-    return do(project, sys.executable, "-m", "onceward", *arguments, **environment)
+    done = commands.onceward(*map(str, arguments), cwd=project, env=clean() | environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def charged(url: str) -> list[Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +16,11 @@ from typer.testing import CliRunner
 from onceward.cli.main import app as command
 from onceward.connectors import SqliteConnector
 from onceward.transaction import Transaction
+from tests.support import commands
 from tests.support.run.world import Site
 from tests.support.wait import until
 
+MODES = pytest.mark.parametrize("mode", ["threads", pytest.param("asyncio", marks=pytest.mark.long)])
 TWO_KINDS = """
 import logging, threading
 from onceward import Onceward
@@ -84,7 +86,7 @@ def test_all_consumers_of_an_app_run_in_each_process_and_every_log_line_says_whe
     assert lines["worker 1: source is empty, exiting"]
 
 
-@pytest.mark.parametrize("mode", ["threads", "asyncio"])
+@MODES
 def test_options_win_over_what_the_app_says(tmp_path: Path, mode: str) -> None:
     site = Site(tmp_path, mode)
     site.send(*({"id": f"o{number}", "seconds": 60} for number in range(4)))
@@ -97,7 +99,7 @@ def test_options_win_over_what_the_app_says(tmp_path: Path, mode: str) -> None:
         assert len(site.begun) == 1, "the app's policy says four at once"
 
 
-@pytest.mark.parametrize("mode", ["threads", "asyncio"])
+@MODES
 def test_at_its_end_a_run_says_how_many_have_succeeded_and_failed(tmp_path: Path, mode: str) -> None:
     site = Site(tmp_path, mode)
     site.send({"id": "o1"}, {"id": "o2"}, {"id": "o3", "fail": True})
@@ -183,12 +185,6 @@ def test_a_policy_that_forbids_the_concurrency_is_refused(directory: Path) -> No
 
 @pytest.mark.parametrize("target", ["./shop:app", "shop.py:app", "./shop.py:app"])
 def test_a_file_in_the_place_of_a_module_is_reported_apart(tmp_path: Path, target: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "onceward", "run", target],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = commands.onceward("run", target, cwd=tmp_path, env=os.environ)
     assert ended.returncode == 2
     assert "is a file; write its module: shop:app" in ended.stderr

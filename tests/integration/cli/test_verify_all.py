@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
+from subprocess import CompletedProcess
 from xml.etree import ElementTree
 
 import pytest
+
+from tests.support import commands
 
 APP = """
 import os
@@ -63,18 +65,15 @@ def unfit(order: dict, payments: Path, session) -> None: ...
 """
 
 
-def verify(directory: Path, code: str, *options: str) -> subprocess.CompletedProcess[str]:
+def verify(directory: Path, code: str, *options: str) -> CompletedProcess[str]:
     (directory / "shop.py").write_text(code)
-    command = [sys.executable, "-m", "onceward", "verify", "shop:app", *options]
-    return subprocess.run(
-        command, cwd=directory, capture_output=True, text=True, timeout=100, check=False, env=None
-    )
+    return commands.onceward("verify", "shop:app", *options, cwd=directory, env=os.environ)
 
 
 @pytest.mark.req("CC-067")
 def test_every_consumer_is_verified_in_its_own_process_and_recorded(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "onceward", "inbox", "migrate", "--database", "sqlite:///shop.db"]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=True)
+    migrate = ("inbox", "migrate", "--database", "sqlite:///shop.db")
+    assert commands.onceward(*migrate, cwd=tmp_path, env=os.environ).returncode == 0
     result = verify(tmp_path, APP, "--all", "--record")
     assert result.returncode == 1, "it passed, but two scenarios prove nothing"
     assert "a partial verification does not open production" in result.stdout

@@ -179,6 +179,7 @@ class FileQueueMachine(QueueMachine):
         shutil.rmtree(self.folder)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.req("ST-12")
 @pytest.mark.parametrize("machine", [QueueMachine, FileQueueMachine])
 def test_queue(machine: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.docs.page import blocks, pattern, squeezed
-from tests.support import ROOT
+from tests.support import ROOT, commands
 
 PAGE = (ROOT / "docs" / "how-to" / "write-a-connector.md").read_text("utf-8")
 FOREIGN = ("ONCEWARD_", "OTEL_", "PYTEST_", "PYTHONUNBUFFERED")  # unbuffered prints of two consumers mix
@@ -62,12 +63,16 @@ class Machine:
         (self.directory / "shop.py").write_text("\n".join(code))
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        """A command of a shell, without anything that only a shell can do if it is one of ours."""
+        program, *arguments = shlex.split(command)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
         environment |= {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join(map(str, self._packages)),
             "NO_COLOR": "1",
         }
+        if program == "onceward":
+            return commands.onceward(*arguments, cwd=self.directory, env=environment)
         return subprocess.run(
             ["sh", "-c", command],
             cwd=self.directory,

@@ -104,6 +104,7 @@ class LetterMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.req("ST-12")
 def test_dead_letters() -> None:
     machine: Any = LetterMachine

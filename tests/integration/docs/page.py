@@ -153,5 +153,9 @@ def check_installed(command: str) -> None:
     assert requirement.extras <= set(known), f"{requirement} names an extra that there is not"
 
 
-if __name__ == "__main__":
+def main() -> None:
     Run(Path(sys.argv[1])).all()
+
+
+if __name__ == "__main__":
+    main()

@@ -18,7 +18,7 @@ from sqlalchemy import create_engine, text
 from onceward.testing.servers import redis_server
 from spec import cli_reference
 from tests.integration.docs.page import COMMANDS_RUN, REPLACED, blocks
-from tests.support import ROOT
+from tests.support import ROOT, commands
 from tests.support.boundary.server import boundary_server
 from tests.unit.test_public_api import NAMES
 
@@ -50,14 +50,13 @@ class PageRunner:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         environment |= {REPLACED: json.dumps(real), "PATH": path, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-m", "tests.integration.docs.page", str(page)],
+        done = commands.program(
+            "tests.integration.docs.page:main",
+            "page",
+            str(page),
             cwd=self.directory,
             env=environment,
-            capture_output=True,
-            text=True,
-            timeout=110,
-            check=False,
+            strict=True,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

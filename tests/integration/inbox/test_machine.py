@@ -139,12 +139,14 @@ class InboxMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.req("ST-12")
 def test_on_sqlite() -> None:
     machine: Any = InboxMachine
     run_state_machine_as_test(machine, settings=settings(max_examples=12, stateful_step_count=25))
 
 
+@pytest.mark.hypothesis
 @pytest.mark.req("ST-12")
 def test_on_postgresql(postgres_url: str) -> None:
     with new_schema(postgres_url) as schema:

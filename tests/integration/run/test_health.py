@@ -20,6 +20,9 @@ from tests.support.run.world import Run, Site
 from tests.support.wait import until
 
 PORT = ("--health", "127.0.0.1:0")
+IN_ONE_MODE = pytest.mark.parametrize(
+    "site", ["threads", pytest.param("asyncio", marks=pytest.mark.long)], indirect=True
+)
 
 
 @pytest.fixture(params=["threads", "asyncio"])
@@ -135,6 +138,7 @@ def test_a_head_that_is_too_large_gets_431_and_too_many_connections_get_503(tmp_
         until(lambda: run.get("/livez")[0] == 200)
 
 
+@IN_ONE_MODE
 def test_an_outage_of_redis_is_waited_out_from_the_start_and_in_the_midst(site: Site) -> None:
     with redis_server(durable=True) as server:
         with RedisStreamsConnector(server.url, "orders", "shop") as orders:
@@ -160,6 +164,7 @@ def test_an_outage_of_redis_is_waited_out_from_the_start_and_in_the_midst(site: 
             assert run.ended() == 0
 
 
+@IN_ONE_MODE
 def test_a_database_that_is_away_is_waited_for_and_no_reason_to_crash(site: Site) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         away = f"postgresql://127.0.0.1:{taken.getsockname()[1]}/shop"

@@ -58,7 +58,9 @@ with_cards = {"services": lambda engine: {"cards": consumers.Cards(engine)}, "ou
 
 
 @pytest.mark.req("CC-030")
-@pytest.mark.parametrize("consumer", [consumers.Right, consumers.AsyncRight])
+@pytest.mark.parametrize(
+    "consumer", [consumers.Right, pytest.param(consumers.AsyncRight, marks=pytest.mark.long)]
+)
 def test_a_correct_consumer_passes_every_scenario(consumer: Any) -> None:
     report = verify_consumer(consumer, EVENTS, setup=setup, optional=["note"], seed=SEED)
     results = {each.name: each.result for each in report.scenarios}

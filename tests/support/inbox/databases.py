@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, event
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from onceward.inbox import Inbox
 from onceward.testing.inbox import InboxDriver, InboxSuite
 from tests.support.schema import Schema, new_schema
 
@@ -20,6 +23,7 @@ class OnSqlite(InboxSuite):
     @pytest.fixture(autouse=True)
     def in_a_new_directory(self, tmp_path: Path) -> None:
         self.path = tmp_path / "inbox.db"
+        self.path.write_bytes(_migrated())
 
     def engine(self, *, patience: float = 5.0, **options: Any) -> Any:
         return _quickly(
@@ -41,6 +45,17 @@ class OnAsyncSqlite(OnSqlite):
                 f"sqlite+aiosqlite:///{self.path}", connect_args={"timeout": patience}, **options
             )
         )
+
+
+@cache
+def _migrated() -> bytes:
+    """A file with the inbox's tables: making them takes longer than most tests."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "inbox.db"
+        engine = create_engine(f"sqlite:///{path}")
+        Inbox(engine).migrate()
+        engine.dispose()
+        return path.read_bytes()
 
 
 def _quickly(engine: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pydantic
 import pytest
 
 from onceward import Onceward, Transaction
-from onceward.app.app import consumers_of
+from onceward.app.app import Consumer, consumers_of
 from onceward.app.build import as_task, database_url, in_an_app, open_task, task_class
 from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
@@ -48,6 +49,21 @@ def contract(**changes: Any) -> Contract:
 
 
 # ── consumers ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_app_lives_as_long_as_one_of_its_consumers(app: Onceward) -> None:
+    def in_another_app() -> Consumer:
+        other = Onceward("other")
+        other.consumer("memory://orders")(charge)
+        return other.consumers.charge
+
+    def charge(order: dict[str, int]) -> None: ...
+
+    consumer = in_another_app()
+    gc.collect()
+    found = in_an_app(consumer)
+    assert found is not None
+    assert found[1] is consumer
 
 
 def test_a_decorated_function_is_the_function_that_it_was(app: Onceward) -> None:

@@ -39,7 +39,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 
 @asynccontextmanager
 async def _engine(url: str) -> AsyncIterator[AsyncEngine]:
-    engine = create_async_engine(url, pool_size=1, max_overflow=0, pool_timeout=5)
+    engine = create_async_engine(url, pool_size=1, max_overflow=0, pool_timeout=60)
     async with AsyncDbSession(engine) as session:
         await session.execute("CREATE TABLE db_tasks (id INTEGER PRIMARY KEY)")
     try:
@@ -190,7 +190,7 @@ def test_a_session_that_waits_for_a_connection_can_be_cancelled(run: Run) -> Non
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await AsyncDbSession(engine).__aenter__()
-            assert time.monotonic() - began < 4
+            assert time.monotonic() - began < 30
             await session.execute(INSERT, {"id": 1})
         assert await count(engine) == 1
 

@@ -47,7 +47,7 @@ def test_a_row_is_locked_until_the_session_ends(postgresql: Database) -> None:
             began = time.monotonic()
             with pytest.raises(LockTimeoutError, match=r"orders \{'id': 1\} was locked .* longer than 0.1 s"):
                 other.lock_row("orders", {"id": 1}, timeout=0.1)
-            assert 0.1 <= time.monotonic() - began < 2
+            assert 0.1 <= time.monotonic() - began < 30
             assert other.lock_row("orders", {"id": 2}, timeout=0.1) == {"id": 2, "item": "rice"}
     with postgresql.session() as other:
         assert other.lock_row("orders", {"id": 1}, timeout=0) == {"id": 1, "item": "tea"}
@@ -123,7 +123,7 @@ def test_on_sqlite_a_session_has_the_whole_database_so_locks_are_there_already(s
         began = time.monotonic()
         with pytest.raises(LockTimeoutError, match="kept the database locked"), sqlite.session(impatient):
             pass
-        assert 0.1 <= time.monotonic() - began < 2
+        assert 0.1 <= time.monotonic() - began < 30
     with sqlite.session(impatient) as other:
         other.advisory_lock("reports", timeout=0)
 

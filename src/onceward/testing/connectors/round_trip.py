@@ -18,6 +18,7 @@ from onceward.transaction import Transaction
 
 
 class RoundTrip(ConnectorSuite):
+    @pytest.mark.hypothesis
     def test_every_transaction_comes_back_equal(self) -> None:
         with self.queue() as (queue, _):
 

@@ -53,6 +53,7 @@ class InboxModel:
 
 
 class Schedules(InboxSuite):
+    @pytest.mark.hypothesis
     @pytest.mark.req("CC-002")
     @pytest.mark.req("CC-012")
     @pytest.mark.parametrize("mode", ["transactional", "effectful"])

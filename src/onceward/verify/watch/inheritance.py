@@ -40,8 +40,16 @@ def preload() -> None:
     everything = gc.get_objects()
     if is_frozen:
         gc.freeze()
-    _writers[:] = [each for each in everything if type(each) in (io.TextIOWrapper, io.BufferedWriter)]
-    _engines[:] = [each for each in everything if isinstance(each, Engine) and each.dialect.name != "sqlite"]
+    wanted = {io.TextIOWrapper, io.BufferedWriter, *_with_subclasses(Engine)}
+    found = [each for each in everything if type(each) in wanted]  # one pass, by type: there may be a million
+    _engines[:] = [each for each in found if isinstance(each, Engine) and each.dialect.name != "sqlite"]
+    _writers[:] = [each for each in found if not isinstance(each, Engine)]
+
+
+def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _with_subclasses(each)
 
 
 def install() -> None:
