@@ -926,6 +926,22 @@ def test_a_purge_that_is_killed_while_it_detaches_is_finished_by_the_next(on_pos
     check_after_crash(site)
 
 
+@pytest.mark.req("CN-09")
+def test_one_purge_raises_the_horizon_by_a_month_at_most(site: PurgedInbox) -> None:
+    site.purge()
+    right = site.horizon()
+    assert right is not None
+    site.execute("UPDATE onceward_horizons SET floor_day = :day", day=right - 100)
+    age = day_of(0) - right + 20
+    site.process(event("kept", age))
+    report = site.purge()
+    assert site.horizon() == right - 69
+    assert "one purge raises the horizon by at most 31 days" in report.unfinished[0]
+    assert site.process(event("kept", age)) is Handling.DUPLICATE
+    site.call("purge", trust_clock=True)
+    assert (site.horizon(), site.rows()) == (right, 0)
+
+
 # ── partitions of several days ──────────────────────────────────────────────────────────────────────────
 
 
