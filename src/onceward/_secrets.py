@@ -20,7 +20,7 @@ SECRET_NAME = re.compile(
 PATHS = ("sqlite", "memory", "file")
 """Schemes of paths and names, where an @ is part of the name."""
 WEB = ("http", "https", "boundary", "ws", "wss")
-"""Schemes whose paths may contain an @, as in /users/ann@example.com."""
+"""Schemes whose paths may contain an @, as in /users/ann@example.com. The URLs of settings have no such path."""
 TOKENS = (*WEB, "nats", "tls")
 """Schemes where a single word before the @ is a token."""
 HARMLESS = ("", "none", "null", "true", "false", MASK)
@@ -109,7 +109,7 @@ def _has_host(url: str) -> bool:
 def _mask_one(url: str, found: list[str], is_whole: bool) -> str:
     scheme, colon, rest = url.partition("://")
     family = scheme.lower().partition("+")[0]
-    end = _end_of_user(family, rest)
+    end = _end_of_user(family, rest, is_whole)
     user, place = rest[: max(end, 0)], rest[max(end, 0) :]
     name, has_password, password = user.partition(":")
     if has_password:
@@ -123,7 +123,7 @@ def _mask_one(url: str, found: list[str], is_whole: bool) -> str:
     return f"{scheme}{colon}{user}{_mask_query(place, found)}"
 
 
-def _end_of_user(family: str, rest: str) -> int:
+def _end_of_user(family: str, rest: str, is_whole: bool) -> int:
     """Where the @ after user and password is; -1 if there is none. Passwords may contain what they should escape."""
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     if family in PATHS:
@@ -131,12 +131,14 @@ def _end_of_user(family: str, rest: str) -> int:
     host, port, number = authority.rpartition(":")
     is_plain = "@" not in authority and (not port or number.isdecimal() or host.startswith("["))
     head, _, query = rest.partition("?")
-    before, at, _ = query.rpartition("@")
-    if at and ("=" not in before or ("@" not in head and not is_plain)):
+    before, at, after = query.rpartition("@")
+    is_host = is_whole and re.search(r"[/?:]", after) is not None  # values of settings escape these
+    if at and ("=" not in before or is_host or ("@" not in head and not is_plain)):
         if is_plain and not port:
             return -1
         return rest.rindex("@")
-    if family in WEB and (is_plain or "@" in authority):
+    may_be_password = is_whole and (port or "@" in authority)  # what is before a slash may look like a port
+    if family in WEB and (is_plain or "@" in authority) and not may_be_password:
         return authority.rfind("@")
     return head.rfind("@")
 

@@ -19,10 +19,11 @@ from tests.simulation.bugs import PLANTED
 from tests.simulation.consumers import ConsumerWorld
 from tests.simulation.facts import FactWorld
 from tests.simulation.history import Broken
+from tests.simulation.links import LinkWorld
 from tests.simulation.loop import quiet
 from tests.simulation.simulation import Simulation
 
-WORLDS: dict[str, type[Simulation]] = {each.__name__: each for each in (ConsumerWorld, FactWorld)}
+WORLDS: dict[str, type[Simulation]] = {each.__name__: each for each in (ConsumerWorld, FactWorld, LinkWorld)}
 SHARE = 20
 """Seeds that a process takes at once."""
 LIMIT = 60.0

@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from onceward.boundary.consumer.loop import FactLoop
+from onceward.boundary.links.link import ZoneLink
 from onceward.connectors.leases import LeasingConnector
 from onceward.connectors.sqlite import statements
 from onceward.inbox.effects import Claim, Ledger
@@ -17,6 +18,7 @@ from onceward.inbox.stores.sqlite import SqliteStore
 from onceward.transaction import Settlement, Verdict
 from tests.simulation.consumers import ConsumerWorld
 from tests.simulation.facts import FactWorld
+from tests.simulation.links import LinkWorld
 from tests.simulation.simulation import Simulation
 
 
@@ -118,6 +120,19 @@ def confirm_before_apply() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def confirm_before_append() -> Iterator[None]:
+    """A link confirms a page before it is in the log of its zone."""
+    take = ZoneLink._take
+
+    async def confirm_and_take(self: Any, source: Any, facts: Sequence[Any]) -> Any:
+        await source.confirm(self.consumer, facts[-1].offset)
+        return await take(self, source, facts)
+
+    with patch.object(ZoneLink, "_take", confirm_and_take):
+        yield
+
+
 PLANTED: dict[str, tuple[Callable[[], Any], type[Simulation]]] = {
     "ack before commit": (ack_before_commit, ConsumerWorld),
     "lease not extended": (lease_not_extended, ConsumerWorld),
@@ -126,4 +141,5 @@ PLANTED: dict[str, tuple[Callable[[], Any], type[Simulation]]] = {
     "commit before effect": (commit_before_effect, ConsumerWorld),
     "claim not checked": (claim_not_checked, ConsumerWorld),
     "confirm before apply": (confirm_before_apply, FactWorld),
+    "confirm before append": (confirm_before_append, LinkWorld),
 }

@@ -52,9 +52,10 @@ class SimulatedStore(SqliteBoundaryStore):
 class Server:
     """What clients reach: the boundary of the process that runs it now, if there is one."""
 
-    def __init__(self, directory: Path, wire: Wire) -> None:
+    def __init__(self, directory: Path, wire: Wire, name: str = "server") -> None:
         self._directory = directory
         self._wire = wire
+        self.name = name
         self._asked: set[asyncio.Future[Any]] = set()
         self.boundary: Boundary | None = None
         self._process: Process | None = None
@@ -105,9 +106,9 @@ class SimulatedPort:
 
     async def ask(self, method: str, request: Any) -> Any:
         try:
-            await self._wire.send(self._process, "server", method)
+            await self._wire.send(self._process, self._server.name, method)
             reply = await self._server.answer(method, request)
-            await self._wire.receive(self._process, "server", method)
+            await self._wire.receive(self._process, self._server.name, method)
         except WireLost as lost:
             raise _unavailable(str(lost)) from None
         return pb.FetchFactsResponse.from_binary(reply.encoded) if type(reply) is ReadyPage else reply

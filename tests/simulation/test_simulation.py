@@ -17,7 +17,7 @@ from tests.simulation.consumers import ConsumerWorld
 from tests.simulation.loop import quiet
 from tests.support import ROOT
 
-SEEDS = {"ConsumerWorld": 40, "FactWorld": 40}
+SEEDS = {"ConsumerWorld": 40, "FactWorld": 40, "LinkWorld": 40}
 FIRST = {
     "claim not checked": 82,
     "commit before effect": 82,

@@ -10,7 +10,6 @@ from math import isfinite
 from typing import Any, Final
 
 from sqlalchemy import (
-    DDL,
     ClauseElement,
     ColumnElement,
     Connection,
@@ -22,6 +21,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     column,
+    event,
     insert,
     literal,
     literal_column,
@@ -44,6 +44,8 @@ Row = dict[str, Any]
 AnyTable = str | TableClause | type[Any]
 """A name, a `Table` or `sqlalchemy.table(…)`, or a mapped class."""
 
+_GUARDED: Final = "onceward_guarded"
+"""Option of a connection whose statements are checked on their way to the driver."""
 DEFAULT_TIMEOUT: Final = 10.0
 """Seconds to wait for a lock."""
 
@@ -179,11 +181,24 @@ def _result(
     transaction: DbTransaction, sql: Sql, params: Params | Sequence[Params] | None
 ) -> CursorResult[Any]:
     statement = _text(sql) if isinstance(sql, str) else sql
-    if isinstance(statement, TextClause | DDL):
-        why = refusal(statement.text if isinstance(statement, TextClause) else str(statement.statement))
-        if why is not None:
-            raise SessionError(why)
-    return transaction.connection.execute(statement, params, execution_options={"preserve_rowcount": True})
+    connection = transaction.connection
+    if isinstance(statement, TextClause):
+        _check(connection, statement.text)
+    elif _GUARDED not in connection.get_execution_options():
+        # A construct may contain any text, so what the driver gets is checked.
+        event.listen(connection, "before_cursor_execute", _check_compiled)
+        connection.execution_options(**{_GUARDED: True})
+    return connection.execute(statement, params, execution_options={"preserve_rowcount": True})
+
+
+def _check(connection: Connection, sql: str) -> None:
+    why = refusal(sql, connection.dialect.name)
+    if why is not None:
+        raise SessionError(why)
+
+
+def _check_compiled(connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
+    _check(connection, statement)
 
 
 @lru_cache(500)

@@ -215,7 +215,6 @@ class _DryRun:
             raise ContractError("it was done before with another payload", Breach.CONFLICT, key.tracking_id)
         if found.floor_day is not None and key.day < found.floor_day:
             raise ContractError(too_old(key, found.floor_day), Breach.TOO_OLD, key.tracking_id)
-        store.check_day(transaction.connection, key)
         attempts = store.attempts(transaction, key)
         if attempts.locked or not store.lock(transaction, f"{key.consumer_id}:{key.tracking_id}"):
             raise Busy("another copy of it is in flight")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 _log = OwnLogger(logging.getLogger("onceward.deadletters"))
 
 PURGE_STEP = 1000
+FEW_LETTERS = 10_000
+"""So many may be removed at once, even if they are all there are."""
 BURIAL_RETRIES = 200
 """How often burying waits a moment for an event that is in flight."""
 
@@ -260,7 +263,7 @@ class DeadLetterOperations:
     async def purge(self, operator: str, *, trust_clock: bool = False) -> int:
         """Remove settled letters that need not be kept any longer, in small steps, each with its line in the audit.
 
-        Return how many.
+        Return how many. One call removes at most half of all letters, unless there are few, or `trust_clock` is set.
         """
         audit.check_operator(operator)
 
@@ -271,9 +274,15 @@ class DeadLetterOperations:
                 audit.note(transaction, self._rows, operator, "purge", {"letters": removed})
             return removed
 
-        total = 0
+        total, at_most = 0, inf
+        if not trust_clock:
+            every = await self._transact(queries.count, self._rows, Filter())
+            at_most = max(FEW_LETTERS, every // 2)
         while removed := await self._transact(step):
             total += removed
+            if total >= at_most:
+                _log.warning("half of all dead letters were removed; purge again to remove what is left")
+                break
         return total
 
     async def stats(self) -> list[dict[str, Any]]:

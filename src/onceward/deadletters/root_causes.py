@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from onceward._secrets import mask
 from onceward._text import storable
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters.letter import Category
@@ -38,7 +39,7 @@ class Rca(msgspec.Struct, frozen=True, kw_only=True):
             if not isinstance(value, str) or not value.strip():
                 what = "why the letters died" if field == "root_cause" else "which fix is deployed"
                 raise RedriveRefusedError(f"a redrive needs an RCA, and its {field} is empty: say {what}")
-            msgspec.structs.force_setattr(self, field, storable(value))
+            msgspec.structs.force_setattr(self, field, storable(mask(value)))
 
 
 def lock(transaction: DbTransaction, rows: Sql) -> None:

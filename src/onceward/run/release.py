@@ -30,26 +30,30 @@ PATIENCE = 60.0
 """Seconds to try again if a source or the database is unavailable. After that their leases expire anyway."""
 FIRST_ROUND = 3.0
 """Seconds that the supervisor waits for the first round before it goes on without it."""
+LAST_ROUND = 0.8
+"""The same while it stops."""
 CONNECT_SECONDS = 5
 
 Holder = Callable[[str], int]
 """Takes an owner, ends its leases in one place, and returns how many it could not end yet."""
+HolderOfName = tuple[str, Holder]
+DATABASE = "the database"
+"""Is asked first: a message that came back before its claim ended would have to wait again."""
 
 
 class Releases:
     """The rounds run in threads of their own: a source that does not answer must not hold up the supervisor."""
 
     def __init__(self, app: Onceward, only: Sequence[str] = ()) -> None:
-        # The inbox first: a message that came back before its claim ended would have to wait again.
-        self._holders: list[tuple[str, Holder]] = []
+        self._holders: list[HolderOfName] = []
         if app.settings.database is not None:
-            self._holders.append(("the database", lambda owner: _release_in_database(app, owner)))
+            self._holders.append((DATABASE, lambda owner: _release_in_database(app, owner)))
         for consumer in app.consumers.values():
             if not only or consumer.name in only:
                 self._holders.append((consumer.name, _holder_of(consumer)))
 
-    async def __call__(self, worker: str, owner: str) -> None:
-        """Return after the first round, or without it after `FIRST_ROUND` seconds."""
+    async def __call__(self, worker: str, owner: str, stopping: asyncio.Event) -> None:
+        """Return after the first round, or without it after `FIRST_ROUND` seconds, or `LAST_ROUND` after a stop."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def on_first_round() -> None:
@@ -59,10 +63,12 @@ class Releases:
         threading.Thread(
             target=self._rounds, args=(worker, owner, on_first_round), daemon=True, name="onceward-release"
         ).start()
-        try:
-            await asyncio.wait_for(ended.wait(), FIRST_ROUND)
-        except TimeoutError:
-            return
+        over, stopped = (asyncio.ensure_future(each.wait()) for each in (ended, stopping))
+        await asyncio.wait({over, stopped}, timeout=FIRST_ROUND, return_when=asyncio.FIRST_COMPLETED)
+        if stopped.done():
+            await asyncio.wait({over}, timeout=LAST_ROUND)
+        for each in (over, stopped):
+            each.cancel()
 
     def _rounds(self, worker: str, owner: str, on_first_round: Callable[[], None]) -> None:
         deadline = time.monotonic() + PATIENCE
@@ -76,11 +82,13 @@ class Releases:
             waiting = self._round(worker, owner, waiting, deadline)
 
     def _round(
-        self, worker: str, owner: str, holders: list[tuple[str, Holder]], deadline: float | None
-    ) -> list[tuple[str, Holder]]:
+        self, worker: str, owner: str, holders: list[HolderOfName], deadline: float | None
+    ) -> list[HolderOfName]:
         """Return the holders that need another round."""
-        waiting = []
-        for name, release in holders:
+        waiting: list[HolderOfName] = []
+
+        def ask(each: HolderOfName) -> None:
+            name, release = each
             try:
                 left = release(owner)
             except Exception as error:  # noqa: BLE001  whatever it is, the lease is still there
@@ -91,7 +99,16 @@ class Releases:
                         worker, name, error,
                     )  # fmt: skip
             if left:
-                waiting.append((name, release))
+                waiting.append(each)
+
+        first = [each for each in holders if each[0] == DATABASE]
+        for group in (first, [each for each in holders if each not in first]):
+            # At the same time: a source that does not answer must not hold up the others.
+            threads = [threading.Thread(target=ask, args=(each,), daemon=True) for each in group]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
         return waiting
 
 

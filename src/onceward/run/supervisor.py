@@ -67,7 +67,7 @@ class Changes(Protocol):
 class Release(Protocol):
     """Gives back what a dead process held; see `onceward.run.release`."""
 
-    async def __call__(self, worker: str, owner: str) -> None: ...
+    async def __call__(self, worker: str, owner: str, stopping: asyncio.Event) -> None: ...
 
 
 class WorkerSlot:
@@ -121,6 +121,7 @@ class Supervisor:
         self.totals = Totals()
         """Of all processes that have ended."""
         self._waking = asyncio.Event()
+        self._stopping = asyncio.Event()
 
     async def run(self) -> int:
         """Run until all workers have ended. Returns the exit code of the command."""
@@ -160,6 +161,7 @@ class Supervisor:
         if stage <= self.stage:
             return
         self.stage = stage
+        self._stopping.set()
         messages = {
             RunStage.DRAINING: "stopping: no new work is fetched; a second signal cuts off work in flight",
             RunStage.HURRYING: "hurrying: work in flight is cut off and will be redelivered",
@@ -221,7 +223,7 @@ class Supervisor:
             place.note_end(process.scores())
             self.totals.add(process.scores())
             if code != ENDED and self._release is not None:
-                await self._release(f"worker {place.number}", owner)
+                await self._release(f"worker {place.number}", owner, self._stopping)
             if not await self._should_restart(place, process, code):
                 break
             place.restarts += 1

@@ -10,6 +10,7 @@ import hashlib
 import json
 from typing import Any, NamedTuple
 
+from onceward._secrets import mask
 from onceward._text import storable
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
@@ -43,7 +44,7 @@ def note(transaction: DbTransaction, rows: Sql, operator: str, action: str, deta
         "at": rows.timestamp(transaction),
         "operator": who,
         "action": action,
-        "details": json.dumps(details, sort_keys=True, default=str),
+        "details": json.dumps(_masked(details), sort_keys=True, default=str),
         "previous": FIRST if head is None else head["hash"],
     }
     digest = hash_of(entry)
@@ -51,16 +52,25 @@ def note(transaction: DbTransaction, rows: Sql, operator: str, action: str, deta
     rows.run(transaction, _MOVE_HEAD, hash=digest)
 
 
+def _masked(value: Any) -> Any:
+    """Without passwords: an operator may have pasted a URL, and a row stays as it is permanently."""
+    if isinstance(value, str):
+        return mask(value)
+    if isinstance(value, dict):
+        return {name: _masked(each) for name, each in value.items()}
+    return [_masked(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 def check_reason(reason: str, action: str) -> str:
     if not isinstance(reason, str) or not reason.strip():
         raise ConfigurationError(f"give a reason to {action}: the audit records why")
-    return storable(reason.strip())
+    return storable(mask(reason.strip()))
 
 
 def check_operator(operator: str) -> str:
     if not isinstance(operator, str) or not operator.strip():
         raise ConfigurationError("give the operator's name: the audit records who acted")
-    return storable(operator.strip())
+    return storable(mask(operator.strip()))
 
 
 def entries(transaction: DbTransaction, rows: Sql, limit: int) -> list[dict[str, Any]]:

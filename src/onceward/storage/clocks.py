@@ -103,7 +103,10 @@ class Clocks:
 
     def _newest(self, connection: Connection) -> float | None:
         found: float | None = connection.execute(_NEWEST).scalar()
-        return None if found is None else float(found)
+        act: str | None = connection.execute(_LAST_ACT).scalar()
+        known = [] if found is None else [float(found)]
+        known += [] if act is None else [datetime.fromisoformat(act).timestamp()]
+        return max(known, default=None)
 
 
 def _date(at: float) -> str:
@@ -131,6 +134,7 @@ _NEWEST = text("""
         UNION ALL SELECT max(died_at) FROM onceward_dead_letters
     ) AS known
 """)
+_LAST_ACT = text("SELECT at FROM onceward_audit ORDER BY seq DESC LIMIT 1")
 _END_LEASES = [
     text(f"UPDATE {table} SET locked_until = :now WHERE locked_until > :now")
     for table in ("onceward_attempts", "onceward_dead_letters")

@@ -23,6 +23,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.request import urlopen
 
+from onceward._files.sockets import place_for_sockets
+
 START_WAIT = 30.0
 """Seconds until a server must answer."""
 
@@ -167,9 +169,8 @@ def postgres_server() -> Iterator[Server]:
 
 
 def make_socket_directory(prefix: str) -> Path:
-    """A new temporary directory for Unix sockets, whose path may have 103 bytes: in `/tmp` if `TMPDIR` is long."""
-    usual = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=usual if len(os.fsencode(usual)) <= 60 else "/tmp"))
+    """A new temporary directory for Unix sockets."""
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=place_for_sockets()))
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import onceward
+from onceward._files.sockets import place_for_sockets
 from onceward.app.app import consumers_of
 from onceward.inbox.evidence.modules import SCRIPT, syntax_tree
 from onceward.transaction import Transaction
@@ -43,7 +44,7 @@ class _Interpreter:
 
     def __init__(self, hash_seed: int) -> None:
         self.owner = os.getpid()
-        self._folder = tempfile.TemporaryDirectory(prefix="onceward-")
+        self._folder = tempfile.TemporaryDirectory(prefix="onceward-", dir=place_for_sockets())
         self.address = str(Path(self._folder.name) / "socket")
         root = str(Path(onceward.__file__).parent.parent)
         environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}

@@ -5,15 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from onceward.connectors import SqliteConnector
+from onceward.connectors.redis_streams import RedisStreamsConnector
 from onceward.connectors.sqlite import store
 from onceward.task.exceptions import ExceptionCategory, TransactionException
+from onceward.testing.servers import redis_server
 from onceward.transaction import Settlement, Transaction, Verdict
+from tests.support.wait import until
 from tests.support.wrong_clock import WrongClock
 
 PROGRAM = """
@@ -185,3 +189,67 @@ def test_a_system_without_such_a_clock_uses_the_wall_clock(
     queue_before(tmp_path / "queue.db")
     with SqliteConnector(tmp_path / "queue.db") as queue:
         assert queue.counts() == {"ready": 0, "leased": 1, "delayed": 1, "dead": 0}
+
+
+# ── the clock of a Redis server ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def server_clock(tmp_path: Path) -> WrongClock:
+    return WrongClock(tmp_path)
+
+
+@pytest.fixture
+def server(server_clock: WrongClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A Valkey server on a machine of its own, so to speak."""
+    with monkeypatch.context() as environment:
+        environment.delenv("ONCEWARD_TEST_REDIS_URL", raising=False)
+        for name, value in server_clock.env.items():
+            environment.setenv(name, value)
+        running = redis_server()
+        made = running.__enter__()
+    try:
+        yield made.url
+    finally:
+        running.__exit__(None, None, None)
+
+
+@pytest.mark.req("CN-10")
+def test_a_redis_whose_clock_is_set_ahead_delivers_again_what_is_in_flight_and_loses_nothing(
+    server: str, server_clock: WrongClock
+) -> None:
+    with (
+        RedisStreamsConnector(server, "s", lease=60.0) as one,
+        RedisStreamsConnector(server, "s", lease=60.0) as two,
+    ):
+        one.dispatch_transactions([Transaction(id="m", payload={})])
+        [held] = one.fetch_transactions(1)
+        assert two.fetch_transactions(1) == []
+        server_clock.set("+1h")
+        found: list[Transaction] = []
+        until(lambda: found.extend(two.fetch_transactions(1)) or found)
+        assert [each.id for each in found] == ["m"]
+        one.settle_transactions([Settlement(held, Verdict.DONE)])  # too late: it belongs to the other
+        two.settle_transactions([Settlement(found[0], Verdict.DONE)])
+        assert two.counts() == {"ready": 0, "leased": 0, "delayed": 0, "dead": 0}
+
+
+@pytest.mark.req("CN-10")
+def test_a_redis_whose_clock_is_set_back_keeps_what_is_held_until_the_clock_has_caught_up(
+    server: str, server_clock: WrongClock
+) -> None:
+    server_clock.set("+1h")
+    with (
+        RedisStreamsConnector(server, "s", lease=0.2) as dead,
+        RedisStreamsConnector(server, "s", lease=0.2) as two,
+    ):
+        dead.dispatch_transactions([Transaction(id="m", payload={})])
+        assert dead.fetch_transactions(1)
+        server_clock.set("+0")
+        time.sleep(0.5)
+        assert two.fetch_transactions(1) == [], "as if its consumer were alive"
+        assert two.counts()["leased"] == 1
+        server_clock.set("+1h")
+        found: list[Transaction] = []
+        until(lambda: found.extend(two.fetch_transactions(1)) or found)
+        assert [each.id for each in found] == ["m"]

@@ -87,6 +87,17 @@ def test_a_purge_goes_in_steps_each_with_its_line(letters: Letters, monkeypatch:
     assert sorted(lines) == [1, 2, 2]
 
 
+@pytest.mark.req("CN-09")
+def test_one_purge_removes_at_most_half_of_many_letters(
+    letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onceward.deadletters.operations.PURGE_STEP", 1)
+    monkeypatch.setattr("onceward.deadletters.operations.FEW_LETTERS", 2)
+    settle_all(letters, *(f"m{number}" for number in range(8)))
+    letters.advance(91 * DAY)
+    assert [letters.purge(operator="ann") for _ in range(4)] == [4, 2, 2, 0]
+
+
 def test_discarding_leaves_the_letter_and_passes_over_what_is_held(letters: Letters) -> None:
     letters.bury(burial("a"), burial("b"), burial("killer", category=Category.POISON))
     letters.hold(Filter(message_id="b"), reason="case", operator="ann")

@@ -203,6 +203,12 @@ def on_postgresql(postgresql: Database) -> Iterator[PurgedInbox]:
     yield from _site(postgresql)
 
 
+@pytest.fixture(autouse=True)
+def _own_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each day has the partition that it got when it was today."""
+    monkeypatch.setattr(postgresql, "OWN_DAYS", (400, 400))
+
+
 def _site(database: Database) -> Iterator[PurgedInbox]:
     made = PurgedInbox(database)
     yield made
@@ -918,3 +924,74 @@ def test_a_purge_that_is_killed_while_it_detaches_is_finished_by_the_next(on_pos
     assert PartitionState.DETACHING in site.partitions().values()
     assert len(finish(site).dropped) == 2
     check_after_crash(site)
+
+
+@pytest.mark.req("CN-09")
+def test_one_purge_raises_the_horizon_by_a_month_at_most(site: PurgedInbox) -> None:
+    site.purge()
+    right = site.horizon()
+    assert right is not None
+    site.execute("UPDATE onceward_horizons SET floor_day = :day", day=right - 100)
+    age = day_of(0) - right + 20
+    site.process(event("kept", age))
+    report = site.purge()
+    assert site.horizon() == right - 69
+    assert "one purge raises the horizon by at most 31 days" in report.unfinished[0]
+    assert site.process(event("kept", age)) is Handling.DUPLICATE
+    site.call("purge", trust_clock=True)
+    assert (site.horizon(), site.rows()) == (right, 0)
+
+
+# ── partitions of several days ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("CC-090")
+def test_a_partition_of_several_days_goes_when_the_last_of_them_is_old(
+    on_postgresql: PurgedInbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql, "OWN_DAYS", (7, 7))
+    monkeypatch.setattr(partitions, "SPAN", 100_000)
+    site = on_postgresql
+    ages = (OLD, OLD + 50, 100, 60, 30)
+    for age in ages:
+        assert site.process(event("done", age)) is Handling.DONE
+    before = len(site.partitions())
+    site.beside.hold("billing", id_of("done", OLD), reason="case 7", operator="anna")
+    report = site.purge()
+    assert (report.dropped, report.unfinished, report.rows) == ([], [], 2)
+    assert len(site.partitions()) >= before, "events of its later days still come"
+    for age in (OLD, 60, 30):
+        assert site.process(event("done", age)) is Handling.DUPLICATE
+    assert site.refused(event("done", OLD + 50)) is Breach.TOO_OLD
+
+
+@pytest.mark.req("CC-090")
+def test_old_partitions_of_several_days_are_dropped_and_what_is_on_hold_is_kept(
+    on_postgresql: PurgedInbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql, "OWN_DAYS", (7, 7))
+    monkeypatch.setattr(partitions, "SPAN", 16)
+    site = on_postgresql
+    for age in range(OLD, OLD + 48):
+        site.process(event("done", age))
+    site.beside.hold("billing", id_of("done", OLD + 3), reason="case 7", operator="anna")
+    report = site.purge()
+    assert len(report.dropped) in (3, 4)
+    assert (report.rows, report.kept) == (47, 1)
+    assert site.process(event("done", OLD + 3)) is Handling.DUPLICATE
+
+
+@pytest.mark.req("CC-090")
+def test_a_migration_back_gives_each_day_its_partition(
+    on_postgresql: PurgedInbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql, "OWN_DAYS", (7, 7))
+    site = on_postgresql
+    ages = (OLD, OLD + 1, OLD + 50, 3)
+    for age in ages:
+        site.process(event("done", age))
+    site.call("migrate", back_to=9)
+    assert {day_of(age) for age in ages} <= set(site.partitions())
+    assert site.rows() == len(ages)
+    site.call("migrate")
+    assert [site.process(event("done", age)) for age in ages] == [Handling.DUPLICATE] * len(ages)

@@ -20,8 +20,9 @@ from tests.support.wait import until
 
 
 @pytest.mark.req("RN-14")
-def test_a_run_is_not_ready_while_its_database_is_frozen(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+@pytest.mark.parametrize("mode", ["threads", pytest.param("asyncio", marks=pytest.mark.long)])
+def test_a_run_is_not_ready_while_its_database_is_frozen(tmp_path: Path, mode: str) -> None:
+    site = Site(tmp_path, mode)
     with own_postgres() as server, site.run("--health", "127.0.0.1:0", ONCEWARD_DATABASE=server.url) as run:
         until(run.is_ready)
         server.signal_all(signal.SIGSTOP)

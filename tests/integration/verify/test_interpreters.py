@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from onceward import ConsumerTask
-from onceward.verify import ScenarioStatus, VerificationReport, examine_app, examine_consumer
+from onceward.verify import ScenarioStatus, VerificationReport, examine_app, examine_consumer, interpreters
 from tests.support import ROOT
 from tests.verification import per_process
 from tests.verification.consumers import EVENTS, Right, contract, setup
@@ -67,6 +68,20 @@ def test_on_postgresql(postgres_url: str) -> None:
 def test_all_consumers_of_an_app_share_them() -> None:
     found = {each.consumer: each for each in examine_app(per_process.app, only=["interpreters"])}
     assert {name: each.passed for name, each in found.items()} == {"process_id": False, "right": True}
+
+
+def test_a_temporary_directory_with_a_long_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of a socket may have about a hundred bytes."""
+    long = tmp_path / ("x" * 150)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    started: dict[int, Any] = {}
+    monkeypatch.setattr(interpreters, "_running", started)
+    report = examine(Right)
+    for each in started.values():
+        each.process.communicate()  # ends it
+        each._folder.cleanup()
+    assert report["interpreters"].result is ScenarioStatus.PASSED, str(report)
 
 
 def test_what_cannot_be_imported_is_not_checked() -> None:

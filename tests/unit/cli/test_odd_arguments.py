@@ -16,7 +16,7 @@ import pytest
 from onceward.boundary.bundle import LENGTH, MAGIC, Header
 from onceward.boundary.model import ObjectRef
 from onceward.cli import main
-from tests.support.odd_arguments import DATABASE, NOWHERE, Call, call, calls, fill, problem_with
+from tests.support.odd_arguments import DATABASE, NOWHERE, Call, call, calls, commands, fill, problem_with
 
 STEP = 211
 """Of twelve thousand calls, one in so many: every command, and every value."""
@@ -46,6 +46,17 @@ def folder(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> I
 def test_a_command_with_an_odd_argument_ends_with_a_line_and_a_code(folder: Path, start: int) -> None:
     sample = list(calls())[start * STEP // 2 :: STEP]
     problems = {each: problem for each in sample if (problem := problem_with(call(each)))}
+    assert problems == {}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.req("ST-07")
+@pytest.mark.parametrize("path", [path for path, _ in commands()], ids=" ".join)
+def test_every_command_with_every_odd_argument(folder: Path, path: tuple[str, ...]) -> None:
+    """All of them, in files that earlier calls of the command may have changed."""
+    mine = [each for each in calls() if each.path == path]
+    problems = {each: problem for each in mine if (problem := problem_with(call(each)))}
     assert problems == {}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import DDL, column, insert, select, table, text, update
+from sqlalchemy import DDL, column, insert, literal_column, select, table, text, update
 from sqlalchemy.exc import StatementError
 
 from onceward.db import RowError, SessionError
@@ -133,6 +133,13 @@ ENDS = [
     "SELECT $$;$$; commit",
     "INSERT INTO orders VALUES (9, 'it''s'); end",
     "CREATE TRIGGER t AFTER INSERT ON orders BEGIN DELETE FROM orders; END; COMMIT",
+    "\ufeffCOMMIT",
+    "ROLLBACK AND CHAIN",
+    "PREPARE/**/TRANSACTION 'a'",
+    text("SELECT 1; commit").columns(column("x")),
+    select(text("1; commit")),
+    select(literal_column("1; commit")),
+    insert(ORDERS).values(id=9, item="x").prefix_with("; commit --"),
     DDL("COMMIT"),
     DDL("DROP TABLE orders; commit"),
     text("begin"),
@@ -147,6 +154,38 @@ def test_no_text_ends_the_transaction_wherever_it_says_so(stocked: Database, sta
         with pytest.raises(SessionError, match="leave the block to commit, raise to roll back"):
             session.execute(statement)
         assert session.execute_scalar("SELECT count(*) FROM orders") == 2
+
+
+ENDS_ON_POSTGRESQL = [
+    "/* a /* b */ ' */ commit --'",
+    "SELECT 1; /* /* */ */ ABORT",
+    "-- a\rCOMMIT",
+    "SELECT 1 -- '\r; COMMIT -- '",
+    "SELECT 1 ` ; COMMIT -- `",
+    "SELECT 1 [ ; COMMIT -- ]",
+    "CREATE FUNCTION begin() RETURNS int LANGUAGE sql AS 'select 1'; END",
+    "CREATE TRIGGER t AFTER INSERT ON orders FOR EACH ROW EXECUTE FUNCTION f(); END",
+    "CREATE FUNCTION f() RETURNS int BEGIN ATOMIC SELECT 1; END; END",
+]
+
+
+@pytest.mark.req("QC-14")
+@pytest.mark.parametrize("statement", ENDS_ON_POSTGRESQL, ids=map(str, range(len(ENDS_ON_POSTGRESQL))))
+def test_a_text_is_read_as_postgresql_reads_it(postgresql: Database, statement: str) -> None:
+    with (
+        postgresql.session() as session,
+        pytest.raises(SessionError, match="leave the block to commit, raise to roll back"),
+    ):
+        session.execute(statement)
+
+
+def test_a_function_has_statements_of_its_own(postgresql: Database) -> None:
+    with postgresql.session() as session:
+        session.execute(
+            "CREATE FUNCTION two() RETURNS int BEGIN ATOMIC SELECT 1; SELECT CASE 1 WHEN 1 THEN 2 END; END"
+        )
+        session.execute("CREATE FUNCTION three() RETURNS int LANGUAGE plpgsql AS $$BEGIN RETURN 3; END$$")
+        assert session.execute_scalar("SELECT two() + three() /* ; /* commit */ ; */") == 5
 
 
 @pytest.mark.req("QC-14")
@@ -170,6 +209,11 @@ def test_several_statements_in_one_text_are_refused(stocked: Database) -> None:
 def test_words_in_strings_names_and_comments_are_harmless(stocked: Database, sql: str, answer: str) -> None:
     with stocked.session() as session:
         assert session.execute_scalar(sql) == answer
+
+
+def test_names_in_brackets_are_harmless(sqlite: Database) -> None:
+    with sqlite.session() as session:
+        assert session.fetch_one("SELECT 1 AS [a;commit], 2 AS `b;end`") == {"a;commit": 1, "b;end": 2}
 
 
 def test_a_trigger_has_statements_of_its_own(sqlite: Database) -> None:

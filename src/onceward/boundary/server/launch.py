@@ -19,6 +19,7 @@ from typing import Self
 
 import msgspec
 
+from onceward._files.sockets import place_for_sockets
 from onceward.boundary.server.config import Config
 from onceward.boundary.server.limits import Limits
 from onceward.boundary.server.process import CHECK_EVERY
@@ -33,8 +34,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 OTHER_FILES = 128
 """Files that a server opens beside its connections."""
 RUNTIME = "onceward-boundary-"
-LONGEST = 64
-"""Letters of a directory in which the path of a socket fits."""
 FLUSH_EVERY = 100
 """Milliseconds until a failed handshake is reported."""
 
@@ -116,9 +115,7 @@ def become_server(launch: Launch) -> None:
 
 def _runtime() -> Path:
     """Create a private directory, and remove those of servers that were killed."""
-    place = tempfile.gettempdir()
-    if len(place) > LONGEST:
-        place = "/tmp"
+    place = place_for_sockets()
     for each in Path(place).glob(f"{RUNTIME}*"):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
             try:

@@ -21,6 +21,7 @@ class DayRemoval(Removal):
     def __init__(self, store: Store, plan: PurgePlan, report: PurgeReport, progress: Progress) -> None:
         super().__init__(store, report, progress)
         self._plan = plan
+        self._floor = max((target.floor_day for target in plan.targets), default=0)
 
     def run(self, connection: Connection) -> None:
         with partitions.only_purger(connection):
@@ -41,14 +42,14 @@ class DayRemoval(Removal):
 
     def _make_days(self, connection: Connection) -> None:
         every = partitions.partitions(connection)
-        there = {each.day for each in every if each.state is not PartitionState.DETACHED}
+        there = [each for each in every if each.state is not PartitionState.DETACHED]
         for day in range(self._plan.today, self._plan.today + MADE_AHEAD + 1):
-            if day not in there:
+            if not any(each.day <= day <= each.last for each in there):
                 partitions.make(connection, day)
 
     def _remove_days(self, connection: Connection) -> None:
         """Remove old days, beginning with those that an earlier purge began: only one can be detaching at a time."""
-        floor = max((target.floor_day for target in self._plan.targets), default=0)
+        floor = self._floor
         every = partitions.partitions(connection)
         begun_before = [each for each in every if each.state is not PartitionState.ATTACHED]
         old = begun_before + [
@@ -89,9 +90,12 @@ class DayRemoval(Removal):
         self.count_time(dropped.seconds)
 
     def _is_needed(self, connection: Connection, partition: Partition) -> bool:
-        """Whether it has rows of a consumer that still needs that day, or may need it."""
+        """Whether it is for days that events can still have, or has rows of a consumer that still needs their day, or
+        may need it."""
+        if partition.last >= self._floor:
+            return True
         for consumer_id in partitions.consumers_in(connection, partition):
-            past = self._plan.past(consumer_id, partition.day)
+            past = self._plan.past(consumer_id, partition.last)
             if past is None or not self.store.may_purge(connection, consumer_id, past.contract):
                 return True
         return False
@@ -99,8 +103,11 @@ class DayRemoval(Removal):
     def _remove_rows(self, connection: Connection, partition: Partition) -> None:
         there = partitions.consumers_in(connection, partition)
         for target in self._plan.targets:
-            if target.consumer_id in there and partition.day < target.floor_day:
-                self._walk(connection, Records("onceward_dedup", *target, day=partition.day))
+            if target.consumer_id not in there:
+                continue
+            for day in partitions.days_in(connection, partition):
+                if day < target.floor_day:
+                    self._walk(connection, Records("onceward_dedup", *target, day=day))
 
     def _walk(self, connection: Connection, records: Records, by_age: bool = False) -> None:
         script = self.walk(records, by_age)

@@ -40,6 +40,8 @@ T = TypeVar("T")
 
 __all__ = ["Purge", "PurgeInProgressError", "PurgeReport"]
 
+MOST_DAYS = 31
+"""Days by which one purge raises the horizon of a consumer, after its first. Monthly purges never need more."""
 _RETENTION = ("retention", "dedup_days", "source_days", "dead_letter_days", "replay_days")
 
 
@@ -128,6 +130,8 @@ class Purge:
             is_wanted = wanted in (None, consumer_id)
             floor = _floor(consumer_id, contract, plan.today, on_hold)
             if isinstance(floor, int):
+                if is_wanted and not trust_clock:
+                    floor = _bounded(consumer_id, floor, horizons.get(consumer_id), report)
                 target = Target(consumer_id, contract, floor)
                 if is_wanted:
                     store.raise_horizon(transaction, consumer_id, floor)
@@ -194,6 +198,17 @@ class Purge:
         """Add a row about one hold. Without a tracking id it is on everything of the consumer."""
         details = {"consumer": consumer_id, "tracking_id": tracking_id, "reason": reason}
         audit.note(transaction, self._store, operator, action, details)
+
+
+def _bounded(consumer_id: str, floor: int, before: int | None, report: PurgeReport) -> int:
+    """Return how far one purge raises the horizon: a mistake, in a clock or a contract, costs a bounded share."""
+    if before is None or floor <= before + MOST_DAYS:
+        return floor
+    report.unfinished.append(
+        f"{consumer_id}: one purge raises the horizon by at most {MOST_DAYS} days, to {as_date(before + MOST_DAYS)}; "
+        f"records are needed from {as_date(floor)} on. If that is right, purge again, or once with --trust-clock"
+    )
+    return before + MOST_DAYS
 
 
 def _floor(consumer_id: str, contract: str, today: int, on_hold: set[str]) -> int | str:

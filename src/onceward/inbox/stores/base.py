@@ -201,9 +201,6 @@ class Store(EffectRows, RetentionStore):
     def check_role(self, transaction: DbTransaction) -> None:
         """Raise ConfigurationError if the role of the connection lacks a right that some later event needs."""
 
-    def check_day(self, connection: Connection, key: Key) -> None:
-        """Raise `ContractError` if there is no place for the day in an id."""
-
     @abstractmethod
     def tables(self, transaction: DbTransaction) -> set[str]:
         """Return the names of the existing tables."""

@@ -1,4 +1,9 @@
-"""The partitions of a PostgreSQL inbox, one per day: tables that are attached to `onceward_dedup` and detached again.
+"""The partitions of a PostgreSQL inbox: tables that are attached to `onceward_dedup` and detached again.
+
+A day of about now has a partition of its own, which a purge drops as a whole. Ids with days far from now are stray: a
+replay, a wrong clock, or somebody who makes up ids. A partition for such a day takes the days around it that have none,
+so there are never hundreds of tables. Where a row is follows from the day in its id alone, whatever the partitions are:
+a record is found again, and there is no second one.
 
     ── make ──► ATTACHED ── detach ──► DETACHING ── detach ──► DETACHED ── drop ──►
                    ▲                                               │
@@ -30,6 +35,8 @@ from onceward.inbox.stores.types import as_date, begun
 MAINTENANCE: Final = "onceward inbox partitions"
 PURGE: Final = "onceward inbox purge"
 
+SPAN: Final = 128
+"""Days of a partition for days far from now, at most: 75 tables for all days that an id can contain."""
 LOCK_WAIT: float = 2.0
 """Seconds that a purge waits for a lock. Longer than deadlock_timeout, after which a blocking autovacuum gives up."""
 SNAPSHOT_WAIT: float = 60.0
@@ -57,6 +64,8 @@ class PartitionState(StrEnum):
 class Partition(NamedTuple):
     name: str
     day: int
+    """Its first day, and often the only one."""
+    last: int
     state: PartitionState
 
 
@@ -71,34 +80,61 @@ def partitions(connection: Connection) -> list[Partition]:
     """Return all partitions, oldest first, including those that an interrupted purge left behind."""
     found = []
     for name, digits, is_attached, is_pending in connection.exec_driver_sql(_PARTITIONS):
-        if re.fullmatch(r"\d{8}", digits):
-            day = (date.fromisoformat(digits) - date(1970, 1, 1)).days
+        if re.fullmatch(r"\d{8}(_\d{8})?", digits):
+            first, last = _day(digits[:8]), _day(digits[-8:])
             attached = PartitionState.ATTACHED if is_attached else PartitionState.DETACHED
-            found.append(Partition(name, day, PartitionState.DETACHING if is_pending else attached))
+            found.append(Partition(name, first, last, PartitionState.DETACHING if is_pending else attached))
     return sorted(found, key=lambda each: each.day)
 
 
-def partition_of(day: int) -> str:
-    return f"onceward_dedup_{as_date(day)}".replace("-", "")
+def partition_of(day: int, last: int | None = None) -> str:
+    days = as_date(day) if last in (None, day) else f"{as_date(day)}_{as_date(last)}"
+    return f"onceward_dedup_{days}".replace("-", "")
 
 
-def make(connection: Connection, day: int) -> None:
+def make(connection: Connection, day: int, near: range | None = None) -> None:
     """Create the partition of a day as a separate table, then attach it: CREATE … PARTITION OF would wait for every
-    open transaction and block all others. A table that a purge detached but did not drop is attached again as is."""
-    name = partition_of(day)
+    open transaction and block all others. A table that a purge detached but did not drop is attached again as is.
+
+    For a day outside of `near` it takes up to `SPAN` days, except those, and those that have a partition."""
     with begun(connection, READ_COMMITTED):
         _maintain(connection)
-        state = _state(connection, day)
-        if state is PartitionState.ATTACHED:
-            return
-        if state is PartitionState.DETACHING:
-            raise Busy(f"partition {name} is being removed", delay=LATER.delay())
-        if state is None:
-            connection.exec_driver_sql(f"CREATE TABLE {name} (LIKE onceward_dedup INCLUDING ALL)")
-            connection.exec_driver_sql(
-                f"ALTER TABLE {name} ADD CONSTRAINT {name}_day CHECK (event_day >= {day} AND event_day < {day + 1})"
-            )
-        _attach(connection, name, day)
+        every = partitions(connection)
+        found = next((each for each in every if each.day <= day <= each.last), None)
+        if found is None:
+            found = _create(connection, *_days_around(day, near, every))
+        if found.state is PartitionState.DETACHING:
+            raise Busy(f"partition {found.name} is being removed", delay=LATER.delay())
+        if found.state is PartitionState.DETACHED:
+            _attach(connection, found)
+
+
+def _days_around(day: int, near: range | None, every: list[Partition]) -> tuple[int, int]:
+    if near is None or day in near:
+        return day, day
+    first = day // SPAN * SPAN
+    last = first + SPAN - 1
+    taken = [(each.day, each.last) for each in every] + [(near.start, near.stop - 1)]
+    return (
+        max([first, *(end + 1 for _, end in taken if end < day)]),
+        min([last, *(begin - 1 for begin, _ in taken if begin > day)]),
+    )
+
+
+def _create(connection: Connection, first: int, last: int) -> Partition:
+    name = partition_of(first, last)
+    connection.exec_driver_sql(f"CREATE TABLE {name} (LIKE onceward_dedup INCLUDING ALL)")
+    connection.exec_driver_sql(
+        f"ALTER TABLE {name} ADD CONSTRAINT {name}_day CHECK (event_day >= {first} AND event_day < {last + 1})"
+    )
+    return Partition(name, first, last, PartitionState.DETACHED)
+
+
+def days_in(connection: Connection, partition: Partition) -> list[int]:
+    """Return the days of which a partition has rows. Jumps along the index."""
+    if partition.day == partition.last:
+        return [partition.day]
+    return list(connection.exec_driver_sql(_DAYS_IN.format(table=partition.name)).scalars())
 
 
 def consumers_in(connection: Connection, partition: Partition) -> set[str]:
@@ -153,7 +189,7 @@ def drop(
             return None
         freeze_holds(connection)
         if is_needed(partition):
-            _attach(connection, partition.name, partition.day)
+            _attach(connection, partition)
             return None
         keep_held(connection, partition)
         kept = int(connection.exec_driver_sql(_COUNT_HELD.format(table=partition.name)).scalar_one())
@@ -207,10 +243,15 @@ def _maintain(connection: Connection) -> None:
     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({key_of(MAINTENANCE)})")
 
 
-def _attach(connection: Connection, name: str, day: int) -> None:
+def _attach(connection: Connection, partition: Partition) -> None:
     connection.exec_driver_sql(
-        f"ALTER TABLE onceward_dedup ATTACH PARTITION {name} FOR VALUES FROM ({day}) TO ({day + 1})"
+        f"ALTER TABLE onceward_dedup ATTACH PARTITION {partition.name} "
+        f"FOR VALUES FROM ({partition.day}) TO ({partition.last + 1})"
     )
+
+
+def _day(digits: str) -> int:
+    return (date.fromisoformat(digits) - date(1970, 1, 1)).days
 
 
 def _state(connection: Connection, day: int) -> PartitionState | None:
@@ -257,6 +298,14 @@ _CONSUMERS_IN = """
         SELECT (SELECT min(consumer_id) FROM {table} WHERE consumer_id > id) FROM found WHERE id IS NOT NULL
     )
     SELECT id FROM found WHERE id IS NOT NULL
+"""
+_DAYS_IN = """
+    WITH RECURSIVE found (day) AS (
+        SELECT min(event_day) FROM {table}
+        UNION ALL
+        SELECT (SELECT min(event_day) FROM {table} WHERE event_day > day) FROM found WHERE day IS NOT NULL
+    )
+    SELECT day FROM found WHERE day IS NOT NULL
 """
 _HELD = "onceward_holds h ON h.consumer_id = t.consumer_id AND h.tracking_id = t.tracking_id"
 _KEEP_HELD = f"""

@@ -18,7 +18,6 @@ from onceward._ids import day_in
 from onceward.db.operations import key_of
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
-from onceward.inbox.errors import Breach, ContractError
 from onceward.inbox.stores import partitions
 from onceward.inbox.stores.base import RESOLVE_LETTER, Store
 from onceward.inbox.stores.partitions import MAINTENANCE
@@ -32,8 +31,8 @@ OTHER: Final = -1
 """Stands for the day in the partition of ids that contain none."""
 DAYS_AHEAD: Final = 2
 """How many days in the future the day in an id may be as a matter of course: clocks differ."""
-MOST_AHEAD: Final = 100
-"""How many days beyond that get a partition. An MD5 in hex looks like such an id once in 25,000 times."""
+OWN_DAYS: Final = (7, 7)
+"""Days before and after today that get a partition of their own."""
 
 
 class PostgreSqlStore(Store):
@@ -91,34 +90,21 @@ class PostgreSqlStore(Store):
         return {**super()._values(key), "place": OTHER if day is None else day}
 
     def prepare_day(self, connection: Connection, key: Key) -> None:
-        self.check_day(connection, key)
         today = self._today(connection)
         floor = self.on(connection, _FLOOR, consumer=key.consumer_id).scalar()
         if floor is not None and key.day < floor:
             return
+        if key.day > today + DAYS_AHEAD:
+            _log.warning(
+                "event %s: the day in its id, %s, is in the future, so its record stays until then. If the id is a "
+                "UUID of version 7, check the clock of its producer",
+                key.tracking_id,
+                as_date(key.day),
+            )
+        near = range(today - OWN_DAYS[0], today + OWN_DAYS[1] + 1)
         # Together with the coming days, so the first event of a day does not have to wait for this.
         for day in {key.day, today, today + 1}:
-            partitions.make(connection, day)
-
-    def check_day(self, connection: Connection, key: Key) -> None:
-        day = self.partition(key)
-        soon = self._today(connection) + DAYS_AHEAD
-        if day is None or day <= soon:
-            return
-        ahead = {each.day for each in partitions.partitions(connection) if each.day > soon}
-        if day not in ahead and len(ahead) >= MOST_AHEAD:
-            raise ContractError(
-                f"the day in its id, {as_date(day)}, is in the future, and {MOST_AHEAD} such days have a partition "
-                "already; fix the clock of the producer, or how it makes ids",
-                Breach.ENVELOPE,
-                key.tracking_id,
-            )
-        _log.warning(
-            "event %s: the day in its id, %s, is in the future, so its record stays until then. If the id is a UUID of "
-            "version 7, check the clock of its producer",
-            key.tracking_id,
-            as_date(day),
-        )
+            partitions.make(connection, day, near)
 
     def _today(self, connection: Connection) -> int:
         return int(self.on(connection, "SELECT {now}").scalar_one()) // 86400
