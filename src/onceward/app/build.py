@@ -155,6 +155,7 @@ async def _inbox(engine: Any, app: Onceward, contract: Contract, asynchronous: b
 
     inbox = (AsyncInbox if asynchronous else Inbox)(engine)
     set_gate(inbox, app)
+    inbox.set_outbox(app.outbox)
     inbox.processor.store.owner = app.owner
     await _await_if_needed(inbox.migrate())
     await _await_if_needed(inbox.register(contract))

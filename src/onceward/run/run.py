@@ -14,6 +14,7 @@ import msgspec
 
 from onceward._environment import names_production
 from onceward.app.app import Onceward
+from onceward.app.relay import all_consumers
 from onceward.errors import ConfigurationError
 from onceward.run.connections import pool_size_that_fits
 from onceward.run.health import Pages, parse_address, serve_health
@@ -92,7 +93,8 @@ async def _run(app: Onceward, assignment: Assignment, reload: bool) -> int:
             _log.info("health at %s/livez, /readyz, /progress and /metrics", url)
         watching = asyncio.ensure_future(_log_stalls(supervisor, pages))
         around.callback(watching.cancel)
-        names, processes = ", ".join(assignment.only or app.consumers), settings.processes
+        names = ", ".join(each.name for each in all_consumers(app, assignment.only))
+        processes = settings.processes
         plural = "es" * (processes > 1)
         _log.info("running %s of %s in %d process%s, as %s", names, app.name, processes, plural, settings.env)
         code = await supervisor.run()

@@ -132,6 +132,9 @@ _NEWEST = text("""
     ) AS known
 """)
 _END_LEASES = [
-    text(f"UPDATE {table} SET locked_until = :now WHERE locked_until > :now")
-    for table in ("onceward_attempts", "onceward_dead_letters")
+    *(
+        text(f"UPDATE {table} SET locked_until = :now WHERE locked_until > :now")
+        for table in ("onceward_attempts", "onceward_dead_letters")
+    ),
+    text("UPDATE onceward_outbox SET at = :now WHERE state = 'held' AND at > :now"),
 ]
