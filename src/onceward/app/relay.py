@@ -98,10 +98,16 @@ class RelayConsumer(Consumer):
         self.asynchronous = False
 
 
+def with_relay(app: Onceward, only: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of consumers to run, with that of the relay: what they send must not wait for another run."""
+    relays = app.settings.relay and app.settings.database is not None
+    return (*only, RELAY) if only and relays and RELAY not in only else only
+
+
 def all_consumers(app: Onceward, only: Sequence[str] = ()) -> list[Consumer]:
     """Return the consumers of an app with these names, or all; and the relay of its outbox, if it has a database.
 
-    Every run of all consumers relays: whatever they send would wait otherwise, and an idle relay costs one look at the
+    Every run relays, because whatever its consumers send would wait otherwise, and an idle relay costs one look at the
     database in a second.
     """
     consumers = [*app.consumers.values()]

@@ -6,7 +6,7 @@ import logging
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -73,9 +73,18 @@ def run(
     cannot run as configured.
     """
     options = {"processes": processes, "env": env, "log_format": log_format, "health": health}
+    start(target, only, drain=drain, reload=reload, concurrency=concurrency, **options)
+
+
+def start(
+    target: str, only: str | None, *, drain: bool, reload: bool, concurrency: int | None, **options: Any
+) -> NoReturn:
+    """Run the consumers of an app, or those that `only` names, until stopped. Exits with the code of the run."""
+    log_format, env = options["log_format"], options["env"]
     form = log_format or LogFormat.CONSOLE
     try:
         with _exit_on_signal():
+            from onceward.app.relay import with_relay
             from onceward.run.protocol import Assignment
             from onceward.run.run import check, run_app
             from onceward.telemetry.logs import start_logging
@@ -89,6 +98,7 @@ def run(
                     f"--only names no consumer; {app.name} has {', '.join(app.consumers)}"
                 )
             check(app, names)
+            names = with_relay(app, names)
             start_logging(form, app.settings.log_level)
             assignment = Assignment(
                 target=target,

@@ -102,9 +102,13 @@ class OutboxRows:
         self.dialect = engine.dialect.name
         self._ports = BlockingStoragePorts(engine)
         self._sql = Sql(self.dialect, clock)
+        self._has_clock = self.dialect != "sqlite"
 
     def look(self) -> Outlook:
         """Look for work. Takes no lock, so it may be called often."""
+        if not self._has_clock:  # its first reading may be a write
+            self._transact(self._sql.steady)
+            self._has_clock = True
 
         def look(connection: Any) -> Outlook:
             found = self._sql.on(connection, sql.NEXT).one()

@@ -42,6 +42,7 @@ _log = OwnLogger(logging.getLogger("onceward.outbox"))
 LEASE = 30.0
 LONGEST_WAIT = 1.0
 """Seconds that a fetch waits for a message, at most."""
+SHORTEST_WAIT = 0.005
 PAUSE = Backoff(0.25, cap=15.0, jitter=0.2)
 """How long messages wait for a sink that cannot be reached, until one of them is tried."""
 PURGE_EVERY = 60.0
@@ -132,18 +133,18 @@ class Relay(Closing):
             busy = {each.target for each in self._claims.values()}
             now = time.monotonic()
             waiting = {target: until - now for target, (until, _) in self._paused.items() if until > now}
-        outlook = self._rows.look()
         without = busy | waiting.keys()
-        wait = min([outlook.wait, *waiting.values()]) if waiting else outlook.wait
-        if not outlook.is_due and not outlook.targets - without:
-            return [], max(wait, 0.005)
         try:
+            outlook = self._rows.look()
+            wait = max(min([outlook.wait, *waiting.values()]), SHORTEST_WAIT)
+            if not outlook.is_due and not outlook.targets - without:
+                return [], wait
             claims = self._rows.claim(
                 size, without=without, promote=outlook.is_due, lease=self.lease, owner=self.owner
             )
         except LockTimeoutError:  # a handler's transaction is long; that is no outage
             return [], LONGEST_WAIT
-        return claims, max(wait, 0.005)
+        return claims, wait
 
     def _deliver(self, claim: Claim) -> Transaction:
         delivery = Transaction(id=f"outbox-{claim.token:x}", payload=len(claim.rows))
