@@ -39,6 +39,7 @@ NAMES = {
         "minutes",
         "on_cancel",
     ],
+    "onceward.outbox": ["Outbox", "OutboxError"],
     "onceward.boundary": [
         "Appended",
         "ArtifactError",

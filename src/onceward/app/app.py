@@ -62,6 +62,8 @@ class Consumer:
         self.contract = _with_model(contract, self.signature.model, name)
         self.policy = policy
         self.verification = verification
+        self.outbox: Outbox | None = None
+        """What its handler publishes through."""
         self.asynchronous = is_async(function)
         self._check_services()
 
@@ -233,6 +235,7 @@ class Onceward:
                 self.services,
             )
             self._check_sharing(consumer)
+            consumer.outbox = self.outbox
             self.consumers[own] = consumer
             return function
 

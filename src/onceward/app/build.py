@@ -38,6 +38,7 @@ def task_class(consumer: Consumer) -> type[Any]:
         "process_transaction": consumer.signature.method(function, asynchronous=consumer.asynchronous),
         "contract": consumer.contract,
         "verification": consumer.verification,
+        "outbox": consumer.outbox,
         "injection": consumer.signature.injection,
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,
@@ -155,7 +156,6 @@ async def _inbox(engine: Any, app: Onceward, contract: Contract, asynchronous: b
 
     inbox = (AsyncInbox if asynchronous else Inbox)(engine)
     set_gate(inbox, app)
-    inbox.set_outbox(app.outbox)
     inbox.processor.store.owner = app.owner
     await _await_if_needed(inbox.migrate())
     await _await_if_needed(inbox.register(contract))

@@ -95,6 +95,7 @@ class RelayConsumer(Consumer):
         self.contract = None
         self.policy = ConsumerPolicy.model_validate(POLICY)
         self.verification = None
+        self.outbox = None
         self.asynchronous = False
 
 

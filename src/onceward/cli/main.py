@@ -129,9 +129,13 @@ COMMANDS = {
 """Each with the first sentence of its help, so listing them loads nothing."""
 
 
+ELSEWHERE = {"demo": "onceward.demo.command", "relay": "onceward.cli.run"}
+"""Commands that share a module, or are in another room."""
+
+
 def module_of(command: str) -> str:
     """The module of a command. It has a function or a `Typer` of its name, and may have `<COMMAND>_EXAMPLES`."""
-    return "onceward.demo.command" if command == "demo" else f"onceward.cli.{command}"
+    return ELSEWHERE.get(command, f"onceward.cli.{command}")
 
 
 class Commands(LazyGroup):

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
 from onceward._sync import run_blocking
-from onceward.outbox.connections import BlockingConnectionPort, is_async
 from onceward.outbox.errors import OutboxError
 from onceward.outbox.message import Lineage, Message, derived_id, message
 from onceward.outbox.rows import ConnectionPort, cancel, exists, write
@@ -59,6 +58,8 @@ class Outbox:
     ) -> OutboxSender: ...
     def __call__(self, connection: Any) -> Any:
         """Return what sends on this connection or session. It commits nothing: you do."""
+        from onceward.outbox.connections import is_async
+
         if is_async(connection):
             from onceward.outbox.sender_asyncio import AsyncOutboxSender
 
@@ -165,6 +166,8 @@ class HandlerSends:
 
     def write(self, transaction: DbTransaction, made: Message) -> str:
         """Write it in the transaction of the handler."""
+        from onceward.outbox.connections import BlockingConnectionPort
+
         return run_blocking(self._write(BlockingConnectionPort(transaction.connection), made))
 
     async def _write(self, port: ConnectionPort, made: Message) -> str:

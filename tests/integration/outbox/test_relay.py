@@ -5,13 +5,17 @@ from __future__ import annotations
 import random
 import threading
 import time
+from pathlib import Path
 
 import pytest
+from opentelemetry import trace
 from sqlalchemy import text
 
 from onceward import minutes
 from onceward.backoff import Backoff
+from onceward.connectors import SqliteConnector
 from onceward.connectors.codec import PayloadError
+from onceward.connectors.urls import Address
 from onceward.deadletters import DeadLetters, Filter, Rca
 from onceward.deadletters.source import WithDeadLetters
 from onceward.outbox.relay import Relay, RelayRules
@@ -302,3 +306,66 @@ def test_a_message_behind_one_that_was_removed_by_hand_comes_forward(outbox: Out
             text("DELETE FROM onceward_outbox WHERE seq = (SELECT min(seq) FROM onceward_outbox)")
         )
     until(lambda: (turn(relay), outbox.sink.payloads == ["second"])[1])
+
+
+def span_of(trace_id: int) -> trace.Span:
+    return trace.NonRecordingSpan(
+        trace.SpanContext(trace_id, 7, is_remote=False, trace_flags=trace.TraceFlags(1))
+    )
+
+
+@pytest.mark.req("OB-15")
+def test_a_message_carries_the_trace_of_its_sender_not_of_the_relay(outbox: OutboxWorld) -> None:
+    with trace.use_span(span_of(0xABC)):
+        outbox.send("one")
+    with trace.use_span(span_of(0xDEF)):
+        drain(outbox.relay())
+    (arrived,) = outbox.sink.arrived
+    assert arrived.metadata["traceparent"] == f"00-{0xABC:032x}-{7:016x}-01"
+
+
+@pytest.mark.req("OB-15")
+def test_a_real_sink_keeps_the_trace_of_the_sender(outbox: OutboxWorld, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/queue.db"
+    with trace.use_span(span_of(0xABC)):
+        outbox.send("one", target=url)
+    relay = Relay(outbox.engine, lambda target: Address(target, sink=True))
+    with trace.use_span(span_of(0xDEF)):
+        drain(relay)
+    relay.close()
+    with SqliteConnector(tmp_path / "queue.db") as queue:
+        (arrived,) = queue.fetch_transactions(5)
+    assert arrived.metadata["traceparent"] == f"00-{0xABC:032x}-{7:016x}-01"
+
+
+@pytest.mark.req("OB-07")
+def test_claims_stay_flat_with_many_delayed_messages(outbox: OutboxWorld) -> None:
+    """The plan of a claim reads no row that is delayed or published."""
+    (first,) = outbox.send("template", delay=minutes(60))
+    copy = """
+        INSERT INTO onceward_outbox (message_id, target, key, state, at, digest, body, created_at)
+        SELECT message_id || '-' || number, target, key, CASE WHEN number % 2 = 0 THEN 'delayed' ELSE 'published' END,
+            at + number, digest, body, created_at
+        FROM onceward_outbox, numbers WHERE message_id = :id
+    """
+    numbers = "WITH RECURSIVE numbers(number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < 999)"
+    with outbox.engine.begin() as connection:
+        connection.execute(
+            text(copy.replace("SELECT message_id", f"{numbers} SELECT message_id", 1)), {"id": first}
+        )
+    with outbox.engine.connect() as connection:
+        if outbox.engine.dialect.name == "postgresql":
+            connection.execute(text("ANALYZE onceward_outbox"))
+        explain = "EXPLAIN " if outbox.engine.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN "
+        for query in (
+            "SELECT seq FROM onceward_outbox WHERE state = 'ready' AND target = 'x' ORDER BY seq LIMIT 500",
+            "SELECT min(at) FROM onceward_outbox WHERE state = 'delayed'",
+            "SELECT seq FROM onceward_outbox WHERE state = 'held' AND at <= 5 ORDER BY at LIMIT 500",
+        ):
+            plan = "\n".join(str(tuple(row)) for row in connection.execute(text(explain + query)))
+            assert "onceward_outbox_" in plan, plan
+            assert "Seq Scan" not in plan, plan
+    relay = outbox.relay()
+    outbox.send("now")
+    drain(relay)
+    assert outbox.sink.payloads == ["now"]
