@@ -39,7 +39,7 @@ NAMES = {
         "minutes",
         "on_cancel",
     ],
-    "onceward.outbox": ["Outbox", "OutboxError"],
+    "onceward.outbox": ["AsyncOutboxSender", "Outbox", "OutboxError", "OutboxSender"],
     "onceward.boundary": [
         "Appended",
         "ArtifactError",

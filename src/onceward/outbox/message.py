@@ -11,17 +11,20 @@ from typing import Any
 
 import msgspec
 
-from onceward._ids import id_at, same_id
+from onceward._ids import id_at, new_id, same_id
 from onceward._text import storable
 from onceward.connectors.codec import PayloadError, encode
 from onceward.models import as_plain_data
 from onceward.outbox.errors import OutboxError
-from onceward.transaction import Transaction
+from onceward.transaction import ReadOnlyDict, Transaction
 
 LONGEST = 400
 """Characters of an id or a key, which are indexed."""
 NAMESPACE = uuid.UUID("6f0f3a52-6c52-5c0c-9b63-0d1f4f6a7a10")
 """Of ids that are derived from an event. It never changes: a repeated handler must publish the same id."""
+
+
+NO_HEADERS = ReadOnlyDict()
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -61,11 +64,11 @@ def message(
     lineage: Lineage = NO_LINEAGE,
 ) -> Message:
     """Check and encode it. Raises `OutboxError`, or `PayloadError` if the payload cannot be encoded."""
-    seconds, due = _due(delay, at)
+    seconds, due = (None, None) if delay is None and at is None else _due(delay, at)
     now = datetime.now(UTC)
     # An inbox goes by the event's own time: one that is due in a year is not a year old then.
-    own_time = at or (now if seconds is None else now + timedelta(seconds=seconds))
-    chosen = id_at(own_time.timestamp()) if id is None else same_id(_text(id, "id"))
+    own_time = now if seconds is None and at is None else at or now + timedelta(seconds=seconds or 0.0)
+    chosen = same_id(_text(id, "id")) if id is not None else _new_id(own_time, is_now=own_time is now)
     if key is not None:
         key = _text(key, "key")
     if isinstance(payload, Transaction):
@@ -82,7 +85,7 @@ def message(
         raise PayloadError(
             f"message {chosen!r} cannot be sent: its payload cannot be encoded ({what})"
         ) from None
-    metadata = {} if headers is None else headers
+    metadata = NO_HEADERS if headers is None else headers
     if not isinstance(metadata, Mapping):
         raise OutboxError(f"nothing was sent: headers must be a mapping, not {type(metadata).__name__}")
     transaction = Transaction(
@@ -97,6 +100,10 @@ def message(
         b"\0".join((target.encode(), (key or "").encode(), encoded)), digest_size=16
     ).digest()
     return Message(chosen, target, key, encode(transaction), digest, seconds, due)
+
+
+def _new_id(own_time: datetime, *, is_now: bool) -> str:
+    return new_id() if is_now else id_at(own_time.timestamp())
 
 
 def derived_id(tracking_id: str, consumer_id: str, part: str) -> str:

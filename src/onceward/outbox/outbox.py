@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from onceward.outbox.sender import OutboxSender
     from onceward.outbox.sender_asyncio import AsyncOutboxSender
 
+MOST_URLS = 1000
+
 
 class Place(NamedTuple):
     """A database, as far as a URL says it."""
@@ -47,6 +49,8 @@ class Outbox:
         self.targets = targets
         self._place = place
         self._checked: set[Place] = set()
+        self._stored: dict[str, str] = {}
+        """URLs that were checked."""
 
     @overload
     def __call__(
@@ -74,7 +78,12 @@ class Outbox:
 
     def message(self, target: Any, payload: Any, **given: Any) -> Message:
         """Check and encode a message. Writes nothing."""
-        return message(stored(target, self.targets), payload, **given)
+        known = self._stored.get(target) if isinstance(target, str) else None
+        if known is None:
+            known = stored(target, self.targets)
+            if isinstance(target, str) and len(self._stored) < MOST_URLS:
+                self._stored[target] = known
+        return message(known, payload, **given)
 
     async def check(self, port: ConnectionPort) -> None:
         """Raise `OutboxError` unless the connection is one to the app's database, with the table of the outbox."""

@@ -1,4 +1,4 @@
-"""What wakes a relay when a message is committed: a notification of PostgreSQL, or a change of SQLite's files.
+"""What wakes a relay when a message is committed: a notification of PostgreSQL, or a number that SQLite changes.
 
 Neither is needed for correctness: a relay also looks by itself, at least once a second.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 import threading
 import time
 from typing import Any
@@ -21,8 +22,8 @@ from onceward.telemetry.logger import OwnLogger
 
 _log = OwnLogger(logging.getLogger("onceward.outbox"))
 
-QUICK, SLOW = 0.005, 0.02
-"""Seconds between two looks at the files of SQLite: shortly after a change, and when nothing happens."""
+QUICK, SLOW = 0.004, 0.01
+"""Seconds between two questions to SQLite: shortly after a change, and when nothing happens."""
 IN_VAIN = Backoff(0.002, cap=0.1)
 """Before the next look, after so many changes that brought no message."""
 POLL = Backoff(0.02, cap=0.5)
@@ -65,21 +66,37 @@ class Bell:
 
 
 class FileBell(Bell):
-    """Rings when the files of a SQLite database change, whichever process changes them."""
+    """Rings when another connection commits to a SQLite database, whichever process it belongs to.
+
+    It asks SQLite for the number that changes with every such commit. The time of a file says less: two commits within
+    a tick of the clock have the same.
+    """
 
     def __init__(self, path: str | None) -> None:
         super().__init__()
-        self._paths = [] if not path else [path, f"{path}-wal"]
-        self._seen = self._look()
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+        self._seen: int | None = None
         self._changed_at = time.monotonic()
         self._in_vain = 0
 
     def answer(self, *, found: bool) -> None:
         self._in_vain = 0 if found else self._in_vain + 1
 
+    def start(self) -> None:
+        if self._connection is None and self._path is not None and os.path.exists(self._path):
+            self._connection = sqlite3.connect(
+                self._path, timeout=0.0, isolation_level=None, check_same_thread=False
+            )
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = self._path = None
+
     def clear(self) -> None:
-        self._seen = self._look()
         super().clear()
+        self._seen = self._version()
 
     def _wait(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -87,17 +104,22 @@ class FileBell(Bell):
         if super()._wait(min(IN_VAIN.delay(self._in_vain), seconds)):
             return True
         while (left := until - time.monotonic()) > 0:
+            if self._version() != self._seen:
+                self._changed_at = time.monotonic()
+                return True
             recent = time.monotonic() - self._changed_at < 1.0
             if super()._wait(min(left, QUICK if recent else SLOW)):
-                return True
-            if self._look() != self._seen:
-                self._changed_at = time.monotonic()
                 return True
         self._in_vain = 0
         return False
 
-    def _look(self) -> list[tuple[int, int] | None]:
-        return [_state(path) for path in self._paths]
+    def _version(self) -> int | None:
+        if self._connection is None:
+            return None
+        try:
+            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+        except sqlite3.Error:  # someone commits right now
+            return None
 
 
 class NotifiedBell(Bell):
@@ -191,11 +213,3 @@ def connect(engine: Engine) -> Any:
     driver.rollback()
     driver.autocommit = True
     return driver
-
-
-def _state(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
