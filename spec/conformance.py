@@ -19,6 +19,7 @@ TITLES = {
     "CN": "Connectors",
     "RN": "Running an app",
     "MW": "Middleware",
+    "OB": "Outbox",
     "FA": "Public classes of both modes",
     "ST": "Stability",
 }
