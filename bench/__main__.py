@@ -25,6 +25,7 @@ PARTS = (
     "inbox_identity",
     "inbox_migration",
     "inbox_purge",
+    "outbox",
     "boundary",
     "boundary_rpc",
     "boundary_postgresql",

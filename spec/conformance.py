@@ -20,6 +20,7 @@ TITLES = {
     "WK": "Waiting for work",
     "RN": "Running an app",
     "MW": "Middleware",
+    "OB": "Outbox",
     "FA": "Public classes of both modes",
     "ST": "Stability",
 }

@@ -19,14 +19,17 @@ hex. The limits are fixed, because the same id must give the same answer on ever
 
 def new_id() -> str:
     """Return a new UUID of version 7: it contains its own time, so its records can be stored and removed by day."""
+    return _uuid7(time.time_ns() // 1_000_000)
+
+
+def id_at(seconds: float) -> str:
+    """Return a new UUID of version 7 with this time, in seconds since 1970."""
+    return _uuid7(int(seconds * 1000) & 2**48 - 1)
+
+
+def _uuid7(ms: int) -> str:
     random = int.from_bytes(os.urandom(10), "big")
-    value = (
-        (time.time_ns() // 1_000_000) << 80
-        | 0x7 << 76
-        | (random >> 68) << 64
-        | 0b10 << 62
-        | random & 2**62 - 1
-    )
+    value = ms << 80 | 0x7 << 76 | (random >> 68) << 64 | 0b10 << 62 | random & 2**62 - 1
     return _dashed(f"{value:032x}")
 
 

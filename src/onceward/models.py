@@ -105,6 +105,17 @@ def _field_names(model: type) -> set[str]:
     return names
 
 
+def as_plain_data(value: Any) -> Any:
+    """Return a payload as plain data: models exist only in the functions at both ends."""
+    return msgspec.to_builtins(value, enc_hook=_dump)
+
+
+def _dump(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    raise TypeError(f"{type(value).__qualname__} cannot be sent; a payload must be plain data or a model")
+
+
 # ── inspecting models ───────────────────────────────────────────────────────────────────────────────────
 
 

@@ -39,6 +39,7 @@ NAMES = {
         "minutes",
         "on_cancel",
     ],
+    "onceward.outbox": ["AsyncOutboxSender", "Outbox", "OutboxError", "OutboxSender"],
     "onceward.boundary": [
         "Appended",
         "ArtifactError",

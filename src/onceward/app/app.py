@@ -15,9 +15,11 @@ from onceward.app.engines import SharedEngines, open_engine
 from onceward.app.services import Services
 from onceward.app.settings import AppSettings, Resolved, resolve
 from onceward.app.signature import Signature
+from onceward.app.targets import AppTargets, database_place
 from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
 from onceward.middleware import Middleware, check_middleware
+from onceward.outbox import Outbox
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 P = TypeVar("P", ConsumerPolicy, ProducerPolicy)
 Arguments = ParamSpec("Arguments")
+
+RELAY = "outbox-relay"
+"""The name of the consumer that relays the outbox."""
 
 _apps: WeakSet[Onceward] = WeakSet()
 
@@ -60,6 +65,8 @@ class Consumer:
         self.contract = _with_model(contract, self.signature.model, name)
         self.policy = policy
         self.verification = verification
+        self.outbox: Outbox | None = None
+        """What its handler publishes through."""
         self.asynchronous = is_async(function)
         self._check_services()
 
@@ -135,6 +142,8 @@ class Onceward:
         self._resolved = resolve(settings)
         self.consumers = Consumers()
         self.producers: dict[str, Producer] = {}
+        self.outbox = Outbox(AppTargets(self), partial(database_place, self))
+        """`app.outbox(connection).send(target, payload)` publishes in a transaction of yours: see `onceward.outbox`."""
         _apps.add(self)
 
     @property
@@ -206,6 +215,8 @@ class Onceward:
         def decorate(function: F) -> F:
             own = name or _name_of(function)
             _check_function(function, own)
+            if own == RELAY:
+                raise ConfigurationError(f"{own!r} is the name of the outbox's relay; rename the consumer")
             if own in self.consumers:
                 raise ConfigurationError(
                     f"{self.name} has two consumers {own!r}; rename one of them with name=…"
@@ -228,6 +239,7 @@ class Onceward:
                 self,
             )
             self._check_sharing(consumer)
+            consumer.outbox = self.outbox
             self.consumers[own] = consumer
             return function
 

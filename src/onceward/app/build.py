@@ -38,6 +38,7 @@ def task_class(consumer: Consumer) -> type[Any]:
         "process_transaction": consumer.signature.method(function, asynchronous=consumer.asynchronous),
         "contract": consumer.contract,
         "verification": consumer.verification,
+        "outbox": consumer.outbox,
         "injection": consumer.signature.injection,
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,

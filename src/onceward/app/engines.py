@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 AT_ONCE = 16
 """Connections for messages that many consumers have in flight together. A consumer with more concurrency gets more."""
+LISTENING = 1
+"""Connections on which a relay waits for notifications. For the rest it uses those of `def`."""
 SPARE = 2
-"""Connections for what is not a message: recording starts, extending leases, redriven letters."""
+"""Connections for what is not a message: recording starts, extending leases, redriven letters, the outbox."""
 
 
 class SharedEngines:
@@ -113,7 +115,9 @@ def pool_sizes(app: Onceward) -> dict[bool, int]:
 def most_connections(app: Onceward) -> int:
     """How many connections `onceward run` opens at most, in all processes."""
     consumers, sizes = _find_consumers(app.only, app), pool_sizes(app)
-    return app.settings.processes * sum(sizes[mode] for mode in (False, True) if any(_of(mode, consumers)))
+    modes = [mode for mode in (False, True) if any(_of(mode, consumers))]
+    relay = LISTENING + (0 if False in modes else sizes[False]) if app.settings.relay else 0
+    return app.settings.processes * (sum(sizes[mode] for mode in modes) + relay)
 
 
 def _find_consumers(names: Sequence[str], app: Onceward) -> list[Consumer]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from onceward._functions import check_awaitable, check_result
 from onceward.app.app import Onceward, Producer
+from onceward.models import as_plain_data
 from onceward.task.exceptions import NotSentException, TransactionException
 from onceward.task.lifecycle import text_of
 from onceward.task.mixins.producer import AsyncProducerTask, ProducerTask
@@ -113,17 +114,5 @@ def _check_sent(producer: Producer, report: Report, failures: Failures, more: bo
 
 def _transaction(value: Any, producer: Producer) -> Transaction:
     """Payloads travel as plain data; models exist only in the functions at both ends."""
-    import msgspec
-
     check_result(value, producer.function)
-    return (
-        value
-        if isinstance(value, Transaction)
-        else Transaction(payload=msgspec.to_builtins(value, enc_hook=_dump))
-    )
-
-
-def _dump(value: Any) -> Any:
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    raise TypeError(f"{type(value).__qualname__} cannot be sent; a payload must be plain data or a model")
+    return value if isinstance(value, Transaction) else Transaction(payload=as_plain_data(value))

@@ -91,6 +91,13 @@ class AppSettings(Policy):
         description="Seconds that a call to PostgreSQL may take before a worker tries another connection; without an "
         "answer there either, it is not ready.",
     )
+    relay: bool = Field(
+        default=True,
+        description="Whether `onceward run` relays the outbox; if not, `onceward relay` has to.",
+    )
+    outbox_retention: Seconds = Field(
+        default=86400.0, description="Seconds that the outbox keeps a message after it was published."
+    )
     processes: PositiveInt = Field(default=1, description="Worker processes.")
     concurrency: OptionalCount = Field(
         default=None, description="Transactions in flight per consumer and process."

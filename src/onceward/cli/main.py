@@ -112,6 +112,7 @@ COMMANDS = {
     "demo": "Produce, consume, crash and balance a few thousand orders.",
     "new": "Create a small project: a producer, a consumer with a contract and its proof, settings, dashboards.",
     "run": "Run the consumers of an app until stopped.",
+    "relay": "Relay the outbox of an app until stopped.",
     "verify": "Prove that a consumer keeps its contract.",
     "config": "Show every setting and where its value came from.",
     "explain": "Show what each consumer guarantees, its weakest link, and how to strengthen it.",
@@ -119,6 +120,7 @@ COMMANDS = {
     "trace": "Print what happened to a transaction in all its processes: spans, retries and waits.",
     "inbox": "Inbox tables: create, inspect and purge them.",
     "consumers": "Registered consumers and their contracts.",
+    "outbox": "Messages that wait to be published: inspect, retry or remove them.",
     "dlq": "Dead letters: inspect, discard or redrive messages that failed permanently.",
     "audit": "Log of what operators did: append-only, each row sealed by the next.",
     "boundary": "A durable log of facts with named cursors: serve it, append, fetch, confirm.",
@@ -127,9 +129,13 @@ COMMANDS = {
 """Each with the first sentence of its help, so listing them loads nothing."""
 
 
+ELSEWHERE = {"demo": "onceward.demo.command", "relay": "onceward.cli.run"}
+"""Commands that share a module, or are in another room."""
+
+
 def module_of(command: str) -> str:
     """The module of a command. It has a function or a `Typer` of its name, and may have `<COMMAND>_EXAMPLES`."""
-    return "onceward.demo.command" if command == "demo" else f"onceward.cli.{command}"
+    return ELSEWHERE.get(command, f"onceward.cli.{command}")
 
 
 class Commands(LazyGroup):

@@ -6,7 +6,7 @@ import logging
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -29,6 +29,14 @@ Examples:
 - `onceward run shop:app --drain` to process what is there and exit
 
 - `onceward run shop:app --reload` during development
+"""
+
+RELAY_EXAMPLES = """
+Examples:
+
+- `onceward relay shop:app` beside a web service, whose requests send
+
+- `onceward relay shop:app --drain` to publish what waits and exit
 """
 
 
@@ -73,9 +81,43 @@ def run(
     cannot run as configured.
     """
     options = {"processes": processes, "env": env, "log_format": log_format, "health": health}
+    start(target, only, drain=drain, reload=reload, concurrency=concurrency, **options)
+
+
+def relay(
+    target: App,
+    processes: Annotated[int | None, option("N", "Worker processes.", min=1, show_default="1")] = None,
+    drain: Annotated[bool, flag("Exit when no message waits.", "--drain")] = False,
+    log_format: Annotated[
+        LogFormat | None, typer.Option(show_default="console", help="Format of the log on stderr.")
+    ] = None,
+    health: Annotated[
+        str | None, option("HOST:PORT", "Serve /livez, /readyz, /progress and /metrics.", show_default="off")
+    ] = None,
+) -> None:
+    """Relay the outbox of an app until stopped.
+
+    `onceward run` does this, too, beside the consumers. Any number of relays share the work, and the order of
+    keys is kept.
+
+    Exit code: 0 after a clean end, even if messages failed; 130 or 143 if work was cut off; 1 if it failed, or with
+    --drain if the database was unavailable for a minute; 2 for wrong arguments, or an app without a database.
+    """
+    from onceward.app.app import RELAY
+
+    options = {"processes": processes, "env": None, "log_format": log_format, "health": health}
+    start(target, RELAY, drain=drain, reload=False, concurrency=None, **options)
+
+
+def start(
+    target: str, only: str | None, *, drain: bool, reload: bool, concurrency: int | None, **options: Any
+) -> NoReturn:
+    """Run the consumers of an app, or those that `only` names, until stopped. Exits with the code of the run."""
+    log_format, env = options["log_format"], options["env"]
     form = log_format or LogFormat.CONSOLE
     try:
         with _exit_on_signal():
+            from onceward.app.relay import with_relay
             from onceward.run.protocol import Assignment
             from onceward.run.run import check, run_app
             from onceward.telemetry.logs import start_logging
@@ -89,6 +131,7 @@ def run(
                     f"--only names no consumer; {app.name} has {', '.join(app.consumers)}"
                 )
             check(app, names)
+            names = with_relay(app, names)
             start_logging(form, app.settings.log_level)
             assignment = Assignment(
                 target=target,

@@ -137,6 +137,7 @@ class _DryRun:
             )
         self._ports = ports
         self._contract = contract
+        self._outbox = getattr(task, "outbox", None)
         self._code = type(task)
         self._poison_fixed = poison_fixed
         self._store: Store = store_of(ports.dialect)
@@ -190,6 +191,8 @@ class _DryRun:
                 return before, ""
             current = with_token(current, Start(before))
             session.event = current
+            if self._outbox is not None:
+                session.sends = self._outbox.in_handler(current, key.consumer_id)
             refused: list[ContractError] = []
             session.effect = self._effect(session, Claim(key, before), refused)
             await session.apply(watch.begin)

@@ -8,7 +8,7 @@ from onceward.inbox.evidence.file import NO_FILE, EvidenceSettings
 from onceward.inbox.evidence.gate import EvidenceGate
 from onceward.inbox.middleware import InboxMiddleware
 from onceward.inbox.ports import InboxPorts
-from onceward.inbox.processor import EventProcessor
+from onceward.inbox.processor import EventProcessor, HandlerOutbox
 from onceward.inbox.purge.purge import Purge
 from onceward.inbox.registry import Registry
 from onceward.inbox.stores import store_of
@@ -38,6 +38,10 @@ class InboxParts:
     def set_gate(self, *, production: bool, evidence: EvidenceSettings = NO_FILE) -> None:
         """Replace what the environment says; for apps, which have settings of their own, and for test kits."""
         self._registry.gate = EvidenceGate(self._store, production, evidence)
+
+    def set_outbox(self, outbox: HandlerOutbox) -> None:
+        """Let handlers publish: `inbox.set_outbox(app.outbox)`. The inbox must be in the database of that app."""
+        self.processor.outbox = outbox
 
     def migrations_sql(self) -> str:
         """Return the migrations of this database as SQL to read or to run by hand."""

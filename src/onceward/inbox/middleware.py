@@ -55,6 +55,8 @@ class InboxMiddleware(Middleware):
             raise ConfigurationError(
                 f"the contract of {task.name} must be a Contract(…), not {type(contract).__name__}"
             )
+        if getattr(task, "outbox", None) is not None:
+            self._processor.outbox = task.outbox
         return ContractKeeper(self._processor, self._registry, contract, type(task))
 
 

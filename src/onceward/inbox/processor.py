@@ -20,7 +20,7 @@ import logging
 import time
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from opentelemetry import trace
@@ -44,6 +44,7 @@ from onceward.inbox.metrics import InboxMetrics, SeenFailures, metrics_of
 from onceward.inbox.ports import InboxPorts, Session
 from onceward.inbox.result import DONE, DUPLICATE, SUPERSEDED, Result
 from onceward.inbox.sequences import OutOfTurn
+from onceward.inbox.sessions.rules import Sends
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Key, MissingDay, as_date
 from onceward.inbox.upcasters import check_type, upcast
@@ -66,6 +67,12 @@ Handler = Callable[[Event, Any], Awaitable[Any]]
 """Wraps exceptions of user code in `Raised`."""
 
 
+class HandlerOutbox(Protocol):
+    """An outbox, as an inbox uses it."""
+
+    def in_handler(self, event: Event, consumer_id: str) -> Sends: ...
+
+
 class EventProcessor:
     def __init__(self, store: Store, ports: InboxPorts) -> None:
         self.store = store
@@ -76,6 +83,8 @@ class EventProcessor:
         self._days: set[int] = set()
         self.availability = Availability(store, ports)
         self._failures = SeenFailures()
+        self.outbox: HandlerOutbox | None = None
+        """What handlers publish through."""
 
     async def process(
         self,
@@ -246,6 +255,8 @@ class EventProcessor:
             turn = await session.apply(sequences.take_turn, self.store, contract, key, event)
             if turn is sequences.Turn.SUPERSEDED:
                 return Result(SUPERSEDED)
+        if self.outbox is not None:
+            session.sends = self.outbox.in_handler(event, key.consumer_id)
         return Result(DONE, await handler(event, session))
 
     def _refuse(self, transaction: DbTransaction, key: Key, digest: bytes) -> None:
@@ -278,6 +289,8 @@ class EventProcessor:
         claim = Claim(key, start.token)
         ledger = Ledger(self.store, self.ports, claim, contract.lease)
         session = self.ports.effectful(event, claim, ledger)
+        if self.outbox is not None:
+            session.sends = self.outbox.in_handler(event, key.consumer_id)
         self.heartbeat.keep(claim, contract.lease)
         error: BaseException | None = None
         try:

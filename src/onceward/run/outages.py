@@ -175,6 +175,7 @@ class Keeper:
         progress = self._progress
         in_flight, oldest = progress.in_flight()
         succeeded, failed, returned = progress.row[:3]
+        backlog = getattr(progress.source, "backlog", None)
         return ConsumerStatus(
             name=self.consumer.name,
             state=self.state,
@@ -187,6 +188,8 @@ class Keeper:
             progress_at=progress.progress_at,
             stuck=self.stuck,
             problem=self._problem,
+            waiting=None if backlog is None else backlog.waiting,
+            waiting_for=None if backlog is None else backlog.age,
             broken=self.broken,
         )
 

@@ -42,8 +42,12 @@ class Progress(Middleware):
         """When each delivery that is not settled was fetched."""
         self._lock = threading.Lock()
         self._on_answer = on_answer
+        self.source: Any = None
+        """The connector. One whose deliveries stand for several messages says how these ended: `outcome_of`."""
 
     def wrap_source(self, source: SourceCalls) -> SourceCalls:
+        self.source = source.connector
+
         async def fetch(size: int, **extra: Any) -> Sequence[Transaction]:
             self.asking_since = time.monotonic()
             batch = await source.fetch(size, **extra)
@@ -88,11 +92,17 @@ class Progress(Middleware):
         self._on_answer()
 
     def _note_settled(self, settlements: Sequence[Settlement]) -> None:
+        outcome_of = getattr(self.source, "outcome_of", None)
         with self._lock:
             for settlement in settlements:
                 self._fetched_at.pop(id(settlement.transaction), None)
                 self._failed.pop(id(settlement.transaction), None)
-                self.row[ORDER.index(settlement.verdict)] += 1
+                messages = None if outcome_of is None else outcome_of(settlement.transaction)
+                if messages is None:
+                    self.row[ORDER.index(settlement.verdict)] += 1
+                else:
+                    for at, number in enumerate(messages):
+                        self.row[at] += number
             self.row[3] = len(self._fetched_at)
         self.progress_at = time.monotonic()
 

@@ -78,6 +78,10 @@ class ConsumerStatus(msgspec.Struct, kw_only=True):
     stuck: int
     problem: str | None
     """Why it waits."""
+    waiting: int | None = None
+    """Messages that wait in the outbox, if this is its relay."""
+    waiting_for: float | None = None
+    """Seconds that the oldest of them has waited."""
     broken: bool = False
     """It failed and cannot go on."""
 

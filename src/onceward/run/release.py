@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceward._sync import run_blocking
 from onceward.app.app import Consumer, Onceward
+from onceward.app.relay import all_consumers
 from onceward.connectors.owners import can_release
 from onceward.telemetry.logger import OwnLogger
 
@@ -48,9 +49,8 @@ class Releases:
         self._holders: list[HolderOfName] = []
         if app.settings.database is not None:
             self._holders.append((DATABASE, lambda owner: _release_in_database(app, owner)))
-        for consumer in app.consumers.values():
-            if not only or consumer.name in only:
-                self._holders.append((consumer.name, _holder_of(consumer)))
+        for consumer in all_consumers(app, only):
+            self._holders.append((consumer.name, _holder_of(consumer)))
 
     async def __call__(self, worker: str, owner: str, stopping: asyncio.Event) -> None:
         """Return after the first round, or without it after `FIRST_ROUND` seconds, or `LAST_ROUND` after a stop."""

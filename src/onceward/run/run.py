@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 
 from onceward._environment import names_production
-from onceward.app.app import Onceward
+from onceward.app.app import RELAY, Onceward
+from onceward.app.relay import all_consumers
 from onceward.errors import ConfigurationError
 from onceward.run.connections import pool_size_that_fits
 from onceward.run.health import Pages, parse_address, serve_health
@@ -32,6 +33,11 @@ STALL_CHECK_EVERY = 5.0
 def check(app: Onceward, only: Sequence[str] = ()) -> None:
     """Raise ConfigurationError for problems that are visible before anything starts. `only`: the consumers to run."""
     app.check()
+    if tuple(only) == (RELAY,):
+        app.database  # noqa: B018  raises if there is none
+        if app.settings.health is not None:
+            parse_address(app.settings.health)
+        return
     if not app.consumers:
         raise ConfigurationError(
             f"{app.name} has no consumers, so there is nothing to run; decorate a function with "
@@ -92,7 +98,8 @@ async def _run(app: Onceward, assignment: Assignment, reload: bool) -> int:
             _log.info("health at %s/livez, /readyz, /progress and /metrics", url)
         watching = asyncio.ensure_future(_log_stalls(supervisor, pages))
         around.callback(watching.cancel)
-        names, processes = ", ".join(assignment.only or app.consumers), settings.processes
+        names = ", ".join(each.name for each in all_consumers(app, assignment.only))
+        processes = settings.processes
         plural = "es" * (processes > 1)
         _log.info("running %s of %s in %d process%s, as %s", names, app.name, processes, plural, settings.env)
         code = await supervisor.run()

@@ -34,6 +34,7 @@ def series(
     yield from _of_workers(places, is_live, is_ready)
     yield from _of_deliveries(places)
     yield from _of_attempts(tallies(supervisor))
+    yield from _of_outbox(places)
 
 
 def tallies(supervisor: Supervisor) -> dict[str, list[int]]:
@@ -118,6 +119,18 @@ def _of_attempts(found: Mapping[str, list[int]]) -> Iterator[str]:
         yield from _family(f"onceward_consumer_{short}", "histogram", text, samples)
 
 
+def _of_outbox(places: list[WorkerSlot]) -> Iterator[str]:
+    """All workers count the same table: the largest number is the most recent, or close to it."""
+    counted = [each for place in places for each in consumers(place) if each.waiting is not None]
+    gauges: list[tuple[str, str, Callable[[ConsumerStatus], float]]] = [
+        ("waiting", "Messages in the outbox that are due and not published.", lambda each: each.waiting or 0),
+        ("oldest_waiting_seconds", "Age of the oldest of them.", lambda each: each.waiting_for or 0.0),
+    ]
+    for short, text, value in gauges:
+        samples = [Sample({}, max(map(value, counted)))] if counted else []
+        yield from _family(f"onceward_outbox_{short}", "gauge", text, samples)
+
+
 def consumers(place: WorkerSlot) -> list[ConsumerStatus]:
     process = place.process
     return [] if process is None or process.status is None else process.status.consumers
@@ -151,7 +164,7 @@ def _family(name: str, kind: str, text: str, samples: Iterable[Sample]) -> Itera
     yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
     for labels, value, suffix in samples:
         inside = ",".join(f'{label}="{_escape(given)}"' for label, given in labels.items())
-        yield f"{name}{suffix}{{{inside}}} {float(value):.15g}\n"
+        yield f"{name}{suffix}{f'{{{inside}}}' if inside else ''} {float(value):.15g}\n"
 
 
 def _escape(label: str) -> str:

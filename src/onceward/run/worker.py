@@ -28,6 +28,7 @@ import msgspec
 from onceward.app.app import Onceward
 from onceward.app.lifespan import ServiceError, shared_services, shared_services_async
 from onceward.app.lookup import load_app
+from onceward.app.relay import all_consumers
 from onceward.errors import ConfigurationError
 from onceward.run.outages import AsyncKeeper, BlockingKeeper, SourceUnreachable, keeper_of
 from onceward.run.protocol import (
@@ -138,11 +139,10 @@ class Worker:
 
     def _start(self, app: Onceward) -> None:
         only, drain = self._assignment.only, self._assignment.drain
-        for consumer in app.consumers.values():
-            if not only or consumer.name in only:
-                row = self._scoreboard.row(len(self._keepers))
-                keeper = keeper_of(app, consumer, drain, lambda: self.events.put(CHANGED), row)
-                self._keepers.append(keeper)
+        for consumer in all_consumers(app, only):
+            row = self._scoreboard.row(len(self._keepers))
+            keeper = keeper_of(app, consumer, drain, lambda: self.events.put(CHANGED), row)
+            self._keepers.append(keeper)
         self._database = watch_database(app)
         self._report()  # before the first fetch: it says what the rows of the scoreboard are
         self._services.enter_context(shared_services(app, [keeper.consumer for keeper in self._keepers]))

@@ -136,6 +136,9 @@ _NEWEST = text("""
 """)
 _LAST_ACT = text("SELECT at FROM onceward_audit ORDER BY seq DESC LIMIT 1")
 _END_LEASES = [
-    text(f"UPDATE {table} SET locked_until = :now WHERE locked_until > :now")
-    for table in ("onceward_attempts", "onceward_dead_letters")
+    *(
+        text(f"UPDATE {table} SET locked_until = :now WHERE locked_until > :now")
+        for table in ("onceward_attempts", "onceward_dead_letters")
+    ),
+    text("UPDATE onceward_outbox SET at = :now WHERE state = 'held' AND at > :now"),
 ]

@@ -21,6 +21,7 @@ OWN = (
     "onceward_sequences",
     "onceward_parked",
     "onceward_horizons",
+    "onceward_outbox",
 )
 """Inbox tables that a run fills."""
 EFFECTS = "effects (onceward_effects)"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 from onceward.db.transaction import DbTransaction
+from onceward.errors import ConfigurationError
 
 NOT_EFFECTFUL = (
     "the contract of this consumer says mode='transactional': its handler runs inside a database transaction, which "
@@ -16,6 +19,32 @@ WRITTEN = (
     "during an outside call. Call the effects first, then write"
 )
 LOST = "the lease on event {} was lost, and another worker may have it; this attempt commits nothing"
+NO_OUTBOX = (
+    "nothing was sent: this session has no outbox; a consumer of an app with a database has one, and an inbox of your "
+    "own gets it with inbox.set_outbox(app.outbox)"
+)
+
+
+class Sends(Protocol):
+    """The messages that a handler sends in one attempt: see `onceward.outbox`."""
+
+    def message(
+        self, target: Any, payload: Any, *, id: str | None, name: str | None, **given: Any
+    ) -> Any: ...
+    def write(self, transaction: DbTransaction, made: Any) -> str: ...
+
+
+class NoSends:
+    """Those of a session without an outbox."""
+
+    def message(self, target: Any, payload: Any, *, id: str | None, name: str | None, **given: Any) -> Any:
+        raise ConfigurationError(NO_OUTBOX)
+
+    def write(self, transaction: DbTransaction, made: Any) -> str:
+        raise ConfigurationError(NO_OUTBOX)
+
+
+NO_SENDS = NoSends()
 
 
 def has_written(transaction: DbTransaction) -> bool:

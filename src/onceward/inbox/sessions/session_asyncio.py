@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -18,7 +19,15 @@ from onceward.durations import Duration
 from onceward.errors import ConfigurationError
 from onceward.inbox.errors import EffectError, LeaseLostError
 from onceward.inbox.event import Event
-from onceward.inbox.sessions.rules import LOST, NOT_DECIDED, NOT_EFFECTFUL, WRITTEN, has_written
+from onceward.inbox.sessions.rules import (
+    LOST,
+    NO_SENDS,
+    NOT_DECIDED,
+    NOT_EFFECTFUL,
+    WRITTEN,
+    Sends,
+    has_written,
+)
 
 if TYPE_CHECKING:
     from onceward.inbox.effects import Claim, Ledger, Reconcile
@@ -31,6 +40,34 @@ class AsyncInboxSession(AsyncDbSession):
 
     event: Event
     """The event in flight, as it was delivered."""
+    sends: Sends = NO_SENDS
+
+    async def send(
+        self,
+        target: str | Callable[..., Any],
+        payload: Any,
+        *,
+        id: str | None = None,
+        name: str | None = None,
+        key: str | None = None,
+        delay: timedelta | float | None = None,
+        at: datetime | None = None,
+        headers: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Publish the payload if, and when, this session commits. Returns the id of the message.
+
+        `target` is a consumer or producer function of the app, or a URL. The id is derived from the event, the consumer
+        and `name`, or else the number of this send in the attempt, so a repeated handler publishes the same id; name
+        each message whose number may change. Messages with the same `key` and target go out in the order in which they
+        were sent. `delay` (a timedelta, or seconds) or `at` (a datetime with a time zone) hold it back. `headers`
+        become the metadata of the transaction.
+
+        Raises `OutboxError` or `PayloadError` if it cannot be sent like this; nothing is written then. A message is a
+        write: effects come before it.
+        """
+        given = {"key": key, "delay": delay, "at": at, "headers": headers}
+        made = self.sends.message(target, payload, id=id, name=name, **given)
+        return await self.run(self.sends.write, made)
 
     async def effect(
         self,
@@ -128,12 +165,27 @@ class AsyncJoined:
             raise ConfigurationError(f"session must be an AsyncDbSession, not {type(session).__name__}")
         self._session = session
         self.event = event
+        self.sends: Sends = NO_SENDS
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
     async def effect(self, *_: Any, **__: Any) -> Any:
         raise EffectError(NOT_EFFECTFUL)
+
+    async def send(
+        self,
+        target: str | Callable[..., Any],
+        payload: Any,
+        *,
+        id: str | None = None,
+        name: str | None = None,
+        **given: Any,
+    ) -> str:
+        """As `AsyncInboxSession.send`."""
+        options = {"key": None, "delay": None, "at": None, "headers": None, **given}
+        made = self.sends.message(target, payload, id=id, name=name, **options)
+        return await self._session.run(self.sends.write, made)
 
     async def apply(self, operation: Callable[..., T], *args: Any) -> T:
         return await self._session.run(operation, *args)

@@ -1,0 +1,145 @@
+"""A message before it is written: checked, encoded, with its id and its time."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from onceward._ids import id_at, new_id, same_id
+from onceward._text import storable
+from onceward.connectors.codec import PayloadError, encode
+from onceward.models import as_plain_data
+from onceward.outbox.errors import OutboxError
+from onceward.transaction import ReadOnlyDict, Transaction
+
+LONGEST = 400
+"""Characters of an id or a key, which are indexed."""
+NAMESPACE = uuid.UUID("6f0f3a52-6c52-5c0c-9b63-0d1f4f6a7a10")
+"""Of ids that are derived from an event. It never changes: a repeated handler must publish the same id."""
+
+
+NO_HEADERS = ReadOnlyDict()
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A row of the outbox before it is written."""
+
+    id: str
+    target: str
+    key: str | None
+    body: bytes
+    digest: bytes
+    """Of target, key and payload: a second message with the same id must have the same."""
+    delay: float | None
+    """Seconds to wait, by the clock of the database."""
+    at: float | None
+    """When it is due, in seconds since 1970; None if `delay` says it, or if it is due now."""
+
+
+class Lineage(msgspec.Struct, frozen=True):
+    """The event that a message is sent because of."""
+
+    parent_id: str | None = None
+    correlation_id: str | None = None
+
+
+NO_LINEAGE = Lineage()
+
+
+def message(
+    target: str,
+    payload: Any,
+    *,
+    id: str | None,
+    key: str | None,
+    delay: timedelta | float | None,
+    at: datetime | None,
+    headers: Mapping[str, Any] | None,
+    lineage: Lineage = NO_LINEAGE,
+) -> Message:
+    """Check and encode it. Raises `OutboxError`, or `PayloadError` if the payload cannot be encoded."""
+    seconds, due = (None, None) if delay is None and at is None else _due(delay, at)
+    now = datetime.now(UTC)
+    # An inbox goes by the event's own time: one that is due in a year is not a year old then.
+    own_time = now if seconds is None and at is None else at or now + timedelta(seconds=seconds or 0.0)
+    chosen = same_id(_text(id, "id")) if id is not None else _new_id(own_time, is_now=own_time is now)
+    if key is not None:
+        key = _text(key, "key")
+    if isinstance(payload, Transaction):
+        raise OutboxError(
+            "nothing was sent: a payload cannot be a Transaction; pass its payload, and id=transaction.id to "
+            "keep its id"
+        )
+    try:
+        plain = as_plain_data(payload)
+        encoded = msgspec.msgpack.encode(plain)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        kind = type(error).__name__  # its text may quote the payload
+        what = str(error) if isinstance(error, TypeError) else kind
+        raise PayloadError(
+            f"message {chosen!r} cannot be sent: its payload cannot be encoded ({what})"
+        ) from None
+    metadata = NO_HEADERS if headers is None else headers
+    if not isinstance(metadata, Mapping):
+        raise OutboxError(f"nothing was sent: headers must be a mapping, not {type(metadata).__name__}")
+    transaction = Transaction(
+        id=chosen,
+        payload=plain,
+        metadata=metadata,
+        created_at=own_time,
+        parent_id=lineage.parent_id,
+        correlation_id=lineage.correlation_id,
+    )
+    digest = hashlib.blake2b(
+        b"\0".join((target.encode(), (key or "").encode(), encoded)), digest_size=16
+    ).digest()
+    return Message(chosen, target, key, encode(transaction), digest, seconds, due)
+
+
+def _new_id(own_time: datetime, *, is_now: bool) -> str:
+    return new_id() if is_now else id_at(own_time.timestamp())
+
+
+def derived_id(tracking_id: str, consumer_id: str, part: str) -> str:
+    """Return the id of a message that a handler sends: the same in every attempt at its event."""
+    return str(uuid.uuid5(NAMESPACE, f"{tracking_id}\0{consumer_id}\0{part}"))
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST or storable(value) != value:
+        found = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
+        raise OutboxError(
+            f"nothing was sent: {what} must be a string of 1 to {LONGEST} characters of plain text, not {found}"
+        )
+    return value
+
+
+def _due(delay: Any, at: Any) -> tuple[float | None, float | None]:
+    if delay is not None and at is not None:
+        raise OutboxError("nothing was sent: give delay or at, not both")
+    if at is not None:
+        if not isinstance(at, datetime) or at.utcoffset() is None:
+            raise OutboxError(
+                "nothing was sent: at must be a datetime with a time zone, such as "
+                f"datetime(2030, 1, 31, 9, tzinfo=UTC), not {at!r}"
+            )
+        return None, at.timestamp()
+    if delay is None:
+        return None, None
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+        raise OutboxError(
+            f"nothing was sent: delay must be a timedelta, such as minutes(5), or a number of seconds, 0 or more, not "
+            f"{delay!r}"
+        )
+    try:
+        datetime.now(UTC) + timedelta(seconds=seconds)
+    except OverflowError:
+        raise OutboxError(f"nothing was sent: a delay of {delay!r} ends after the year 9999") from None
+    return float(seconds), None

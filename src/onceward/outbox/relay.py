@@ -1,0 +1,383 @@
+"""The relay: a source whose deliveries are batches of messages, and whose handler sends them.
+
+    committed ──claim──► in flight ──dispatch──► at the sink ──► published
+                             │                        │ a crash in between: sent again, with the same id
+                             └─ lease expires ─► claimed again
+
+A delivery to the engine is a claim: messages of one target, which go to its sink in one call. At most one claim of each
+target is in flight in a process, so a sink that hangs holds up only its own messages. A message that its sink refuses
+waits longer after every failure, then becomes a dead letter; if the sink cannot be reached, all its messages wait, and
+no failure is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import Engine
+
+from onceward.backoff import Backoff
+from onceward.connectors.base import Closing, ConnectorClosedError
+from onceward.connectors.codec import DecodeError, PayloadError, decode, encode_with
+from onceward.connectors.lease_rules import BurialReason, DeadMessage, describe_failure, read_dead_message
+from onceward.connectors.urls import Address
+from onceward.db import LockTimeoutError
+from onceward.outbox.claims import Backlog, Claim, Ending, Failed, OutboxRows, Row
+from onceward.outbox.sinks import Sinks, is_outage
+from onceward.outbox.targets import shown
+from onceward.outbox.wake import bell_of
+from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException, failure_category
+from onceward.task.lifecycle import text_of
+from onceward.telemetry.logger import OwnLogger
+from onceward.telemetry.redaction import redact
+from onceward.transaction import Settlement, Transaction, Verdict
+
+_log = OwnLogger(logging.getLogger("onceward.outbox"))
+
+LEASE = 30.0
+LONGEST_WAIT = 1.0
+"""Seconds that a fetch waits for a message, at most."""
+SHORTEST_WAIT = 0.005
+PAUSE = Backoff(0.25, cap=15.0, jitter=0.2)
+"""How long messages wait for a sink that cannot be reached, until one of them is tried."""
+PURGE_EVERY = 60.0
+PURGED = 1000
+SWEEP_EVERY = 30.0
+COUNT_EVERY = 15.0
+TARGET, KEY = "onceward_target", "onceward_key"
+"""Metadata of a dead letter: where it was to go. It is removed when the letter is redriven."""
+KILLER = "its relays died while it was in flight"
+
+
+class RelayRules(NamedTuple):
+    """When a message is tried again, and when it is given up."""
+
+    backoff: Backoff = Backoff(1.0, cap=300.0, jitter=0.5)
+    most_failures: int = 20
+    """With the backoff, more than an hour."""
+    most_lost: int = 20
+    """A message whose relays died so often is not there by chance: it must kill them."""
+
+
+DEFAULT_RULES = RelayRules()
+
+
+class Outcome(NamedTuple):
+    """How many messages of a delivery ended in each way, for the counts of a run."""
+
+    done: int
+    failed: int
+    returned: int
+
+
+class Relay(Closing):
+    """The source of the relay, and its handler: `publish`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        address_of: Callable[[str], Address],
+        *,
+        lease: float = LEASE,
+        retention: float = 86400.0,
+        rules: RelayRules = DEFAULT_RULES,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.lease = lease
+        self.owner: str | None = None
+        self.backlog: Backlog | None = None
+        """What waited when it was last counted."""
+        self._rows = OutboxRows(engine)
+        self._sinks = Sinks(address_of)
+        self._bell = bell_of(engine)
+        self._retention = retention
+        self._rules = rules
+        self._on_close = on_close
+        self._lock = threading.Lock()
+        self._claims: dict[str, Claim] = {}
+        """In flight, by the id of their delivery."""
+        self._endings: dict[str, Ending] = {}
+        """Of claims that are sent but not recorded yet."""
+        self._outcomes: dict[str, Outcome] = {}
+        self._paused: dict[str, tuple[float, int]] = {}
+        """Targets that cannot be reached: until when they wait, and how often they failed in a row."""
+        self._may_be_dead = True
+        self._purge_at = 0.0
+        self._sweep_at = 0.0
+        self._count_at = 0.0
+        self._closed = False
+
+    # ── the source ──────────────────────────────────────────────────────────────────────────────────────
+
+    def fetch_transactions(self, batch_size: int, /, **_: Any) -> Sequence[Transaction]:
+        """Claim messages of at most `batch_size` targets. Waits a second for some at most."""
+        self._check_open()
+        self._bell.start()
+        self._bell.clear()
+        claims, wait = self._claim(batch_size)
+        if not claims:
+            self._housekeep()
+            if self._bell.wait(min(wait, LONGEST_WAIT)) or wait < LONGEST_WAIT:
+                claims, wait = self._claim(batch_size)
+                self._bell.answer(found=bool(claims))
+        return [self._deliver(each) for each in claims]
+
+    def _claim(self, size: int) -> tuple[list[Claim], float]:
+        """Return claims, and how long to wait if there are none."""
+        with self._lock:
+            busy = {each.target for each in self._claims.values()}
+            now = time.monotonic()
+            waiting = {target: until - now for target, (until, _) in self._paused.items() if until > now}
+        without = busy | waiting.keys()
+        try:
+            outlook = self._rows.look()
+            wait = max(min([outlook.wait, *waiting.values()]), SHORTEST_WAIT)
+            if not outlook.is_due and not outlook.targets - without:
+                return [], wait
+            claims = self._rows.claim(
+                size, without=without, promote=outlook.is_due, lease=self.lease, owner=self.owner
+            )
+        except LockTimeoutError:  # a handler's transaction is long; that is no outage
+            return [], LONGEST_WAIT
+        return claims, wait
+
+    def _deliver(self, claim: Claim) -> Transaction:
+        delivery = Transaction(id=f"outbox-{claim.token:x}", payload=len(claim.rows))
+        with self._lock:
+            self._claims[delivery.id] = claim
+        return delivery
+
+    def settle_transactions(self, settlements: Sequence[Settlement], /) -> None:
+        """Give back claims that were not sent. What was sent is recorded, unless that was done."""
+        self._check_open()
+        for settlement in settlements:
+            delivery = settlement.transaction.id
+            claim = self._claims.get(delivery)
+            if claim is not None:
+                ending = self._endings.get(delivery)
+                begun = ending is not None or settlement.verdict is not Verdict.RETURNED
+                self._record(delivery, claim, ending or Ending(returned=list(claim.rows)), uncount=not begun)
+
+    def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
+        """Keep these claims for another lease."""
+        self._check_open()
+        claims = [self._claims[each.id] for each in transactions if each.id in self._claims]
+        if claims:
+            for lost in self._rows.extend(claims, self.lease):
+                _log.warning(
+                    "messages for %s: lease expired, too late to extend it; another relay may send them, too",
+                    shown(lost.target),
+                )
+
+    def outcome_of(self, transaction: Transaction) -> Outcome | None:
+        """How the messages of a settled delivery ended; None for one that is a single message."""
+        return self._outcomes.pop(transaction.id, None)
+
+    def release_owner(self, owner: str) -> int:
+        """End the leases of a dead relay now. Return how many messages it held."""
+        return self._rows.release(owner)
+
+    def close(self) -> None:
+        """Close the sinks. Unsettled claims come back when their leases expire."""
+        if not self._closed:
+            self._closed = True
+            self._bell.close()
+            self._sinks.close()
+            self._on_close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectorClosedError("this relay is closed; create a new one to continue")
+
+    # ── the handler ─────────────────────────────────────────────────────────────────────────────────────
+
+    def publish(self, transaction: Transaction) -> None:
+        """Send the messages of a delivery, or a redriven dead letter."""
+        claim = self._claims.get(transaction.id)
+        if claim is None:
+            self._publish_letter(transaction)
+            return
+        ending = self._endings.get(transaction.id)
+        if ending is None:  # otherwise it was sent by an earlier attempt that could not record it
+            ending = self._endings[transaction.id] = self._send(claim)
+        self._record(transaction.id, claim, ending)
+
+    def _publish_letter(self, letter: Transaction) -> None:
+        target = letter.metadata.get(TARGET)
+        if not isinstance(target, str):
+            raise TransactionException(
+                "it does not say where it was to go", category=ExceptionCategory.BUSINESS
+            )
+        kept = {name: value for name, value in letter.metadata.items() if name not in (TARGET, KEY)}
+        message = msgspec.structs.replace(letter, metadata=kept)
+        try:
+            self._sinks.dispatch(target, [message])
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            self._sinks.drop(target)
+            raise Postponed(f"{shown(target)} cannot be reached: {text_of(error)}", delay=5.0) from error
+
+    def _send(self, claim: Claim) -> Ending:
+        """Send the messages in order, and say how each ended."""
+        ending = Ending()
+        ready: list[tuple[Row, Transaction]] = []
+        for row in claim.rows:
+            if row.lost >= self._rules.most_lost:
+                ending.failed.append(_failure(row, TransactionException(KILLER), None))
+                continue
+            try:
+                ready.append((row, decode(row.body)))
+            except DecodeError as error:
+                ending.failed.append(_failure(row, error, None))
+        if not ready:
+            return ending
+        try:
+            self._sinks.dispatch(claim.target, [message for _, message in ready])
+        except Exception as error:  # noqa: BLE001  any error of a sink is how its messages ended
+            if is_outage(error):
+                self._pause(claim.target, error)
+                ending.returned += [row for row, _ in ready]
+            elif len(ready) == 1:
+                ending.failed.append(self._fail(ready[0][0], error))
+            else:
+                self._send_each(claim.target, ready, ending)
+        else:
+            ending.published += [row for row, _ in ready]
+            self._reached(claim.target)
+        return ending
+
+    def _send_each(self, target: str, ready: list[tuple[Row, Transaction]], ending: Ending) -> None:
+        """One of them cannot be sent: send the others, but none that comes after it in its key."""
+        stuck: set[str | None] = set()
+        away = False
+        for row, message in ready:
+            if away or (row.key is not None and row.key in stuck):
+                ending.returned.append(row)
+                continue
+            try:
+                self._sinks.dispatch(target, [message])
+            except Exception as error:  # noqa: BLE001
+                if is_outage(error):
+                    self._pause(target, error)
+                    away = True
+                    ending.returned.append(row)
+                else:
+                    ending.failed.append(self._fail(row, error))
+                    stuck.add(row.key)
+            else:
+                ending.published.append(row)
+        if not away:
+            self._reached(target)
+
+    def _fail(self, row: Row, error: Exception) -> Failed:
+        rules = self._rules
+        hopeless = isinstance(error, PayloadError) or failure_category(error) is ExceptionCategory.BUSINESS
+        over = hopeless or row.failures + 1 >= rules.most_failures
+        return _failure(row, error, None if over else rules.backoff.delay(row.failures))
+
+    def _pause(self, target: str, error: Exception) -> None:
+        self._sinks.drop(target)
+        with self._lock:
+            failures = self._paused.get(target, (0.0, 0))[1]
+            self._paused[target] = time.monotonic() + PAUSE.delay(failures), failures + 1
+        if not failures:
+            _log.warning(
+                "%s cannot be reached; its messages wait in the outbox: %s",
+                shown(target),
+                redact(text_of(error)),
+            )
+
+    def _reached(self, target: str) -> None:
+        with self._lock:
+            was_away = self._paused.pop(target, None)
+        if was_away is not None:
+            _log.info("%s can be reached again", shown(target))
+
+    def _record(self, delivery: str, claim: Claim, ending: Ending, *, uncount: bool = False) -> None:
+        lost = self._rows.end(claim, ending, uncount=uncount)
+        if lost:
+            _log.warning(
+                "%d messages for %s: lease expired before their outcome was recorded; another relay has them",
+                lost, shown(claim.target),
+            )  # fmt: skip
+        for failed in ending.failed:
+            what = "it is now a dead letter" if failed.delay is None else f"next in {failed.delay:.3g} s"
+            _log.warning(
+                "message %s could not be sent to %s (failure %d); %s: %s",
+                failed.row.message_id, shown(claim.target), failed.row.failures + 1, what, failed.error,
+            )  # fmt: skip
+            self._may_be_dead |= failed.delay is None
+        with self._lock:
+            self._claims.pop(delivery, None)
+            self._endings.pop(delivery, None)
+            self._outcomes[delivery] = Outcome(
+                len(ending.published), len(ending.failed), len(ending.returned)
+            )
+        self._bell.ring()  # there may be more for the target
+
+    # ── dead letters ────────────────────────────────────────────────────────────────────────────────────
+
+    def dead_letters(self, limit: int = 100) -> list[DeadMessage]:
+        """Return messages that are given up. They stay until `forget_dead`."""
+        if not self._may_be_dead:
+            return []
+        found = self._rows.dead(limit)
+        self._may_be_dead = bool(found)
+        return [_dead(row) for row in found]
+
+    def forget_dead(self, keys: Sequence[Any]) -> None:
+        """Forget them, once another store has them."""
+        self._rows.forget_dead([int(key) for key in keys])
+
+    # ── now and then ────────────────────────────────────────────────────────────────────────────────────
+
+    def _housekeep(self) -> None:
+        now = time.monotonic()
+        try:
+            if now >= self._purge_at:
+                full = self._rows.purge(self._retention, PURGED) == PURGED
+                self._purge_at = now if full else now + PURGE_EVERY
+            if now >= self._sweep_at:
+                self._rows.unblock_stranded()
+                self._sweep_at = now + SWEEP_EVERY
+            if now >= self._count_at:
+                self.backlog = self._rows.backlog()
+                took = time.monotonic() - now
+                self._count_at = now + max(COUNT_EVERY, 100 * took)
+        except LockTimeoutError:
+            return  # another time
+
+
+def _failure(row: Row, error: Exception, delay: float | None) -> Failed:
+    wrapped = (
+        error
+        if isinstance(error, TransactionException)
+        else TransactionException(
+            text_of(error), category=failure_category(error) or ExceptionCategory.SYSTEM
+        )
+    )
+    _, text, line = describe_failure(wrapped, row.attempts, time.time())
+    return Failed(row, text or "", line, delay)
+
+
+def _dead(row: Mapping[str, Any]) -> DeadMessage:
+    """Build the letter. Its metadata says where it was to go, for its redrive."""
+    body = bytes(row["body"])
+    reason = BurialReason.MAX_DELIVERIES
+    try:
+        message = decode(body)
+    except DecodeError:
+        reason = BurialReason.UNDECODABLE
+    else:
+        way = {TARGET: row["target"], **({} if row["key"] is None else {KEY: row["key"]})}
+        body = encode_with({}, msgspec.structs.replace(message, metadata={**message.metadata, **way}))
+    return read_dead_message(
+        row["seq"], row["message_id"], body, reason, None, row["error"], row["attempts"] - row["lost"],
+        row["created_at"], row["ended_at"], row["history"],
+    )  # fmt: skip

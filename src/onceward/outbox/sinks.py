@@ -1,0 +1,96 @@
+"""The sinks of a relay: one connector for each target, kept open; and whether a failure is an outage of the sink."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from opentelemetry import context, trace
+
+from onceward.connectors.base import ConnectorClosedError
+from onceward.connectors.sqlite.store import DatabaseBusyError
+from onceward.connectors.urls import Address
+from onceward.errors import ConfigurationError, FileLostError
+from onceward.telemetry.logger import OwnLogger
+from onceward.transaction import Transaction
+
+_log = OwnLogger(logging.getLogger("onceward.outbox"))
+
+OUTAGES = (
+    OSError,
+    sqlite3.OperationalError,
+    ConnectorClosedError,
+    DatabaseBusyError,
+    ConfigurationError,
+    FileLostError,
+)
+OUTAGE_NAMES = frozenset(
+    {
+        "AuthenticationError",
+        "BusyLoadingError",
+        "ClusterDownError",
+        "ConnectionError",
+        "InterfaceError",
+        "OperationalError",
+        "OutOfMemoryError",
+        "ReadOnlyError",
+        "TimeoutError",
+        "Unauthenticated",
+        "PermissionDenied",
+        "Unavailable",
+        "Backpressure",
+        "QuotaExceeded",
+    }
+)
+"""Classes of drivers, which need not be installed."""
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Whether the sink, and not the message, is to blame: then no failure is counted, and the whole target waits."""
+    while error is not None:
+        if isinstance(error, OUTAGES) or any(cls.__name__ in OUTAGE_NAMES for cls in type(error).__mro__):
+            return True
+        error = error.__cause__
+    return False
+
+
+class Sinks:
+    """Opens a connector when it is first needed, and closes it after an outage, so the next try begins afresh."""
+
+    def __init__(self, address_of: Callable[[str], Address]) -> None:
+        self._address_of = address_of
+        self._open: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def dispatch(self, target: str, transactions: Sequence[Transaction]) -> None:
+        """Send these, all or none, in this order."""
+        with self._lock:
+            sink = self._open.get(target)
+            if sink is None:
+                sink = self._open[target] = self._address_of(target).open(asynchronous=False)
+        # Each message carries the trace of the transaction that sent it, not that of the relay.
+        token = context.attach(trace.set_span_in_context(trace.INVALID_SPAN))
+        try:
+            sink.dispatch_transactions(transactions)
+        finally:
+            context.detach(token)
+
+    def drop(self, target: str) -> None:
+        with self._lock:
+            sink = self._open.pop(target, None)
+        if sink is not None:
+            _close(target, sink)
+
+    def close(self) -> None:
+        for target in list(self._open):
+            self.drop(target)
+
+
+def _close(target: str, sink: Any) -> None:
+    try:
+        sink.close()
+    except Exception as error:  # noqa: BLE001  it is not needed any more
+        _log.warning("could not close the connector of %s: %s", target, error)

@@ -1,0 +1,34 @@
+-- Messages that a transaction publishes. `state` is ready, delayed (until `at`), held (in flight, or after a failure, until
+-- `at`), behind (an earlier message of its key is held), published, dead (to be moved to the dead letters) or moved. The
+-- partial indexes keep a claim at the cost of its batch, however many messages are delayed or published.
+CREATE TABLE onceward_outbox (
+    seq INTEGER PRIMARY KEY,
+    message_id TEXT NOT NULL UNIQUE,
+    target TEXT NOT NULL,
+    key TEXT,
+    state TEXT NOT NULL,
+    at REAL,
+    token INTEGER,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    lost INTEGER NOT NULL DEFAULT 0,
+    failures INTEGER NOT NULL DEFAULT 0,
+    error TEXT,
+    history TEXT NOT NULL DEFAULT '',
+    digest BLOB NOT NULL,
+    body BLOB NOT NULL,
+    created_at REAL NOT NULL,
+    ended_at REAL
+);
+
+CREATE INDEX onceward_outbox_ready ON onceward_outbox (target, seq) WHERE state = 'ready';
+
+CREATE INDEX onceward_outbox_delayed ON onceward_outbox (at) WHERE state = 'delayed';
+
+CREATE INDEX onceward_outbox_held ON onceward_outbox (at) WHERE state = 'held';
+
+CREATE INDEX onceward_outbox_keys ON onceward_outbox (target, key, seq)
+    WHERE key IS NOT NULL AND state IN ('ready', 'held', 'behind');
+
+CREATE INDEX onceward_outbox_dead ON onceward_outbox (seq) WHERE state = 'dead';
+
+CREATE INDEX onceward_outbox_ended ON onceward_outbox (ended_at) WHERE state IN ('published', 'moved');

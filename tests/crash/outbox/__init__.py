@@ -1,0 +1,1 @@
+"""The outbox and its relay, killed with -9."""

@@ -1,0 +1,218 @@
+"""Sending in a transaction of the caller: on every kind of connection, with errors at the call."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from onceward import Onceward
+from onceward.connectors.codec import PayloadError, decode
+from onceward.inbox import AsyncInbox, Inbox
+from onceward.outbox import Outbox, OutboxError
+from onceward.outbox.outbox import Place
+from tests.support.databases import Database, database
+from tests.support.outbox import OutboxWorld, outbox
+
+__all__ = ["database", "outbox"]
+
+
+class OnDatabase:
+    """An outbox in a database of the test, with sends of either mode behind the same calls."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        app = Onceward("shop")
+        url = database.plain().url
+        self.outbox = Outbox(app.outbox.targets, lambda: Place(url.get_backend_name(), url.database))
+        inbox = (AsyncInbox if database.asynchronous else Inbox)(database.default)
+        self._await(inbox.migrate())
+
+    def _await(self, result: Any) -> Any:
+        return self.database.run(result) if self.database.asynchronous else result
+
+    def within(self, use: Callable[[Any], Any], *, session: bool, commit: bool = True) -> Any:
+        """Call `use` with a sender on a connection or a session, then commit or roll back."""
+        engine = self.database.default
+        if self.database.asynchronous:
+
+            async def run() -> Any:
+                opened: Any = AsyncSession(engine) if session else engine.connect()
+                async with opened as connection:
+                    result = await use(self.outbox(connection))
+                    await (connection.commit() if commit else connection.rollback())
+                    return result
+
+            return self.database.run(run())
+        opened = Session(engine) if session else engine.connect()
+        with opened as connection:
+            result = use(self.outbox(connection))
+            connection.commit() if commit else connection.rollback()
+            return result
+
+    def ids(self) -> list[str]:
+        with self.database.session() as session:
+            return [
+                row["message_id"]
+                for row in session.fetch_all("SELECT message_id FROM onceward_outbox ORDER BY seq")
+            ]
+
+
+@pytest.mark.req("OB-01", "OB-10")
+@pytest.mark.parametrize("session", [False, True], ids=["connection", "session"])
+def test_a_send_commits_and_rolls_back_with_the_transaction(database: Database, session: bool) -> None:
+    site = OnDatabase(database)
+    sent = site.within(lambda sender: sender.send("memory://ship", {"id": 1}), session=session)
+    site.within(lambda sender: sender.send("memory://ship", {"id": 2}), session=session, commit=False)
+    assert site.ids() == [sent]
+    assert site.within(lambda sender: sender.cancel(sent), session=session) is True
+    assert site.within(lambda sender: sender.cancel(sent), session=session) is False
+    assert site.ids() == []
+
+
+@pytest.mark.req("OB-10")
+def test_plain_connections_of_drivers(outbox: OutboxWorld) -> None:
+    if outbox.engine.dialect.name == "sqlite":
+        plain: Any = sqlite3.connect(str(outbox.engine.url.database))
+    else:
+        url = outbox.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        plain = psycopg.connect(url)
+    with plain:
+        outbox.app.outbox(plain).send("memory://ship", "one")
+    if outbox.engine.dialect.name == "sqlite":
+        plain.close()
+        plain = sqlite3.connect(str(outbox.engine.url.database), isolation_level=None)
+        begin: Any = lambda: plain.execute("BEGIN")  # noqa: E731
+    else:
+        plain = psycopg.connect(url, autocommit=True)
+        begin = lambda: plain.execute("BEGIN")  # noqa: E731
+    with pytest.raises(OutboxError, match="no transaction is open"):
+        outbox.app.outbox(plain).send("memory://ship", "two")
+    begin()
+    outbox.app.outbox(plain).send("memory://ship", "two")
+    plain.execute("ROLLBACK")
+    plain.close()
+    assert [decode(bytes(body)).payload for body in outbox.rows("body")] == ["one"]
+
+
+async def _send_with_psycopg(app: Onceward, url: str) -> None:
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        await app.outbox(connection).send("memory://ship", "one")
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        with pytest.raises(OutboxError, match="no transaction is open"):
+            await app.outbox(connection).send("memory://ship", "two")
+        async with connection.transaction():
+            await app.outbox(connection).send("memory://ship", "two")
+
+
+@pytest.mark.req("OB-10")
+def test_a_connection_of_psycopg_in_asyncio(outbox: OutboxWorld) -> None:
+    if outbox.engine.dialect.name == "postgresql":
+        url = outbox.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        asyncio.run(_send_with_psycopg(outbox.app, url))
+        assert [decode(bytes(body)).payload for body in outbox.rows("body")] == ["one", "two"]
+    with pytest.raises(OutboxError, match=r"app\.outbox takes a Connection"):
+        outbox.app.outbox(object()).send("memory://ship", 1)  # type: ignore[call-overload]
+
+
+class Odd:
+    """Cannot be encoded."""
+
+
+def unknown(order: dict) -> None: ...  # type: ignore[type-arg]
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "unknown function": (
+        {"target": unknown},
+        OutboxError,
+        "unknown is neither a consumer nor a producer of shop",
+    ),
+    "unknown scheme": ({"target": "gopher://x"}, OutboxError, "'gopher://x' is not a sink"),
+    "no target": ({"target": 7}, OutboxError, "a target is a consumer or producer function"),
+    "odd payload": ({"payload": Odd()}, PayloadError, "Odd cannot be sent"),
+    "huge number": ({"payload": {"n": 2**80}}, PayloadError, "cannot be"),
+    "credential": ({"headers": {"authorization": "x"}}, PayloadError, "names a credential"),
+    "headers": ({"headers": 7}, OutboxError, "headers must be a mapping"),
+    "no time zone": ({"at": datetime(2030, 1, 1)}, OutboxError, "a datetime with a time zone"),
+    "at is text": ({"at": "tomorrow"}, OutboxError, "a datetime with a time zone"),
+    "negative": ({"delay": -1}, OutboxError, "delay must be"),
+    "both": ({"delay": 1, "at": datetime.now(UTC)}, OutboxError, "not both"),
+    "forever": ({"delay": 1e15}, OutboxError, "after the year 9999"),
+    "empty id": ({"id": ""}, OutboxError, "id must be a string"),
+    "odd key": ({"key": "a\0b"}, OutboxError, "key must be a string"),
+}
+
+
+@pytest.mark.req("OB-11")
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_is_an_error_at_the_call_and_nothing_is_written(outbox: OutboxWorld, case: str) -> None:
+    given, kind, message = WRONG[case]
+    with outbox.engine.begin() as connection:
+        with pytest.raises(kind, match=message):
+            outbox.app.outbox(connection).send(**{"target": "memory://ship", "payload": 1, **given})
+        outbox.app.outbox(connection).send("memory://ship", "fine")  # the transaction can go on
+    assert [decode(bytes(body)).payload for body in outbox.rows("body")] == ["fine"]
+
+
+@pytest.mark.req("OB-11")
+def test_a_missing_table_and_another_database_are_named(outbox: OutboxWorld, tmp_path: Any) -> None:
+    other = create_engine(f"sqlite:///{tmp_path}/other.db")
+    with other.begin() as connection:
+        match = (
+            "another|this connection is one to"
+            if outbox.engine.dialect.name == "postgresql"
+            else "but the app's is"
+        )
+        with pytest.raises(OutboxError, match=match):
+            outbox.app.outbox(connection).send("memory://ship", 1)
+        empty = Onceward("empty", database=f"sqlite:///{tmp_path}/other.db")
+        with pytest.raises(OutboxError, match="onceward inbox migrate"):
+            empty.outbox(connection).send("memory://ship", 1)
+        with pytest.raises(Exception, match="has no database"):
+            Onceward("none").outbox(connection).send("memory://ship", 1)
+    other.dispose()
+
+
+@pytest.mark.req("OB-12")
+def test_an_id_stands_for_one_message(outbox: OutboxWorld) -> None:
+    outbox.send({"a": 1}, id="slot-1")
+    assert outbox.send({"a": 1}, id="slot-1") == ["slot-1"]
+    with pytest.raises(OutboxError, match="with another target, key or payload"):
+        outbox.send({"a": 2}, id="slot-1")
+    assert outbox.rows("message_id") == ["slot-1"]
+
+
+@pytest.mark.req("OB-07")
+def test_a_delayed_message_has_its_due_time_as_its_own(outbox: OutboxWorld) -> None:
+    """An inbox refuses events from before its horizon: a message that is due in years must not be years old then."""
+    due = datetime.now(UTC) + timedelta(days=800)
+    outbox.send("later", at=due)
+    (body,) = outbox.rows("body")
+    found = decode(bytes(body))
+    assert found.created_at == due
+    assert abs(int(found.id[:8] + found.id[9:13], 16) / 1000 - due.timestamp()) < 1
+
+
+@pytest.mark.req("OB-07")
+def test_a_message_that_was_tried_cannot_be_canceled(outbox: OutboxWorld) -> None:
+    relay = outbox.relay()
+    outbox.sink.refuse = lambda _: ConnectionError("away")
+    (sent,) = outbox.send("one")
+    (fetched,) = relay.fetch_transactions(1)
+
+    def cancel() -> bool:
+        with outbox.engine.begin() as connection:
+            return outbox.app.outbox(connection).cancel(sent)
+
+    assert cancel() is False
+    relay.publish(fetched)
+    assert cancel() is False  # it may have arrived
