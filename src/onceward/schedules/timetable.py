@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from math import inf
 
@@ -20,6 +20,7 @@ from onceward._sync import run_blocking
 from onceward.db import LockTimeoutError
 from onceward.db.transaction import DbTransaction
 from onceward.outbox.connections import BlockingConnectionPort
+from onceward.outbox.message import Message
 from onceward.outbox.outbox import Outbox
 from onceward.outbox.rows import write
 from onceward.schedules.schedule import Schedule
@@ -32,15 +33,28 @@ LOOK_EVERY = 30.0
 """Seconds between two looks at the database in any case: its clock may be set."""
 
 
+class _PayloadFailed(Exception):
+    """There is no message for a slot: the user's code raised, or returned what cannot be sent."""
+
+
 class Timetable:
     """The schedules of an app. Every relay has one, and calls `publish` often."""
 
-    def __init__(self, engine: Engine, app: str, schedules: Collection[Schedule], outbox: Outbox) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        app: str,
+        schedules: Collection[Schedule],
+        outbox: Outbox,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """With a `clock`, it says which slots are due, instead of the database's."""
         self._app = app
         self._schedules = list(schedules)
         self._outbox = outbox
         self._ports = BlockingStoragePorts(engine)
-        self._sql = Sql(engine.dialect.name, None)
+        self._sql = Sql(engine.dialect.name)
+        self._clock = clock
         self._look_at = 0.0 if schedules else inf
 
     def publish(self) -> float:
@@ -54,36 +68,51 @@ class Timetable:
                 wait = min(wait, run_blocking(self._ports.transact(self._publish, schedule)))
             except LockTimeoutError:  # another process is at it, or a handler's transaction is long
                 wait = min(wait, 1.0)
+            except _PayloadFailed as failed:  # its slot is not lost, and other schedules and messages go on
+                _log.error(
+                    "the schedule %s has no message for its slot, which is tried again in %.3g s",
+                    schedule.name, LOOK_EVERY, exc_info=failed.__cause__,
+                )  # fmt: skip
         self._look_at = time.monotonic() + wait
         return wait
 
     def _publish(self, transaction: DbTransaction, schedule: Schedule) -> float:
         """Return the seconds until the next slot."""
         name = f"{self._app}:{schedule.name}"
-        self._sql.run(transaction, _BEGIN, name=name)
-        row = self._sql.run(transaction, _READ + self._sql.for_update, name=name).one()
-        now, after = datetime.fromtimestamp(row.now, UTC), datetime.fromtimestamp(row.last_slot, UTC)
+        now = datetime.fromtimestamp(
+            self._sql.now(transaction) if self._clock is None else self._clock(), UTC
+        )
+        self._sql.run(transaction, _BEGIN, name=name, begin=now.timestamp())
+        after = datetime.fromtimestamp(
+            self._sql.run(transaction, _READ + self._sql.for_update, name=name).scalar_one(), UTC
+        )
         slots, last = schedule.due(after, now)
         port = BlockingConnectionPort(transaction.connection)
         for slot in slots:
-            made = self._outbox.message(
+            run_blocking(write(port, self._message(schedule, slot, f"{name}@{slot.isoformat()}")))
+        if last > after:
+            self._sql.run(transaction, _MOVE, name=name, slot=last.timestamp())
+        following = schedule.next(max(last, after))
+        return LOOK_EVERY if following is None else max((following - now).total_seconds(), 0.0)
+
+    def _message(self, schedule: Schedule, slot: datetime, message_id: str) -> Message:
+        try:
+            payload = schedule.payload(slot)
+            return self._outbox.message(
                 schedule.target,
-                schedule.payload(slot),
-                id=f"{name}@{slot.isoformat()}",
+                payload,
+                id=message_id,
                 key=None,
                 delay=None,
                 at=slot,
                 headers=schedule.headers,
             )
-            run_blocking(write(port, made))
-        if last > after:
-            self._sql.run(transaction, _MOVE, name=name, slot=last.timestamp())
-        following = schedule.next(max(last, after))
-        return LOOK_EVERY if following is None else max(following.timestamp() - row.now, 0.0)
+        except Exception as error:
+            raise _PayloadFailed from error
 
 
 _BEGIN = """
-    INSERT INTO onceward_schedules (name, last_slot) VALUES (:name, {now}) ON CONFLICT (name) DO NOTHING
+    INSERT INTO onceward_schedules (name, last_slot) VALUES (:name, :begin) ON CONFLICT (name) DO NOTHING
 """
-_READ = "SELECT last_slot, {now} AS now FROM onceward_schedules WHERE name = :name"
+_READ = "SELECT last_slot FROM onceward_schedules WHERE name = :name"
 _MOVE = "UPDATE onceward_schedules SET last_slot = :slot WHERE name = :name"
