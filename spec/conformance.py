@@ -18,6 +18,7 @@ TITLES = {
     "BC": "Boundary and its consumers",
     "CN": "Connectors",
     "RN": "Running an app",
+    "SC": "Schedules",
     "MW": "Middleware",
     "FA": "Public classes of both modes",
     "ST": "Stability",
