@@ -19,6 +19,7 @@ TITLES = {
     "CN": "Connectors",
     "WK": "Waiting for work",
     "RN": "Running an app",
+    "SC": "Schedules",
     "MW": "Middleware",
     "OB": "Outbox",
     "FA": "Public classes of both modes",

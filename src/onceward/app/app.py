@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from weakref import WeakSet
@@ -20,6 +21,8 @@ from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
 from onceward.middleware import Middleware, check_middleware
 from onceward.outbox import Outbox
+from onceward.schedules import CatchUp, Schedule
+from onceward.schedules.schedule import Slots, cron, every
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 
 if TYPE_CHECKING:
@@ -142,6 +145,7 @@ class Onceward:
         self._resolved = resolve(settings)
         self.consumers = Consumers()
         self.producers: dict[str, Producer] = {}
+        self.schedules: dict[str, Schedule] = {}
         self.outbox = Outbox(AppTargets(self), partial(database_place, self))
         """`app.outbox(connection).send(target, payload)` publishes in a transaction of yours: see `onceward.outbox`."""
         _apps.add(self)
@@ -314,6 +318,53 @@ class Onceward:
             f"{name} {problem} of {self.name}: a producer needs a sink; write @app.producer('sqlite:///orders.db'), or "
             "name one consumer decorated above it, as in @app.producer(charge)"
         )
+
+    def every(
+        self,
+        interval: str | timedelta,
+        *,
+        name: str | None = None,
+        payload: Any = UNSET,
+        catch_up: CatchUp = "last",
+    ) -> Callable[[F], F]:
+        """Send the consumer or producer below a message every "30s", "5m", "24h", "7d": once across all processes.
+
+        A consumer gets `payload`, or {"schedule": …, "slot": …} without one. What a producer returns goes to its sink;
+        it takes nothing, or the slot as a datetime. The slots are multiples of the interval since 1970, in UTC. Slots
+        that pass while nothing runs: `catch_up` says whether the "last", "all" or "none" of them are sent later. The
+        relay of `onceward run` or `onceward relay` sends them; each message has an id that names its slot.
+        """
+        return self._scheduled(lambda: every(interval), f"every {interval}", name, payload, catch_up)
+
+    def cron(
+        self,
+        expression: str,
+        *,
+        tz: str | None = None,
+        name: str | None = None,
+        payload: Any = UNSET,
+        catch_up: CatchUp = "last",
+    ) -> Callable[[F], F]:
+        """`every`, at the times of a cron expression such as "0 3 * * *" in a time zone; None is UTC."""
+        return self._scheduled(
+            lambda: cron(expression, tz), f"{expression} {tz or 'UTC'}", name, payload, catch_up
+        )
+
+    def _scheduled(
+        self, slots: Callable[[], Slots], text: str, name: str | None, payload: Any, catch_up: CatchUp
+    ) -> Callable[[F], F]:
+        from onceward.app.schedules import schedule_of
+
+        def decorate(function: F) -> F:
+            made = schedule_of(self, function, slots, text, name, payload, catch_up)
+            if made.name in self.schedules:
+                raise ConfigurationError(
+                    f"{self.name} has two schedules {made.name!r}; give one of them another name=…"
+                )
+            self.schedules[made.name] = made
+            return function
+
+        return decorate
 
     def produce(
         self, function: Callable[Arguments, Any], /, *args: Arguments.args, **kwargs: Arguments.kwargs

@@ -70,14 +70,17 @@ class OutboxAddress(Address):
 
     def open(self, *, asynchronous: bool) -> Relay:
         from onceward.outbox.relay import Relay
+        from onceward.schedules.timetable import Timetable
 
         app = self._app
         engine = app.engines.take(asynchronous=False)
         targets = app.outbox.targets
+        timetable = Timetable(engine, app.name, app.schedules.values(), app.outbox)
         return Relay(
             engine,
             lambda target: address(target, targets),
             retention=app.settings.outbox_retention,
+            publish_due=timetable.publish,
             on_close=app.engines.give_back,
         )
 

@@ -16,6 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 import msgspec
@@ -86,6 +87,7 @@ class Relay(Closing):
         lease: float = LEASE,
         retention: float = 86400.0,
         rules: RelayRules = DEFAULT_RULES,
+        publish_due: Callable[[], float] = lambda: inf,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.lease = lease
@@ -97,6 +99,8 @@ class Relay(Closing):
         self._bell = bell_of(engine)
         self._retention = retention
         self._rules = rules
+        self._publish_due = publish_due
+        """Writes the messages of schedules that are due, and returns the seconds until the next ones are."""
         self._on_close = on_close
         self._lock = threading.Lock()
         self._claims: dict[str, Claim] = {}
@@ -135,8 +139,9 @@ class Relay(Closing):
             waiting = {target: until - now for target, (until, _) in self._paused.items() if until > now}
         without = busy | waiting.keys()
         try:
+            slot = self._publish_due()
             outlook = self._rows.look()
-            wait = max(min([outlook.wait, *waiting.values()]), SHORTEST_WAIT)
+            wait = max(min([outlook.wait, slot, *waiting.values()]), SHORTEST_WAIT)
             if not outlook.is_due and not outlook.targets - without:
                 return [], wait
             claims = self._rows.claim(

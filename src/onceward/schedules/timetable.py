@@ -1,0 +1,118 @@
+"""Publishes the slots that are due: a row for each schedule says how far it has come, in the app's database.
+
+    row locked ─► slots after the last one, up to now ─► a message for each in the outbox ─► row moved ─► commit
+
+All of that is one transaction, so a slot is published once, whichever process does it and whatever crashes. A new
+schedule begins with its next slot.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime
+from math import inf
+
+from sqlalchemy import Engine
+
+from onceward._sync import run_blocking
+from onceward.db import LockTimeoutError
+from onceward.db.transaction import DbTransaction
+from onceward.outbox.connections import BlockingConnectionPort
+from onceward.outbox.message import Message
+from onceward.outbox.outbox import Outbox
+from onceward.outbox.rows import write
+from onceward.schedules.schedule import Schedule
+from onceward.storage.database import BlockingStoragePorts, Sql
+from onceward.telemetry.logger import OwnLogger
+
+_log = OwnLogger(logging.getLogger("onceward.schedules"))
+
+LOOK_EVERY = 30.0
+"""Seconds between two looks at the database in any case: its clock may be set."""
+
+
+class _PayloadFailed(Exception):
+    """There is no message for a slot: the user's code raised, or returned what cannot be sent."""
+
+
+class Timetable:
+    """The schedules of an app. Every relay has one, and calls `publish` often."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        app: str,
+        schedules: Collection[Schedule],
+        outbox: Outbox,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """With a `clock`, it says which slots are due, instead of the database's."""
+        self._app = app
+        self._schedules = list(schedules)
+        self._outbox = outbox
+        self._ports = BlockingStoragePorts(engine)
+        self._sql = Sql(engine.dialect.name)
+        self._clock = clock
+        self._look_at = 0.0 if schedules else inf
+
+    def publish(self) -> float:
+        """Publish the slots that are due. Return the seconds until the next look."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return self._look_at - now
+        wait = LOOK_EVERY
+        for schedule in self._schedules:
+            try:
+                wait = min(wait, run_blocking(self._ports.transact(self._publish, schedule)))
+            except LockTimeoutError:  # another process is at it, or a handler's transaction is long
+                wait = min(wait, 1.0)
+            except _PayloadFailed as failed:  # its slot is not lost, and other schedules and messages go on
+                _log.error(
+                    "the schedule %s has no message for its slot, which is tried again in %.3g s",
+                    schedule.name, LOOK_EVERY, exc_info=failed.__cause__,
+                )  # fmt: skip
+        self._look_at = time.monotonic() + wait
+        return wait
+
+    def _publish(self, transaction: DbTransaction, schedule: Schedule) -> float:
+        """Return the seconds until the next slot."""
+        name = f"{self._app}:{schedule.name}"
+        now = datetime.fromtimestamp(
+            self._sql.now(transaction) if self._clock is None else self._clock(), UTC
+        )
+        self._sql.run(transaction, _BEGIN, name=name, begin=now.timestamp())
+        after = datetime.fromtimestamp(
+            self._sql.run(transaction, _READ + self._sql.for_update, name=name).scalar_one(), UTC
+        )
+        slots, last = schedule.due(after, now)
+        port = BlockingConnectionPort(transaction.connection)
+        for slot in slots:
+            run_blocking(write(port, self._message(schedule, slot, f"{name}@{slot.isoformat()}")))
+        if last > after:
+            self._sql.run(transaction, _MOVE, name=name, slot=last.timestamp())
+        following = schedule.next(max(last, after))
+        return LOOK_EVERY if following is None else max((following - now).total_seconds(), 0.0)
+
+    def _message(self, schedule: Schedule, slot: datetime, message_id: str) -> Message:
+        try:
+            payload = schedule.payload(slot)
+            return self._outbox.message(
+                schedule.target,
+                payload,
+                id=message_id,
+                key=None,
+                delay=None,
+                at=slot,
+                headers=schedule.headers,
+            )
+        except Exception as error:
+            raise _PayloadFailed from error
+
+
+_BEGIN = """
+    INSERT INTO onceward_schedules (name, last_slot) VALUES (:name, :begin) ON CONFLICT (name) DO NOTHING
+"""
+_READ = "SELECT last_slot FROM onceward_schedules WHERE name = :name"
+_MOVE = "UPDATE onceward_schedules SET last_slot = :slot WHERE name = :name"
