@@ -2,6 +2,7 @@
 
     sqlite:///orders.db?lease=30&max_deliveries=5           a queue in a file; sqlite:////var/lib/orders.db
     redis://localhost:6379/0/orders?group=billing           a stream of a Redis database (0 may be left out); rediss://
+    postgresql://user@localhost/shop/orders?lease=30        a queue in a database; or postgresql://localhost/shop?queue=orders
     boundary+http://localhost:7700?consumer=billing         a boundary, under a durable name; boundary+https:// with
                                                             ca=…&cert=…&key=…; a sink has from_zone=…&to_zone=…
     memory://orders                                         within this process, for tests
@@ -56,6 +57,8 @@ class Address:
     @property
     def queue(self) -> tuple[str, ...]:
         """Equal for two consumers that would take each other's messages."""
+        if self._scheme.identity is not None:
+            return (self._scheme.identity(self),)
         divides = [name for name, setting in self._scheme.settings.items() if setting.divides]
         return (self.scheme, self.place, *(str(self.settings.get(name, "")) for name in divides))
 
@@ -71,6 +74,8 @@ class Address:
     @property
     def origin(self) -> str:
         """The URL without settings: dead letters are stored under it."""
+        if self._scheme.identity is not None:
+            return self._scheme.identity(self)
         return str(self).partition("?")[0]
 
     def open(self, *, asynchronous: bool) -> Any:
