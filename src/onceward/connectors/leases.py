@@ -161,7 +161,7 @@ class LeaseStore(Protocol):
     def counts(self, now: float) -> dict[str, int]: ...
 
     def dead(self, limit: int) -> list[DeadMessage]:
-        """Return dead letters, longest dead first. The `key` of each identifies it, even if its row was reused since."""
+        """Return dead letters, longest dead first. The `key` of each is never that of another."""
         ...
 
     def forget_dead(self, keys: Sequence[Any]) -> None: ...
@@ -211,16 +211,18 @@ class LeasingConnector(Closing):
 
     def settle_transactions(self, settlements: Sequence[Settlement], /) -> None:
         """End these deliveries, all or none."""
+        ending: dict[Held, tuple[Settlement, LeasedDelivery]] = {}
+        done: dict[Held, Transaction] = {}
+        for settlement in settlements:
+            delivery = self._deliveries.of(settlement.transaction)
+            if not delivery.settled and delivery.held not in ending:
+                ending[delivery.held] = settlement, delivery
+                if settlement.verdict == Verdict.DONE:
+                    done[delivery.held] = settlement.transaction
+        if not ending:
+            return  # they left the queue in the transactions of their handlers
         with self._store.transaction(WRITE_WAIT):
             now = self._now()
-            ending: dict[Held, tuple[Settlement, LeasedDelivery]] = {}
-            done: dict[Held, Transaction] = {}
-            for settlement in settlements:
-                delivery = self._deliveries.of(settlement.transaction)
-                if not delivery.settled and delivery.held not in ending:
-                    ending[delivery.held] = settlement, delivery
-                    if settlement.verdict == Verdict.DONE:
-                        done[delivery.held] = settlement.transaction
             lost = set(self._store.remove(list(done), list(done.values()))) if done else set()
             if len(done) < len(ending):
                 for held, (settlement, delivery) in ending.items():
@@ -252,6 +254,15 @@ class LeasingConnector(Closing):
             lost = self._store.extend(list(running), self._now() + self.lease)
         for held in lost:
             _log.warning("transaction %s: lease expired, too late to extend it", running[held].id)
+
+    def holds(self, delivered: Transaction, /) -> bool:
+        """Whether this connector has delivered it, and it is not settled."""
+        delivery = self._deliveries.get(id(delivered))
+        return delivery is not None and not delivery.settled
+
+    def settled(self, delivered: Transaction, /) -> None:
+        """Take note that it has left the queue in the transaction of its handler."""
+        self._deliveries.of(delivered).settled = True
 
     def fetched_here(self, transactions: Sequence[Transaction], /) -> list[Transaction]:
         """Those of these that this connector has delivered."""
@@ -344,6 +355,14 @@ class AsyncLeasingConnector(AsyncClosing):
     def leave_poison_to_inbox(self) -> None:
         """As `LeasingConnector.leave_poison_to_inbox`."""
         self._wire.leave_poison_to_inbox()
+
+    def holds(self, delivered: Transaction, /) -> bool:
+        """As `LeasingConnector.holds`."""
+        return self._wire.holds(delivered)
+
+    def settled(self, delivered: Transaction, /) -> None:
+        """As `LeasingConnector.settled`."""
+        self._wire.settled(delivered)
 
     async def _call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call it, completely or not at all, without blocking the event loop for long."""

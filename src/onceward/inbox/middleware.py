@@ -11,6 +11,7 @@ import msgspec
 from onceward._coroutines import all_awaited
 from onceward._sync import Raised
 from onceward.errors import ConfigurationError
+from onceward.inbox.acknowledgment import JointSource
 from onceward.inbox.attempts import End, Start
 from onceward.inbox.contract import Contract
 from onceward.inbox.errors import ContractError
@@ -18,6 +19,7 @@ from onceward.inbox.event import Event
 from onceward.inbox.metrics import metrics_of
 from onceward.inbox.stores.types import Key
 from onceward.middleware import Middleware, SourceCalls, StepCall, StepInfo
+from onceward.task.call import NOT_DEFINED
 from onceward.task.work import DUPLICATE
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
@@ -55,7 +57,9 @@ class InboxMiddleware(Middleware):
             raise ConfigurationError(
                 f"the contract of {task.name} must be a Contract(…), not {type(contract).__name__}"
             )
-        return ContractKeeper(self._processor, self._registry, contract, type(task))
+        # An acknowledgment must not come before the end of the success handler.
+        joins = getattr(task.handle_transaction_success, "__func__", None) in NOT_DEFINED
+        return ContractKeeper(self._processor, self._registry, contract, type(task), joins=joins)
 
 
 class ContractKeeper(Middleware):
@@ -64,7 +68,13 @@ class ContractKeeper(Middleware):
     name = "inbox"
 
     def __init__(
-        self, processor: EventProcessor, registry: Registry, contract: Contract, code: type[Any]
+        self,
+        processor: EventProcessor,
+        registry: Registry,
+        contract: Contract,
+        code: type[Any],
+        *,
+        joins: bool,
     ) -> None:
         self._processor = processor
         self._registry = registry
@@ -72,6 +82,8 @@ class ContractKeeper(Middleware):
         self._code = code
         self._metrics = metrics_of(contract.consumer_id)
         self._expected: dict[int, Expected] = {}
+        self._joins = joins
+        self._source = JointSource(None)
 
     async def begin(self) -> None:
         await self._registry.check(self._contract, self._code)
@@ -104,8 +116,11 @@ class ContractKeeper(Middleware):
                     raise Raised(error) from error
 
             start = None if expected is None else expected.start
+            removal = self._source.removal_of(transaction)
             try:
-                result = await self._processor.process(self._contract, event, handle, self._metrics, start)
+                result = await self._processor.process(
+                    self._contract, event, handle, self._metrics, start, removal
+                )
             except Raised as carried:
                 if isinstance(carried.raised, StopIteration):
                     raise
@@ -120,12 +135,16 @@ class ContractKeeper(Middleware):
         ledger, availability = self._processor.ledger, self._processor.availability
         if hasattr(source.connector, "leave_poison_to_inbox"):
             source.connector.leave_poison_to_inbox()
+        if self._joins:
+            self._source = JointSource(source.connector)
 
         async def fetch(size: int, **extra: Any) -> Sequence[Transaction]:
             if availability.in_doubt:
                 await availability.check(self._contract.consumer_id)
             batch = await source.fetch(size, **extra)
             await self._expect(batch or ())
+            if batch:
+                await self._source.find_out(self._processor.ports)
             return batch
 
         async def settle(settlements: Sequence[Settlement]) -> None:

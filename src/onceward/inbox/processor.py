@@ -34,6 +34,7 @@ from onceward.db.backends import backend_of
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError, FileLostError
 from onceward.inbox import sequences
+from onceward.inbox.acknowledgment import Removal
 from onceward.inbox.attempts import AttemptLedger, Company, End, Start, poisoned
 from onceward.inbox.availability import Availability
 from onceward.inbox.contract import Contract
@@ -84,8 +85,10 @@ class EventProcessor:
         handler: Handler,
         metrics: InboxMetrics | None,
         start: Start | None = None,
+        removal: Removal | None = None,
     ) -> Result:
-        """Make one attempt. `start` was recorded with the batch; without it, one is recorded now."""
+        """Make one attempt. `start` was recorded with the batch; without it, one is recorded now. With `removal`, the
+        event leaves its queue in the same transaction."""
         began = time.perf_counter()
         describe_span(contract, event)
         key = Key(contract.consumer_id, event.tracking_id, event.day)
@@ -106,7 +109,9 @@ class EventProcessor:
                         current = upcast(contract, event)
                 if current.lock_token is None:
                     current = with_token(current, start)
-                result = await self._attempts(contract, key, digest, current, handler, start)
+                result = await self._attempts(contract, key, digest, current, handler, start, removal)
+                if removal is not None:
+                    removal.committed()
             finally:
                 self.ports.gate.leave()
         except ENDS as error:
@@ -195,14 +200,21 @@ class EventProcessor:
         return result
 
     async def _attempts(
-        self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, start: Start
+        self,
+        contract: Contract,
+        key: Key,
+        digest: bytes,
+        event: Event,
+        handler: Handler,
+        start: Start,
+        removal: Removal | None,
     ) -> Result:
         """Retry an attempt as long as it only collides with concurrent transactions."""
         once = self._effectful if contract.mode == "effectful" else self._transactional
         made_room = False
         for attempt in range(SERIALIZATION_RETRIES):
             try:
-                return await once(contract, key, digest, event, handler, start)
+                return await once(contract, key, digest, event, handler, start, removal)
             except OutOfTurn as early:
                 waiting = await self.reachable(
                     self.ports.transact, sequences.park, self.store, contract, key, event, early.expected
@@ -222,14 +234,24 @@ class EventProcessor:
         raise Busy("the database could not serialize it with other transactions", delay=SOON.delay())
 
     async def _transactional(
-        self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, start: Start
+        self,
+        contract: Contract,
+        key: Key,
+        digest: bytes,
+        event: Event,
+        handler: Handler,
+        start: Start,
+        removal: Removal | None,
     ) -> Result:
         session = self.ports.session()
         session.event = event
         await self.reachable(session.port.enter)
         error: BaseException | None = None
         try:
-            return await self._in_transaction(contract, key, digest, event, handler, session)
+            result = await self._in_transaction(contract, key, digest, event, handler, session)
+            if removal is not None:
+                await session.apply(_remove, removal, key, not result.duplicate)
+            return result
         except BaseException as raised:
             error = raised
             raise
@@ -269,9 +291,16 @@ class EventProcessor:
         return self.store.lock(transaction, f"{key.consumer_id}:{key.tracking_id}")
 
     async def _effectful(
-        self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, start: Start
+        self,
+        contract: Contract,
+        key: Key,
+        digest: bytes,
+        event: Event,
+        handler: Handler,
+        start: Start,
+        removal: Removal | None,
     ) -> Result:
-        if await self.reachable(self.ports.transact, self._is_done, key, digest):
+        if await self.reachable(self.ports.transact, self._is_done, key, digest, removal):
             return Result(DUPLICATE)
         # Before the first effect: after it, a missing partition must not make the attempt fail.
         await self._prepare(key)
@@ -287,7 +316,7 @@ class EventProcessor:
                 ledger.check(carried.raised)
                 raise
             ledger.check()
-            await self.reachable(session.apply, self._complete, claim, digest)
+            await self.reachable(session.apply, self._complete, claim, digest, removal)
             return Result(DONE, value)
         except BaseException as raised:
             error = raised
@@ -302,18 +331,26 @@ class EventProcessor:
             await self.ports.outside(self.store.prepare_day, key)
             self._days.add(day)
 
-    def _is_done(self, transaction: DbTransaction, key: Key, digest: bytes) -> bool:
+    def _is_done(
+        self, transaction: DbTransaction, key: Key, digest: bytes, removal: Removal | None = None
+    ) -> bool:
         found = self.store.look_up(transaction, key)
         if found.digest is None and (found.floor_day is None or key.day >= found.floor_day):
             return False
         self._refuse(transaction, key, digest)
+        if removal is not None:
+            removal.remove(transaction)
         return True
 
-    def _complete(self, transaction: DbTransaction, claim: Claim, digest: bytes) -> None:
+    def _complete(
+        self, transaction: DbTransaction, claim: Claim, digest: bytes, removal: Removal | None
+    ) -> None:
         """Fence the attempt: its row and writes commit only if no other worker has claimed the event since."""
         if self.store.finish(transaction, claim.key, claim.token) and self.store.admit(
             transaction, claim.key, digest
         ):
+            if removal is not None:
+                _remove(transaction, removal, claim.key)
             return
         raise LeaseLostError(
             f"another worker has claimed event {claim.key.tracking_id}; this attempt commits nothing"
@@ -349,6 +386,16 @@ class EventProcessor:
                 return True
             cause = cause.__cause__
         return False
+
+
+def _remove(transaction: DbTransaction, removal: Removal, key: Key, fenced: bool = True) -> None:
+    """Take the event off its queue. If its lease was lost, nothing of this transaction may stay, unless it is of a
+    duplicate, which wrote nothing."""
+    if not removal.remove(transaction) and fenced:
+        raise LeaseLostError(
+            f"the lease of event {key.tracking_id} was lost, and its queue may have delivered it again; this attempt "
+            "commits nothing"
+        )
 
 
 def with_token(event: Event, start: Start) -> Event:

@@ -17,6 +17,7 @@ from onceward.connectors.owners import tokens_of
 from onceward.connectors.postgresql.address import database_of
 from onceward.connectors.postgresql.store import PostgreSqlLeaseStore
 from onceward.connectors.postgresql.wait import QueueLine
+from onceward.db.transaction import DbTransaction
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Transaction
 
@@ -70,6 +71,16 @@ class PostgreSqlConnector(LeasingConnector):
         """End the fetch that waits for messages, if there is one. Safe in signal handlers and from other threads."""
         self._line.end()
 
+    def joins(self, transaction: DbTransaction) -> bool:
+        """Whether its queue is in the database of this transaction: see `onceward.inbox.acknowledgment`."""
+        return self._rows.joins(transaction.connection)
+
+    def settle_in(self, transaction: DbTransaction, delivered: Transaction, /) -> bool:
+        """Remove a delivery as done, inside this transaction. Return False if its lease was lost."""
+        if not self.holds(delivered):
+            return False
+        return self._rows.remove_in(transaction.connection, self._deliveries.of(delivered).held, delivered)
+
     def release_owner(self, owner: str) -> int:
         """End the leases of a dead owner now; they count as lost. Return how many there were."""
         with self._rows.transaction(WRITE_WAIT):
@@ -104,6 +115,14 @@ class AsyncPostgreSqlConnector(BackgroundConnector):
         stopping: AbstractContextManager[None] = stop.calling(self._hasten)
         with stopping:
             return await super().fetch_transactions_async(batch_size, **extra)
+
+    def joins(self, transaction: DbTransaction) -> bool:
+        """As `PostgreSqlConnector.joins`."""
+        return self._queue.joins(transaction)
+
+    def settle_in(self, transaction: DbTransaction, delivered: Transaction, /) -> bool:
+        """As `PostgreSqlConnector.settle_in`."""
+        return self._queue.settle_in(transaction, delivered)
 
     def _hasten(self) -> None:
         self._queue.end_wait()

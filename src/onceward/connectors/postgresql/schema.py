@@ -176,15 +176,15 @@ _FIND = """
     SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = to_regclass('onceward_queue_schema')
 """
-_IDENTIFY = """
-    SELECT version, id::text, (SELECT oid FROM pg_database WHERE datname = current_database())::text,
-        pg_postmaster_start_time()::text
-    FROM {}.onceward_queue_schema
+IDENTITY = """
+    CAST(id AS text), CAST((SELECT oid FROM pg_database WHERE datname = current_database()) AS text),
+    CAST(extract(epoch FROM pg_postmaster_start_time()) AS text)
 """
+"""Tells two databases apart, also if one is a copy of the other."""
 
 
 class QueueTables:
-    """Where the tables are. `schema` is quoted, and `database` tells two databases apart, also if one is a copy."""
+    """Where the tables are. `schema` is quoted, and `database` is what `IDENTITY` says."""
 
     def __init__(self, schema: str, database: tuple[str, ...]) -> None:
         self.schema = schema
@@ -209,7 +209,9 @@ def find_tables(connection: Connection) -> QueueTables | None:
     schema = connection.exec_driver_sql(_FIND).scalar()
     if schema is None:
         return None
-    version, *database = connection.exec_driver_sql(_IDENTIFY.format(schema)).one()
+    version, *database = connection.exec_driver_sql(
+        f"SELECT version, {IDENTITY} FROM {schema}.onceward_queue_schema"
+    ).one()
     if version > VERSION:
         raise ConfigurationError(
             f"the queues of this database were created by a newer onceward (schema {version}; this one supports up to "

@@ -19,6 +19,7 @@ from onceward.connectors.identities import EPOCH, identity_in, identity_of, pack
 from onceward.connectors.lease_rules import BurialReason, DeadMessage, read_dead_message
 from onceward.connectors.leases import WRITE_WAIT, AvailableRow, Held
 from onceward.connectors.postgresql import statements as sql
+from onceward.connectors.postgresql.join import is_joint
 from onceward.connectors.postgresql.schema import BATCH, QueueTables, create_tables, find_tables
 from onceward.db.engines import connect_arguments, hide_values
 from onceward.task.exceptions import ExceptionCategory
@@ -51,6 +52,7 @@ class PostgreSqlLeaseStore:
         self._current = threading.local()
         self._tables: QueueTables | None = None
         self._sql: dict[str, str] = {}
+        self._done: TextClause | None = None
         self._last = -1
         """The last message that was leased here."""
         self._look_back_at = 0.0
@@ -267,12 +269,20 @@ class PostgreSqlLeaseStore:
 
     # ── one commit with the application
 
-    def done_statement(self) -> TextClause:
-        """Removes a delivery on a connection of the application, and returns whether its lease was still ours."""
-        return text(self.statement(sql.DONE))
+    def joins(self, connection: Connection) -> bool:
+        """Whether this connection of the application sees the tables of this queue, and may remove a delivery."""
+        return self._tables is not None and is_joint(connection, self._tables)
 
-    def note_done(self) -> None:
-        self._unfolded += 1
+    def remove_in(self, connection: Connection, held: Held, delivered: Transaction) -> bool:
+        """Remove a delivery in the transaction of the application. Return whether its lease was still ours."""
+        if self._done is None:
+            self._done = text(self.statement(sql.DONE))
+        key, token = held
+        message = pack([identity_of(delivered)])
+        values = {"queue": self.queue, "seq": key, "token": token, "message": message}
+        removed = bool(connection.execute(self._done, values).scalar_one())
+        self._unfolded += removed
+        return removed
 
     # ── the log
 

@@ -99,10 +99,12 @@ class QueueLine:
 
     def _wait(self, seconds: float, listening: bool) -> bool:
         """Wait that long, or until a message may be there. Return whether `end` was called."""
-        poll = select.poll()
         read = self._pipe_end()
         if self._was_ended():
             return True
+        if listening and self._heard():
+            return False  # it came with the answer to another statement
+        poll = select.poll()
         poll.register(read, select.POLLIN)
         if listening:
             poll.register(self._driver.fileno(), select.POLLIN)
@@ -111,9 +113,15 @@ class QueueLine:
             os.read(read, 4096)
         if self._was_ended():
             return True
-        if ready - {read} and any(True for _ in self._driver.notifies(timeout=0)):
-            self._hears = True
+        if ready - {read}:
+            self._heard()
         return False
+
+    def _heard(self) -> bool:
+        """Whether notifications have arrived."""
+        heard = len(list(self._driver.notifies(timeout=0))) > 0
+        self._hears = self._hears or heard
+        return heard
 
     def _was_ended(self) -> bool:
         return self._ended
@@ -156,18 +164,18 @@ class QueueLine:
         return True
 
     def _connect(self) -> None:
-        connection = self._engine.connect()
+        lent = self._engine.raw_connection()
+        driver: Any = lent.driver_connection
+        lent.detach()  # it is not given back to the pool
         try:
-            connection.detach()  # it is not given back to the pool
-            driver: Any = connection.connection.driver_connection
-            connection.rollback()
+            driver.rollback()
             driver.autocommit = True
             channel = driver.execute("SELECT 'onceward_queue_' || md5(%s)", (self._queue,)).fetchone()[0]
             driver.execute(f"LISTEN {channel}")
         except BaseException:
-            connection.close()
+            driver.close()
             raise
-        self._driver, self._connection, self._hears = driver, connection, False
+        self._driver, self._hears = driver, False
         # From another connection: behind a pooler that lends one for each transaction, this does not arrive.
         with closing(self._engine.connect()) as other, other.begin():
             other.exec_driver_sql("SELECT pg_notify(%s, 'test')", (channel,))
@@ -186,7 +194,7 @@ class QueueLine:
     def _hang_up(self) -> None:
         driver, self._driver = self._driver, None
         if driver is not None and self._generation == forks.generation:
-            self._connection.close()
+            driver.close()
 
 
 def _close_both(read: int, write: int) -> None:
