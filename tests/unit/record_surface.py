@@ -39,6 +39,7 @@ from onceward.cli import exit as exits
 from onceward.cli.boundary import options
 from onceward.cli.main import app
 from onceward.connectors import MemoryConnector, SqliteConnector, codec
+from onceward.connectors.postgresql import PostgreSqlConnector
 from onceward.connectors.redis_streams import RedisStreamsConnector
 from onceward.inbox import Inbox
 from onceward.queue import QueueConfig, RedisStreamsQueue
@@ -245,6 +246,8 @@ def _postgresql(url: str) -> dict[str, Any]:
         engine = create_engine(url, connect_args=schema.connect_args)
         Inbox(engine).migrate()
         asyncio.run(_boundary_tables(schema))
+        with PostgreSqlConnector(schema.plain_url, "orders") as queue:
+            queue.counts()
         looking = inspect(engine)
         found = {
             table: [

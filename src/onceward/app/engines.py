@@ -113,7 +113,13 @@ def pool_sizes(app: Onceward) -> dict[bool, int]:
 def most_connections(app: Onceward) -> int:
     """How many connections `onceward run` opens at most, in all processes."""
     consumers, sizes = _find_consumers(app.only, app), pool_sizes(app)
-    return app.settings.processes * sum(sizes[mode] for mode in (False, True) if any(_of(mode, consumers)))
+    pools = sum(sizes[mode] for mode in (False, True) if any(_of(mode, consumers)))
+    return app.settings.processes * (pools + connections_of_sources(app))
+
+
+def connections_of_sources(app: Onceward) -> int:
+    """How many connections the sources of one process open at most."""
+    return sum(each.source.connections for each in _find_consumers(app.only, app))
 
 
 def _find_consumers(names: Sequence[str], app: Onceward) -> list[Consumer]:

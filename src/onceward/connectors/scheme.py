@@ -17,6 +17,8 @@ from onceward.connectors.lease_rules import LeaseRules
 from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from onceward.connectors.reports import SourceCounts, SourceFacts
     from onceward.connectors.urls import Address
 
@@ -73,6 +75,11 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     counts: Callable[[Address], SourceCounts] | None = None
     """For `onceward balance`: what the source has counted. Changes nothing, and raises `ServerUnreachable` if the
     source does not answer. None if the connector does not count."""
+    joins: Callable[[Address, Connection], bool] | None = None
+    """For `onceward explain`: whether the source is in the database of this connection, and acknowledging a message is
+    part of its handler's transaction. Changes nothing. None if that cannot be."""
+    connections: int = 0
+    """How many connections to a PostgreSQL one connector opens at most."""
     in_process: bool = False
     """Whether messages are visible only inside one process. `onceward run` refuses such a source."""
 

@@ -13,7 +13,7 @@ connector, by the names of its class's parameters. Reading a URL checks all of i
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from onceward._secrets import MASK, mask_url, names_secret, remember
@@ -22,6 +22,9 @@ from onceward.connectors.registry import find_scheme, scheme_names
 from onceward.connectors.reports import SourceCounts, SourceFacts
 from onceward.connectors.scheme import LEASE_SETTINGS, Scheme
 from onceward.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 
 class Address:
@@ -91,6 +94,15 @@ class Address:
         if self._scheme.counts is None:
             return SourceCounts(notes={"appended": f"the connector of {self.scheme}:// does not count"})
         return self._scheme.counts(self)
+
+    def joins(self, connection: Connection) -> bool:
+        """Whether it is in the database of this connection, so a message leaves it in its handler's transaction."""
+        return self._scheme.joins is not None and self._scheme.joins(self, connection)
+
+    @property
+    def connections(self) -> int:
+        """How many connections to a PostgreSQL its connector opens at most."""
+        return self._scheme.connections
 
     def refuse(self, problem: str) -> NoReturn:
         """Raise `ConfigurationError`: what is wrong with this URL, and what to write instead."""

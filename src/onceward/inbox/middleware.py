@@ -11,7 +11,7 @@ import msgspec
 from onceward._coroutines import all_awaited
 from onceward._sync import Raised
 from onceward.errors import ConfigurationError
-from onceward.inbox.acknowledgment import JointSource
+from onceward.inbox.sessions.acknowledgment import JointSource
 from onceward.inbox.attempts import End, Start
 from onceward.inbox.contract import Contract
 from onceward.inbox.errors import ContractError
@@ -116,10 +116,10 @@ class ContractKeeper(Middleware):
                     raise Raised(error) from error
 
             start = None if expected is None else expected.start
-            removal = self._source.removal_of(transaction)
+            departure = self._source.departure_of(transaction)
             try:
                 result = await self._processor.process(
-                    self._contract, event, handle, self._metrics, start, removal
+                    self._contract, event, handle, self._metrics, start, departure
                 )
             except Raised as carried:
                 if isinstance(carried.raised, StopIteration):

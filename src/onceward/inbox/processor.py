@@ -34,7 +34,7 @@ from onceward.db.backends import backend_of
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError, FileLostError
 from onceward.inbox import sequences
-from onceward.inbox.acknowledgment import Removal
+from onceward.inbox.sessions.acknowledgment import Departure
 from onceward.inbox.attempts import AttemptLedger, Company, End, Start, poisoned
 from onceward.inbox.availability import Availability
 from onceward.inbox.contract import Contract
@@ -85,9 +85,9 @@ class EventProcessor:
         handler: Handler,
         metrics: InboxMetrics | None,
         start: Start | None = None,
-        removal: Removal | None = None,
+        departure: Departure | None = None,
     ) -> Result:
-        """Make one attempt. `start` was recorded with the batch; without it, one is recorded now. With `removal`, the
+        """Make one attempt. `start` was recorded with the batch; without it, one is recorded now. With `departure`, the
         event leaves its queue in the same transaction."""
         began = time.perf_counter()
         describe_span(contract, event)
@@ -109,9 +109,9 @@ class EventProcessor:
                         current = upcast(contract, event)
                 if current.lock_token is None:
                     current = with_token(current, start)
-                result = await self._attempts(contract, key, digest, current, handler, start, removal)
-                if removal is not None:
-                    removal.committed()
+                result = await self._attempts(contract, key, digest, current, handler, start, departure)
+                if departure is not None:
+                    departure.committed()
             finally:
                 self.ports.gate.leave()
         except ENDS as error:
@@ -207,14 +207,14 @@ class EventProcessor:
         event: Event,
         handler: Handler,
         start: Start,
-        removal: Removal | None,
+        departure: Departure | None,
     ) -> Result:
         """Retry an attempt as long as it only collides with concurrent transactions."""
         once = self._effectful if contract.mode == "effectful" else self._transactional
         made_room = False
         for attempt in range(SERIALIZATION_RETRIES):
             try:
-                return await once(contract, key, digest, event, handler, start, removal)
+                return await once(contract, key, digest, event, handler, start, departure)
             except OutOfTurn as early:
                 waiting = await self.reachable(
                     self.ports.transact, sequences.park, self.store, contract, key, event, early.expected
@@ -241,7 +241,7 @@ class EventProcessor:
         event: Event,
         handler: Handler,
         start: Start,
-        removal: Removal | None,
+        departure: Departure | None,
     ) -> Result:
         session = self.ports.session()
         session.event = event
@@ -249,8 +249,8 @@ class EventProcessor:
         error: BaseException | None = None
         try:
             result = await self._in_transaction(contract, key, digest, event, handler, session)
-            if removal is not None:
-                await session.apply(_remove, removal, key, not result.duplicate)
+            if departure is not None:
+                await session.apply(_remove, departure, key, not result.duplicate)
             return result
         except BaseException as raised:
             error = raised
@@ -298,9 +298,9 @@ class EventProcessor:
         event: Event,
         handler: Handler,
         start: Start,
-        removal: Removal | None,
+        departure: Departure | None,
     ) -> Result:
-        if await self.reachable(self.ports.transact, self._is_done, key, digest, removal):
+        if await self.reachable(self.ports.transact, self._is_done, key, digest, departure):
             return Result(DUPLICATE)
         # Before the first effect: after it, a missing partition must not make the attempt fail.
         await self._prepare(key)
@@ -316,7 +316,7 @@ class EventProcessor:
                 ledger.check(carried.raised)
                 raise
             ledger.check()
-            await self.reachable(session.apply, self._complete, claim, digest, removal)
+            await self.reachable(session.apply, self._complete, claim, digest, departure)
             return Result(DONE, value)
         except BaseException as raised:
             error = raised
@@ -332,25 +332,25 @@ class EventProcessor:
             self._days.add(day)
 
     def _is_done(
-        self, transaction: DbTransaction, key: Key, digest: bytes, removal: Removal | None = None
+        self, transaction: DbTransaction, key: Key, digest: bytes, departure: Departure | None = None
     ) -> bool:
         found = self.store.look_up(transaction, key)
         if found.digest is None and (found.floor_day is None or key.day >= found.floor_day):
             return False
         self._refuse(transaction, key, digest)
-        if removal is not None:
-            removal.remove(transaction)
+        if departure is not None:
+            departure.remove(transaction)
         return True
 
     def _complete(
-        self, transaction: DbTransaction, claim: Claim, digest: bytes, removal: Removal | None
+        self, transaction: DbTransaction, claim: Claim, digest: bytes, departure: Departure | None
     ) -> None:
         """Fence the attempt: its row and writes commit only if no other worker has claimed the event since."""
         if self.store.finish(transaction, claim.key, claim.token) and self.store.admit(
             transaction, claim.key, digest
         ):
-            if removal is not None:
-                _remove(transaction, removal, claim.key)
+            if departure is not None:
+                _remove(transaction, departure, claim.key)
             return
         raise LeaseLostError(
             f"another worker has claimed event {claim.key.tracking_id}; this attempt commits nothing"
@@ -388,10 +388,10 @@ class EventProcessor:
         return False
 
 
-def _remove(transaction: DbTransaction, removal: Removal, key: Key, fenced: bool = True) -> None:
+def _remove(transaction: DbTransaction, departure: Departure, key: Key, fenced: bool = True) -> None:
     """Take the event off its queue. If its lease was lost, nothing of this transaction may stay, unless it is of a
     duplicate, which wrote nothing."""
-    if not removal.remove(transaction) and fenced:
+    if not departure.remove(transaction) and fenced:
         raise LeaseLostError(
             f"the lease of event {key.tracking_id} was lost, and its queue may have delivered it again; this attempt "
             "commits nothing"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -12,25 +13,35 @@ from onceward.connectors.postgresql import AsyncPostgreSqlConnector, PostgreSqlC
 from onceward.testing import FakeClock
 from onceward.testing.connectors import ConnectorConformance
 from tests.conformance.connectors.test_connectors import put_raw
-from tests.support.schema import new_schema
+from tests.support.schema import Schema, new_schema
+
+pytestmark = pytest.mark.req("PG-02")
+
+
+@pytest.fixture(scope="module")
+def shared_schema(postgres_url: str) -> Iterator[Schema]:
+    with new_schema(postgres_url) as made:
+        yield made
 
 
 class OnPostgres:
-    """The server has its own clock: time passes by making leases and delays older."""
+    """The server has its own clock: time passes by making leases and delays older. All tests share the tables, and each
+    has its own queue."""
 
     releases = True
 
     @pytest.fixture(autouse=True)
-    def in_a_schema_of_its_own(self, postgres_url: str) -> Iterator[None]:
-        with new_schema(postgres_url) as self.schema:
-            yield
+    def on_a_queue_of_its_own(self, shared_schema: Schema) -> None:
+        self.schema = shared_schema
+        self.name = uuid4().hex
 
     def advance(self, clock: FakeClock, seconds: float) -> None:
-        name = self.schema.name
+        tables = f"{self.schema.name}.onceward_queue"
+        mine = f"queue = '{self.name}'"
         self.schema.execute(
-            f"UPDATE {name}.onceward_queue_messages SET leased_until = leased_until - {seconds} WHERE leased_until > 0"
+            f"UPDATE {tables}_messages SET leased_until = leased_until - {seconds} WHERE {mine} AND leased_until > 0"
         )
-        self.schema.execute(f"UPDATE {name}.onceward_queue_delayed SET visible_at = visible_at - {seconds}")
+        self.schema.execute(f"UPDATE {tables}_delayed SET visible_at = visible_at - {seconds} WHERE {mine}")
 
     def cut(self, connector: Any) -> None:
         self.schema.execute(
@@ -42,7 +53,7 @@ class OnPostgres:
 
 class TestPostgreSqlConnector(OnPostgres, ConnectorConformance):
     def make(self, clock: Any, **settings: Any) -> Connector:
-        return PostgreSqlConnector(self.schema.plain_url, "orders", **settings)
+        return PostgreSqlConnector(self.schema.plain_url, self.name, **settings)
 
     def reopen(self, connector: Connector, clock: Any, **settings: Any) -> Connector:
         return self.make(clock, **settings)
@@ -50,7 +61,7 @@ class TestPostgreSqlConnector(OnPostgres, ConnectorConformance):
 
 class TestAsyncPostgreSqlConnector(OnPostgres, ConnectorConformance):
     def make(self, clock: Any, **settings: Any) -> AsyncConnector:
-        return AsyncPostgreSqlConnector(self.schema.plain_url, "orders", **settings)
+        return AsyncPostgreSqlConnector(self.schema.plain_url, self.name, **settings)
 
     def reopen(self, connector: AsyncConnector, clock: Any, **settings: Any) -> AsyncConnector:
         return self.make(clock, **settings)

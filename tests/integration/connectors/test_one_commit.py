@@ -18,10 +18,7 @@ from onceward.app.build import open_task, open_task_async
 from onceward.connectors.urls import Address
 from onceward.inbox import AsyncInboxSession, Contract, InboxSession
 from onceward.task.report import Report
-from tests.support.inbox.databases import schema
-from tests.support.schema import Schema
-
-__all__ = ["schema"]
+from tests.support.schema import Schema, new_schema
 
 WRITE = "INSERT INTO bookings (number) VALUES (:number)"
 POLICY = {
@@ -123,6 +120,12 @@ def on_postgresql(schema: Schema, database: str | None = None, **settings: Any) 
         yield Shop(source_in(schema), database or schema.plain_url, engine, **settings)
     finally:
         engine.dispose()
+
+
+@pytest.fixture
+def schema(postgres_url: str) -> Iterator[Schema]:
+    with new_schema(postgres_url) as made:
+        yield made
 
 
 @pytest.fixture(params=["threads", "asyncio"])

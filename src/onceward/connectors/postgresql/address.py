@@ -45,7 +45,7 @@ def parts_of(address: Address) -> tuple[str, str]:
 
 
 def identity_of(address: Address) -> str:
-    """What the URL names, however it is spelled and whoever connects."""
+    """What the URL names, however it is spelled and whichever role connects."""
     database, queue = parts_of(address)
     host = address.settings.get("host") or address.hostname or "localhost"
     port = address.settings.get("port") or address.port or 5432

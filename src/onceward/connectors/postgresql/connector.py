@@ -72,7 +72,7 @@ class PostgreSqlConnector(LeasingConnector):
         self._line.end()
 
     def joins(self, transaction: DbTransaction) -> bool:
-        """Whether its queue is in the database of this transaction: see `onceward.inbox.acknowledgment`."""
+        """Whether its queue is in the database of this transaction: see `onceward.inbox.sessions.acknowledgment`."""
         return self._rows.joins(transaction.connection)
 
     def settle_in(self, transaction: DbTransaction, delivered: Transaction, /) -> bool:

@@ -10,7 +10,8 @@ from onceward._text import driver_message
 from onceward.connectors.identities import seen, seen_in, unpack
 from onceward.connectors.postgresql import statements as sql
 from onceward.connectors.postgresql.address import connection_of, parts_of
-from onceward.connectors.postgresql.schema import find_tables
+from onceward.connectors.postgresql.join import is_joint
+from onceward.connectors.postgresql.schema import WHICH_DATABASE, find_tables
 from onceward.connectors.reports import (
     ANSWER_SECONDS,
     CHECK_SERVER,
@@ -61,6 +62,18 @@ def _durability(fsync: str, commit: str) -> Durability:
         "the queue's PostgreSQL writes every message through to the disk before it confirms it; kill -9 and a power "
         "cut lose nothing",
     )
+
+
+def is_in_database_of(address: Address, connection: Connection) -> bool:
+    """Whether messages of this queue can leave it in transactions of this connection. Before its first use, whether the
+    database is the same."""
+    if connection.dialect.name != "postgresql":
+        return False
+    with _connect(address) as own:
+        tables = find_tables(own)
+        if tables is not None:
+            return is_joint(connection, tables)
+        return own.exec_driver_sql(WHICH_DATABASE).one() == connection.exec_driver_sql(WHICH_DATABASE).one()
 
 
 def count_queue(address: Address) -> SourceCounts:

@@ -176,10 +176,12 @@ _FIND = """
     SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = to_regclass('onceward_queue_schema')
 """
-IDENTITY = """
-    CAST(id AS text), CAST((SELECT oid FROM pg_database WHERE datname = current_database()) AS text),
+_PLACE = """
+    CAST((SELECT oid FROM pg_database WHERE datname = current_database()) AS text),
     CAST(extract(epoch FROM pg_postmaster_start_time()) AS text)
 """
+WHICH_DATABASE = f"SELECT {_PLACE}"
+IDENTITY = f"CAST(id AS text), {_PLACE}"
 """Tells two databases apart, also if one is a copy of the other."""
 
 
@@ -193,7 +195,7 @@ class QueueTables:
 
 def creation_script(role: str = "") -> str:
     """The SQL that creates the tables of all queues, for psql. Run it as a role that may create tables, in the schema
-    where the tables shall be. With `role`, that one may then use the queues."""
+    where the tables belong. With `role`, that one may then use the queues."""
     statements = [*SCHEMA]
     if role:
         quoted = '"' + role.replace('"', '""') + '"'

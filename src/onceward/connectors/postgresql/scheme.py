@@ -15,6 +15,8 @@ from onceward.connectors.reports import SourceCounts, SourceFacts
 from onceward.connectors.scheme import LEASE_SETTINGS, Scheme, Setting, required_package
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from onceward.connectors.urls import Address
 
 
@@ -40,6 +42,12 @@ def counts(address: Address) -> SourceCounts:
     return count_queue(address)
 
 
+def joins(address: Address, connection: Connection) -> bool:
+    from onceward.connectors.postgresql.counts import is_in_database_of
+
+    return is_in_database_of(address, connection)
+
+
 SCHEME = Scheme(
     names=("postgresql", "postgres"),
     settings={**LEASE_SETTINGS, "queue": Setting(), **dict.fromkeys(CONNECTION_SETTINGS, Setting())},
@@ -48,4 +56,6 @@ SCHEME = Scheme(
     open=open_queue,
     facts=facts,
     counts=counts,
+    joins=joins,
+    connections=5,
 )

@@ -45,7 +45,7 @@ class JoiningConnector(Protocol):
         ...
 
 
-class Removal:
+class Departure:
     """The end of one delivery, inside the transaction that does its event."""
 
     __slots__ = ("_connector", "_delivered", "_removed")
@@ -85,8 +85,8 @@ class JointSource:
                 )
             self._has_complained = True
 
-    def removal_of(self, delivered: Transaction) -> Removal | None:
+    def departure_of(self, delivered: Transaction) -> Departure | None:
         """None if the delivery is not from a queue in this database."""
         if self._joins and self._connector is not None and self._connector.holds(delivered):
-            return Removal(self._connector, delivered)
+            return Departure(self._connector, delivered)
         return None
