@@ -11,12 +11,12 @@ import msgspec
 from onceward._coroutines import all_awaited
 from onceward._sync import Raised
 from onceward.errors import ConfigurationError
-from onceward.inbox.sessions.acknowledgment import JointSource
 from onceward.inbox.attempts import End, Start
 from onceward.inbox.contract import Contract
 from onceward.inbox.errors import ContractError
 from onceward.inbox.event import Event
 from onceward.inbox.metrics import metrics_of
+from onceward.inbox.sessions.acknowledgment import JointSource
 from onceward.inbox.stores.types import Key
 from onceward.middleware import Middleware, SourceCalls, StepCall, StepInfo
 from onceward.task.call import NOT_DEFINED

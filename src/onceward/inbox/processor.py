@@ -34,7 +34,6 @@ from onceward.db.backends import backend_of
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError, FileLostError
 from onceward.inbox import sequences
-from onceward.inbox.sessions.acknowledgment import Departure
 from onceward.inbox.attempts import AttemptLedger, Company, End, Start, poisoned
 from onceward.inbox.availability import Availability
 from onceward.inbox.contract import Contract
@@ -45,6 +44,7 @@ from onceward.inbox.metrics import InboxMetrics, SeenFailures, metrics_of
 from onceward.inbox.ports import InboxPorts, Session
 from onceward.inbox.result import DONE, DUPLICATE, SUPERSEDED, Result
 from onceward.inbox.sequences import OutOfTurn
+from onceward.inbox.sessions.acknowledgment import Departure
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Key, MissingDay, as_date
 from onceward.inbox.upcasters import check_type, upcast
