@@ -17,6 +17,7 @@ TITLES = {
     "QC": "Queue consumer",
     "BC": "Boundary and its consumers",
     "CN": "Connectors",
+    "PG": "A queue in PostgreSQL, and one commit",
     "RN": "Running an app",
     "MW": "Middleware",
     "FA": "Public classes of both modes",
