@@ -185,6 +185,7 @@ class LeasingConnector(Closing):
         self._now = clock or store.now
         self._deliveries = LeasedDeliveries()
         self._suspect_after = rules.suspect_after
+        self._fetch_wait = FETCH_WAIT
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """Take at most `batch_size` transactions; a suspect (`LeaseRules.suspect_after`) is delivered alone."""
@@ -192,7 +193,7 @@ class LeasingConnector(Closing):
             raise TypeError(f"{type(self).__name__} has no fetch option {', '.join(map(repr, extra))}")
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
-        with self._store.transaction(FETCH_WAIT):
+        with self._store.transaction(self._fetch_wait):
             now = self._now()
             rows, transactions, buried = self._choose(batch_size, now)
             token = secrets.randbits(63) if self.owner is None else new_token(self.owner)

@@ -55,6 +55,10 @@ def _accept(address: Address) -> None:
     """Accept every URL of the scheme."""
 
 
+def _named_by_path(address: Address) -> None:
+    return None
+
+
 class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of source and sink, as URLs name it. Import drivers inside these functions, not at the top."""
 
@@ -66,9 +70,9 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that a URL may have, by name. Start from `LEASE_SETTINGS` if the connector leases."""
     check: Callable[[Address], None] = _accept
     """Calls `address.refuse(…)` if the URL is incomplete. Opens nothing, and queries no server."""
-    identity: Callable[[Address], str] | None = None
-    """What the URL names, if two URLs can name the same: equal for those that do, without settings and secrets. Dead
-    letters are stored under it. None if that is the URL up to its question mark."""
+    identity: Callable[[Address], str | None] = _named_by_path
+    """What the URL names, if its path does not say it: equal for two URLs that name the same, without secrets. Dead
+    letters are stored under it. None if it is the URL up to its question mark."""
     facts: Callable[[Address], SourceFacts] | None = None
     """For `onceward explain`: how durable the source is as configured now. Changes nothing. A server that does not
     answer goes into `unreachable`, or raises `ServerUnreachable`. None if the connector cannot report this."""

@@ -1,6 +1,7 @@
 """Where messages come from and go to, by URL.
 
     sqlite:///orders.db?lease=30&max_deliveries=5           a queue in a file; sqlite:////var/lib/orders.db
+    sqlite:///shop.db?queue=orders                          a queue in the application's database
     redis://localhost:6379/0/orders?group=billing           a stream of a Redis database (0 may be left out); rediss://
     postgresql://user@localhost/shop/orders?lease=30        a queue in a database; or postgresql://localhost/shop?queue=orders
     boundary+http://localhost:7700?consumer=billing         a boundary, under a durable name; boundary+https:// with
@@ -60,8 +61,9 @@ class Address:
     @property
     def queue(self) -> tuple[str, ...]:
         """Equal for two consumers that would take each other's messages."""
-        if self._scheme.identity is not None:
-            return (self._scheme.identity(self),)
+        identity = self._scheme.identity(self)
+        if identity is not None:
+            return (identity,)
         divides = [name for name, setting in self._scheme.settings.items() if setting.divides]
         return (self.scheme, self.place, *(str(self.settings.get(name, "")) for name in divides))
 
@@ -77,9 +79,7 @@ class Address:
     @property
     def origin(self) -> str:
         """The URL without settings: dead letters are stored under it."""
-        if self._scheme.identity is not None:
-            return self._scheme.identity(self)
-        return str(self).partition("?")[0]
+        return self._scheme.identity(self) or str(self).partition("?")[0]
 
     def open(self, *, asynchronous: bool) -> Any:
         """Open a connector that the caller closes."""

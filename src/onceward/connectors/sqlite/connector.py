@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from onceward.connectors.background import BackgroundConnector
 from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
-from onceward.connectors.leases import WRITE_WAIT, LeasingConnector
+from onceward.connectors.leases import FETCH_WAIT, WRITE_WAIT, LeasingConnector
 from onceward.connectors.owners import tokens_of
 from onceward.connectors.sqlite.store import SqliteLeaseStore, Synchronous
 from onceward.telemetry.logger import OwnLogger
+from onceward.transaction import Transaction
+
+if TYPE_CHECKING:
+    from onceward.db.transaction import DbTransaction
 
 
 class SqliteConnector(LeasingConnector):
@@ -24,18 +28,39 @@ class SqliteConnector(LeasingConnector):
     `on_failure`; use the same values in every process of a queue. Leases and delays are measured by the time
     since the machine started, which nobody can set; a `clock`, for tests, returns seconds since the epoch, the
     same in all processes.
+
+    With `queue`, it is a queue in the application's database, beside other tables. Messages then leave it in the
+    transactions of their handlers, and a fetch waits while one of them is open: SQLite has one writer.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
+        queue: str | None = None,
         synchronous: Synchronous = "FULL",
         clock: Callable[[], float] | None = None,
         **settings: Unpack[LeaseSettings],
     ) -> None:
-        self._rows = SqliteLeaseStore(path, synchronous)
+        self._rows = SqliteLeaseStore(path, synchronous, queue)
         super().__init__(self._rows, LeaseRules(**settings), clock)
+        if queue is not None:
+            self._fetch_wait = max(FETCH_WAIT, self.lease / 6)
+
+    def joins(self, transaction: DbTransaction) -> bool:
+        """Whether its queue is in the database of this transaction: see `onceward.inbox.sessions.acknowledgment`."""
+        from onceward.connectors.sqlite.join import is_joint  # here: a queue of its own needs no SQLAlchemy
+
+        return is_joint(transaction.connection, self._rows.path)
+
+    def settle_in(self, transaction: DbTransaction, delivered: Transaction, /) -> bool:
+        """Remove a delivery as done, inside this transaction. Return False if its lease was lost."""
+        from onceward.connectors.sqlite.join import remove_in
+
+        if not self.holds(delivered):
+            return False
+        held = self._deliveries.of(delivered).held
+        return remove_in(transaction.connection, self._rows.queue, held, delivered)
 
     def release_owner(self, owner: str) -> int:
         """End the leases of a dead owner now; they count as lost. Return how many there were."""
@@ -57,12 +82,21 @@ class AsyncSqliteConnector(BackgroundConnector):
         self,
         path: str | os.PathLike[str],
         *,
+        queue: str | None = None,
         synchronous: Synchronous = "FULL",
         clock: Callable[[], float] | None = None,
         **settings: Unpack[LeaseSettings],
     ) -> None:
-        self._queue = SqliteConnector(path, synchronous=synchronous, clock=clock, **settings)
+        self._queue = SqliteConnector(path, queue=queue, synchronous=synchronous, clock=clock, **settings)
         super().__init__(self._queue)
+
+    def joins(self, transaction: DbTransaction) -> bool:
+        """As `SqliteConnector.joins`."""
+        return self._queue.joins(transaction)
+
+    def settle_in(self, transaction: DbTransaction, delivered: Transaction, /) -> bool:
+        """As `SqliteConnector.settle_in`."""
+        return self._queue.settle_in(transaction, delivered)
 
     async def release_owner_async(self, owner: str) -> int:
         """As `SqliteConnector.release_owner`."""
