@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,13 @@ from sqlalchemy import Engine, create_engine, event, text
 
 from onceward import Onceward, Transaction
 from onceward.app.build import open_task, open_task_async
+from onceward.connectors.postgresql import PostgreSqlConnector
+from onceward.connectors.postgresql.store import PostgreSqlLeaseStore
+from onceward.connectors.sqlite import SqliteConnector
+from onceward.connectors.sqlite.store import SqliteLeaseStore
 from onceward.connectors.urls import Address
 from onceward.inbox import AsyncInboxSession, Contract, InboxSession
+from onceward.middleware import Middleware, StepCall, StepInfo
 from onceward.task.report import Report
 from tests.support.schema import Schema, new_schema
 
@@ -31,6 +36,20 @@ class Booking(msgspec.Struct):
     number: int
 
 
+class Before(Middleware):
+    """Calls `shop.before` between the fetch of a message and its transaction."""
+
+    def __init__(self, shop: Shop) -> None:
+        self._shop = shop
+
+    def wrap_step(self, step: StepInfo, call: StepCall) -> StepCall:
+        async def process(*arguments: Any) -> Any:
+            self._shop.before()
+            return await call(*arguments)
+
+        return process if step.name == "process" else call
+
+
 class Shop:
     """An app with one consumer, whose queue is in its database."""
 
@@ -38,10 +57,14 @@ class Shop:
         self, source: str, database: str, engine: Engine, *, asynchronous: bool, **contract: Any
     ) -> None:
         self.source = Address(source)
-        self.app = Onceward("shop", database=database)
+        self.app = Onceward("shop", database=database, middleware=[Before(self)])
         self.engine = engine
         self.asynchronous = asynchronous
+        self.is_sqlite = engine.dialect.name == "sqlite"
+        self.messages = "onceward_queue_orders_messages" if self.is_sqlite else "onceward_queue_messages"
+        self.lease_column = "visible_at" if self.is_sqlite else "leased_until"
         self.meanwhile: Callable[[int], None] = lambda number: None
+        self.before: Callable[[], None] = lambda: None
         with engine.begin() as connection:
             connection.execute(text("CREATE TABLE bookings (number INTEGER)"))
         settings: dict[str, Any] = {"contract": _contract(**contract), "policy": POLICY}
@@ -69,11 +92,11 @@ class Shop:
     def drain(self) -> Report:
         if not self.asynchronous:
             with open_task(self.app, self.consumer) as task:
-                return task.consume_transactions()
+                return task.consume_transactions(self.consumer.policy)
 
         async def drain() -> Report:
             async with open_task_async(self.app, self.consumer) as task:
-                return await task.consume_transactions()
+                return await task.consume_transactions(self.consumer.policy)
 
         return asyncio.run(drain())
 
@@ -110,7 +133,7 @@ def order(number: int) -> Transaction:
 
 def source_in(schema: Schema) -> str:
     server, _, options = schema.plain_url.partition("?")
-    return f"{server}/orders?{options}"
+    return f"{server}/orders?{options}&redelivery_delay=60"
 
 
 @contextmanager
@@ -128,37 +151,62 @@ def schema(postgres_url: str) -> Iterator[Schema]:
         yield made
 
 
+@contextmanager
+def on_sqlite(folder: Path, **settings: Any) -> Iterator[Shop]:
+    database = f"sqlite:///{folder}/shop.db"
+    engine = create_engine(database)
+    try:
+        yield Shop(f"{database}?queue=orders&redelivery_delay=60", database, engine, **settings)
+    finally:
+        engine.dispose()
+
+
+Make = Callable[..., AbstractContextManager[Shop]]
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    """Makes a shop whose queue is in its database."""
+    if request.param == "sqlite":
+        return partial(on_sqlite, tmp_path)
+    return partial(on_postgresql, request.getfixturevalue("schema"))
+
+
 @pytest.fixture(params=["threads", "asyncio"])
-def shop(request: pytest.FixtureRequest, schema: Schema) -> Iterator[Shop]:
-    with on_postgresql(schema, asynchronous=request.param == "asyncio") as made:
+def shop(request: pytest.FixtureRequest, make: Make) -> Iterator[Shop]:
+    with make(asynchronous=request.param == "asyncio") as made:
         yield made
 
 
 class Ledger:
-    """What all engines of this process did."""
+    """How messages left their queues in this process, and how many commits its engines made."""
 
     def __init__(self) -> None:
         self.commits = 0
-        self.statements: Counter[str] = Counter()
+        self.on_their_own = 0
+        self.with_their_handlers = 0
 
-    def commit(self, connection: Any) -> None:
+    def commit(self, _: Any) -> None:
         self.commits += 1
-
-    def execute(self, connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        self.statements["in its own transaction"] += statement.lstrip().startswith("DELETE FROM") and (
-            "onceward_queue_messages" in statement
-        )
-        self.statements["in the handler's"] += "onceward_queue_done" in statement
 
     @contextmanager
     def kept(self) -> Iterator[None]:
         event.listen(Engine, "commit", self.commit)
-        event.listen(Engine, "before_cursor_execute", self.execute)
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            for kind in (PostgreSqlLeaseStore, SqliteLeaseStore):
+                patch.setattr(kind, "remove", self._counting(kind.remove, "on_their_own"))
+            for connector in (PostgreSqlConnector, SqliteConnector):
+                counting = self._counting(connector.settle_in, "with_their_handlers")
+                patch.setattr(connector, "settle_in", counting)
             yield
-        finally:
-            event.remove(Engine, "commit", self.commit)
-            event.remove(Engine, "before_cursor_execute", self.execute)
+        event.remove(Engine, "commit", self.commit)
+
+    def _counting(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def counted(*args: Any) -> Any:
+            setattr(self, name, getattr(self, name) + 1)
+            return call(*args)
+
+        return counted
 
 
 @pytest.mark.req("PG-06")
@@ -173,10 +221,12 @@ def test_acknowledging_costs_no_commit_of_its_own(shop: Shop) -> None:
         ledger = Ledger()
         with ledger.kept():
             assert shop.drain().succeeded == number
-        assert ledger.statements == {"in its own transaction": 0, "in the handler's": number}
+        assert (ledger.on_their_own, ledger.with_their_handlers) == (0, number)
         spent.append(ledger.commits)
+    # The SQLite queue does not commit through an engine.
     batches, seconds = 500 // 50, 100
-    assert 500 + 2 * batches <= spent[1] - spent[0] <= 500 + 2 * batches + seconds
+    each_batch = 1 if shop.is_sqlite else 2
+    assert 500 + each_batch * batches <= spent[1] - spent[0] <= 500 + each_batch * batches + seconds
     assert len(shop.bookings()) == 601
     assert shop.counts() == {"ready": 0, "leased": 0, "delayed": 0, "dead": 0}
 
@@ -190,7 +240,7 @@ def test_a_duplicate_leaves_the_queue_in_the_transaction_that_finds_it_out(shop:
     with ledger.kept():
         report = shop.drain()
     assert (report.succeeded, report.duplicates) == (2, 1)
-    assert ledger.statements["in the handler's"] == 2
+    assert (ledger.on_their_own, ledger.with_their_handlers) == (0, 2)
     assert shop.bookings() == [1, 2]
     assert shop.counts() == {"ready": 0, "leased": 0, "delayed": 0, "dead": 0}
 
@@ -199,21 +249,25 @@ def test_a_duplicate_leaves_the_queue_in_the_transaction_that_finds_it_out(shop:
 @pytest.mark.parametrize("mode", ["transactional", "effectful"])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["threads", "asyncio"])
 def test_nothing_stays_of_an_attempt_whose_lease_was_lost(
-    schema: Schema, mode: str, asynchronous: bool, caplog: pytest.LogCaptureFixture
+    make: Make, mode: str, asynchronous: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with on_postgresql(schema, asynchronous=asynchronous, mode=mode) as shop:
-        steal = "UPDATE onceward_queue_messages SET token = token + 1"
-        shop.meanwhile = lambda number: shop.do(steal)
+    with make(asynchronous=asynchronous, mode=mode) as shop:
+        steal = f"UPDATE {shop.messages} SET token = token + 1"
+        if shop.is_sqlite:  # a handler that has written holds the only lock
+            shop.before = lambda: shop.do(steal)
+        else:
+            shop.meanwhile = lambda number: shop.do(steal)
         shop.send(order(1))
         assert shop.drain().failed == 1
         assert "lease" in caplog.text
         assert shop.bookings() == []
         assert shop.ask("SELECT count(*) FROM onceward_dedup") == [0]
-        assert shop.ask("SELECT count(*) FROM onceward_queue_messages") == [1], "a newer delivery has it"
-        assert shop.ask("SELECT count(*) FROM onceward_queue_log WHERE ended > 0") == [0]
+        assert shop.ask(f"SELECT count(*) FROM {shop.messages}") == [1], "a newer delivery has it"
+        if not shop.is_sqlite:
+            assert shop.ask("SELECT count(*) FROM onceward_queue_log WHERE ended > 0") == [0]
 
-        shop.meanwhile = lambda number: None
-        shop.do("UPDATE onceward_queue_messages SET leased_until = 1")
+        shop.meanwhile, shop.before = lambda number: None, lambda: None
+        shop.do(f"UPDATE {shop.messages} SET {shop.lease_column} = 1")
         assert shop.drain().succeeded == 1
         assert shop.bookings() == [1]
         assert shop.counts() == {"ready": 0, "leased": 0, "delayed": 0, "dead": 0}
@@ -275,6 +329,6 @@ def check_settled_on_its_own(shop: Shop) -> None:
     ledger = Ledger()
     with ledger.kept():
         assert shop.drain().succeeded == 1
-    assert ledger.statements == {"in its own transaction": 1, "in the handler's": 0}
+    assert (ledger.on_their_own, ledger.with_their_handlers) == (1, 0)
     assert shop.bookings() == [1]
     assert shop.counts() == {"ready": 0, "leased": 0, "delayed": 0, "dead": 0}
