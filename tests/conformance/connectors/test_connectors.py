@@ -73,6 +73,7 @@ class TestAsyncSqliteConnector(ConnectorConformance):
     put_raw = staticmethod(put_raw)
 
 
+@pytest.mark.req("PG-11")
 class TestNamedSqliteConnector(ConnectorConformance):
     """A queue in the application's database."""
 

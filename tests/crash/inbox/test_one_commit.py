@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from onceward.connectors import DatabaseBusyError
 from tests.crash.inbox.worker import TARGET, joint_queue
 from tests.support.inbox.site import SHORT_LEASE, InboxSite, freeze, stop, thaw
 from tests.support.own_postgres import own_postgres
@@ -41,7 +42,7 @@ class JointSite(InboxSite):
         return 0
 
     def is_empty(self) -> bool:
-        with suppress(OperationalError):
+        with suppress(OperationalError, DatabaseBusyError):
             return self.is_drained()
         return False
 
@@ -51,23 +52,29 @@ class JointSite(InboxSite):
         super().close()
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JointSite]:
+    with JointSite.on(request, tmp_path) as made:
+        yield made
+
+
 @pytest.fixture
-def site(request: pytest.FixtureRequest, tmp_path: Path, postgres_url: str) -> Iterator[JointSite]:
+def postgresql(tmp_path: Path, postgres_url: str) -> Iterator[JointSite]:
     with JointSite.on_postgresql(tmp_path, postgres_url) as made:
         yield made
 
 
 def waiting(site: JointSite) -> int:
-    [(number,)] = site.ask("SELECT count(*) FROM onceward_queue_messages")
+    table = "onceward_queue_orders_messages" if site.is_sqlite else "onceward_queue_messages"
+    [(number,)] = site.ask(f"SELECT count(*) FROM {table}")
     return int(number)
 
 
-@pytest.mark.req("PG-08")
+@pytest.mark.req("PG-08", "PG-11")
 @pytest.mark.parametrize(
     ("point", "mode", "asynchronous"),
     [
         ("fetched", "transactional", THREADS),
-        ("writing", "transactional", THREADS),
         ("written", "transactional", ASYNCIO),
         ("removed", "transactional", THREADS),
         ("removed", "transactional", ASYNCIO),
@@ -99,7 +106,9 @@ def test_killed_at_any_point_a_message_is_gone_if_and_only_if_its_effects_are_th
 
 
 @pytest.mark.req("PG-07")
-def test_a_worker_that_was_frozen_past_its_lease_commits_nothing(site: JointSite) -> None:
+def test_a_worker_that_was_frozen_past_its_lease_commits_nothing(postgresql: JointSite) -> None:
+    """In SQLite nobody else gets the message meanwhile: the worker holds the only lock."""
+    site = postgresql
     site.send(TARGET)
     zombie = site.start("zombie", point="written", waits=True, lease=SHORT_LEASE)
     until(lambda: site.said("reached", by="zombie"))
@@ -115,6 +124,18 @@ def test_a_worker_that_was_frozen_past_its_lease_commits_nothing(site: JointSite
     assert site.ask("SELECT worker FROM credits") == [("other",)]
     assert "this attempt commits nothing" in site.log("zombie")
     assert site.dead_letters() == []
+
+
+@pytest.mark.req("PG-11")
+def test_a_handler_that_takes_longer_than_a_lease_keeps_its_messages_in_sqlite(tmp_path: Path) -> None:
+    """It holds the only lock, so its worker cannot extend a lease meanwhile, and nobody can take what is leased."""
+    with JointSite.on_sqlite(tmp_path) as site:
+        site.send("one", "two", "three")
+        workers = [site.start(name, lease=0.9, takes=1.5, slots=2, batch=2) for name in ("a", "b")]
+        until(site.is_empty)
+        stop(*workers)
+        assert site.effects() == Counter(["one", "two", "three"])
+        assert site.dead_letters() == []
 
 
 @pytest.mark.req("PG-08")

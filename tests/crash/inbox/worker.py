@@ -263,9 +263,9 @@ def arm(worker: Worker) -> None:
         Heartbeat._renew = does_nothing  # type: ignore[assignment]
     for connector in (SqliteConnector, PostgreSqlConnector):
         after_plain(connector, "fetch_transactions", fetched)
+        after_plain(connector, "settle_in", lambda *about: reached("removed", about[3].id))
     for connector in (AsyncSqliteConnector, AsyncPostgreSqlConnector):
         after(connector, "fetch_transactions_async", fetched)
-    after_plain(PostgreSqlConnector, "settle_in", lambda *about: reached("removed", about[3].id))
     after(AttemptLedger, "expect", batch_started)
     after(AttemptLedger, "start", started)
     after(Ledger, "_intend", lambda self, *_: reached("intended", self._claim.key.tracking_id))
@@ -354,8 +354,12 @@ def source_of(orders: Orders, **clock: Any) -> Any:
 
 def joint_queue(url: str, connect_args: dict[str, Any], *, asynchronous: bool, **rules: Any) -> Any:
     """A connector to the queue that is in the database of the inbox."""
+    database = make_url(url)
+    if database.get_backend_name() == "sqlite":
+        in_file: Any = AsyncSqliteConnector if asynchronous else SqliteConnector
+        return in_file(database.database, queue="orders", **rules)
     kind: Any = AsyncPostgreSqlConnector if asynchronous else PostgreSqlConnector
-    return kind(make_url(url).update_query_dict(connect_args), "orders", **rules)
+    return kind(database.update_query_dict(connect_args), "orders", **rules)
 
 
 async def consume_async(worker: Worker) -> None:

@@ -180,6 +180,29 @@ def test_a_claim_reads_no_more_pages_with_a_backlog_waiting_messages_and_dead_on
 
 
 @pytest.mark.req("PG-04")
+def test_claiming_extending_and_removing_read_no_rows_but_their_own(
+    queue: PostgreSqlConnector, engine: Engine
+) -> None:
+    """Also after the statistics say that the tables are empty, as they are most of the time."""
+    rows, bodies = queue._rows, encode_all(numbered(1))
+    queue.counts()
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("VACUUM ANALYZE onceward_queue_messages, onceward_queue_delayed"))
+    with engine.begin() as connection:
+        append_in(connection, "orders", bodies * 2_000)
+        append_in(connection, "orders", bodies * 10, 1.0)
+        append_in(connection, "orders", bodies * 2_000, time.time() + 3600)
+    with rows.transaction(10.0):
+        taken = rows.available(0.0, 10)
+        rows.lease(taken, 7, 60.0)
+        held = [(row[0], 7) for row in taken]
+        assert rows.extend(held, 60.0) == []
+        assert rows.remove(held, numbered(10)) == []
+        query = "SELECT sum(idx_tup_fetch + seq_tup_read) FROM pg_stat_xact_user_tables WHERE relname LIKE 'onceward%%'"
+        assert rows._run(query).scalar_one() < 200
+
+
+@pytest.mark.req("PG-04")
 def test_after_a_slow_claim_the_next_continue_where_it_ended_and_leave_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, queue: PostgreSqlConnector
 ) -> None:

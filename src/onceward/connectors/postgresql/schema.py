@@ -37,6 +37,16 @@ _CHURN = """
 """For a table whose every row is updated and deleted soon: room on each page for a second version of its rows, and a
 vacuum that does not wait for a fifth of a large backlog."""
 
+ROW = "queue, seq, enqueued_at, deliveries, lost, category, error, history, body"
+"""The columns that a ready message and a delayed one have in common."""
+
+_BY_KEY = """
+    LANGUAGE plpgsql SET search_path FROM CURRENT
+    SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+"""
+"""A function that finds each row by its key: one row after another, and with these settings. A plan is kept, and one
+from when the table was small, or a join, would read all rows of the queue."""
+
 SCHEMA = (
     "CREATE TABLE onceward_queue_schema (version integer NOT NULL, id uuid NOT NULL)",
     f"INSERT INTO onceward_queue_schema VALUES ({VERSION}, gen_random_uuid())",
@@ -149,12 +159,10 @@ SCHEMA = (
         END IF;
     END $$
     """,
-    # With these settings, because a plan is kept: one from when the table was small would read all of it.
-    """
+    f"""
     CREATE FUNCTION onceward_queue_done(
         given_queue text, given_seq bigint, given_token bigint, given_message bytea
-    ) RETURNS boolean LANGUAGE plpgsql
-    SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+    ) RETURNS boolean {_BY_KEY} AS $$
     BEGIN
         DELETE FROM onceward_queue_messages
         WHERE queue = given_queue AND seq = given_seq AND token = given_token;
@@ -163,6 +171,66 @@ SCHEMA = (
         END IF;
         INSERT INTO onceward_queue_log (queue, ended, messages) VALUES (given_queue, 1, given_message);
         RETURN true;
+    END $$
+    """,
+    f"""
+    CREATE FUNCTION onceward_queue_lease(
+        given_queue text, given_seqs bigint[], given_deliveries integer[], given_lost integer[], given_token bigint,
+        given_lease double precision
+    ) RETURNS void {_BY_KEY} AS $$
+    BEGIN
+        FOR n IN 1 .. cardinality(given_seqs) LOOP
+            UPDATE onceward_queue_messages
+            SET leased_until = {NOW} + given_lease, token = given_token, deliveries = given_deliveries[n],
+                lost = given_lost[n]
+            WHERE queue = given_queue AND seq = given_seqs[n];
+        END LOOP;
+    END $$
+    """,
+    f"""
+    CREATE FUNCTION onceward_queue_extend(
+        given_queue text, given_seqs bigint[], given_tokens bigint[], given_lease double precision
+    ) RETURNS SETOF bigint {_BY_KEY} AS $$
+    BEGIN
+        FOR n IN 1 .. cardinality(given_seqs) LOOP
+            UPDATE onceward_queue_messages SET leased_until = {NOW} + given_lease
+            WHERE queue = given_queue AND seq = given_seqs[n] AND token = given_tokens[n];
+            IF FOUND THEN
+                RETURN NEXT given_seqs[n];
+            END IF;
+        END LOOP;
+    END $$
+    """,
+    f"""
+    CREATE FUNCTION onceward_queue_remove(given_queue text, given_seqs bigint[], given_tokens bigint[])
+    RETURNS SETOF bigint {_BY_KEY} AS $$
+    BEGIN
+        FOR n IN 1 .. cardinality(given_seqs) LOOP
+            DELETE FROM onceward_queue_messages
+            WHERE queue = given_queue AND seq = given_seqs[n] AND token = given_tokens[n];
+            IF FOUND THEN
+                RETURN NEXT given_seqs[n];
+            END IF;
+        END LOOP;
+    END $$
+    """,
+    f"""
+    CREATE FUNCTION onceward_queue_move_due(given_queue text, given_limit integer) RETURNS integer {_BY_KEY} AS $$
+    DECLARE
+        due bigint;
+        moved integer := 0;
+    BEGIN
+        FOR due IN
+            SELECT seq FROM onceward_queue_delayed WHERE queue = given_queue AND visible_at <= {NOW}
+            ORDER BY visible_at LIMIT given_limit FOR UPDATE SKIP LOCKED
+        LOOP
+            WITH gone AS (
+                DELETE FROM onceward_queue_delayed WHERE queue = given_queue AND seq = due RETURNING *
+            )
+            INSERT INTO onceward_queue_messages ({ROW}) SELECT {ROW} FROM gone;
+            moved := moved + 1;
+        END LOOP;
+        RETURN moved;
     END $$
     """,
 )

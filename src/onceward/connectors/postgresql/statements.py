@@ -8,8 +8,7 @@ from onceward.connectors.postgresql.schema import NOW
 
 BEGIN = """
     SELECT set_config('lock_timeout', %s, true), set_config('enable_seqscan', 'off', true),
-        set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-        set_config('enable_mergejoin', 'off', true)
+        set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)
 """
 """Every statement here finds its rows by an index. A plan from when a table was small must do so, too: it is kept."""
 
@@ -22,40 +21,17 @@ READY = f"""
     ORDER BY seq LIMIT %s FOR UPDATE SKIP LOCKED
 """
 """Skips what is leased, or being claimed by another."""
-LEASE = f"""
-    UPDATE {{s}}.onceward_queue_messages AS m
-    SET leased_until = {NOW} + %(lease)s, token = %(token)s, deliveries = d.deliveries, lost = d.lost
-    FROM unnest(%(seqs)s::bigint[], %(deliveries)s::integer[], %(lost)s::integer[]) AS d (seq, deliveries, lost)
-    WHERE m.queue = %(queue)s AND m.seq = d.seq
-"""
-_ROW = "queue, seq, enqueued_at, deliveries, lost, category, error, history, body"
-MOVE_DUE = f"""
-    WITH due AS MATERIALIZED (
-        SELECT seq FROM {{s}}.onceward_queue_delayed
-        WHERE queue = %(queue)s AND visible_at <= {NOW} ORDER BY visible_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
-    ), gone AS (
-        DELETE FROM {{s}}.onceward_queue_delayed AS m USING due
-        WHERE m.queue = %(queue)s AND m.seq = due.seq RETURNING m.*
-    )
-    INSERT INTO {{s}}.onceward_queue_messages ({_ROW}) SELECT {_ROW} FROM gone
-"""
+LEASE = "SELECT {s}.onceward_queue_lease(%s, %s::bigint[], %s::integer[], %s::integer[], %s, %s)"
+MOVE_DUE = "SELECT {s}.onceward_queue_move_due(%s, %s)"
 NEXT_DUE = f"""
     SELECT visible_at - {NOW} FROM {{s}}.onceward_queue_delayed WHERE queue = %s ORDER BY visible_at LIMIT 1
 """
-EXTEND = f"""
-    UPDATE {{s}}.onceward_queue_messages AS m SET leased_until = {NOW} + %(lease)s
-    FROM unnest(%(seqs)s::bigint[], %(tokens)s::bigint[]) AS d (seq, token)
-    WHERE m.queue = %(queue)s AND m.seq = d.seq AND m.token = d.token RETURNING m.seq
-"""
+EXTEND = "SELECT {s}.onceward_queue_extend(%s, %s::bigint[], %s::bigint[], %s)"
 RELEASE = f"""
     UPDATE {{s}}.onceward_queue_messages SET leased_until = {NOW}
     WHERE queue = %s AND leased_until > {NOW} AND token BETWEEN %s AND %s
 """
-REMOVE = """
-    DELETE FROM {s}.onceward_queue_messages AS m
-    USING unnest(%(seqs)s::bigint[], %(tokens)s::bigint[]) AS d (seq, token)
-    WHERE m.queue = %(queue)s AND m.seq = d.seq AND m.token = d.token RETURNING m.seq
-"""
+REMOVE = "SELECT {s}.onceward_queue_remove(%s, %s::bigint[], %s::bigint[])"
 LOG_DONE = "INSERT INTO {s}.onceward_queue_log (queue, ended, messages) VALUES (%s, %s, %s)"
 DONE = "SELECT {s}.onceward_queue_done(:queue, :seq, :token, :message)"
 """With names of SQLAlchemy: it runs on connections of the application, whichever driver they have."""

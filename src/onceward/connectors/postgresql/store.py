@@ -138,7 +138,7 @@ class PostgreSqlLeaseStore:
 
     def _move_due(self, limit: int) -> int:
         self._move_at = time.monotonic() + MOVE_EVERY
-        return int(self._run(sql.MOVE_DUE, {"queue": self.queue, "limit": limit}).rowcount)
+        return int(self._run(sql.MOVE_DUE, (self.queue, limit)).scalar_one())
 
     def next_due(self) -> float | None:
         """Seconds until a message comes that waits for its time; None if there is none."""
@@ -148,19 +148,16 @@ class PostgreSqlLeaseStore:
     def lease(self, rows: Sequence[AvailableRow], token: int, until: float) -> None:
         if not rows:
             return
-        values = {
-            "queue": self.queue,
-            "seqs": [row[0] for row in rows],
-            "deliveries": [row[2] + 1 for row in rows],
-            "lost": [row[3] for row in rows],
-            "token": token,
-            "lease": until,
-        }
-        self._run(sql.LEASE, values)
+        keys, deliveries, lost = (
+            [row[0] for row in rows],
+            [row[2] + 1 for row in rows],
+            [row[3] for row in rows],
+        )
+        self._run(sql.LEASE, (self.queue, keys, deliveries, lost, token, until))
         self._last = rows[-1][0]
 
     def extend(self, deliveries: Sequence[Held], until: float) -> Sequence[Held]:
-        return self._missed(sql.EXTEND, deliveries, lease=until)
+        return self._missed(sql.EXTEND, deliveries, until)
 
     def release(self, first: int, last: int) -> int:
         """End the leases of all deliveries whose token is in this range. Return how many."""
@@ -178,18 +175,13 @@ class PostgreSqlLeaseStore:
             self._unfolded += len(transactions)
         return missed
 
-    def _missed(self, statement: str, deliveries: Sequence[Held], **more: Any) -> list[Held]:
+    def _missed(self, statement: str, deliveries: Sequence[Held], *more: Any) -> list[Held]:
         """Return those that it did not change."""
         if not deliveries:
             return []
         ordered = sorted(deliveries)  # so two transactions with the same rows wait, and are not in a deadlock
-        values = {
-            "queue": self.queue,
-            "seqs": [key for key, _ in ordered],
-            "tokens": [token for _, token in ordered],
-            **more,
-        }
-        changed = {key for (key,) in self._run(statement, values)}
+        keys, tokens = [key for key, _ in ordered], [token for _, token in ordered]
+        changed = {key for (key,) in self._run(statement, (self.queue, keys, tokens, *more))}
         return [held for held in deliveries if held[0] not in changed]
 
     def give_back(self, key: int, token: int, visible_at: float) -> bool:
