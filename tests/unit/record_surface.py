@@ -223,8 +223,14 @@ def _sqlite(folder: Path) -> dict[str, Any]:
     Inbox(engine).migrate()
     engine.dispose()
     SqliteConnector(folder / "queue.db").close()
+    SqliteConnector(folder / "named.db", queue="orders").close()
     asyncio.run(SqliteBoundaryStore(folder / "boundary").close())
-    places = {"database": "inbox.db", "queue": "queue.db", "boundary": "boundary/boundary.db"}
+    places = {
+        "database": "inbox.db",
+        "queue": "queue.db",
+        "named queue": "named.db",
+        "boundary": "boundary/boundary.db",
+    }
     return {name: _sqlite_file(folder / path) for name, path in places.items()}
 
 

@@ -55,6 +55,22 @@ def test_a_boundary() -> None:
     }
 
 
+@pytest.mark.req("PG-11")
+def test_queues_of_one_file_are_not_each_other() -> None:
+    whole, one, same, other = map(
+        Address,
+        (
+            "sqlite:///o.db",
+            "sqlite:///o.db?queue=a",
+            "sqlite:///o.db?lease=5&queue=a",
+            "sqlite:///o.db?queue=b",
+        ),
+    )
+    assert one.queue == same.queue
+    assert len({whole.queue, one.queue, other.queue}) == 3
+    assert (whole.origin, one.origin) == ("sqlite:///o.db", "sqlite:///o.db?queue=a")
+
+
 @pytest.mark.req("PG-01")
 @pytest.mark.parametrize(
     "url",
@@ -107,6 +123,7 @@ WRONG = [
     ("sqlite://orders.db", "names no file"),
     ("sqlite:///", "names no file"),
     ("sqlite:///:memory:", "names no file"),
+    ("sqlite:///o.db?queue=Orders%2C", "queue must be a name of up to 40 lower-case letters"),
     ("sqlite:///o.db?speed=9", "has no setting 'speed'; it has lease"),
     ("sqlite:///o.db?lease=soon", "lease must be a number of seconds, not 'soon'"),
     ("sqlite:///o.db?lease=0", "lease must be a positive number"),
