@@ -43,10 +43,10 @@ class PostgreSqlConnector(LeasingConnector):
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """Take at most `batch_size` transactions; a suspect (`LeaseRules.suspect_after`) is delivered alone."""
+        self._rows.fold_if_long()
         taken = super().fetch_transactions(batch_size, **extra)
         stop = engine_stop()
         if taken or stop is None or stop.requested or self._has_open():
-            self._rows.fold_if_long()
             return taken
         if isinstance(stop, BlockingStop):
             with stop.calling(self.end_wait):

@@ -307,17 +307,18 @@ class PostgreSqlLeaseStore:
             self._run(sql.ADD_FORGOTTEN, (self.queue, day, day, ids, len(listed) - ids))
 
 
-def open_engine(url: URL, **options: Any) -> Engine:
+def open_engine(url: URL) -> Engine:
     """Return an engine for a queue, whose connections are its own."""
+    # A pooler in transaction mode may not know prepared statements; most of the work is in functions anyway.
+    arguments = {**connect_arguments(url, name="onceward-queue"), "prepare_threshold": None}
     return hide_values(
         create_engine(
             url,
-            connect_args=connect_arguments(url, name="onceward-queue"),
+            connect_args=arguments,
             isolation_level="READ COMMITTED",  # whatever the database's default: a claim skips what others have
             pool_size=CONNECTIONS,
             max_overflow=CONNECTIONS,
             pool_timeout=WRITE_WAIT,
-            **options,
         )
     )
 

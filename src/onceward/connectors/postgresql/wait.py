@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 from psycopg import Error
@@ -72,10 +72,15 @@ class QueueLine:
         until = time.monotonic() + LONGEST
         due = until if next_due is None else min(time.monotonic() + max(next_due, 0.0), until)
         listening = self._listen()
-        with self._present(listening):
-            yield  # a message may have come before senders could know
-            pause = SOON
+        pause = SOON
+        with ExitStack() as present:
+            is_present = False
             while (now := time.monotonic()) < until:
+                if listening and self._hears and not is_present:
+                    present.enter_context(self._present())
+                    is_present, pause = True, SOON
+                    yield  # a message may have come before senders could know
+                    continue
                 ends = min(now + (pause if listening else min(pause, POLL)), due if now < due else until)
                 if self._wait(max(ends - now, 0.001), listening):
                     return
@@ -135,11 +140,9 @@ class QueueLine:
         return self._pipe[1]
 
     @contextmanager
-    def _present(self, listening: bool) -> Iterator[None]:
-        """Have senders notify inside the block."""
-        if not listening:
-            yield
-            return
+    def _present(self) -> Iterator[None]:
+        """Have senders notify inside the block. Not before it is known that this connection is one to the server: a
+        pooler would leave the lock behind."""
         lock = (WAITING, self._queue)
         self._driver.execute("SELECT pg_advisory_lock_shared(%s, hashtext(%s))", lock)
         try:
