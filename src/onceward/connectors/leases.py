@@ -104,11 +104,13 @@ class LeaseStore(Protocol):
     """
 
     def transaction(self, wait: float) -> AbstractContextManager[object]:
-        """Run one at a time, all or none, durable at its end. Raises `ConnectorClosedError` once closed."""
+        """Run one at a time in each thread, all or none, durable at its end. Raises `ConnectorClosedError` once
+        closed."""
         ...
 
     def now(self) -> float:
-        """Seconds by which leases and delays are measured: the same for all that share the store, and set by nobody."""
+        """Seconds by which leases and delays are measured: the same for all that share the store, and set by nobody. 0
+        if the store has a server, which adds its own clock."""
         ...
 
     def append(self, bodies: Sequence[bytes], now: float) -> None: ...

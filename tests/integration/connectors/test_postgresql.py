@@ -190,7 +190,7 @@ def test_claiming_extending_and_removing_read_no_rows_but_their_own(
         connection.execute(text("VACUUM ANALYZE onceward_queue_messages, onceward_queue_delayed"))
     with engine.begin() as connection:
         append_in(connection, "orders", bodies * 2_000)
-        append_in(connection, "orders", bodies * 10, 1.0)
+        append_in(connection, "orders", bodies * 5, 1.0)
         append_in(connection, "orders", bodies * 2_000, time.time() + 3600)
     with rows.transaction(10.0):
         taken = rows.available(0.0, 10)

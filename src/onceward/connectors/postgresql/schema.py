@@ -219,9 +219,10 @@ SCHEMA = (
     DECLARE
         due bigint;
         moved integer := 0;
+        moment double precision := {NOW};  -- a volatile function is no condition for an index
     BEGIN
         FOR due IN
-            SELECT seq FROM onceward_queue_delayed WHERE queue = given_queue AND visible_at <= {NOW}
+            SELECT seq FROM onceward_queue_delayed WHERE queue = given_queue AND visible_at <= moment
             ORDER BY visible_at LIMIT given_limit FOR UPDATE SKIP LOCKED
         LOOP
             WITH gone AS (
