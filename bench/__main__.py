@@ -21,6 +21,7 @@ PARTS = (
     "sqlite",
     "queue",
     "redis_streams",
+    "postgresql_queue",
     "inbox",
     "inbox_identity",
     "inbox_migration",

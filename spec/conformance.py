@@ -18,6 +18,7 @@ TITLES = {
     "BC": "Boundary and its consumers",
     "CN": "Connectors",
     "WK": "Waiting for work",
+    "PG": "A queue in PostgreSQL, and one commit",
     "RN": "Running an app",
     "SC": "Schedules",
     "MW": "Middleware",

@@ -39,6 +39,7 @@ from onceward.cli import exit as exits
 from onceward.cli.boundary import options
 from onceward.cli.main import app
 from onceward.connectors import MemoryConnector, SqliteConnector, codec
+from onceward.connectors.postgresql import PostgreSqlConnector
 from onceward.connectors.redis_streams import RedisStreamsConnector
 from onceward.inbox import Inbox
 from onceward.queue import QueueConfig, RedisStreamsQueue
@@ -222,8 +223,14 @@ def _sqlite(folder: Path) -> dict[str, Any]:
     Inbox(engine).migrate()
     engine.dispose()
     SqliteConnector(folder / "queue.db").close()
+    SqliteConnector(folder / "named.db", queue="orders").close()
     asyncio.run(SqliteBoundaryStore(folder / "boundary").close())
-    places = {"database": "inbox.db", "queue": "queue.db", "boundary": "boundary/boundary.db"}
+    places = {
+        "database": "inbox.db",
+        "queue": "queue.db",
+        "named queue": "named.db",
+        "boundary": "boundary/boundary.db",
+    }
     return {name: _sqlite_file(folder / path) for name, path in places.items()}
 
 
@@ -245,6 +252,8 @@ def _postgresql(url: str) -> dict[str, Any]:
         engine = create_engine(url, connect_args=schema.connect_args)
         Inbox(engine).migrate()
         asyncio.run(_boundary_tables(schema))
+        with PostgreSqlConnector(schema.plain_url, "orders") as queue:
+            queue.counts()
         looking = inspect(engine)
         found = {
             table: [

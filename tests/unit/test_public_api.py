@@ -62,6 +62,12 @@ NAMES = {
         "message_id_for",
     ],
     "onceward.connectors.boundary": ["AsyncBoundaryConnector", "BoundaryConnector"],
+    "onceward.connectors.postgresql": [
+        "AsyncPostgreSqlConnector",
+        "PostgreSqlConnector",
+        "append_in",
+        "creation_script",
+    ],
     "onceward.connectors.redis_streams": ["AsyncRedisStreamsConnector", "RedisStreamsConnector"],
     "onceward.db": [
         "AsyncDbSession",
@@ -169,6 +175,7 @@ NAMES = {
 
 PACKAGES = [
     "onceward",
+    "onceward.connectors.postgresql",
     "onceward.connectors.redis_streams",
     "onceward.db",
     "onceward.deadletters",

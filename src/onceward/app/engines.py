@@ -117,7 +117,13 @@ def most_connections(app: Onceward) -> int:
     consumers, sizes = _find_consumers(app.only, app), pool_sizes(app)
     modes = [mode for mode in (False, True) if any(_of(mode, consumers))]
     relay = LISTENING + (0 if False in modes else sizes[False]) if app.settings.relay else 0
-    return app.settings.processes * (sum(sizes[mode] for mode in modes) + relay)
+    pools = sum(sizes[mode] for mode in modes)
+    return app.settings.processes * (pools + relay + connections_of_sources(app))
+
+
+def connections_of_sources(app: Onceward) -> int:
+    """How many connections the sources of one process open at most."""
+    return sum(each.source.connections for each in _find_consumers(app.only, app))
 
 
 def _find_consumers(names: Sequence[str], app: Onceward) -> list[Consumer]:

@@ -11,8 +11,9 @@ the engine's call is stopped. It takes nothing, and may return True in vain.
 
 A connector may also have an attribute `owner`, set before the first fetch, and a method
 `release_owner(owner)` that ends all leases of that owner at once and counts them as lost: `onceward run` calls it
-when a worker is dead. Without it they end by themselves. `onceward.testing.connectors.ConnectorConformance` checks an
-implementation.
+when a worker is dead. Without it they end by themselves. A connector whose queue may be in the inbox's database can
+have messages leave it in the transactions of their handlers: see `onceward.inbox.sessions.acknowledgment`.
+`onceward.testing.connectors.ConnectorConformance` checks an implementation.
 """
 
 from __future__ import annotations

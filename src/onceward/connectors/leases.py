@@ -105,11 +105,13 @@ class LeaseStore(Protocol):
     """
 
     def transaction(self, wait: float) -> AbstractContextManager[object]:
-        """Run one at a time, all or none, durable at its end. Raises `ConnectorClosedError` once closed."""
+        """Run one at a time in each thread, all or none, durable at its end. Raises `ConnectorClosedError` once
+        closed."""
         ...
 
     def now(self) -> float:
-        """Seconds by which leases and delays are measured: the same for all that share the store, and set by nobody."""
+        """Seconds by which leases and delays are measured: the same for all that share the store, and set by nobody. 0
+        if the store has a server, which adds its own clock."""
         ...
 
     def append(self, bodies: Sequence[bytes], now: float) -> None: ...
@@ -166,11 +168,10 @@ class LeaseStore(Protocol):
     def counts(self, now: float) -> dict[str, int]: ...
 
     def dead(self, limit: int) -> list[DeadMessage]:
-        """Return dead letters, longest dead first. The `key` of each is the key of its row and its time of death: the
-        key of a row may have been reused since."""
+        """Return dead letters, longest dead first. The `key` of each is never that of another."""
         ...
 
-    def forget_dead(self, keys: Sequence[tuple[int, float]]) -> None: ...
+    def forget_dead(self, keys: Sequence[Any]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -191,6 +192,7 @@ class LeasingConnector(Closing):
         self._now = clock or store.now
         self._deliveries = LeasedDeliveries()
         self._suspect_after = rules.suspect_after
+        self._fetch_wait = FETCH_WAIT
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """Take at most `batch_size` transactions; a suspect (`LeaseRules.suspect_after`) is delivered alone."""
@@ -198,7 +200,7 @@ class LeasingConnector(Closing):
             raise TypeError(f"{type(self).__name__} has no fetch option {', '.join(map(repr, extra))}")
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
-        with self._store.transaction(FETCH_WAIT):
+        with self._store.transaction(self._fetch_wait):
             now = self._now()
             rows, transactions, buried = self._choose(batch_size, now)
             token = secrets.randbits(63) if self.owner is None else new_token(self.owner)
@@ -217,16 +219,18 @@ class LeasingConnector(Closing):
 
     def settle_transactions(self, settlements: Sequence[Settlement], /) -> None:
         """End these deliveries, all or none."""
+        ending: dict[Held, tuple[Settlement, LeasedDelivery]] = {}
+        done: dict[Held, Transaction] = {}
+        for settlement in settlements:
+            delivery = self._deliveries.of(settlement.transaction)
+            if not delivery.settled and delivery.held not in ending:
+                ending[delivery.held] = settlement, delivery
+                if settlement.verdict == Verdict.DONE:
+                    done[delivery.held] = settlement.transaction
+        if not ending:
+            return  # they left the queue in the transactions of their handlers
         with self._store.transaction(WRITE_WAIT):
             now = self._now()
-            ending: dict[Held, tuple[Settlement, LeasedDelivery]] = {}
-            done: dict[Held, Transaction] = {}
-            for settlement in settlements:
-                delivery = self._deliveries.of(settlement.transaction)
-                if not delivery.settled and delivery.held not in ending:
-                    ending[delivery.held] = settlement, delivery
-                    if settlement.verdict == Verdict.DONE:
-                        done[delivery.held] = settlement.transaction
             lost = set(self._store.remove(list(done), list(done.values()))) if done else set()
             if len(done) < len(ending):
                 for held, (settlement, delivery) in ending.items():
@@ -258,6 +262,15 @@ class LeasingConnector(Closing):
             lost = self._store.extend(list(running), self._now() + self.lease)
         for held in lost:
             _log.warning("transaction %s: lease expired, too late to extend it", running[held].id)
+
+    def holds(self, delivered: Transaction, /) -> bool:
+        """Whether this connector has delivered it, and it is not settled."""
+        delivery = self._deliveries.get(id(delivered))
+        return delivery is not None and not delivery.settled
+
+    def settled(self, delivered: Transaction, /) -> None:
+        """Take note that it has left the queue in the transaction of its handler."""
+        self._deliveries.of(delivered).settled = True
 
     def fetched_here(self, transactions: Sequence[Transaction], /) -> list[Transaction]:
         """Those of these that this connector has delivered."""
@@ -356,6 +369,14 @@ class AsyncLeasingConnector(AsyncClosing):
     def leave_poison_to_inbox(self) -> None:
         """As `LeasingConnector.leave_poison_to_inbox`."""
         self._wire.leave_poison_to_inbox()
+
+    def holds(self, delivered: Transaction, /) -> bool:
+        """As `LeasingConnector.holds`."""
+        return self._wire.holds(delivered)
+
+    def settled(self, delivered: Transaction, /) -> None:
+        """As `LeasingConnector.settled`."""
+        self._wire.settled(delivered)
 
     async def _call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call it, completely or not at all, without blocking the event loop for long."""

@@ -17,6 +17,8 @@ from onceward.connectors.lease_rules import LeaseRules
 from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from onceward.connectors.reports import SourceCounts, SourceFacts
     from onceward.connectors.urls import Address
 
@@ -53,6 +55,10 @@ def _accept(address: Address) -> None:
     """Accept every URL of the scheme."""
 
 
+def _named_by_path(address: Address) -> None:
+    return None
+
+
 class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of source and sink, as URLs name it. Import drivers inside these functions, not at the top."""
 
@@ -64,12 +70,20 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that a URL may have, by name. Start from `LEASE_SETTINGS` if the connector leases."""
     check: Callable[[Address], None] = _accept
     """Calls `address.refuse(…)` if the URL is incomplete. Opens nothing, and queries no server."""
+    identity: Callable[[Address], str | None] = _named_by_path
+    """What the URL names, if its path does not say it: equal for two URLs that name the same, without secrets. Dead
+    letters are stored under it. None if it is the URL up to its question mark."""
     facts: Callable[[Address], SourceFacts] | None = None
     """For `onceward explain`: how durable the source is as configured now. Changes nothing. A server that does not
     answer goes into `unreachable`, or raises `ServerUnreachable`. None if the connector cannot report this."""
     counts: Callable[[Address], SourceCounts] | None = None
     """For `onceward balance`: what the source has counted. Changes nothing, and raises `ServerUnreachable` if the
     source does not answer. None if the connector does not count."""
+    joins: Callable[[Address, Connection], bool] | None = None
+    """For `onceward explain`: whether the source is in the database of this connection, and acknowledging a message is
+    part of its handler's transaction. Changes nothing. None if that cannot be."""
+    connections: int = 0
+    """How many connections to a PostgreSQL one connector opens at most."""
     in_process: bool = False
     """Whether messages are visible only inside one process. `onceward run` refuses such a source."""
 

@@ -1,7 +1,9 @@
 """Where messages come from and go to, by URL.
 
     sqlite:///orders.db?lease=30&max_deliveries=5           a queue in a file; sqlite:////var/lib/orders.db
+    sqlite:///shop.db?queue=orders                          a queue in the application's database
     redis://localhost:6379/0/orders?group=billing           a stream of a Redis database (0 may be left out); rediss://
+    postgresql://user@localhost/shop/orders?lease=30        a queue in a database; or postgresql://localhost/shop?queue=orders
     boundary+http://localhost:7700?consumer=billing         a boundary, under a durable name; boundary+https:// with
                                                             ca=…&cert=…&key=…; a sink has from_zone=…&to_zone=…
     memory://orders                                         within this process, for tests
@@ -12,7 +14,7 @@ connector, by the names of its class's parameters. Reading a URL checks all of i
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from onceward._secrets import MASK, mask_url, names_secret, remember
@@ -21,6 +23,9 @@ from onceward.connectors.registry import find_scheme, scheme_names
 from onceward.connectors.reports import SourceCounts, SourceFacts
 from onceward.connectors.scheme import LEASE_SETTINGS, Scheme
 from onceward.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 
 class Address:
@@ -56,6 +61,9 @@ class Address:
     @property
     def queue(self) -> tuple[str, ...]:
         """Equal for two consumers that would take each other's messages."""
+        identity = self._scheme.identity(self)
+        if identity is not None:
+            return (identity,)
         divides = [name for name, setting in self._scheme.settings.items() if setting.divides]
         return (self.scheme, self.place, *(str(self.settings.get(name, "")) for name in divides))
 
@@ -71,7 +79,7 @@ class Address:
     @property
     def origin(self) -> str:
         """The URL without settings: dead letters are stored under it."""
-        return str(self).partition("?")[0]
+        return self._scheme.identity(self) or str(self).partition("?")[0]
 
     def open(self, *, asynchronous: bool) -> Any:
         """Open a connector that the caller closes."""
@@ -86,6 +94,15 @@ class Address:
         if self._scheme.counts is None:
             return SourceCounts(notes={"appended": f"the connector of {self.scheme}:// does not count"})
         return self._scheme.counts(self)
+
+    def joins(self, connection: Connection) -> bool:
+        """Whether it is in the database of this connection, so a message leaves it in its handler's transaction."""
+        return self._scheme.joins is not None and self._scheme.joins(self, connection)
+
+    @property
+    def connections(self) -> int:
+        """How many connections to a PostgreSQL its connector opens at most."""
+        return self._scheme.connections
 
     def refuse(self, problem: str) -> NoReturn:
         """Raise `ConfigurationError`: what is wrong with this URL, and what to write instead."""

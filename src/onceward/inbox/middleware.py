@@ -16,8 +16,10 @@ from onceward.inbox.contract import Contract
 from onceward.inbox.errors import ContractError
 from onceward.inbox.event import Event
 from onceward.inbox.metrics import metrics_of
+from onceward.inbox.sessions.acknowledgment import JointSource
 from onceward.inbox.stores.types import Key
 from onceward.middleware import Middleware, SourceCalls, StepCall, StepInfo
+from onceward.task.call import NOT_DEFINED
 from onceward.task.work import DUPLICATE
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
@@ -57,7 +59,9 @@ class InboxMiddleware(Middleware):
             )
         if getattr(task, "outbox", None) is not None:
             self._processor.outbox = task.outbox
-        return ContractKeeper(self._processor, self._registry, contract, type(task))
+        # An acknowledgment must not come before the end of the success handler.
+        joins = getattr(task.handle_transaction_success, "__func__", None) in NOT_DEFINED
+        return ContractKeeper(self._processor, self._registry, contract, type(task), joins=joins)
 
 
 class ContractKeeper(Middleware):
@@ -66,7 +70,13 @@ class ContractKeeper(Middleware):
     name = "inbox"
 
     def __init__(
-        self, processor: EventProcessor, registry: Registry, contract: Contract, code: type[Any]
+        self,
+        processor: EventProcessor,
+        registry: Registry,
+        contract: Contract,
+        code: type[Any],
+        *,
+        joins: bool,
     ) -> None:
         self._processor = processor
         self._registry = registry
@@ -74,6 +84,8 @@ class ContractKeeper(Middleware):
         self._code = code
         self._metrics = metrics_of(contract.consumer_id)
         self._expected: dict[int, Expected] = {}
+        self._joins = joins
+        self._source = JointSource(None)
 
     async def begin(self) -> None:
         await self._registry.check(self._contract, self._code)
@@ -106,8 +118,11 @@ class ContractKeeper(Middleware):
                     raise Raised(error) from error
 
             start = None if expected is None else expected.start
+            departure = self._source.departure_of(transaction)
             try:
-                result = await self._processor.process(self._contract, event, handle, self._metrics, start)
+                result = await self._processor.process(
+                    self._contract, event, handle, self._metrics, start, departure
+                )
             except Raised as carried:
                 if isinstance(carried.raised, StopIteration):
                     raise
@@ -122,12 +137,16 @@ class ContractKeeper(Middleware):
         ledger, availability = self._processor.ledger, self._processor.availability
         if hasattr(source.connector, "leave_poison_to_inbox"):
             source.connector.leave_poison_to_inbox()
+        if self._joins:
+            self._source = JointSource(source.connector)
 
         async def fetch(size: int, **extra: Any) -> Sequence[Transaction]:
             if availability.in_doubt:
                 await availability.check(self._contract.consumer_id)
             batch = await source.fetch(size, **extra)
             await self._expect(batch or ())
+            if batch:
+                await self._source.find_out(self._processor.ports)
             return batch
 
         async def settle(settlements: Sequence[Settlement]) -> None:

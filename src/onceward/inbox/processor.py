@@ -44,6 +44,7 @@ from onceward.inbox.metrics import InboxMetrics, SeenFailures, metrics_of
 from onceward.inbox.ports import InboxPorts, Session
 from onceward.inbox.result import DONE, DUPLICATE, SUPERSEDED, Result
 from onceward.inbox.sequences import OutOfTurn
+from onceward.inbox.sessions.acknowledgment import Departure
 from onceward.inbox.sessions.rules import Sends
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Key, MissingDay, as_date
@@ -93,8 +94,10 @@ class EventProcessor:
         handler: Handler,
         metrics: InboxMetrics | None,
         start: Start | None = None,
+        departure: Departure | None = None,
     ) -> Result:
-        """Make one attempt. `start` was recorded with the batch; without it, one is recorded now."""
+        """Make one attempt. `start` was recorded with the batch; without it, one is recorded now. With `departure`, the
+        event leaves its queue in the same transaction."""
         began = time.perf_counter()
         describe_span(contract, event)
         key = Key(contract.consumer_id, event.tracking_id, event.day)
@@ -115,7 +118,9 @@ class EventProcessor:
                         current = upcast(contract, event)
                 if current.lock_token is None:
                     current = with_token(current, start)
-                result = await self._attempts(contract, key, digest, current, handler, start)
+                result = await self._attempts(contract, key, digest, current, handler, start, departure)
+                if departure is not None:
+                    departure.committed()
             finally:
                 self.ports.gate.leave()
         except ENDS as error:
@@ -204,14 +209,21 @@ class EventProcessor:
         return result
 
     async def _attempts(
-        self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, start: Start
+        self,
+        contract: Contract,
+        key: Key,
+        digest: bytes,
+        event: Event,
+        handler: Handler,
+        start: Start,
+        departure: Departure | None,
     ) -> Result:
         """Retry an attempt as long as it only collides with concurrent transactions."""
         once = self._effectful if contract.mode == "effectful" else self._transactional
         made_room = False
         for attempt in range(SERIALIZATION_RETRIES):
             try:
-                return await once(contract, key, digest, event, handler, start)
+                return await once(contract, key, digest, event, handler, start, departure)
             except OutOfTurn as early:
                 waiting = await self.reachable(
                     self.ports.transact, sequences.park, self.store, contract, key, event, early.expected
@@ -231,14 +243,24 @@ class EventProcessor:
         raise Busy("the database could not serialize it with other transactions", delay=SOON.delay())
 
     async def _transactional(
-        self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, start: Start
+        self,
+        contract: Contract,
+        key: Key,
+        digest: bytes,
+        event: Event,
+        handler: Handler,
+        start: Start,
+        departure: Departure | None,
     ) -> Result:
         session = self.ports.session()
         session.event = event
         await self.reachable(session.port.enter)
         error: BaseException | None = None
         try:
-            return await self._in_transaction(contract, key, digest, event, handler, session)
+            result = await self._in_transaction(contract, key, digest, event, handler, session)
+            if departure is not None:
+                await session.apply(_remove, departure, key, not result.duplicate)
+            return result
         except BaseException as raised:
             error = raised
             raise
@@ -280,9 +302,16 @@ class EventProcessor:
         return self.store.lock(transaction, f"{key.consumer_id}:{key.tracking_id}")
 
     async def _effectful(
-        self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, start: Start
+        self,
+        contract: Contract,
+        key: Key,
+        digest: bytes,
+        event: Event,
+        handler: Handler,
+        start: Start,
+        departure: Departure | None,
     ) -> Result:
-        if await self.reachable(self.ports.transact, self._is_done, key, digest):
+        if await self.reachable(self.ports.transact, self._is_done, key, digest, departure):
             return Result(DUPLICATE)
         # Before the first effect: after it, a missing partition must not make the attempt fail.
         await self._prepare(key)
@@ -300,7 +329,7 @@ class EventProcessor:
                 ledger.check(carried.raised)
                 raise
             ledger.check()
-            await self.reachable(session.apply, self._complete, claim, digest)
+            await self.reachable(session.apply, self._complete, claim, digest, departure)
             return Result(DONE, value)
         except BaseException as raised:
             error = raised
@@ -315,18 +344,26 @@ class EventProcessor:
             await self.ports.outside(self.store.prepare_day, key)
             self._days.add(day)
 
-    def _is_done(self, transaction: DbTransaction, key: Key, digest: bytes) -> bool:
+    def _is_done(
+        self, transaction: DbTransaction, key: Key, digest: bytes, departure: Departure | None = None
+    ) -> bool:
         found = self.store.look_up(transaction, key)
         if found.digest is None and (found.floor_day is None or key.day >= found.floor_day):
             return False
         self._refuse(transaction, key, digest)
+        if departure is not None:
+            departure.remove(transaction)
         return True
 
-    def _complete(self, transaction: DbTransaction, claim: Claim, digest: bytes) -> None:
+    def _complete(
+        self, transaction: DbTransaction, claim: Claim, digest: bytes, departure: Departure | None
+    ) -> None:
         """Fence the attempt: its row and writes commit only if no other worker has claimed the event since."""
         if self.store.finish(transaction, claim.key, claim.token) and self.store.admit(
             transaction, claim.key, digest
         ):
+            if departure is not None:
+                _remove(transaction, departure, claim.key)
             return
         raise LeaseLostError(
             f"another worker has claimed event {claim.key.tracking_id}; this attempt commits nothing"
@@ -362,6 +399,16 @@ class EventProcessor:
                 return True
             cause = cause.__cause__
         return False
+
+
+def _remove(transaction: DbTransaction, departure: Departure, key: Key, fenced: bool = True) -> None:
+    """Take the event off its queue. If its lease was lost, nothing of this transaction may stay, unless it is of a
+    duplicate, which wrote nothing."""
+    if not departure.remove(transaction) and fenced:
+        raise LeaseLostError(
+            f"the lease of event {key.tracking_id} was lost, and its queue may have delivered it again; this attempt "
+            "commits nothing"
+        )
 
 
 def with_token(event: Event, start: Start) -> Event:

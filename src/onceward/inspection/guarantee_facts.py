@@ -75,7 +75,8 @@ def _ask_database(database: str | None, consumer: Consumer) -> dict[str, Any]:
     with open_database(database) as connection:
         if connection is None:  # in memory, or a file that the first run creates, with SQLite's defaults
             return {"has_effects": False}
-        return {**_durability(connection), **_keys(connection, consumer)}
+        one_commit = consumer.contract is not None and consumer.source.joins(connection)
+        return {"one_commit": one_commit, **_durability(connection), **_keys(connection, consumer)}
 
 
 def _durability(connection: Connection) -> dict[str, Any]:

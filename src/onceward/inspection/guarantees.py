@@ -53,6 +53,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """`synchronous` of SQLite or `synchronous_commit` of PostgreSQL, in upper case."""
     database_fsync: bool | None = None
     """`fsync` of PostgreSQL."""
+    one_commit: bool = False
+    """The source is in the database, and acknowledging is part of the handler's transaction."""
     connections: int = 0
     """How many connections to the database a run opens at most."""
     max_connections: int | None = None
@@ -247,6 +249,16 @@ RULES = (
         ONCE,
         "the inbox's record and what the handler writes through its session are one SQLite transaction",
         label="transactional",
+    ),
+    Rule(
+        lambda f: f.mode == "transactional" and f.one_commit,
+        HOLDS,
+        "one commit: queue, record, effects and published events",
+    ),
+    Rule(
+        lambda f: f.mode == "effectful" and f.one_commit,
+        HOLDS,
+        "one commit, after the calls to the outside: queue, record, what the handler writes and published events",
     ),
     Rule(
         lambda f: f.mode is not None and f.proven,

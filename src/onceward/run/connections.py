@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from onceward.app.app import Onceward
-from onceward.app.engines import LISTENING, most_connections
+from onceward.app.engines import LISTENING, connections_of_sources, most_connections
 from onceward.errors import OncewardError
 from onceward.telemetry.logger import OwnLogger
 
@@ -27,7 +27,7 @@ def pool_size_that_fits(app: Onceward) -> int | None:
             app.settings.pool_size, processes, most, accepted,
         )  # fmt: skip
         return None
-    size = max((accepted - FOR_OTHERS) // processes - LISTENING, 1)
+    size = max((accepted - FOR_OTHERS) // processes - LISTENING - connections_of_sources(app), 1)
     _log.warning(
         "PostgreSQL accepts %d connections, and %d processes would open up to %d: each opens at most %d, and messages "
         "wait for one; set pool_size, run fewer processes, or raise max_connections",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,27 @@ class TestAsyncSqliteConnector(ConnectorConformance):
         return AsyncSqliteConnector(self.path, **settings)
 
     def reopen(self, connector: AsyncConnector, clock: Any, **settings: Any) -> AsyncConnector:
+        return self.make(clock, **settings)
+
+    put_raw = staticmethod(put_raw)
+
+
+@pytest.mark.req("PG-11")
+class TestNamedSqliteConnector(ConnectorConformance):
+    """A queue in the application's database."""
+
+    releases = True
+
+    @pytest.fixture(autouse=True)
+    def in_the_database_of_an_application(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "shop.db"
+        with closing(sqlite3.connect(self.path)) as connection:
+            connection.execute("CREATE TABLE messages (text TEXT)")
+
+    def make(self, clock: Any, **settings: Any) -> Connector:
+        return SqliteConnector(self.path, queue="orders", clock=clock, **settings)
+
+    def reopen(self, connector: Connector, clock: Any, **settings: Any) -> Connector:
         return self.make(clock, **settings)
 
     put_raw = staticmethod(put_raw)

@@ -19,11 +19,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onceward import AsyncConsumerTask, ConsumerTask, Transaction
 from onceward.connectors import AsyncSqliteConnector, SqliteConnector
+from onceward.connectors.postgresql import AsyncPostgreSqlConnector, PostgreSqlConnector
 from onceward.inbox import NOT_DONE, AsyncInbox, Contract, Done, Inbox
 from onceward.inbox.attempts import AttemptLedger
 from onceward.inbox.effects import Heartbeat, Ledger
@@ -59,6 +60,8 @@ class Orders:
     connect_args: dict[str, Any] = field(default_factory=dict)
     name: str = "worker"
     queue: str = "queue.db"
+    joint: bool = False
+    """Its queue is in the database of the inbox."""
     consumer: str = "billing"
     mode: Any = "transactional"
     asynchronous: bool = False
@@ -258,8 +261,11 @@ def arm(worker: Worker) -> None:
 
     if worker.orders.heartless:
         Heartbeat._renew = does_nothing  # type: ignore[assignment]
-    after_plain(SqliteConnector, "fetch_transactions", fetched)
-    after(AsyncSqliteConnector, "fetch_transactions_async", fetched)
+    for connector in (SqliteConnector, PostgreSqlConnector):
+        after_plain(connector, "fetch_transactions", fetched)
+        after_plain(connector, "settle_in", lambda *about: reached("removed", about[3].id))
+    for connector in (AsyncSqliteConnector, AsyncPostgreSqlConnector):
+        after(connector, "fetch_transactions_async", fetched)
     after(AttemptLedger, "expect", batch_started)
     after(AttemptLedger, "start", started)
     after(Ledger, "_intend", lambda self, *_: reached("intended", self._claim.key.tracking_id))
@@ -321,15 +327,8 @@ def consume(worker: Worker) -> None:
     if orders.skew:
         time.time = lambda: true_time() + orders.skew
     engine = create_engine(orders.url, connect_args=orders.connect_args)
-    connector = CheckedConnector if orders.checked else SqliteConnector
     # The source's clock is right: only the inbox's is wrong.
-    source = connector(
-        orders.folder / orders.queue,
-        lease=orders.lease,
-        max_deliveries=orders.max_deliveries,
-        redelivery_delay=0.1,
-        clock=true_time,
-    )
+    source = source_of(orders, clock=true_time)
     if isinstance(source, CheckedConnector):
         source.worker, source.database = worker, engine
     inbox = Inbox(engine, clock=time.time)
@@ -343,17 +342,32 @@ def consume(worker: Worker) -> None:
     tell(worker, task.consume_transactions(policy_of(orders)))
 
 
+def source_of(orders: Orders, **clock: Any) -> Any:
+    rules: Any = {"lease": orders.lease, "max_deliveries": orders.max_deliveries, "redelivery_delay": 0.1}
+    if orders.joint:
+        return joint_queue(orders.url, orders.connect_args, asynchronous=orders.asynchronous, **rules)
+    if orders.asynchronous:
+        return AsyncSqliteConnector(orders.folder / orders.queue, **rules)
+    connector = CheckedConnector if orders.checked else SqliteConnector
+    return connector(orders.folder / orders.queue, **rules, **clock)
+
+
+def joint_queue(url: str, connect_args: dict[str, Any], *, asynchronous: bool, **rules: Any) -> Any:
+    """A connector to the queue that is in the database of the inbox."""
+    database = make_url(url)
+    if database.get_backend_name() == "sqlite":
+        in_file: Any = AsyncSqliteConnector if asynchronous else SqliteConnector
+        return in_file(database.database, queue="orders", **rules)
+    kind: Any = AsyncPostgreSqlConnector if asynchronous else PostgreSqlConnector
+    return kind(database.update_query_dict(connect_args), "orders", **rules)
+
+
 async def consume_async(worker: Worker) -> None:
     orders = worker.orders
     engine = create_async_engine(
         orders.url.replace("sqlite://", "sqlite+aiosqlite://", 1), connect_args=orders.connect_args
     )
-    source = AsyncSqliteConnector(
-        orders.folder / orders.queue,
-        lease=orders.lease,
-        max_deliveries=orders.max_deliveries,
-        redelivery_delay=0.1,
-    )
+    source = source_of(orders)
     task = AsyncBilling(worker, connectors={"source": source}, services={"inbox": AsyncInbox(engine)})
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.stop)
     tell(worker, await task.consume_transactions(policy_of(orders)))

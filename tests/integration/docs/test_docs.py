@@ -31,6 +31,8 @@ PAGES = [
 REDIS = r"(?<=redis://)localhost:6379"
 BOUNDARY = r"(?<=http://)127\.0\.0\.1:7700"
 POSTGRESQL = r"(?<=://)\w+@localhost/\w+"
+POSTGRESQL_QUEUE = rf"{POSTGRESQL}/(\w+)"
+"""Replaced first: it contains the other."""
 REFERENCE = "".join(page.read_text("utf-8") for page in (DOCS / "reference").glob("*.md"))
 
 
@@ -41,10 +43,16 @@ class PageRunner:
         self.directory = directory
         self._request = request
         self._running = ExitStack()
+        self._database: str | None = None
 
     def run(self, page: Path) -> None:
         found = page.read_text("utf-8")
-        ways = {REDIS: self._redis, BOUNDARY: self._boundary, POSTGRESQL: self._postgresql}
+        ways = {
+            REDIS: self._redis,
+            BOUNDARY: self._boundary,
+            POSTGRESQL_QUEUE: self._postgresql_queue,
+            POSTGRESQL: self._postgresql,
+        }
         real = {address: start() for address, start in ways.items() if re.search(address, found)}
         foreign = ("ONCEWARD_", "OTEL_", "PYTEST_")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
@@ -69,7 +77,16 @@ class PageRunner:
     def _boundary(self) -> str:
         return _host(self._running.enter_context(boundary_server(self.directory / "boundary")))
 
+    def _postgresql_queue(self) -> str:
+        database, _, settings = self._postgresql().partition("?")
+        return rf"{database}/\1?{settings}"
+
     def _postgresql(self) -> str:
+        if self._database is None:
+            self._database = self._create_database()
+        return self._database
+
+    def _create_database(self) -> str:
         name = f"docs_{uuid4().hex[:8]}"
         engine = create_engine(self._request.getfixturevalue("postgres_url"), isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:

@@ -10,6 +10,7 @@ import pytest
 from onceward import Transaction
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.boundary.scheme import server_of
+from onceward.connectors.postgresql.address import connection_of, parts_of
 from onceward.connectors.redis_streams.scheme import stream_of
 from onceward.connectors.sqlite.scheme import file_of
 from onceward.connectors.urls import Address
@@ -54,6 +55,47 @@ def test_a_boundary() -> None:
     }
 
 
+@pytest.mark.req("PG-11")
+def test_queues_of_one_file_are_not_each_other() -> None:
+    whole, one, same, other = map(
+        Address,
+        (
+            "sqlite:///o.db",
+            "sqlite:///o.db?queue=a",
+            "sqlite:///o.db?lease=5&queue=a",
+            "sqlite:///o.db?queue=b",
+        ),
+    )
+    assert one.queue == same.queue
+    assert len({whole.queue, one.queue, other.queue}) == 3
+    assert (whole.origin, one.origin) == ("sqlite:///o.db", "sqlite:///o.db?queue=a")
+
+
+@pytest.mark.req("PG-01")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://h/shop/orders",
+        "postgres://h:5432/shop/orders",
+        f"postgresql://ann:{SECRET}@h/shop/orders?lease=5&sslmode=require",
+        "postgresql://h/shop?queue=orders",
+        "postgresql:///shop/orders?host=h",
+    ],
+)
+def test_a_queue_in_a_database_is_one_however_it_is_spelled(url: str) -> None:
+    address = Address(url)
+    assert parts_of(address) == ("shop", "orders")
+    assert (
+        address.queue == Address("postgresql://h/shop/orders").queue != Address("postgresql://h/shop/x").queue
+    )
+    assert address.origin == "postgresql://h:5432/shop/orders"
+    connection = connection_of(address)
+    assert (connection.drivername, connection.database) == ("postgresql+psycopg", "shop")
+    assert "queue" not in connection.query
+    assert "lease" not in connection.query
+    assert SECRET not in str(address)
+
+
 def test_settings_are_numbers_where_the_connector_wants_numbers() -> None:
     settings = Address(
         "sqlite:///o.db?lease=30&max_deliveries=3&on_failure=redeliver&synchronous=normal"
@@ -69,10 +111,19 @@ def test_settings_are_numbers_where_the_connector_wants_numbers() -> None:
 WRONG = [
     ("orders.db", "start its URL with one of sqlite://, redis://"),
     ("", "start its URL with one of sqlite://"),
-    (f"postgresql://u:{SECRET}@h/x", "start its URL with one of sqlite://"),
+    (f"mysql://u:{SECRET}@h/x", "start its URL with one of sqlite://"),
+    (f"postgresql://u:{SECRET}@h/shop", "names database 'shop' and no queue in it; write postgresql://"),
+    (f"postgresql://u:{SECRET}@h", "names no database and no queue"),
+    ("postgres://h/shop/orders/eu", "more than a database and a queue"),
+    ("postgresql://h/shop/orders?queue=orders", "names its queue twice"),
+    ("postgresql://h/shop?queue=", "queue is empty"),
+    ("postgresql://h/shop/or%0Aders", "printable characters"),
+    ("postgresql://h/shop/orders?group=a", "has no setting 'group'; it has"),
+    ("postgresql://h/shop/orders?lease=0", "lease must be a positive number"),
     ("sqlite://orders.db", "names no file"),
     ("sqlite:///", "names no file"),
     ("sqlite:///:memory:", "names no file"),
+    ("sqlite:///o.db?queue=Orders%2C", "queue must be a name of up to 40 lower-case letters"),
     ("sqlite:///o.db?speed=9", "has no setting 'speed'; it has lease"),
     ("sqlite:///o.db?lease=soon", "lease must be a number of seconds, not 'soon'"),
     ("sqlite:///o.db?lease=0", "lease must be a positive number"),

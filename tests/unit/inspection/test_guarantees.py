@@ -243,6 +243,8 @@ def test_every_rule_applies_to_some_facts_above_and_nothing_promises_exactly_onc
         Facts(**{**GOOD, "mode": None, "says_contract": False, "production": True}),
         Facts(**{**GOOD, "connections": 20, "max_connections": 97}),
         Facts(**{**GOOD, "connections": 120, "max_connections": 97}),
+        Facts(**{**GOOD, "one_commit": True}),
+        Facts(**{**EFFECTFUL, "one_commit": True}),
         Facts(**{**EFFECTFUL, "has_effects": False}),
         Facts(**{**EFFECTFUL, "key_days": 1.0}),
         Facts(**{**EFFECTFUL, "key_days": 90.0, "record_days": "for 90 days"}),

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
-from functools import partial
-from typing import Any, ParamSpec, TypeVar, Unpack
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Unpack
 
 from onceward._files.identity import WAL
 from onceward._process.watch import FileWatch
-from onceward.connectors.base import ConnectorClosedError
+from onceward.connectors.background import BackgroundConnector
 from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
-from onceward.connectors.leases import WRITE_WAIT, AsyncLeasingConnector, LeasingConnector
+from onceward.connectors.leases import FETCH_WAIT, WRITE_WAIT, LeasingConnector
 from onceward.connectors.owners import tokens_of
 from onceward.connectors.sqlite.store import SqliteLeaseStore, Synchronous
 from onceward.telemetry.logger import OwnLogger
-from onceward.transaction import Settlement, Transaction, Verdict
+from onceward.transaction import Transaction
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-_log = OwnLogger(logging.getLogger("onceward.connectors.sqlite.aio"))
+if TYPE_CHECKING:
+    from onceward.db.transaction import DbTransaction
 
 
 class SqliteConnector(LeasingConnector):
@@ -36,18 +30,24 @@ class SqliteConnector(LeasingConnector):
     `on_failure`; use the same values in every process of a queue. Leases and delays are measured by the time
     since the machine started, which nobody can set; a `clock`, for tests, returns seconds since the epoch, the
     same in all processes.
+
+    With `queue`, it is a queue in the application's database, beside other tables. Messages then leave it in the
+    transactions of their handlers, and a fetch waits while one of them is open: SQLite has one writer.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
+        queue: str | None = None,
         synchronous: Synchronous = "FULL",
         clock: Callable[[], float] | None = None,
         **settings: Unpack[LeaseSettings],
     ) -> None:
-        self._rows = SqliteLeaseStore(path, synchronous)
+        self._rows = SqliteLeaseStore(path, synchronous, queue)
         super().__init__(self._rows, LeaseRules(**settings), clock)
+        if queue is not None:
+            self._fetch_wait = max(FETCH_WAIT, self.lease / 6)
         self.watch = FileWatch(self._rows.path, f"{self._rows.path.resolve()}{WAL}")
         self.await_transactions = None if clock else self._await
         """See `onceward.connectors.base`. How long a test's clock takes is not known, so nothing can wait for it."""
@@ -61,32 +61,48 @@ class SqliteConnector(LeasingConnector):
         super().close()
         self.watch.close()
 
+    def joins(self, transaction: DbTransaction) -> bool:
+        """Whether its queue is in the database of this transaction: see `onceward.inbox.sessions.acknowledgment`."""
+        from onceward.connectors.sqlite.join import is_joint  # here: a queue of its own needs no SQLAlchemy
+
+        return is_joint(transaction.connection, self._rows.path)
+
+    def settle_in(self, transaction: DbTransaction, delivered: Transaction, /) -> bool:
+        """Remove a delivery as done, inside this transaction. Return False if its lease was lost."""
+        from onceward.connectors.sqlite.join import remove_in
+
+        if not self.holds(delivered):
+            return False
+        held = self._deliveries.of(delivered).held
+        return remove_in(transaction.connection, self._rows.queue, held, delivered)
+
     def release_owner(self, owner: str) -> int:
         """End the leases of a dead owner now; they count as lost. Return how many there were."""
         with self._rows.transaction(WRITE_WAIT):
             return self._rows.release(*tokens_of(owner), self._now())
 
 
-class AsyncSqliteConnector(AsyncLeasingConnector):
+class AsyncSqliteConnector(BackgroundConnector):
     """An `AsyncConnector` over one file; settings as for `SqliteConnector`.
 
     A call that is canceled before its turn does not happen. One that is already running completes first;
     if it was a fetch, it gives back what it took.
     """
 
+    kind = "SQLite"
+    log = OwnLogger(logging.getLogger("onceward.connectors.sqlite.aio"))
+
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
+        queue: str | None = None,
         synchronous: Synchronous = "FULL",
         clock: Callable[[], float] | None = None,
         **settings: Unpack[LeaseSettings],
     ) -> None:
-        self._queue = SqliteConnector(path, synchronous=synchronous, clock=clock, **settings)
+        self._queue = SqliteConnector(path, queue=queue, synchronous=synchronous, clock=clock, **settings)
         super().__init__(self._queue)
-        self._closed = False
-        self._pid = os.getpid()
-        self._thread = _new_thread()
         self.await_transactions_async = None if clock else self._await
         """As `SqliteConnector.await_transactions`."""
 
@@ -94,89 +110,14 @@ class AsyncSqliteConnector(AsyncLeasingConnector):
         due = await self._call(self._queue.seconds_until_due)
         return due <= 0 or await self._queue.watch.wait_async(min(due, seconds)) or due <= seconds
 
-    async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
-        """As `SqliteConnector.fetch_transactions`. Canceled, it gives back what it took."""
-        fetch = self._submit(self._wire.fetch_transactions, batch_size, **extra)
-        cancelled = await _wait_for(fetch)
-        if cancelled is None:
-            return fetch.result()
-        if not fetch.cancelled() and fetch.exception() is None:
-            await self._give_back(fetch.result())
-        raise cancelled
+    def joins(self, transaction: DbTransaction) -> bool:
+        """As `SqliteConnector.joins`."""
+        return self._queue.joins(transaction)
 
-    def extend_from_thread(self, transactions: Sequence[Transaction], /) -> None:
-        """See `AsyncConnector.extend_from_thread`."""
-        self._submit(super().extend_from_thread, transactions).result()
-
-    @property
-    def owner(self) -> str | None:
-        return self._queue.owner
-
-    @owner.setter
-    def owner(self, name: str | None) -> None:
-        self._queue.owner = name
+    def settle_in(self, transaction: DbTransaction, delivered: Transaction, /) -> bool:
+        """As `SqliteConnector.settle_in`."""
+        return self._queue.settle_in(transaction, delivered)
 
     async def release_owner_async(self, owner: str) -> int:
         """As `SqliteConnector.release_owner`."""
         return await self._call(self._queue.release_owner, owner)
-
-    async def close_async(self) -> None:
-        """As `SqliteConnector.close`. Running calls complete first."""
-        if not self._closed:
-            closing = self._submit(self._wire.close)
-            self._closed = True
-            self._thread.shutdown(wait=False)  # it exits after the last call
-            cancelled = await _wait_for(closing, skippable=False)
-            if cancelled is not None:
-                raise cancelled
-            closing.result()
-
-    async def _call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        call = self._submit(function, *args, **kwargs)
-        cancelled = await _wait_for(call)
-        if cancelled is not None:
-            raise cancelled
-        return call.result()
-
-    def _submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        if self._closed:
-            raise ConnectorClosedError("this SQLite connector is closed; create a new one to continue")
-        if self._pid != os.getpid():  # threads do not survive a fork
-            self._pid = os.getpid()
-            self._thread = _new_thread()
-        # The context carries the current span to where the transactions are encoded.
-        return self._thread.submit(copy_context().run, partial(function, *args, **kwargs))
-
-    async def _give_back(self, transactions: Sequence[Transaction]) -> None:
-        try:
-            settling = self._submit(
-                self._wire.settle_transactions,
-                [Settlement(transaction, Verdict.RETURNED) for transaction in transactions],
-            )
-            await _wait_for(settling, skippable=False)
-            settling.result()
-        except Exception:  # noqa: BLE001 - the caller raises the cancellation, which matters more
-            _log.warning(
-                "a canceled fetch could not give back its messages; they come back when their leases expire",
-                exc_info=True,
-            )
-
-
-def _new_thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="onceward-sqlite")
-
-
-async def _wait_for(call: Future[Any], *, skippable: bool = True) -> asyncio.CancelledError | None:
-    """Wait until the call has ended, or will never begin. Return the cancellation that came meanwhile, if any."""
-    ended = asyncio.wrap_future(call)
-    cancelled: asyncio.CancelledError | None = None
-    while not ended.done():
-        try:
-            await asyncio.wait([ended])
-        except asyncio.CancelledError as error:
-            cancelled = error
-            if skippable:
-                call.cancel()  # has no effect on a running call
-    if not ended.cancelled():
-        ended.exception()  # marks it as retrieved, so asyncio does not log it
-    return cancelled

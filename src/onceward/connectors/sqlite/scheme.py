@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -26,6 +27,8 @@ from onceward.connectors.sqlite.store import Synchronous
 from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from onceward.connectors.urls import Address
 
 USE_FULL = "remove synchronous from the source's URL: FULL is the default"
@@ -58,9 +61,25 @@ def file_of(address: Address) -> str:
 def check(address: Address) -> None:
     if address.netloc or file_of(address) in ("", ":memory:") or file_of(address).endswith("/"):
         address.refuse("it names no file; write sqlite:///orders.db, or sqlite:////var/lib/orders.db")
+    queue = address.settings.get("queue")
+    if queue is not None and re.fullmatch(r"[a-z][a-z0-9_]{0,39}", queue) is None:
+        address.refuse(
+            f"queue must be a name of up to 40 lower-case letters, digits and _, as in queue=orders, not {queue!r}"
+        )
     mode, modes = address.settings.get("synchronous", "FULL"), get_args(Synchronous)
     if mode not in modes:
         address.refuse(f"synchronous must be one of {', '.join(modes)}, not {mode!r}")
+
+
+def identity_of(address: Address) -> str | None:
+    queue = address.settings.get("queue")
+    return None if queue is None else f"sqlite://{address.place}?queue={queue}"
+
+
+def joins(address: Address, connection: Connection) -> bool:
+    from onceward.connectors.sqlite.join import is_joint
+
+    return is_joint(connection, Path(file_of(address)).absolute())
 
 
 def open_queue(address: Address, *, asynchronous: bool) -> Any:
@@ -78,23 +97,19 @@ def facts(address: Address) -> SourceFacts:
 def counts(address: Address) -> SourceCounts:
     path = Path(file_of(address)).absolute()
     if not path.is_file():
-        return SourceCounts(
-            appended=0,
-            done=0,
-            pending=0,
-            dead=0,
-            moved=0,
-            messages=Messages([], [], []),
-            notes={"appended": f"nothing has been sent yet: there is no file {path.name}"},
-            missing=f"there is no file {path}; check the source {str(address)!r} (three slashes: a path relative to "
+        return _count_nothing(
+            f"nothing has been sent yet: there is no file {path.name}",
+            f"there is no file {path}; check the source {str(address)!r} (three slashes: a path relative to "
             "this directory, four: an absolute path)",
         )
     with _connect(path) as connection:
         connection.execute("PRAGMA query_only = ON")
         connection.execute("BEGIN")  # so all numbers are of one moment
-        if connection.execute(sql.READ_APPLICATION_ID).fetchone()[0] != sql.APPLICATION_ID:
-            raise ConfigurationError(f"{path} is not a queue of onceward; check the source {str(address)!r}")
-        version = connection.execute(sql.READ_USER_VERSION).fetchone()[0]
+        connection.queue = address.settings.get("queue")
+        version = _version(connection, path, address)
+        if version is None:
+            missing = f"there is no queue {connection.queue!r} in {path}; check the source {str(address)!r}"
+            return _count_nothing("nothing has been sent yet: the queue does not exist", missing)
         if version < sql.TALLIED_SINCE:
             pending, dead = connection.execute(sql.HELD).fetchone()
             why = {
@@ -112,6 +127,40 @@ def counts(address: Address) -> SourceCounts:
         lost = unlisted - listed.forgotten.total
         why_unknown = f"{lost:,} ids of messages that ended were removed from the queue's file"
         return SourceCounts(**tallies, messages=listed, unknown=(why_unknown,) if lost else ())
+
+
+def _count_nothing(note: str, missing: str) -> SourceCounts:
+    return SourceCounts(
+        appended=0,
+        done=0,
+        pending=0,
+        dead=0,
+        moved=0,
+        messages=Messages([], [], []),
+        notes={"appended": note},
+        missing=missing,
+    )
+
+
+class QueueConnection(sqlite3.Connection):
+    """Executes the statements of `statements` for one queue."""
+
+    queue: str | None = None
+
+    def execute(self, statement: str, values: Any = (), /) -> sqlite3.Cursor:
+        return super().execute(sql.named(statement, self.queue), values)
+
+
+def _version(connection: QueueConnection, path: Path, address: Address) -> int | None:
+    """Of its tables; None if there is no queue of this name."""
+    if connection.queue is None:
+        if connection.execute(sql.READ_APPLICATION_ID).fetchone()[0] != sql.APPLICATION_ID:
+            raise ConfigurationError(f"{path} is not a queue of onceward; check the source {str(address)!r}")
+        return int(connection.execute(sql.READ_USER_VERSION).fetchone()[0])
+    if not connection.execute(sql.READ_HAS_QUEUES).fetchone()[0]:
+        return None
+    found = connection.execute(sql.READ_QUEUE_VERSION, (connection.queue,)).fetchone()
+    return None if found is None else int(found[0])
 
 
 def _list(connection: sqlite3.Connection) -> Messages:
@@ -135,9 +184,10 @@ def _held(connection: sqlite3.Connection) -> list[Seen]:
 
 
 @contextmanager
-def _connect(path: Path) -> Iterator[sqlite3.Connection]:
+def _connect(path: Path) -> Iterator[QueueConnection]:
     try:
-        with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=10.0)) as connection:
+        opened = sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=10.0, factory=QueueConnection)
+        with closing(opened) as connection:
             yield connection
     except sqlite3.Error as error:
         raise ServerUnreachable(f"the queue {path} cannot be read: {error}") from None
@@ -145,9 +195,11 @@ def _connect(path: Path) -> Iterator[sqlite3.Connection]:
 
 SCHEME = Scheme(
     names=("sqlite",),
-    settings={**LEASE_SETTINGS, "synchronous": Setting(str.upper)},
+    settings={**LEASE_SETTINGS, "queue": Setting(), "synchronous": Setting(str.upper)},
     check=check,
+    identity=identity_of,
     open=open_queue,
     facts=facts,
     counts=counts,
+    joins=joins,
 )

@@ -1,8 +1,16 @@
 """All SQL of the SQLite queue, by name.
 
+These are for a file of its own. A named queue shares its file with other tables, and has the same ones under names of
+its own: see `named`.
+
 `visible_at` is 0 for a ready message, otherwise the end of its lease or delay by the clock of the queue (`CLOCK`);
 `token` is set while it is leased. The index keeps a fetch at the cost of its batch, however many messages wait.
 """
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
 
 APPLICATION_ID = 0x6F6E6377
 """Marks a file as ours ("oncw"), so another program's database is not taken for a queue."""
@@ -115,6 +123,23 @@ UPGRADES = {
 }
 """From each version to the next."""
 
+_TABLES = "messages|dead_letters|tallies|ended|forgotten|clock"
+_TABLE = re.compile(rf"\b(TABLE|INTO|FROM|UPDATE|ON|INDEX)(\s+)((?:{_TABLES})(?:_by_visible_at)?)\b")
+
+
+@lru_cache(500)
+def named(statement: str, queue: str | None) -> str:
+    """The statement for a queue of this name; None for the one of a file of its own."""
+    return statement if queue is None else _TABLE.sub(rf"\1\2onceward_queue_{queue}_\3", statement)
+
+
+QUEUES = "CREATE TABLE IF NOT EXISTS onceward_queues (name TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID"
+"""The named queues of a file, with the versions of their tables."""
+READ_QUEUE_VERSION = "SELECT version FROM onceward_queues WHERE name = ?"
+ADD_QUEUE = "INSERT INTO onceward_queues (name, version) VALUES (?, ?)"
+SET_QUEUE_VERSION = "UPDATE onceward_queues SET version = ? WHERE name = ?"
+READ_HAS_QUEUES = "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'onceward_queues')"
+
 READ_APPLICATION_ID = "PRAGMA application_id"
 READ_USER_VERSION = "PRAGMA user_version"
 READ_IS_EMPTY = "SELECT NOT EXISTS (SELECT 1 FROM sqlite_master)"
@@ -138,6 +163,7 @@ END_DELAYS = "UPDATE messages SET visible_at = :now WHERE visible_at > :now AND 
 
 DUE = "SELECT min(visible_at) FROM messages"
 APPEND = "INSERT INTO messages (enqueued_at, body) VALUES (?, ?)"
+APPEND_FOR = "INSERT INTO messages (enqueued_at, body, visible_at) VALUES (?, ?, ?)"
 
 # SQLite stores any value in any column, so another program may have left a TEXT where a number or bytes belong. Each
 # value is read as what it should be: one such row must not stop the rows behind it.
@@ -157,6 +183,7 @@ EXTEND = "UPDATE messages SET visible_at = ? WHERE seq = ? AND token = ?"
 RELEASE = """
     UPDATE messages SET visible_at = :now WHERE visible_at > :now AND token BETWEEN :first AND :last
 """
+DATABASE_FILE = "SELECT file FROM pragma_database_list WHERE name = 'main'"
 REMOVE = "DELETE FROM messages WHERE seq = ? AND CAST(token AS INTEGER) IS ?"
 GIVE_BACK = """
     UPDATE messages SET visible_at = ?, token = NULL, deliveries = deliveries - 1

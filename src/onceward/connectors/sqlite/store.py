@@ -39,15 +39,33 @@ class DatabaseBusyError(OncewardError, TimeoutError):
     """Other processes kept the queue file locked for too long. Nothing was changed."""
 
 
+class QueueCursor(sqlite3.Cursor):
+    """Executes the statements of `statements` for one queue."""
+
+    queue: str | None = None
+
+    def execute(self, statement: str, values: Any = (), /) -> QueueCursor:
+        super().execute(sql.named(statement, self.queue), values)
+        return self
+
+    def executemany(self, statement: str, rows: Any, /) -> QueueCursor:
+        super().executemany(sql.named(statement, self.queue), rows)
+        return self
+
+
 class Database:
     """A connection that threads share behind one lock, never carried across a fork: see the end of this file."""
 
-    def __init__(self, path: str | os.PathLike[str], synchronous: Synchronous) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], synchronous: Synchronous, queue: str | None = None
+    ) -> None:
         if synchronous not in get_args(Synchronous):
             raise ConfigurationError(
                 f"synchronous must be one of {', '.join(get_args(Synchronous))}, not {synchronous!r}"
             )
         self.path = _resolve(path)
+        self.queue = queue
+        """The name of the queue, in a file that is shared; None for a file of its own."""
         self._synchronous = synchronous
         self.lock = RLock()
         self._closed = False
@@ -135,7 +153,8 @@ class Database:
         connection = sqlite3.connect(self.path, timeout=POLL, isolation_level=None, check_same_thread=False)
         connection.text_factory = _text_of
         try:
-            cursor = connection.cursor()
+            cursor = connection.cursor(QueueCursor)
+            cursor.queue = self.queue
             self._prepare(cursor)
         except sqlite3.DatabaseError as error:
             connection.close()
@@ -169,15 +188,38 @@ class Database:
         cursor.execute(sql.USE_SYNCHRONOUS.format(self._synchronous))
 
     def _check_or_create(self, cursor: sqlite3.Cursor) -> None:
+        if self.queue is not None:
+            self._check_or_create_named(cursor, self.queue)
+            return
         if cursor.execute(sql.READ_IS_EMPTY).fetchone()[0]:
             for statement in sql.SCHEMA:
                 cursor.execute(statement)
             return
         if cursor.execute(sql.READ_APPLICATION_ID).fetchone()[0] != sql.APPLICATION_ID:
             raise ConfigurationError(
-                f"{self.path} is a database of another program; use a separate file for the queue"
+                f"{self.path} is a database of another program; use a separate file for the queue, or, if it is your "
+                f"application's database, name a queue in it: sqlite:///{self.path.name}?queue=orders"
             )
-        version = cursor.execute(sql.READ_USER_VERSION).fetchone()[0]
+        self._upgrade(cursor, cursor.execute(sql.READ_USER_VERSION).fetchone()[0])
+
+    def _check_or_create_named(self, cursor: sqlite3.Cursor, queue: str) -> None:
+        if cursor.execute(sql.READ_APPLICATION_ID).fetchone()[0] == sql.APPLICATION_ID:
+            raise ConfigurationError(
+                f"{self.path} is one queue as a whole, and has no queue {queue!r} in it; remove queue= from the "
+                "source, or name your application's database"
+            )
+        cursor.execute(sql.QUEUES)
+        known = cursor.execute(sql.READ_QUEUE_VERSION, (queue,)).fetchone()
+        if known is None:
+            for statement in sql.SCHEMA:
+                if not statement.startswith("PRAGMA"):  # they are the application's
+                    cursor.execute(statement)
+            cursor.execute(sql.ADD_QUEUE, (queue, sql.SCHEMA_VERSION))
+        elif self._upgrade(cursor, known[0]):
+            cursor.execute(sql.SET_QUEUE_VERSION, (sql.SCHEMA_VERSION, queue))
+
+    def _upgrade(self, cursor: sqlite3.Cursor, version: int) -> bool:
+        """Bring the tables to the current version. Return whether they were older."""
         if version > sql.SCHEMA_VERSION:
             raise ConfigurationError(
                 f"{self.path} was written by a newer onceward (schema {version}; this one supports up to "
@@ -185,7 +227,9 @@ class Database:
             )
         for older in range(version, sql.SCHEMA_VERSION):
             for statement in sql.UPGRADES[older]:
-                cursor.execute(statement)
+                if self.queue is None or not statement.startswith("PRAGMA"):
+                    cursor.execute(statement)
+        return version < sql.SCHEMA_VERSION
 
 
 class SqliteLeaseStore(Database):
@@ -237,6 +281,8 @@ class SqliteLeaseStore(Database):
 
     def lease(self, rows: Sequence[AvailableRow], token: int, until: float) -> None:
         self.cursor.executemany(sql.LEASE, [(until, token, row[2] + 1, row[3], row[0]) for row in rows])
+        if self.queue is not None:  # messages leave it in other transactions, which have no time for this
+            self._forget_oldest()
 
     def extend(self, deliveries: Sequence[Held], until: float) -> Sequence[Held]:
         missed = self._execute_all(sql.EXTEND, [(until, *held) for held in deliveries])

@@ -31,6 +31,11 @@ METHODS: dict[str, dict[str, tuple[str, ...]]] = {
         "LeasingConnector": _CONNECTOR,
         "AsyncLeasingConnector": _ASYNC_CONNECTOR,
     },
+    "onceward.connectors.background": {"BackgroundConnector": _ASYNC_CONNECTOR},
+    "onceward.connectors.postgresql.connector": {
+        "PostgreSqlConnector": _CONNECTOR,
+        "AsyncPostgreSqlConnector": _ASYNC_CONNECTOR,
+    },
     "onceward.connectors.sqlite": {"SqliteConnector": _CONNECTOR, "AsyncSqliteConnector": _ASYNC_CONNECTOR},
     "onceward.connectors.redis_streams.connector": {"RedisStreamsConnector": _CONNECTOR},
     "onceward.connectors.redis_streams.connector_asyncio": {"AsyncRedisStreamsConnector": _ASYNC_CONNECTOR},

@@ -1,0 +1,128 @@
+"""All SQL of the PostgreSQL queue, by name. `{s}` is the schema of its tables, quoted.
+
+`leased_until` is 0 for a ready message, otherwise the end of its lease by the server's clock; `token` is set while
+it is leased. Times that are given are seconds from now.
+"""
+
+from onceward.connectors.postgresql.schema import NOW
+
+BEGIN = """
+    SELECT set_config('lock_timeout', %s, true), set_config('enable_seqscan', 'off', true),
+        set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)
+"""
+"""Every statement here finds its rows by an index. A plan from when a table was small must do so, too: it is kept."""
+
+APPEND = "SELECT {s}.onceward_queue_append(%s, %s::bytea[])"
+
+READY = f"""
+    SELECT seq, token, deliveries, lost + (token IS NOT NULL)::integer, body
+    FROM {{s}}.onceward_queue_messages
+    WHERE queue = %s AND seq > %s AND leased_until <= {NOW}
+    ORDER BY seq LIMIT %s FOR UPDATE SKIP LOCKED
+"""
+"""Skips what is leased, or being claimed by another."""
+LEASE = "SELECT {s}.onceward_queue_lease(%s, %s::bigint[], %s::integer[], %s::integer[], %s, %s)"
+MOVE_DUE = "SELECT {s}.onceward_queue_move_due(%s, %s)"
+NEXT_DUE = f"""
+    SELECT visible_at - {NOW} FROM {{s}}.onceward_queue_delayed WHERE queue = %s ORDER BY visible_at LIMIT 1
+"""
+EXTEND = "SELECT {s}.onceward_queue_extend(%s, %s::bigint[], %s::bigint[], %s)"
+RELEASE = f"""
+    UPDATE {{s}}.onceward_queue_messages SET leased_until = {NOW}
+    WHERE queue = %s AND leased_until > {NOW} AND token BETWEEN %s AND %s
+"""
+REMOVE = "SELECT {s}.onceward_queue_remove(%s, %s::bigint[], %s::bigint[])"
+LOG_DONE = "INSERT INTO {s}.onceward_queue_log (queue, ended, messages) VALUES (%s, %s, %s)"
+DONE = "SELECT {s}.onceward_queue_done(:queue, :seq, :token, :message)"
+"""With names of SQLAlchemy: it runs on connections of the application, whichever driver they have."""
+GIVE_BACK = """
+    UPDATE {s}.onceward_queue_messages SET leased_until = 0, token = NULL, deliveries = deliveries - 1
+    WHERE queue = %s AND seq = %s AND token = %s
+"""
+DELAY = f"""
+    WITH gone AS (
+        DELETE FROM {{s}}.onceward_queue_messages
+        WHERE queue = %(queue)s AND seq = %(seq)s AND token = %(token)s RETURNING *
+    )
+    INSERT INTO {{s}}.onceward_queue_delayed
+        (visible_at, queue, seq, enqueued_at, deliveries, lost, category, error, history, body)
+    SELECT {NOW} + %(delay)s, queue, seq, enqueued_at, deliveries - %(uncounted)s, lost,
+        coalesce(%(category)s, category), coalesce(%(error)s, error), history || %(history)s, body
+    FROM gone
+"""
+BURY = f"""
+    WITH gone AS (
+        DELETE FROM {{s}}.onceward_queue_messages
+        WHERE queue = %(queue)s AND seq = %(seq)s AND token IS NOT DISTINCT FROM %(token)s RETURNING *
+    )
+    INSERT INTO {{s}}.onceward_queue_dead_letters
+        (queue, transaction_id, reason, category, error, deliveries, enqueued_at, died_at, body, history)
+    SELECT queue, %(id)s, %(reason)s, coalesce(%(category)s, category), coalesce(%(error)s, error), deliveries,
+        enqueued_at, {NOW}, body, history || %(history)s
+    FROM gone
+"""
+
+COUNTS = f"""
+    SELECT
+        (SELECT count(*) FROM {{s}}.onceward_queue_messages WHERE queue = %(queue)s AND leased_until <= {NOW})
+            + (SELECT count(*) FROM {{s}}.onceward_queue_delayed WHERE queue = %(queue)s AND visible_at <= {NOW}),
+        (SELECT count(*) FROM {{s}}.onceward_queue_messages WHERE queue = %(queue)s AND leased_until > {NOW}),
+        (SELECT count(*) FROM {{s}}.onceward_queue_delayed WHERE queue = %(queue)s AND visible_at > {NOW}),
+        (SELECT count(*) FROM {{s}}.onceward_queue_dead_letters WHERE queue = %(queue)s)
+"""
+DEAD_LETTERS = """
+    SELECT number, transaction_id, body, reason, category, error, deliveries, enqueued_at, died_at, history
+    FROM {s}.onceward_queue_dead_letters WHERE queue = %s ORDER BY number LIMIT %s
+"""
+FORGET_DEAD = """
+    DELETE FROM {s}.onceward_queue_dead_letters WHERE queue = %s AND number = ANY(%s::bigint[])
+    RETURNING enqueued_at, body
+"""
+LOG_MOVED = """
+    INSERT INTO {s}.onceward_queue_log (queue, ended, messages, enqueued_at, digest) VALUES (%s, 1, %s, %s, %s)
+"""
+
+KEPT = 100_000
+"""How many ids of ended messages of a queue are kept in its log, at least."""
+OLDEST_KEPT = """
+    SELECT number FROM (
+        SELECT number, sum(ended) OVER (ORDER BY number DESC) - ended AS younger
+        FROM {s}.onceward_queue_log WHERE queue = %(queue)s
+    ) AS log
+    WHERE younger >= %(kept)s ORDER BY number DESC LIMIT 1
+"""
+"""The youngest row of the log whose messages are not among the last `kept`."""
+LOCK_LOG = "SELECT pg_try_advisory_xact_lock(hashtextextended('onceward_queue_log ' || %s, 0))"
+LEAVE_LOG = """
+    DELETE FROM {s}.onceward_queue_log WHERE queue = %s AND number <= %s RETURNING appended, ended, messages, digest
+"""
+ADD_TOTALS = """
+    INSERT INTO {s}.onceward_queue_totals AS t (queue, appended, done, moved) VALUES (%s, %s, %s, %s)
+    ON CONFLICT (queue) DO UPDATE SET
+        appended = t.appended + excluded.appended, done = t.done + excluded.done, moved = t.moved + excluded.moved
+"""
+ADD_FORGOTTEN = """
+    INSERT INTO {s}.onceward_queue_forgotten AS f (queue, first_day, last_day, ids, copies) VALUES (%s, %s, %s, %s, %s)
+    ON CONFLICT (queue, first_day, last_day) DO UPDATE SET
+        ids = f.ids + excluded.ids, copies = f.copies + excluded.copies
+"""
+
+TALLIES = """
+    SELECT
+        coalesce(sum(appended), 0), coalesce(sum(ended) FILTER (WHERE digest IS NULL), 0),
+        coalesce(sum(ended) FILTER (WHERE digest IS NOT NULL), 0)
+    FROM {s}.onceward_queue_log WHERE queue = %s
+    UNION ALL SELECT appended, done, moved FROM {s}.onceward_queue_totals WHERE queue = %s
+"""
+ALL_ENDED = """
+    SELECT messages, coalesce(enqueued_at, 0), digest FROM {s}.onceward_queue_log
+    WHERE queue = %s AND ended > 0 ORDER BY number
+"""
+ALL_FORGOTTEN = """
+    SELECT first_day, last_day, ids, copies FROM {s}.onceward_queue_forgotten WHERE queue = %s
+"""
+ALL_PENDING = """
+    SELECT body, enqueued_at, deliveries FROM {s}.onceward_queue_messages WHERE queue = %s
+    UNION ALL SELECT body, enqueued_at, deliveries FROM {s}.onceward_queue_delayed WHERE queue = %s
+"""
+ALL_DEAD = "SELECT body, enqueued_at FROM {s}.onceward_queue_dead_letters WHERE queue = %s"

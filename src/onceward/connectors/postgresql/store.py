@@ -1,0 +1,340 @@
+"""The rows of a leasing queue in PostgreSQL: its connections, one transaction for each call, and forks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import Any
+
+from sqlalchemy import Connection, Engine, TextClause, create_engine, text
+from sqlalchemy.engine import URL
+
+from onceward._process.forks import forks
+from onceward._text import storable
+from onceward.connectors.base import ConnectorClosedError
+from onceward.connectors.identities import EPOCH, identity_in, identity_of, pack, unpack
+from onceward.connectors.lease_rules import BurialReason, DeadMessage, read_dead_message
+from onceward.connectors.leases import WRITE_WAIT, AvailableRow, Held
+from onceward.connectors.postgresql import statements as sql
+from onceward.connectors.postgresql.join import is_joint
+from onceward.connectors.postgresql.schema import BATCH, QueueTables, create_tables, find_tables
+from onceward.db.engines import connect_arguments, hide_values
+from onceward.task.exceptions import ExceptionCategory
+from onceward.transaction import Transaction
+
+CONNECTIONS = 2
+"""Connections that a connector keeps. Under load it opens as many again."""
+SLOW = 0.02
+"""Seconds. A claim that takes longer has passed many rows that it cannot take: leased ones, or dead ones that no vacuum
+may remove because of an old transaction."""
+SELDOM = 20
+"""After a slow claim from the beginning, the next ones continue where the last one ended, for this many times as
+long as the slow one took."""
+MOVE_EVERY = 0.2
+"""Seconds between two looks at the messages that wait for a time, while others are ready."""
+FOLD_EVERY = 10_000
+"""Messages that a connector ends or appends before it shortens the log."""
+
+
+class PostgreSqlLeaseStore:
+    """A `LeaseStore` in the tables of `schema`. Its times are seconds from now: `now` is 0, and the server adds its
+    clock. Threads have a transaction each, at the same time."""
+
+    def __init__(self, url: URL, queue: str) -> None:
+        self.queue = queue
+        self.engine = open_engine(url)
+        self.place = f"database {url.database!r}"
+        self._closed = False
+        self._generation = forks.generation
+        self._current = threading.local()
+        self._tables: QueueTables | None = None
+        self._sql: dict[str, str] = {}
+        self._done: TextClause | None = None
+        self._last = -1
+        """The last message that was leased here."""
+        self._look_back_at = 0.0
+        self._move_at = 0.0
+        self._unfolded = 0
+
+    # ── connections and transactions
+
+    @contextmanager
+    def transaction(self, wait: float) -> Iterator[None]:
+        with self._connect() as connection, connection.begin():
+            connection.exec_driver_sql(sql.BEGIN, (f"{wait * 1000:.0f}",)).close()
+            self._current.connection = connection
+            try:
+                yield
+            finally:
+                del self._current.connection
+
+    @contextmanager
+    def _connect(self) -> Iterator[Connection]:
+        if self._closed:
+            raise ConnectorClosedError(
+                f"the connector to queue {self.queue!r} is closed; create a new one to continue"
+            )
+        if self._generation != forks.generation:
+            self._generation = forks.generation
+            self.engine.dispose(close=False)  # its connections are the parent's
+        with self.engine.connect() as connection:
+            if self._tables is None:
+                with connection.begin():
+                    self._tables = find_tables(connection)
+                if self._tables is None:
+                    with connection.begin():
+                        self._tables = create_tables(connection, self.place)
+            yield connection
+
+    @property
+    def tables(self) -> QueueTables | None:
+        """Where its tables are; None before its first call."""
+        return self._tables
+
+    def _run(self, statement: str, values: Any = ()) -> Any:
+        connection: Connection = self._current.connection
+        return connection.exec_driver_sql(self.statement(statement), values)
+
+    def statement(self, statement: str) -> str:
+        found = self._sql.get(statement)
+        if found is None:
+            assert self._tables is not None
+            found = self._sql[statement] = statement.format(s=self._tables.schema)
+        return found
+
+    def close(self) -> None:
+        self._closed = True
+        self.engine.dispose(close=self._generation == forks.generation)
+
+    # ── LeaseStore
+
+    def now(self) -> float:
+        return 0.0
+
+    def append(self, bodies: Sequence[bytes], now: float) -> None:
+        for first in range(0, len(bodies), BATCH):
+            self._run(sql.APPEND, (self.queue, list(bodies[first : first + BATCH])))
+        self._unfolded += len(bodies)
+
+    def available(self, now: float, limit: int) -> Sequence[AvailableRow]:
+        moved = self._move_due(limit) if time.monotonic() >= self._move_at else None
+        rows: list[AvailableRow] = []
+        if time.monotonic() < self._look_back_at:
+            rows = self._ready(self._last, limit)
+        if len(rows) < limit:
+            began = time.monotonic()
+            rows = self._ready(-1, limit)
+            took = time.monotonic() - began
+            self._look_back_at = began + took * SELDOM if took > SLOW else 0.0
+        if len(rows) < limit and moved is None and self._move_due(limit):
+            rows = self._ready(-1, limit)
+        return rows
+
+    def _ready(self, after: int, limit: int) -> list[AvailableRow]:
+        return [tuple(row) for row in self._run(sql.READY, (self.queue, after, limit))]
+
+    def _move_due(self, limit: int) -> int:
+        self._move_at = time.monotonic() + MOVE_EVERY
+        return int(self._run(sql.MOVE_DUE, (self.queue, limit)).scalar_one())
+
+    def next_due(self) -> float | None:
+        """Seconds until a message comes that waits for its time; None if there is none."""
+        found = self._run(sql.NEXT_DUE, (self.queue,)).scalar()
+        return None if found is None else float(found)
+
+    def lease(self, rows: Sequence[AvailableRow], token: int, until: float) -> None:
+        if not rows:
+            return
+        keys, deliveries, lost = (
+            [row[0] for row in rows],
+            [row[2] + 1 for row in rows],
+            [row[3] for row in rows],
+        )
+        self._run(sql.LEASE, (self.queue, keys, deliveries, lost, token, until))
+        self._last = rows[-1][0]
+
+    def extend(self, deliveries: Sequence[Held], until: float) -> Sequence[Held]:
+        return self._missed(sql.EXTEND, deliveries, until)
+
+    def release(self, first: int, last: int) -> int:
+        """End the leases of all deliveries whose token is in this range. Return how many."""
+        self._look_back_at = 0.0
+        return int(self._run(sql.RELEASE, (self.queue, first, last)).rowcount)
+
+    def remove(self, deliveries: Sequence[Held], transactions: Sequence[Transaction]) -> Sequence[Held]:
+        missed = self._missed(sql.REMOVE, deliveries)
+        if missed:
+            pairs = zip(deliveries, transactions, strict=True)
+            transactions = [transaction for held, transaction in pairs if held not in missed]
+        if transactions:
+            messages = pack(map(identity_of, transactions))
+            self._run(sql.LOG_DONE, (self.queue, len(transactions), messages))
+            self._unfolded += len(transactions)
+        return missed
+
+    def _missed(self, statement: str, deliveries: Sequence[Held], *more: Any) -> list[Held]:
+        """Return those that it did not change."""
+        if not deliveries:
+            return []
+        ordered = sorted(deliveries)  # so two transactions with the same rows wait, and are not in a deadlock
+        keys, tokens = [key for key, _ in ordered], [token for _, token in ordered]
+        changed = {key for (key,) in self._run(statement, (self.queue, keys, tokens, *more))}
+        return [held for held in deliveries if held[0] not in changed]
+
+    def give_back(self, key: int, token: int, visible_at: float) -> bool:
+        self._look_back_at = 0.0
+        if visible_at <= 0:
+            return bool(self._run(sql.GIVE_BACK, (self.queue, key, token)).rowcount == 1)
+        return self._delay(key, token, visible_at, uncounted=1)
+
+    def delay(
+        self,
+        key: int,
+        token: int,
+        until: float,
+        category: ExceptionCategory | None,
+        error: str | None,
+        history: str,
+    ) -> bool:
+        return self._delay(key, token, until, category=category, error=error, history=history)
+
+    def _delay(
+        self,
+        key: int,
+        token: int,
+        delay: float,
+        *,
+        uncounted: int = 0,
+        category: str | None = None,
+        error: str | None = None,
+        history: str = "",
+    ) -> bool:
+        values = {
+            "queue": self.queue,
+            "seq": key,
+            "token": token,
+            "delay": delay,
+            "uncounted": uncounted,
+            "category": category and str(category),
+            "error": error and storable(error),
+            "history": storable(history),
+        }
+        return bool(self._run(sql.DELAY, values).rowcount == 1)
+
+    def bury(
+        self,
+        key: int,
+        token: int | None,
+        now: float,
+        reason: BurialReason,
+        transaction_id: str | None,
+        category: ExceptionCategory | None = None,
+        error: str | None = None,
+        history: str = "",
+    ) -> bool:
+        values = {
+            "queue": self.queue,
+            "seq": key,
+            "token": token,
+            "id": transaction_id and storable(transaction_id),
+            "reason": str(reason),
+            "category": category and str(category),
+            "error": error and storable(error),
+            "history": storable(history),
+        }
+        return bool(self._run(sql.BURY, values).rowcount == 1)
+
+    def counts(self, now: float) -> dict[str, int]:
+        counts = self._run(sql.COUNTS, {"queue": self.queue}).one()
+        return dict(zip(("ready", "leased", "delayed", "dead"), counts, strict=True))
+
+    def dead(self, limit: int) -> list[DeadMessage]:
+        return [read_dead_message(*row) for row in self._run(sql.DEAD_LETTERS, (self.queue, limit))]
+
+    def forget_dead(self, keys: Sequence[int]) -> None:
+        for at, body in self._run(sql.FORGET_DEAD, (self.queue, list(keys))).all():
+            values = (self.queue, pack([identity_in(body)]), at, sha256(body).digest())
+            self._run(sql.LOG_MOVED, values)
+
+    # ── one commit with the application
+
+    def joins(self, connection: Connection) -> bool:
+        """Whether this connection of the application sees the tables of this queue, and may remove a delivery."""
+        return self._tables is not None and is_joint(connection, self._tables)
+
+    def remove_in(self, connection: Connection, held: Held, delivered: Transaction) -> bool:
+        """Remove a delivery in the transaction of the application. Return whether its lease was still ours."""
+        if self._done is None:
+            self._done = text(self.statement(sql.DONE))
+        key, token = held
+        message = pack([identity_of(delivered)])
+        values = {"queue": self.queue, "seq": key, "token": token, "message": message}
+        removed = bool(connection.execute(self._done, values).scalar_one())
+        self._unfolded += removed
+        return removed
+
+    # ── the log
+
+    def fold_if_long(self) -> None:
+        """Shorten the log now and then: of messages that ended long ago, only numbers are kept."""
+        if self._unfolded < FOLD_EVERY:
+            return
+        self._unfolded = 0
+        with self.transaction(WRITE_WAIT):
+            if self._run(sql.LOCK_LOG, (self.queue,)).scalar_one():
+                self.fold(sql.KEPT)
+
+    def fold(self, kept: int) -> None:
+        upto = self._run(sql.OLDEST_KEPT, {"queue": self.queue, "kept": kept}).scalar()
+        if upto is None:
+            return
+        appended = done = moved = 0
+        by_day: dict[int, list[str]] = {}
+        for row in self._run(sql.LEAVE_LOG, (self.queue, upto)).all():
+            appended += row.appended
+            if row.digest is None:
+                done += row.ended
+            else:
+                moved += row.ended
+            for tracking_id, created_at in unpack(row.messages) if row.messages else ():
+                by_day.setdefault((created_at - EPOCH).days, []).append(tracking_id)
+        self._run(sql.ADD_TOTALS, (self.queue, appended, done, moved))
+        for day, listed in sorted(by_day.items()):
+            ids = len(set(listed))
+            self._run(sql.ADD_FORGOTTEN, (self.queue, day, day, ids, len(listed) - ids))
+
+
+def open_engine(url: URL) -> Engine:
+    """Return an engine for a queue, whose connections are its own."""
+    # A pooler in transaction mode may not know prepared statements; most of the work is in functions anyway.
+    arguments = {**connect_arguments(url, name="onceward-queue"), "prepare_threshold": None}
+    return hide_values(
+        create_engine(
+            url,
+            connect_args=arguments,
+            isolation_level="READ COMMITTED",  # whatever the database's default: a claim skips what others have
+            pool_size=CONNECTIONS,
+            max_overflow=CONNECTIONS,
+            pool_timeout=WRITE_WAIT,
+        )
+    )
+
+
+def append_in(
+    connection: Connection, queue: str, bodies: Sequence[bytes], visible_at: float | None = None
+) -> None:
+    """Put messages on a queue of this database, in the transaction that is open on the connection.
+
+    They are there when it commits, and if it rolls back they never were. `encode_all` of `onceward.connectors.codec`
+    makes bodies from transactions. `visible_at`, in seconds since 1970, is for messages that come later. The tables
+    must exist already: a connector creates them at its first use.
+    """
+    statement = text(
+        "SELECT onceward_queue_append(:queue, CAST(:bodies AS bytea[]), CAST(:visible_at AS double precision))"
+    )
+    for first in range(0, len(bodies), BATCH):
+        values = {"queue": queue, "bodies": list(bodies[first : first + BATCH]), "visible_at": visible_at}
+        connection.execute(statement, values).close()

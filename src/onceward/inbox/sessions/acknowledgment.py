@@ -1,0 +1,92 @@
+"""One commit: an event leaves its queue in the transaction of its handler, if the queue is in the same database.
+
+A connector can do this if it has the methods of `JoiningConnector`. Its fence holds for the whole transaction: if the
+lease was lost, nothing of it stays.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Protocol
+
+from onceward._text import driver_message
+from onceward.db.transaction import DbTransaction
+from onceward.telemetry.logger import OwnLogger
+from onceward.transaction import Transaction
+
+if TYPE_CHECKING:
+    from onceward.inbox.ports import InboxPorts
+
+_log = OwnLogger(logging.getLogger("onceward.inbox"))
+
+
+class JoiningConnector(Protocol):
+    """A connector whose queue may be in the database of the inbox. None of these waits for anything but that database.
+
+    In asyncio they are called where SQLAlchemy runs plain code: they must not need the event loop.
+    """
+
+    def joins(self, transaction: DbTransaction) -> bool:
+        """Whether its queue is in the database of this transaction, and this role can remove messages from it. Called
+        after the first fetch that brought something. If not, and it could be, the connector logs why."""
+        ...
+
+    def holds(self, delivered: Transaction, /) -> bool:
+        """Whether this connector has delivered it, and it is not settled."""
+        ...
+
+    def settle_in(self, transaction: DbTransaction, delivered: Transaction, /) -> bool:
+        """Remove a delivery as done, inside the transaction. Return False, having changed nothing, if its lease was
+        lost: a newer delivery owns the message."""
+        ...
+
+    def settled(self, delivered: Transaction, /) -> None:
+        """Called after the commit: the delivery needs no other settlement."""
+        ...
+
+
+class Departure:
+    """The end of one delivery, inside the transaction that does its event."""
+
+    __slots__ = ("_connector", "_delivered", "_removed")
+
+    def __init__(self, connector: JoiningConnector, delivered: Transaction) -> None:
+        self._connector = connector
+        self._delivered = delivered
+        self._removed = False
+
+    def remove(self, transaction: DbTransaction) -> bool:
+        """Return False if its lease was lost."""
+        self._removed = self._connector.settle_in(transaction, self._delivered)
+        return self._removed
+
+    def committed(self) -> None:
+        if self._removed:
+            self._connector.settled(self._delivered)
+
+
+class JointSource:
+    """What the inbox knows about the source of its events: whether it is in the same database."""
+
+    def __init__(self, connector: Any) -> None:
+        self._connector: JoiningConnector | None = connector if hasattr(connector, "settle_in") else None
+        self._joins: bool | None = None
+        self._has_complained = False
+
+    async def find_out(self, ports: InboxPorts) -> None:
+        if self._connector is None or self._joins is not None:
+            return
+        try:
+            self._joins = await ports.transact(self._connector.joins)
+        except Exception as error:  # noqa: BLE001  it is settled on its own then, and the next fetch asks again
+            if not self._has_complained:
+                _log.warning(
+                    "cannot tell whether the queue is in the inbox's database: %s", driver_message(error)
+                )
+            self._has_complained = True
+
+    def departure_of(self, delivered: Transaction) -> Departure | None:
+        """None if the delivery is not from a queue in this database."""
+        if self._joins and self._connector is not None and self._connector.holds(delivered):
+            return Departure(self._connector, delivered)
+        return None

@@ -1,0 +1,348 @@
+"""The PostgreSQL queue beyond the suite: its tables, what a claim costs, waiting, other people's transactions."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, create_engine, make_url, text
+
+from onceward.connectors.codec import encode_all
+from onceward.connectors.postgresql import (
+    AsyncPostgreSqlConnector,
+    PostgreSqlConnector,
+    append_in,
+    creation_script,
+    statements,
+    store,
+    wait,
+)
+from onceward.errors import ConfigurationError
+from onceward.task.exceptions import ExceptionCategory, TransactionException
+from onceward.task.mixins.policies import ConsumerLoopPolicy, ConsumerPolicy, EmptyQueuePolicy
+from onceward.transaction import Settlement, Transaction, Verdict
+from tests.support.deaf_pooler import deaf_pooler
+from tests.support.schema import Schema, new_schema
+from tests.support.wait import until
+from tests.support.world import World
+
+
+@pytest.fixture
+def schema(postgres_url: str) -> Iterator[Schema]:
+    with new_schema(postgres_url) as made:
+        yield made
+
+
+@pytest.fixture
+def queue(schema: Schema) -> Iterator[PostgreSqlConnector]:
+    with PostgreSqlConnector(schema.plain_url, "orders") as made:
+        yield made
+
+
+@pytest.fixture
+def engine(schema: Schema) -> Iterator[Engine]:
+    made = create_engine(schema.url, connect_args=schema.connect_args)
+    yield made
+    made.dispose()
+
+
+def payloads(queue: Any, size: int = 100) -> list[Any]:
+    return [each.payload for each in queue.fetch_transactions(size)]
+
+
+def numbered(count: int) -> list[Transaction]:
+    return [Transaction(payload=number) for number in range(count)]
+
+
+# ── its tables ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("PG-03")
+def test_connectors_that_start_at_once_create_the_tables_once(schema: Schema) -> None:
+    def begin(number: int) -> dict[str, int]:
+        with PostgreSqlConnector(schema.plain_url, "orders") as queue:
+            queue.dispatch_transactions(numbered(1))
+            return queue.counts()
+
+    with ThreadPoolExecutor(6) as threads:
+        assert len(list(threads.map(begin, range(6)))) == 6
+    assert begin(7)["ready"] == 7
+
+
+@pytest.mark.req("PG-03")
+def test_a_role_that_may_not_create_tables_is_shown_what_its_owner_runs(schema: Schema) -> None:
+    role = f"role_{schema.name}"
+    url = make_url(schema.plain_url).set(username=role)
+    schema.execute(f"CREATE ROLE {role} LOGIN")
+    try:
+        schema.execute(f"GRANT USAGE ON SCHEMA {schema.name} TO {role}")
+        with PostgreSqlConnector(url, "orders") as queue:
+            with pytest.raises(ConfigurationError, match=r"may not create them .*creation_script.*psql"):
+                queue.fetch_transactions(1)
+            with closing(psycopg.connect(schema.plain_url, autocommit=True)) as owner:
+                owner.execute(creation_script(role).encode())
+            queue.dispatch_transactions([*numbered(2), Transaction(payload="bad")])
+            assert payloads(queue, 1) == [0]
+            [bad] = [each for each in queue.fetch_transactions(10) if each.payload == "bad"]
+            queue.settle_transactions([Settlement(bad, Verdict.FAILED, delay=0.0)])
+            queue._rows._unfolded = store.FOLD_EVERY
+            queue._rows.fold_if_long()
+            assert queue.counts() == {"ready": 0, "leased": 2, "delayed": 1, "dead": 0}
+    finally:
+        schema.execute(f"DROP OWNED BY {role}")
+        schema.execute(f"DROP ROLE {role}")
+
+
+@pytest.mark.req("PG-03")
+def test_tables_of_a_newer_version_are_refused(schema: Schema, queue: PostgreSqlConnector) -> None:
+    queue.counts()
+    schema.execute(f"UPDATE {schema.name}.onceward_queue_schema SET version = 99")
+    with (
+        PostgreSqlConnector(schema.plain_url, "orders") as newer,
+        pytest.raises(ConfigurationError, match="upgrade onceward"),
+    ):
+        newer.fetch_transactions(1)
+
+
+def test_queues_of_one_database_know_nothing_of_each_other(
+    schema: Schema, queue: PostgreSqlConnector
+) -> None:
+    with PostgreSqlConnector(schema.plain_url, "returns") as other:
+        queue.dispatch_transactions(numbered(3))
+        assert payloads(other) == []
+        assert payloads(queue) == [0, 1, 2]
+
+
+def test_ids_and_errors_that_postgresql_cannot_store_are_kept_readably(queue: PostgreSqlConnector) -> None:
+    queue.dispatch_transactions([Transaction("nul \0 and half \ud83d".encode("utf-8", "replace").decode())])
+    error = TransactionException("broken at \0", ExceptionCategory.BUSINESS)
+    [fetched] = queue.fetch_transactions(1)
+    queue.settle_transactions([Settlement(fetched, Verdict.FAILED, error)])
+    [letter] = queue.dead_letters()
+    assert letter.transaction == fetched
+    assert letter.error is not None
+    assert "broken at \\x00" in letter.error
+
+
+# ── claims ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("PG-04")
+def test_a_message_whose_transaction_commits_late_is_not_skipped(
+    queue: PostgreSqlConnector, engine: Engine
+) -> None:
+    queue.counts()
+    with engine.connect() as late:
+        append_in(late, "orders", encode_all([Transaction(payload="late")]))
+        queue.dispatch_transactions([Transaction(payload="soon")])
+        assert payloads(queue) == ["soon"]
+        late.commit()
+    assert payloads(queue) == ["late"]
+
+
+@pytest.mark.req("PG-04")
+def test_a_claim_reads_no_more_pages_with_a_backlog_waiting_messages_and_dead_ones(
+    schema: Schema, queue: PostgreSqlConnector, engine: Engine
+) -> None:
+    """Counted in pages, not in time. The plan was made when the tables were empty, and is kept."""
+    bodies = encode_all(numbered(1))
+
+    def pages() -> int:
+        """What a claim of ten reads, in the connector's own words."""
+        with queue._rows.transaction(10.0):
+            plan = queue._rows._run(
+                "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + statements.READY, ("orders", -1, 10)
+            ).scalar_one()
+        found: dict[str, Any] = plan[0]["Plan"]
+        return int(found["Shared Hit Blocks"] + found["Shared Read Blocks"])
+
+    queue.dispatch_transactions(numbered(20))
+    for _ in range(8):  # psycopg and PostgreSQL keep its plan from now on
+        payloads(queue, 1)
+    before = pages()
+    with engine.begin() as connection:
+        append_in(connection, "orders", bodies * 5_000, time.time() + 3600)
+        append_in(connection, "orders", bodies * 10_000)
+    for _ in range(5):  # leaves dead rows at the beginning
+        queue.settle_transactions(
+            [Settlement(each, Verdict.DONE) for each in queue.fetch_transactions(1_000)]
+        )
+    pages()  # the index notes what is dead when it is read, and passes it in pages of hundreds until a vacuum
+    assert pages() <= before + 5_000 // 100, "the whole table has many hundreds"
+
+
+@pytest.mark.req("PG-04")
+def test_claiming_extending_and_removing_read_no_rows_but_their_own(
+    queue: PostgreSqlConnector, engine: Engine
+) -> None:
+    """Also after the statistics say that the tables are empty, as they are most of the time."""
+    rows, bodies = queue._rows, encode_all(numbered(1))
+    queue.counts()
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("VACUUM ANALYZE onceward_queue_messages, onceward_queue_delayed"))
+    with engine.begin() as connection:
+        append_in(connection, "orders", bodies * 2_000)
+        append_in(connection, "orders", bodies * 5, 1.0)
+        append_in(connection, "orders", bodies * 2_000, time.time() + 3600)
+    with rows.transaction(10.0):
+        taken = rows.available(0.0, 10)
+        rows.lease(taken, 7, 60.0)
+        held = [(row[0], 7) for row in taken]
+        assert rows.extend(held, 60.0) == []
+        assert rows.remove(held, numbered(10)) == []
+        query = "SELECT sum(idx_tup_fetch + seq_tup_read) FROM pg_stat_xact_user_tables WHERE relname LIKE 'onceward%%'"
+        assert rows._run(query).scalar_one() < 200
+
+
+@pytest.mark.req("PG-04")
+def test_after_a_slow_claim_the_next_continue_where_it_ended_and_leave_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, queue: PostgreSqlConnector
+) -> None:
+    monkeypatch.setattr(store, "SLOW", -1.0)
+    monkeypatch.setattr(store, "SELDOM", 1e9)
+    queue.dispatch_transactions(numbered(10))
+    first = queue.fetch_transactions(2)
+    assert payloads(queue, 2) == [2, 3]
+    queue.settle_transactions([Settlement(each, Verdict.RETURNED) for each in first])
+    assert payloads(queue, 2) == [0, 1], "what came back here is looked for at once"
+    assert payloads(queue, 4) == [4, 5, 6, 7]
+    assert payloads(queue, 100) == [8, 9]
+    assert payloads(queue, 1) == []
+
+
+@pytest.mark.req("PG-04")
+def test_the_clock_of_a_worker_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, queue: PostgreSqlConnector
+) -> None:
+    queue.dispatch_transactions(numbered(1))
+    assert payloads(queue) == [0]
+    true_time = time.time
+    for skew in (-300.0, 300.0):
+        monkeypatch.setattr(time, "time", lambda skew=skew: true_time() + skew)
+        assert payloads(queue) == []
+    assert queue.counts() == {"ready": 0, "leased": 1, "delayed": 0, "dead": 0}
+
+
+def test_a_child_process_uses_connections_of_its_own(queue: PostgreSqlConnector) -> None:
+    queue.dispatch_transactions(numbered(2))
+    assert payloads(queue, 1) == [0]
+    child = os.fork()
+    if not child:
+        os._exit(payloads(queue, 1) != [1])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert queue.counts()["leased"] == 2
+
+
+# ── other people's transactions ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("PG-10")
+def test_appended_in_a_transaction_they_are_there_if_and_only_if_it_commits(
+    queue: PostgreSqlConnector, engine: Engine
+) -> None:
+    queue.counts()
+    with engine.connect() as connection:
+        append_in(connection, "orders", encode_all(numbered(2)))
+        connection.rollback()
+        append_in(connection, "orders", encode_all([Transaction(payload="kept")]))
+        append_in(connection, "orders", encode_all([Transaction(payload="due")]), time.time() - 1)
+        append_in(connection, "orders", encode_all([Transaction(payload="later")]), time.time() + 3600)
+        append_in(connection, "orders", [])
+        assert payloads(queue) == []
+        connection.commit()
+    assert sorted(payloads(queue)) == ["due", "kept"]
+    assert queue.counts() == {"ready": 0, "leased": 2, "delayed": 1, "dead": 0}
+
+
+# ── waiting ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def waiters(engine: Engine) -> int:
+    """How many connectors wait for messages."""
+    query = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted"
+    with engine.connect() as connection:
+        return int(connection.execute(text(query)).scalar_one())
+
+
+@contextmanager
+def consuming(world: World, url: Any) -> Iterator[list[Any]]:
+    """Consume from a queue in another thread, until the end of the block. Yields the payloads so far."""
+    kind: Any = AsyncPostgreSqlConnector if world.asynchronous else PostgreSqlConnector
+    seen: list[Any] = []
+    source = kind(url, "orders")
+    task = world.consumer(lambda transaction: seen.append(transaction.payload), source=source)
+    loop = ConsumerLoopPolicy(streaming=True, empty_queue=EmptyQueuePolicy(backoff=0.01, backoff_cap=0.01))
+
+    def consume() -> None:
+        world.run(task.consume_transactions, ConsumerPolicy(loop=loop))
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        task.stop()
+        thread.join(20)
+        assert not thread.is_alive(), "the stop did not end the wait"
+        world.run(source.close_async if world.asynchronous else source.close)
+
+
+@pytest.mark.req("PG-05")
+def test_a_commit_ends_the_wait_for_messages_and_a_stop_does_too(
+    world: World, monkeypatch: pytest.MonkeyPatch, schema: Schema, queue: PostgreSqlConnector, engine: Engine
+) -> None:
+    monkeypatch.setattr(wait, "LONGEST", 300.0)  # so nothing else ends it
+    queue.counts()
+    with consuming(world, schema.plain_url) as seen:
+        for number in range(3):
+            until(lambda: waiters(engine) == 1)
+            time.sleep(2 * wait.SOON)
+            queue.dispatch_transactions([Transaction(payload=number)])
+            until(lambda number=number: seen[-1:] == [number], 30)  # type: ignore[misc]
+        until(lambda: waiters(engine) == 1)
+    assert waiters(engine) == 0
+
+
+@pytest.mark.req("PG-05")
+def test_a_message_that_waits_for_its_time_ends_the_wait_when_it_comes(
+    world: World, monkeypatch: pytest.MonkeyPatch, schema: Schema, queue: PostgreSqlConnector, engine: Engine
+) -> None:
+    monkeypatch.setattr(wait, "LONGEST", 300.0)
+    queue.counts()
+    with engine.begin() as connection:
+        append_in(connection, "orders", encode_all([Transaction(payload="due")]), time.time() + 1.0)
+    with consuming(world, schema.plain_url) as seen:
+        until(lambda: seen == ["due"], 30)
+
+
+@pytest.mark.req("PG-05")
+def test_behind_a_pooler_in_transaction_mode_messages_are_found_by_polling_and_the_log_says_so_once(
+    world: World, schema: Schema, queue: PostgreSqlConnector, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = make_url(schema.plain_url)
+    server = Path(str(url.query["host"])) / ".s.PGSQL.5432"
+    queue.counts()
+    with deaf_pooler(server) as port:
+        options = {"options": url.query["options"], "sslmode": "disable"}
+        with consuming(world, url.set(host="127.0.0.1", port=port, query=options)) as seen:
+            until(lambda: "LISTEN does not work here" in caplog.text)
+            for number in range(3):
+                queue.dispatch_transactions([Transaction(payload=number)])
+                until(lambda number=number: seen[-1:] == [number])  # type: ignore[misc]
+    assert caplog.text.count("LISTEN does not work here") == 1
+
+
+@pytest.mark.req("PG-05")
+def test_without_an_engine_a_fetch_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch, queue: PostgreSqlConnector
+) -> None:
+    monkeypatch.setattr(wait, "LONGEST", 300.0)
+    assert payloads(queue) == []
