@@ -17,6 +17,7 @@ TITLES = {
     "QC": "Queue consumer",
     "BC": "Boundary and its consumers",
     "CN": "Connectors",
+    "NJ": "NATS JetStream as a source and sink",
     "RN": "Running an app",
     "MW": "Middleware",
     "FA": "Public classes of both modes",

@@ -61,6 +61,7 @@ NAMES = {
         "message_id_for",
     ],
     "onceward.connectors.boundary": ["AsyncBoundaryConnector", "BoundaryConnector"],
+    "onceward.connectors.jetstream": ["AsyncJetStreamConnector", "JetStreamConnector"],
     "onceward.connectors.redis_streams": ["AsyncRedisStreamsConnector", "RedisStreamsConnector"],
     "onceward.db": [
         "AsyncDbSession",
@@ -168,6 +169,7 @@ NAMES = {
 
 PACKAGES = [
     "onceward",
+    "onceward.connectors.jetstream",
     "onceward.connectors.redis_streams",
     "onceward.db",
     "onceward.deadletters",
@@ -210,6 +212,7 @@ PAIRS = [
     ("onceward", "ConsumerTask"),
     ("onceward", "ProducerTask"),
     ("onceward", "HybridTask"),
+    ("onceward.connectors.jetstream", "JetStreamConnector"),
     ("onceward.connectors.redis_streams", "RedisStreamsConnector"),
     ("onceward.db", "DbSession"),
     ("onceward.deadletters", "DeadLetters"),

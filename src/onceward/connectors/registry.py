@@ -29,6 +29,8 @@ BUILT_IN = {
     "sqlite": "onceward.connectors.sqlite.scheme",
     "redis": "onceward.connectors.redis_streams.scheme",
     "rediss": "onceward.connectors.redis_streams.scheme",
+    "nats": "onceward.connectors.jetstream.scheme",
+    "tls": "onceward.connectors.jetstream.scheme",
     "boundary+http": "onceward.connectors.boundary.scheme",
     "boundary+https": "onceward.connectors.boundary.scheme",
     "memory": "onceward.connectors.memory.scheme",

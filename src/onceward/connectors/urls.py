@@ -2,6 +2,8 @@
 
     sqlite:///orders.db?lease=30&max_deliveries=5           a queue in a file; sqlite:////var/lib/orders.db
     redis://localhost:6379/0/orders?group=billing           a stream of a Redis database (0 may be left out); rediss://
+    nats://localhost:4222/ORDERS?consumer=billing           a JetStream stream, under a durable name; tls:// with
+                                                            creds=…, or ca=…&cert=…&key=…
     boundary+http://localhost:7700?consumer=billing         a boundary, under a durable name; boundary+https:// with
                                                             ca=…&cert=…&key=…; a sink has from_zone=…&to_zone=…
     memory://orders                                         within this process, for tests
