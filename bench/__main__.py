@@ -21,6 +21,7 @@ PARTS = (
     "sqlite",
     "queue",
     "redis_streams",
+    "jetstream",
     "inbox",
     "inbox_identity",
     "inbox_migration",
