@@ -22,6 +22,7 @@ PARTS = (
     "queue",
     "redis_streams",
     "postgresql_queue",
+    "jetstream",
     "inbox",
     "inbox_identity",
     "inbox_migration",

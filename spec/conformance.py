@@ -19,6 +19,7 @@ TITLES = {
     "CN": "Connectors",
     "WK": "Waiting for work",
     "PG": "A queue in PostgreSQL, and one commit",
+    "NJ": "NATS JetStream as a source and sink",
     "RN": "Running an app",
     "SC": "Schedules",
     "MW": "Middleware",

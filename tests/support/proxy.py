@@ -64,6 +64,14 @@ class TcpProxy:
         self.requests = 0
         self._fault = (fault, at, on)
 
+    def cut(self) -> None:
+        """Close every connection. New ones are accepted."""
+        there = dict(self._lines)
+        for line in there.values():
+            line.closes_at = 0.0
+        while not there.keys().isdisjoint(self._lines):
+            time.sleep(0.005)
+
     def serve(self) -> None:
         with selectors.DefaultSelector() as self._selector:
             self._selector.register(self._listening, selectors.EVENT_READ)

@@ -40,6 +40,8 @@ from onceward.cli.boundary import options
 from onceward.cli.main import app
 from onceward.connectors import MemoryConnector, SqliteConnector, codec
 from onceward.connectors.postgresql import PostgreSqlConnector
+from onceward.connectors.jetstream import AsyncJetStreamConnector
+from onceward.connectors.jetstream.records import KeptLetter, MessageState
 from onceward.connectors.redis_streams import RedisStreamsConnector
 from onceward.inbox import Inbox
 from onceward.queue import QueueConfig, RedisStreamsQueue
@@ -71,6 +73,7 @@ def surface(redis_url: str, postgres_url: str, folder: Path) -> dict[str, Any]:
     return {
         "codec": _codec(),
         "redis": _redis(redis_url),
+        "jetstream": asyncio.run(_jetstream_queue()),
         "boundary": _boundary(folder),
         "sqlite": _sqlite(folder),
         "postgresql": _postgresql(postgres_url),
@@ -189,6 +192,35 @@ async def _bundle(folder: Path) -> bytes:
     finally:
         await store.close()
     return path.read_bytes()
+
+
+async def _jetstream_queue() -> dict[str, Any]:
+    """The streams that a connector creates, the subjects of its records, and their fields."""
+    import nats
+
+    with servers.nats_server() as server:
+        async with AsyncJetStreamConnector(server.url, "RECORDED", "shop", lease=60.0) as connector:
+            connector.owner = "worker"
+            await connector.dispatch_transactions_async([Transaction(id=id_) for id_ in ("bad", "late")])
+            bad, late = await connector.fetch_transactions_async(2)
+            endings = [
+                (bad, Verdict.FAILED, _error(ExceptionCategory.BUSINESS)),
+                (late, Verdict.FAILED, _error(ExceptionCategory.SYSTEM)),
+            ]
+            await connector.settle_transactions_async([Settlement(*each) for each in endings])
+            client = await nats.connect(server.url)
+            try:
+                js = client.jetstream()
+                streams = {str(each.config.name): each.config.subjects for each in await js.streams_info()}
+                info = await js.stream_info("RECORDED-onceward-shop", subjects_filter=">")
+                return {
+                    "streams": dict(sorted(streams.items())),
+                    "subjects": sorted({each.split(".")[3] for each in info.state.subjects or ()}),
+                    "state": list(MessageState.__struct_fields__),
+                    "letter": list(KeptLetter.__struct_fields__),
+                }
+            finally:
+                await client.close()
 
 
 async def _jetstream() -> dict[str, Any]:

@@ -68,6 +68,7 @@ NAMES = {
         "append_in",
         "creation_script",
     ],
+    "onceward.connectors.jetstream": ["AsyncJetStreamConnector", "JetStreamConnector"],
     "onceward.connectors.redis_streams": ["AsyncRedisStreamsConnector", "RedisStreamsConnector"],
     "onceward.db": [
         "AsyncDbSession",
@@ -176,6 +177,7 @@ NAMES = {
 PACKAGES = [
     "onceward",
     "onceward.connectors.postgresql",
+    "onceward.connectors.jetstream",
     "onceward.connectors.redis_streams",
     "onceward.db",
     "onceward.deadletters",
@@ -218,6 +220,7 @@ PAIRS = [
     ("onceward", "ConsumerTask"),
     ("onceward", "ProducerTask"),
     ("onceward", "HybridTask"),
+    ("onceward.connectors.jetstream", "JetStreamConnector"),
     ("onceward.connectors.redis_streams", "RedisStreamsConnector"),
     ("onceward.db", "DbSession"),
     ("onceward.deadletters", "DeadLetters"),

@@ -31,6 +31,8 @@ BUILT_IN = {
     "rediss": "onceward.connectors.redis_streams.scheme",
     "postgresql": "onceward.connectors.postgresql.scheme",
     "postgres": "onceward.connectors.postgresql.scheme",
+    "nats": "onceward.connectors.jetstream.scheme",
+    "tls": "onceward.connectors.jetstream.scheme",
     "boundary+http": "onceward.connectors.boundary.scheme",
     "boundary+https": "onceward.connectors.boundary.scheme",
     "memory": "onceward.connectors.memory.scheme",

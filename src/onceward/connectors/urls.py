@@ -4,6 +4,8 @@
     sqlite:///shop.db?queue=orders                          a queue in the application's database
     redis://localhost:6379/0/orders?group=billing           a stream of a Redis database (0 may be left out); rediss://
     postgresql://user@localhost/shop/orders?lease=30        a queue in a database; or postgresql://localhost/shop?queue=orders
+    nats://localhost:4222/ORDERS?consumer=billing           a JetStream stream, under a durable name; tls:// with
+                                                            creds=…, or ca=…&cert=…&key=…
     boundary+http://localhost:7700?consumer=billing         a boundary, under a durable name; boundary+https:// with
                                                             ca=…&cert=…&key=…; a sink has from_zone=…&to_zone=…
     memory://orders                                         within this process, for tests

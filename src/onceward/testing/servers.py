@@ -105,7 +105,7 @@ def nats_server(*, durable: bool = False, monitoring: int | None = None) -> Iter
 def nats_cluster() -> Iterator[dict[str, Server]]:
     """Three NATS servers by name, one JetStream cluster. Always started here, so tests may kill each."""
     names = ("n1", "n2", "n3")
-    ports = {name: (_free_port(), _free_port(), _free_port()) for name in names}
+    ports = {name: (free_port(), free_port(), free_port()) for name in names}
     routes = ",".join(f"nats://127.0.0.1:{route}" for _, route, _ in ports.values())
     with ExitStack() as running:
         directory = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="onceward-")))
@@ -182,7 +182,7 @@ def _server(
         yield Server(existing, None)
         return
     with tempfile.TemporaryDirectory(prefix="onceward-") as directory:
-        port = _free_port()
+        port = free_port()
         server = Server(url.format(port=port), command(port, Path(directory)), port, greeting)
         server.start()
         try:
@@ -198,7 +198,7 @@ def _path_in_package(package: str, pattern: str) -> str:
     return str(next(Path(spec.submodule_search_locations[0]).glob(pattern)))
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

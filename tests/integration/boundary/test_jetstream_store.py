@@ -19,10 +19,13 @@ import pytest
 from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
+from onceward._nats import connection
+from onceward._nats.page import NatsPage
 from onceward.boundary.errors import ConflictingDuplicate, InvalidArgument, ObjectConflict, Unavailable
 from onceward.boundary.model import Appended, ObjectRef
 from onceward.boundary.store import Bounds, NewFact
-from onceward.boundary.stores.jetstream import connection, expiry, objects
+from onceward.boundary.stores.jetstream import expiry, objects
+from onceward.boundary.stores.jetstream.connection import JetStreamConnection
 from onceward.boundary.stores.jetstream.store import JetStreamBoundaryStore
 from onceward.boundary.wire import stored
 from onceward.errors import ConfigurationError
@@ -211,15 +214,15 @@ def test_expiry_reads_again_only_where_something_has_come_of_age(
 ) -> None:
     monkeypatch.setattr(expiry, "BLOCK", 10)
     read: list[int] = []
-    page = connection.JetStreamConnection.page
+    page = JetStreamConnection.page
 
     async def counted(
-        self: connection.JetStreamConnection, stream: str, after: int, limit: int, **how: object
+        self: JetStreamConnection, stream: str, after: int, limit: int, **how: object
     ) -> list[Msg]:
         read.append(after)
         return await page(self, stream, after, limit, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(connection.JetStreamConnection, "page", counted)
+    monkeypatch.setattr(JetStreamConnection, "page", counted)
 
     async def main() -> None:
         async with opened(nats.url, name) as [store]:
@@ -521,7 +524,7 @@ def test_many_servers_may_open_a_new_place_at_once(nats: servers.Server, name: s
 
 def test_a_page_that_lost_a_message_on_its_way_is_not_taken_for_whole() -> None:
     async def main() -> None:
-        page = connection.JetStreamPage()
+        page = NatsPage(Unavailable)
         for sequence, before in ((4, 0), (6, 5)):
             headers = {"Nats-Sequence": str(sequence), "Nats-Last-Sequence": str(before)}
             page.take(Msg(_client=None, data=b"x", headers=headers))  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import create_engine, text
 
-from onceward.testing.servers import redis_server
+from onceward.testing.servers import nats_server, redis_server
 from spec import cli_reference
 from tests.integration.docs.page import COMMANDS_RUN, REPLACED, blocks
 from tests.support import ROOT, commands
@@ -29,6 +29,7 @@ PAGES = [
     if any(block.language == "python" for block in blocks(page.read_text("utf-8")))
 ]
 REDIS = r"(?<=redis://)localhost:6379"
+NATS = r"(?<=nats://)localhost:4222"
 BOUNDARY = r"(?<=http://)127\.0\.0\.1:7700"
 POSTGRESQL = r"(?<=://)\w+@localhost/\w+"
 POSTGRESQL_QUEUE = rf"{POSTGRESQL}/(\w+)"
@@ -49,6 +50,7 @@ class PageRunner:
         found = page.read_text("utf-8")
         ways = {
             REDIS: self._redis,
+            NATS: self._nats,
             BOUNDARY: self._boundary,
             POSTGRESQL_QUEUE: self._postgresql_queue,
             POSTGRESQL: self._postgresql,
@@ -73,6 +75,9 @@ class PageRunner:
         with pytest.MonkeyPatch.context() as patch:
             patch.delenv("ONCEWARD_TEST_REDIS_URL", raising=False)
             return _host(self._running.enter_context(redis_server()).url)
+
+    def _nats(self) -> str:
+        return _host(self._running.enter_context(nats_server(durable=True)).url)
 
     def _boundary(self) -> str:
         return _host(self._running.enter_context(boundary_server(self.directory / "boundary")))

@@ -11,6 +11,7 @@ from onceward import Transaction
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.boundary.scheme import server_of
 from onceward.connectors.postgresql.address import connection_of, parts_of
+from onceward.connectors.jetstream import scheme as jetstream
 from onceward.connectors.redis_streams.scheme import stream_of
 from onceward.connectors.sqlite.scheme import file_of
 from onceward.connectors.urls import Address
@@ -44,6 +45,18 @@ def test_a_queue_in_a_file(url: str, path: str) -> None:
 )
 def test_a_stream(url: str, server: str, stream: str) -> None:
     assert stream_of(Address(url)) == (server, stream)
+
+
+def test_a_jetstream_stream() -> None:
+    address = Address(f"tls://u:{SECRET}%40x@h:4222/ORDERS?consumer=billing")
+    assert jetstream.server_of(address) == "tls://h:4222"
+    assert jetstream.stream_of(address) == "ORDERS"
+    assert address.queue == ("tls", address.place, "billing")
+    options = jetstream.options_of(address)
+    assert (options["user"], options["password"]) == ("u", f"{SECRET}@x")
+    assert jetstream.options_of(Address(f"nats://{SECRET}%2F@h/ORDERS")) == {"token": f"{SECRET}/"}
+    with pytest.raises(ConfigurationError, match=r"ca of the source .* is not a file: nowhere\.pem"):
+        jetstream.options_of(Address("tls://h/ORDERS?ca=nowhere.pem"))
 
 
 def test_a_boundary() -> None:
@@ -144,6 +157,16 @@ WRONG = [
     (f"redis://localhost/orders?password={SECRET}", "no setting 'password'"),
     ("redis://localhost/orders?group=", "group is empty"),
     ("redis://localhost/orders?maxlen=0", "maxlen must be 1 or more"),
+    ("nats://localhost:4222", "names no stream"),
+    ("nats:///ORDERS", "names no host"),
+    (f"nats://u:{SECRET}@localhost/ORDERS.new", "the stream must be a name without"),
+    ("nats://localhost/a/b", "the stream must be a name without"),
+    ("nats://localhost/ORDERS?consumer=a.b", "consumer must be a name without"),
+    ("nats://localhost/ORDERS?subject=orders.*", "subject must be a subject to publish to"),
+    ("nats://localhost/ORDERS?ca=ca.pem", "need TLS; write tls://"),
+    ("tls://localhost/ORDERS?cert=c.pem", "both cert and key"),
+    ("nats://localhost/ORDERS?monitoring=x", "monitoring must be a port number"),
+    (f"nats://{SECRET}@h:port/ORDERS", "not a valid URL"),
     ("boundary+http://h:1", "add \\?consumer=NAME"),
     ("boundary+http://?consumer=c", "the host is missing"),
     ("boundary+http://h?consumer=c&ca=x&cert=y&key=z", "boundary\\+https"),

@@ -8,10 +8,11 @@ import time
 
 import msgspec
 
+from onceward._nats.connection import CALL_WAIT, ON_ITS_WAY, token
 from onceward._time import Moment
 from onceward.boundary.errors import Unavailable
 from onceward.boundary.store import Cursor, too_many_names
-from onceward.boundary.stores.jetstream.connection import CALL_WAIT, ON_ITS_WAY, JetStreamConnection, token
+from onceward.boundary.stores.jetstream.connection import JetStreamConnection
 
 
 class Bucket:

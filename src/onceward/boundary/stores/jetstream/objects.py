@@ -19,10 +19,11 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
+from onceward._nats.connection import CALL_WAIT, ON_ITS_WAY
 from onceward.boundary.errors import NotFound, ObjectConflict, Unavailable
 from onceward.boundary.model import ObjectRef
 from onceward.boundary.store import NO_QUOTA, ObjectQuota
-from onceward.boundary.stores.jetstream.connection import CALL_WAIT, ON_ITS_WAY, JetStreamConnection
+from onceward.boundary.stores.jetstream.connection import JetStreamConnection
 
 CHUNK = 128 * 1024
 CHUNKS_AT_ONCE = 8

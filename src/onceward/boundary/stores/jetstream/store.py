@@ -21,14 +21,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 
+from onceward._nats.answers import KeptMessage
+from onceward._nats.connection import Message, token
+from onceward._nats.durability import MONITORING
 from onceward._time import Moment
 from onceward.boundary.errors import Backpressure, ConflictingDuplicate, InvalidArgument, Unavailable
 from onceward.boundary.model import PAGE_BYTES, Appended
 from onceward.boundary.store import Bounds, Cursor, NewFact, StoreDurability
-from onceward.boundary.stores.jetstream.answers import KeptMessage
-from onceward.boundary.stores.jetstream.connection import JetStreamConnection, Message, token
+from onceward.boundary.stores.jetstream.connection import JetStreamConnection
 from onceward.boundary.stores.jetstream.cursors import JetStreamClock, JetStreamCursors
-from onceward.boundary.stores.jetstream.durability import MONITORING, durability_of
+from onceward.boundary.stores.jetstream.durability import durability_of
 from onceward.boundary.stores.jetstream.expiry import APPENDED_AT, CLASS, LARGEST_PAGE_BYTES, Expiry
 from onceward.boundary.stores.jetstream.objects import JetStreamObjects
 from onceward.boundary.wire import AROUND_RECORD, Record

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from onceward.boundary.errors import Backpressure, Unavailable
-
 NOT_STORED, NO_STORAGE = 10077, 10047
 
 T = TypeVar("T", bound="Answer")
@@ -35,6 +33,7 @@ class KeptMessage(msgspec.Struct, frozen=True):
     """A message in a stream."""
 
     seq: int
+    subject: str = ""
     data: bytes = b""
     hdrs: bytes = b""
     time: datetime | None = None
@@ -65,6 +64,7 @@ class StreamState(msgspec.Struct, frozen=True):
     first_seq: int
     last_seq: int
     num_subjects: int = 0
+    consumer_count: int = 0
     subjects: dict[str, int] = {}
 
 
@@ -81,18 +81,7 @@ class Removed(Answer, frozen=True):
     purged: int = 0
 
 
-def check(answer: T, problems: tuple[int, ...]) -> T:
-    """Raise `Backpressure` or `Unavailable` for a problem that is not among these."""
-    if answer.error is not None and answer.error.err_code not in problems:
-        if _is_full(answer.error):
-            raise Backpressure(
-                f"JetStream is full: {answer.error.description}; try again later, with the same id"
-            )
-        raise Unavailable(f"JetStream failed: {answer.error.description}; try again")
-    return answer
-
-
-def _is_full(problem: Problem) -> bool:
+def is_full(problem: Problem) -> bool:
     """The stream, the account or the server has no room. Other causes have the first of these codes, too."""
     return problem.err_code == NO_STORAGE or (
         problem.err_code == NOT_STORED and problem.description.startswith("maximum")

@@ -1,0 +1,1 @@
+"""A connection to NATS JetStream, for boundaries and queues."""

@@ -1,0 +1,142 @@
+"""The connection of a queue to NATS: it also pulls messages from a consumer."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+
+from onceward._nats.connection import NatsConnection
+
+NANOSECONDS = 1_000_000_000
+NO_RESPONDERS = "503"
+ENDS = ("404", "408", "409")
+"""Statuses that end a pull: no messages, no more within the time, or what the description says."""
+HARMLESS = ("Leadership Change", "Server Shutdown", "Interest Expired", "Batch Completed")
+"""Descriptions of the last one after which the next pull works."""
+
+
+ON_ITS_WAY = 0.05
+"""Seconds for the answer to a request that was just sent."""
+
+
+class PulledMessage(msgspec.Struct, frozen=True):
+    """A message that JetStream has delivered, as its reply subject describes it."""
+
+    body: bytes
+    reply: str
+    seq: int
+    number: int
+    """How often JetStream has delivered it, including this time."""
+    enqueued_at: float
+
+    @classmethod
+    def of(cls, message: Msg) -> PulledMessage:
+        tokens = message.reply.split(".")
+        # $JS.ACK.stream.consumer.number.seq.consumer_seq.time.pending; newer servers put domain and account first
+        number, seq, _, time = tokens[4:8] if len(tokens) == 9 else tokens[6:10]
+        return cls(message.data, message.reply, int(seq), int(number), int(time) / NANOSECONDS)
+
+
+class Pull:
+    """One request for messages. `end` ends its wait; what has been delivered until then is kept."""
+
+    def __init__(self) -> None:
+        self.messages: list[Msg] = []
+        self.status = self.description = ""
+        self._size = 0
+        self._over: asyncio.Event | None = None
+        self._ended = False
+
+    def begin(self, size: int) -> None:
+        self.messages.clear()
+        self.status = self.description = ""
+        self._size = size
+        self._over = asyncio.Event()
+
+    @property
+    def is_answered(self) -> bool:
+        return bool(self.status) or len(self.messages) >= self._size
+
+    @property
+    def is_ended(self) -> bool:
+        return self._ended
+
+    def end(self) -> None:
+        self._ended = True
+        if self._over is not None:
+            self._over.set()
+
+    async def take(self, message: Msg) -> None:
+        if not message.data and message.headers and "Status" in message.headers:
+            self.status = message.headers["Status"]
+            self.description = message.headers.get("Description", "")
+        else:
+            self.messages.append(message)
+        if self.is_answered and self._over is not None:
+            self._over.set()
+
+    async def wait(self) -> None:
+        """Wait for the answer, or the end."""
+        assert self._over is not None
+        if not self._ended:
+            await self._over.wait()
+
+    async def wait_for_answer(self, seconds: float) -> None:
+        self._over = asyncio.Event()
+        if not self.is_answered:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), seconds)
+
+
+class QueueLine(NatsConnection):
+    user = "onceward queue"
+
+    async def pull(
+        self, stream: str, consumer: str, size: int, wait: float, pull: Pull
+    ) -> list[PulledMessage]:
+        """Take up to `size` messages: those that there are, or the first that comes within `wait` seconds.
+
+        Whatever JetStream has delivered for this request when it returns is in the result, so nothing waits for a lease
+        to expire. The status of an answer without messages is in `pull`.
+        """
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        request: dict[str, int | bool] = {"batch": size, "no_wait": True}
+        if wait:
+            request["expires"] = int(wait * NANOSECONDS)
+        pull.begin(size)
+        inbox = self._nats.new_inbox()
+        received: Subscription | None = None
+        try:
+            async with self._calling(subject, wait):
+                received = await self._nats.subscribe(inbox, cb=pull.take, pending_bytes_limit=0)
+                await self._nats.publish(subject, msgspec.json.encode(request), reply=inbox)
+                await pull.wait()
+                if (
+                    not pull.is_answered
+                ):  # ended by a stop: take back the request, and what was sent for it meanwhile
+                    await self._nats._send_unsubscribe(received._id)
+                    await self._nats.flush()
+                    while received.pending_msgs:
+                        await asyncio.sleep(0)
+        except self.unavailable:
+            if not pull.messages:
+                raise
+        finally:
+            if received is not None:
+                with suppress(NatsError):  # the connection is closed
+                    await received.unsubscribe()
+        return [PulledMessage.of(message) for message in pull.messages]
+
+    async def _take_back(self, received: Subscription, pull: Pull) -> None:
+        """A stop has ended the wait: withdraw the request, and keep what was sent for it. JetStream has no such call;
+        it drops a request that nobody listens for. What it sends at that very moment comes back by its lease."""
+        await pull.wait_for_answer(ON_ITS_WAY)
+        await self._nats._send_unsubscribe(received._id)
+        await self._nats.flush()
+        while received.pending_msgs:
+            await asyncio.sleep(0)

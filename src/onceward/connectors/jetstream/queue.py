@@ -1,0 +1,450 @@
+"""The logic of the connector: what happens in the event loop of NATS, for threads and asyncio alike.
+
+JetStream delivers, counts deliveries and measures leases. What it does not know is in `records`: how deliveries ended,
+and which is the newest. A late outcome is fenced there: JetStream itself accepts an acknowledgment of any delivery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import Context
+from typing import Any
+from uuid import uuid4
+
+from onceward._nats.connection import NatsUnavailable
+from onceward.connectors.base import ConnectorClosedError
+from onceward.connectors.codec import DecodeError, PayloadError, decode
+from onceward.connectors.jetstream import places
+from onceward.connectors.jetstream.ledger import (
+    ACK,
+    NAK,
+    PROGRESS,
+    Candidate,
+    DeliveryLedger,
+    HeldMessage,
+    Holding,
+    fail,
+    finish,
+    give_back,
+)
+from onceward.connectors.jetstream.line import ENDS, HARMLESS, NANOSECONDS, Pull, PulledMessage, QueueLine
+from onceward.connectors.jetstream.records import JetStreamRecords, begin_of, encode, shorten
+from onceward.connectors.lease_rules import BurialReason, Bury, DeadMessage, LeaseRules, describe_failure
+from onceward.connectors.leases import LeasedDeliveries, LeasedDelivery
+from onceward.errors import ConfigurationError
+from onceward.telemetry.logger import OwnLogger
+from onceward.transaction import Settlement, Transaction, Verdict
+
+_log = OwnLogger(logging.getLogger("onceward.connectors.jetstream"))
+
+FETCH_WAIT = 1.0
+"""Seconds that a fetch waits for the first message."""
+CERTAIN = 0.9
+"""The fraction of a lease in which a delivery is certainly still ours, by our own clock."""
+MOST_AT_ONCE = 1000
+"""Messages in one batch: JetStream's limit."""
+MOST_HELD = 5000
+"""Deliveries that come back at once when their owner is dead; if it has more, those come back by their leases."""
+HEADERS_ROOM = 1024
+"""Bytes of a message reserved for headers."""
+
+_known: dict[tuple[str, str, str], str] = {}
+"""When consumers were created, by server, stream and name. The process remembers it, not the connector: after an outage
+there is a new connector, and a NATS that came back without its data must not look like a first start."""
+
+
+class JetStreamQueue:
+    """One stream and one consumer. Its coroutines run in the event loop of NATS."""
+
+    def __init__(
+        self,
+        url: str,
+        stream: str,
+        consumer: str,
+        subject: str | None,
+        rules: LeaseRules,
+        options: dict[str, Any],
+        clock: Callable[[], float],
+    ) -> None:
+        self.rules = rules
+        self.stream = stream
+        self.consumer = consumer
+        self.owner: str | None = None
+        self._name = uuid4().hex
+        """Distinguishes it from other connectors of its owner."""
+        self.wait = min(FETCH_WAIT, rules.lease / 10)
+        self._url = url
+        self._subject = subject
+        self._options = options
+        self._clock = clock
+        self._records = JetStreamRecords(stream, consumer)
+        self._deliveries = LeasedDeliveries()
+        self._held: dict[int, Holding] = {}
+        """Deliveries that were not settled, by the sequence of their message, if there is an owner."""
+        self._newest = 0
+        """The highest sequence that was delivered here."""
+        self._closed = False
+        self._home: _Home | None = None
+
+    # ── fetching ────────────────────────────────────────────────────────────────────────────────────────
+
+    async def fetch(self, size: int, pull: Pull) -> Sequence[Transaction]:
+        home = await self._open(consumes=True)
+        while True:
+            asked = self._clock()
+            count = size if self.rules.suspect_after else 1
+            wait = 0.0 if self._is_working() else self.wait
+            found = await home.link.pull(self.stream, self.consumer, count, wait, pull)
+            if not found:
+                self._check_status(home, pull)
+                return []
+            served = await self._serve(home, found, asked)
+            if served or pull.is_ended:
+                return served
+
+    def _is_working(self) -> bool:
+        """Whether outcomes are still to come: they would wait for the end of the fetch."""
+        return any(not each.settled for each in list(self._deliveries.values()))
+
+    def _check_status(self, home: _Home, pull: Pull) -> None:
+        if not pull.status or (
+            pull.status in ENDS and (pull.status != "409" or pull.description in HARMLESS)
+        ):
+            return
+        if pull.status == "503" or "Deleted" in pull.description:
+            home.consumes = False  # the next call finds out what has become of it
+            raise NatsUnavailable(
+                f"nobody answers for the consumer {self.consumer} of stream {self.stream}: it was deleted, or NATS is "
+                "starting; try again"
+            )
+        raise NatsUnavailable(
+            f"JetStream refuses to deliver from {self.stream}: {pull.description or pull.status}; try again"
+        )
+
+    async def _serve(self, home: _Home, found: Sequence[PulledMessage], asked: float) -> list[Transaction]:
+        """Return what is to be processed. Bury what cannot be, and give back what must wait for a suspect's end."""
+        looks = [home.ledger.look_up(each, is_new=self._is_new(each)) for each in found]
+        candidates = await asyncio.gather(*looks)
+        serving: list[Candidate] = []
+        later: list[Candidate] = []
+        alone = False
+        for each in candidates:
+            if each.state.done:
+                await home.link.tell([(each.at.reply, ACK)])
+            elif each.state.reason:
+                await home.ledger.finish_burial(each.at, each.state, each.before)
+            elif alone:
+                later.append(each)
+            elif await self._is_dead(home, each):
+                continue
+            elif each.lost >= self.rules.suspect_after and serving:
+                later.append(each)
+                alone = True
+            else:
+                serving.append(each)
+                alone = bool(self.rules.suspect_after) and each.lost >= self.rules.suspect_after
+        if later:
+            await asyncio.gather(*(home.ledger.record(each.held, give_back) for each in later))
+            await home.link.tell([(each.at.reply, NAK) for each in later])
+        marked = await asyncio.gather(*(home.ledger.mark(each) for each in serving))
+        transactions = []
+        for each, held in zip(serving, marked, strict=True):
+            if held is not None and each.transaction is not None:
+                held.generation = home.link.generation
+                self._deliveries.record(
+                    each.transaction, (held, held.number), each.before + 1, asked, each.lost
+                )
+                transactions.append(each.transaction)
+                if self.owner is not None:
+                    self._held[each.at.seq] = each.at.reply, each.at.seq, held.number
+        if self.owner is not None and transactions:
+            while len(self._held) > MOST_HELD:
+                del self._held[next(iter(self._held))]
+            await home.ledger.hold(self.owner, self._name, list(self._held.values()))
+        return transactions
+
+    def _is_new(self, message: PulledMessage) -> bool:
+        """Whether nothing can be known of it: first deliveries come in order, unless JetStream has forgotten them."""
+        is_new = message.number == 1 and message.seq > self._newest
+        self._newest = max(self._newest, message.seq)
+        return is_new
+
+    async def release_owner(self, owner: str) -> int:
+        home = await self._open(consumes=True)
+        return await home.ledger.release(owner)
+
+    async def _is_dead(self, home: _Home, each: Candidate) -> bool:
+        """Decode it, and bury it if it cannot be, or was delivered too often."""
+        try:
+            each.transaction = decode(each.at.body)
+        except DecodeError as error:
+            text = str(error)
+            _log.error("message %d of %s is now a dead letter: %s", each.at.seq, self.stream, text)
+            await home.ledger.bury(each.held, each.before + 1, BurialReason.UNDECODABLE, text)
+            return True
+        if not self.rules.is_exhausted(each.before, each.lost):
+            return False
+        _log.warning(
+            "transaction %s is now a dead letter: it reached max_deliveries, and its last delivery was never settled",
+            each.transaction.id,
+        )
+        await home.ledger.bury(each.held, each.before, BurialReason.MAX_DELIVERIES, "")
+        return True
+
+    # ── dispatching ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def dispatch(self, bodies: Sequence[bytes]) -> None:
+        home = await self._open(consumes=False)
+        largest = max(map(len, bodies), default=0)
+        if largest + HEADERS_ROOM > home.link.largest_message:
+            raise PayloadError(
+                f"a transaction of {largest:,} bytes cannot be sent: this NATS takes {home.link.largest_message:,}; "
+                "raise max_payload in its configuration, or send a reference instead of the data"
+            )
+        if len(bodies) > MOST_AT_ONCE:
+            raise PayloadError(
+                f"{len(bodies):,} transactions cannot be sent at once: JetStream takes {MOST_AT_ONCE:,} all or none; "
+                "send fewer at a time"
+            )
+        if len(bodies) > 1 and not home.settings.allow_atomic:
+            raise ConfigurationError(
+                f"stream {self.stream} takes no atomic batches, so {len(bodies)} transactions cannot be sent all or "
+                "none; set allow_atomic in its configuration, or send one at a time"
+            )
+        subject = await home.publishes_to(self.stream, self._subject)
+        if len(bodies) == 1:
+            await home.link.publish(subject, bodies[0])
+        elif bodies:
+            async with home.sending:  # JetStream takes only a few batches at a time
+                await home.link.put_all([(subject, body, {}) for body in bodies], {})
+
+    # ── settling ────────────────────────────────────────────────────────────────────────────────────────
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        ending: dict[int, tuple[Settlement, LeasedDelivery]] = {}
+        for settlement in settlements:
+            delivery = self._deliveries.of(settlement.transaction)
+            if not delivery.settled:
+                ending.setdefault(delivery.identity, (settlement, delivery))
+        if not ending:
+            return
+        home = await self._open(consumes=False)
+        forgotten = await self._find_forgotten(home, [delivery for _, delivery in ending.values()])
+        done: list[tuple[Settlement, LeasedDelivery]] = []
+        others: list[tuple[Settlement, LeasedDelivery]] = []
+        for each in ending.values():
+            is_plain = each[0].verdict is Verdict.DONE and self._is_certain(each[1])
+            (done if is_plain and each[1].identity not in forgotten else others).append(each)
+        if done:
+            await self._acknowledge(home, [delivery for _, delivery in done])
+        answers = await asyncio.gather(
+            *(self._end(home, *each, is_known=each[1].identity not in forgotten) for each in others)
+        )
+        if any(answers):
+            await home.link.tell([each for each in answers if each is not None])
+        for _, delivery in others:
+            delivery.settled = True
+        for _, delivery in ending.values():
+            held: HeldMessage = delivery.held[0]
+            if self._held.get(held.at.seq) == (held.at.reply, held.at.seq, held.number):
+                del self._held[held.at.seq]
+
+    async def _find_forgotten(self, home: _Home, deliveries: Sequence[LeasedDelivery]) -> set[int]:
+        """Find deliveries that JetStream does not know of, because its server was killed before it wrote them down.
+
+        It does not answer for them, and delivers the messages again. If a connector here gets them, it finds their
+        outcome.
+        """
+        if all(each.held[0].generation == home.link.generation for each in deliveries):
+            return set()
+        found = await places.find_consumer(home.link, self.stream, self.consumer)
+        last = 0 if found is None else found.delivered.stream_seq
+        return {each.identity for each in deliveries if each.held[0].at.seq > last}
+
+    async def _acknowledge(self, home: _Home, deliveries: Sequence[LeasedDelivery]) -> None:
+        """Acknowledge deliveries whose leases cannot have expired, so no other consumer can own their messages."""
+        held: list[HeldMessage] = [each.held[0] for each in deliveries]
+        await home.link.tell([(each.at.reply, ACK) for each in held])
+        for delivery in deliveries:
+            delivery.settled = True
+        with suppress(NatsUnavailable):  # removed when a connector is next opened
+            await asyncio.gather(*(home.ledger.forget(each.at.seq) for each in held if each.revision))
+
+    async def _end(
+        self, home: _Home, settlement: Settlement, delivery: LeasedDelivery, *, is_known: bool
+    ) -> tuple[str, bytes] | None:
+        """Record the outcome, if this is still the newest delivery. Return what to tell JetStream then, and where."""
+        held: HeldMessage = delivery.held[0]
+        verdict, name, answer = settlement.verdict, settlement.transaction.id, b""
+        if verdict is Verdict.DONE:
+            is_ours, answer = await home.ledger.record(held, finish), ACK
+        elif verdict is Verdict.RETURNED:
+            is_ours, answer = await home.ledger.record(held, give_back), _nak(settlement.delay)
+        else:
+            category, text, line = describe_failure(settlement.error, delivery.deliveries, time.time())
+            line = shorten(line)
+            decision = self.rules.after_failure(category, delivery.deliveries, delivery.lost)
+            if isinstance(decision, Bury):
+                is_ours = await home.ledger.bury(held, delivery.deliveries, decision.reason, text or "", line)
+            else:
+                is_ours = await home.ledger.record(held, lambda state: fail(state, line))
+                answer = _nak(decision.delay)
+            if is_ours:
+                what = self.rules.describe_next(settlement.error, delivery.deliveries, delivery.lost)
+                _log.info("transaction %s: %s", name, what)
+        if not is_ours:
+            _log.warning(
+                "transaction %s: lease expired before outcome `%s` was recorded; a newer delivery owns the message",
+                name,
+                verdict,
+            )
+        elif answer and is_known and (verdict is Verdict.DONE or self._is_certain(delivery)):
+            return held.at.reply, answer
+        # If its lease may be over, JetStream delivers it now: an answer could end the lease of that delivery.
+        return None
+
+    def fetched_here(self, transactions: Sequence[Transaction]) -> list[Transaction]:
+        """Those of these that this connector has delivered."""
+        return [each for each in transactions if id(each) in self._deliveries]
+
+    async def extend(self, transactions: Sequence[Transaction]) -> None:
+        running: dict[int, tuple[LeasedDelivery, Transaction]] = {}
+        for transaction in transactions:
+            delivery = self._deliveries.of(transaction)
+            if not delivery.settled:
+                running[delivery.identity] = delivery, transaction
+        if not running:
+            return
+        home = await self._open(consumes=False)
+        asked = self._clock()
+        certain = {each: self._is_certain(delivery) for each, (delivery, _) in running.items()}
+        for each, (delivery, transaction) in list(running.items()):
+            if not certain[each]:
+                state, _ = await home.ledger.read(delivery.held[0].at.seq)
+                if state.number > delivery.held[1]:
+                    del running[each]
+                    if not delivery.settled:
+                        _log.warning("transaction %s: lease expired, too late to extend it", transaction.id)
+        if running:
+            await home.link.tell([(delivery.held[0].at.reply, PROGRESS) for delivery, _ in running.values()])
+        for each, (delivery, _) in running.items():
+            if certain[each]:
+                delivery.since = asked
+
+    def _is_certain(self, delivery: LeasedDelivery) -> bool:
+        return delivery.since > self._clock() - self.rules.lease * CERTAIN
+
+    # ── inspecting ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def counts(self) -> dict[str, int]:
+        home = await self._open(consumes=True)
+        found = await places.find_consumer(home.link, self.stream, self.consumer)
+        if found is None:
+            raise NatsUnavailable(
+                f"the consumer {self.consumer} of stream {self.stream} was deleted; try again"
+            )
+        dead = await home.link.subjects(self._records.stream, self._records.letter(">"))
+        return {"ready": found.num_pending, "leased": found.num_ack_pending, "dead": len(dead)}
+
+    async def dead_letters(self, limit: int) -> list[DeadMessage]:
+        home = await self._open(consumes=True)
+        return await home.ledger.letters.first(limit)
+
+    async def forget_dead(self, keys: Sequence[str]) -> None:
+        home = await self._open(consumes=True)
+        await home.ledger.letters.forget(keys)
+
+    # ── the connection ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _open(self, *, consumes: bool) -> _Home:
+        """Connect, unless this process has; with `consumes`, find or create the consumer, too."""
+        self.check_open()
+        if self._home is None or self._home.pid != os.getpid():  # a connection does not survive a fork
+            self._home = _Home()
+        home = self._home
+        async with home.opening:
+            if not home.is_connected:
+                # Its tasks outlive this call, and must not keep what its context refers to.
+                connecting = QueueLine.connect(self._url, **self._options)
+                home.link = await asyncio.create_task(connecting, context=Context())
+                home.ledger = DeliveryLedger(home.link, self._records)
+                home.is_connected = True
+            if home.settings is NOT_READ or (consumes and not home.consumes):
+                home.settings = await places.open_stream(home.link, self.stream, self._subject)
+            if consumes and not home.consumes:
+                await self._open_consumer(home)
+        if self._closed:
+            await self.close()
+            self.check_open()
+        return home
+
+    async def _open_consumer(self, home: _Home) -> None:
+        found = await places.open_consumer(home.link, self.stream, self.consumer, self.rules.lease)
+        known, begun = (self._url, self.stream, self.consumer), begin_of(found.created)
+        if _known.get(known, begun) != begun:
+            _log.warning(
+                "the consumer %s of stream %s has disappeared: NATS restarted without its data, or it was deleted. "
+                "Created again. If the stream is the same, every message of it is delivered again",
+                self.consumer,
+                self.stream,
+            )
+        _known[known] = self._records.begun = begun
+        await places.open_records(home.link, self._records, home.settings.num_replicas)
+        home.consumes = True
+        home.tidying = asyncio.create_task(self._tidy(home, found.ack_floor.stream_seq))
+
+    async def _tidy(self, home: _Home, floor: int) -> None:
+        with suppress(NatsUnavailable):  # the next connector does it
+            await home.ledger.tidy(floor)
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise ConnectorClosedError(
+                f"the connector to {self.stream} is closed; create a new one to continue"
+            )
+
+    async def close(self) -> None:
+        self._closed = True
+        home, self._home = self._home, None
+        if home is not None and home.pid == os.getpid():
+            if home.tidying is not None:
+                home.tidying.cancel()
+                await asyncio.wait({home.tidying})
+            if home.is_connected:
+                if self.owner is not None and not self._held:
+                    with suppress(NatsUnavailable):
+                        await home.ledger.forget_holdings(self.owner, self._name)
+                await home.link.close()
+
+
+NOT_READ = places.StreamSettings()
+
+
+class _Home:
+    """The connection of this process, and what is known of the server."""
+
+    link: QueueLine
+    ledger: DeliveryLedger
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.opening = asyncio.Lock()
+        self.sending = asyncio.Lock()
+        self.is_connected = False
+        self.settings = NOT_READ
+        self.consumes = False
+        self.tidying: asyncio.Task[None] | None = None
+        self._subject = ""
+
+    async def publishes_to(self, stream: str, given: str | None) -> str:
+        self._subject = self._subject or await places.find_subject(self.link, stream, self.settings, given)
+        return self._subject
+
+
+def _nak(delay: float) -> bytes:
+    return NAK if delay <= 0 else NAK + b" " + encode({"delay": int(delay * NANOSECONDS)})
