@@ -48,6 +48,7 @@ CERTAIN = 0.9
 """The fraction of a lease in which a delivery is certainly still ours, by our own clock."""
 MOST_AT_ONCE = 1000
 """Messages in one batch: JetStream's limit."""
+MOST_PULLED = 1 << 20
 MOST_HELD = 5000
 """Deliveries that come back at once when their owner is dead; if it has more, those come back by their leases."""
 HEADERS_ROOM = 1024
@@ -86,6 +87,8 @@ class JetStreamQueue:
         self._deliveries = LeasedDeliveries()
         self._held: dict[int, Holding] = {}
         """Deliveries that were not settled, by the sequence of their message, if there is an owner."""
+        self._caution = MOST_PULLED
+        """How many messages to ask for at most: few while there are suspects, because others must be given back."""
         self._newest = 0
         """The highest sequence that was delivered here."""
         self._closed = False
@@ -97,7 +100,7 @@ class JetStreamQueue:
         home = await self._open(consumes=True)
         while True:
             asked = self._clock()
-            count = size if self.rules.suspect_after else 1
+            count = min(size, self._caution) if self.rules.suspect_after else 1
             wait = 0.0 if self._is_working() else self.wait
             found = await home.link.pull(self.stream, self.consumer, count, wait, pull)
             if not found:
@@ -148,6 +151,7 @@ class JetStreamQueue:
             else:
                 serving.append(each)
                 alone = bool(self.rules.suspect_after) and each.lost >= self.rules.suspect_after
+        self._caution = 1 if later else min(self._caution * 2, MOST_PULLED)
         if later:
             await asyncio.gather(*(home.ledger.record(each.held, give_back) for each in later))
             await home.link.tell([(each.at.reply, NAK) for each in later])
