@@ -39,9 +39,9 @@ from onceward.cli import exit as exits
 from onceward.cli.boundary import options
 from onceward.cli.main import app
 from onceward.connectors import MemoryConnector, SqliteConnector, codec
-from onceward.connectors.postgresql import PostgreSqlConnector
 from onceward.connectors.jetstream import AsyncJetStreamConnector
 from onceward.connectors.jetstream.records import KeptLetter, MessageState
+from onceward.connectors.postgresql import PostgreSqlConnector
 from onceward.connectors.redis_streams import RedisStreamsConnector
 from onceward.inbox import Inbox
 from onceward.queue import QueueConfig, RedisStreamsQueue

@@ -10,8 +10,8 @@ import pytest
 from onceward import Transaction
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.boundary.scheme import server_of
-from onceward.connectors.postgresql.address import connection_of, parts_of
 from onceward.connectors.jetstream import scheme as jetstream
+from onceward.connectors.postgresql.address import connection_of, parts_of
 from onceward.connectors.redis_streams.scheme import stream_of
 from onceward.connectors.sqlite.scheme import file_of
 from onceward.connectors.urls import Address
