@@ -141,6 +141,19 @@ class AsyncStop:
                 await asyncio.wait_for(over.wait(), seconds)
 
 
+async def pause(seconds: float) -> None:
+    """Wait that long, in a thread or a task, or until the engine's call is stopped whose source is asked here."""
+    stop = engine_stop()
+    if stop is None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            stop = BlockingStop()
+        else:
+            stop = AsyncStop()
+    await stop.pause(seconds)
+
+
 def engine_stop() -> Any:
     """The stop of the engine's call whose source is asked here, for threads or asyncio; None elsewhere.
 

@@ -30,6 +30,8 @@ _log = OwnLogger(logging.getLogger("onceward.connectors.leasing"))
 P = ParamSpec("P")
 T = TypeVar("T")
 
+BUSY_LOOK = 0.05
+"""Seconds between two looks for messages, while others are in flight, of a source whose fetch waits only when idle."""
 FETCH_WAIT = 1.0
 """Seconds a fetch may wait for its turn at the store: the contract of `fetch_transactions`."""
 WRITE_WAIT = 10.0

@@ -168,6 +168,11 @@ class Keeper:
             self._task.hurry()
 
     @property
+    def has_begun(self) -> bool:
+        """Whether its task was built, so there may be work in flight."""
+        return self._task is not None
+
+    @property
     def stuck(self) -> int:
         return 0 if self._task is None else self._task.stuck
 

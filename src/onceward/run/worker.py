@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 
+from onceward._process.stop import LAST_WAIT
 from onceward.app.app import Onceward
 from onceward.app.lifespan import ServiceError, shared_services, shared_services_async
 from onceward.app.lookup import load_app
@@ -117,7 +118,9 @@ class Worker:
             self._handle_events()
             if time.monotonic() >= self._hurry_at:
                 self._hurry()
-            if not self._stopping and any(keeper.stuck for keeper in self._keepers):
+            if self._stopping:
+                self._leave_a_silent_database()
+            elif any(keeper.stuck for keeper in self._keepers):
                 _log.warning("a thread is stuck; this worker exits when the rest of its work is done")
                 self._code = RECYCLED
                 self._stop()
@@ -244,6 +247,12 @@ class Worker:
         self._leave_at = min(self._leave_at, time.monotonic() + LANDING)
         for keeper in self._running:
             keeper.hurry()
+
+    def _leave_a_silent_database(self) -> None:
+        """Do not wait for consumers that could not even begin, because the database does not answer."""
+        is_silent = self._database is not None and self._database.problem is not None
+        if is_silent and not any(keeper.has_begun for keeper in self._running):
+            self._leave_at = min(self._leave_at, time.monotonic() + LAST_WAIT)
 
     def _unsettled(self) -> int:
         """How many deliveries are not settled."""

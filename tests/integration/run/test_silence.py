@@ -6,12 +6,16 @@ import asyncio
 import signal
 import threading
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from onceward import Onceward
 from onceward.run import release
+from onceward.run.worker import Worker
 from tests.support.run.world import Site
 from tests.support.silence import SilentServer, silent_server
 from tests.support.wait import until
@@ -107,3 +111,22 @@ def test_a_source_that_does_not_answer_holds_up_no_other(monkeypatch: pytest.Mon
     finally:
         silence.set()
         rounds.join()
+
+
+@pytest.mark.req("RN-15")
+@pytest.mark.parametrize(
+    ("problem", "begun", "leaves"), [("silent", False, True), (None, False, False), ("silent", True, False)]
+)
+def test_a_worker_that_stops_waits_for_no_consumer_that_a_silent_database_kept_from_beginning(
+    problem: str | None, begun: bool, leaves: bool
+) -> None:
+    worker: Any = Worker(None, 0, None)  # type: ignore[arg-type]
+    worker._database = SimpleNamespace(problem=problem)
+    worker._running = {FakeKeeper(begun), FakeKeeper(False)}
+    worker._leave_a_silent_database()
+    assert (worker._leave_at < inf) is leaves
+
+
+class FakeKeeper:
+    def __init__(self, has_begun: bool) -> None:
+        self.has_begun = has_begun

@@ -1,7 +1,7 @@
 """The connector to a JetStream stream for asyncio."""
 
 # make faces writes connector.py, with
-#   run_blocking: self._wire
+#   run_blocking: self._wire, pause
 #   text: "If it is canceled, it gives back what it took." → ""
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from onceward._nats.wire import AsyncNatsWire
+from onceward._process.stop import pause
 from onceward.connectors.base import AsyncClosing
 from onceward.connectors.codec import encode_all
 from onceward.connectors.jetstream.base import JetStreamBase
 from onceward.connectors.jetstream.line import Pull
 from onceward.connectors.lease_rules import DeadMessage
+from onceward.connectors.leases import BUSY_LOOK
 from onceward.transaction import Settlement, Transaction
 
 
@@ -34,6 +36,12 @@ class AsyncJetStreamConnector(JetStreamBase, AsyncClosing):
         self._check(batch_size, extra)
         pull = Pull()
         return await self._wire.run(self._queue.fetch(batch_size, pull), pull.end, self._give_back)
+
+    async def await_transactions_async(self, seconds: float, /) -> bool:
+        """See `onceward.connectors.base`. A fetch waits itself, unless outcomes are still to come."""
+        if self._queue.is_working():
+            await pause(min(seconds, BUSY_LOOK))
+        return True
 
     async def dispatch_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
         """Publish these, all or none: several as one atomic batch, of at most 1,000."""

@@ -101,7 +101,7 @@ class JetStreamQueue:
         while True:
             asked = self._clock()
             count = min(size, self._caution) if self.rules.suspect_after else 1
-            wait = 0.0 if self._is_working() else self.wait
+            wait = 0.0 if self.is_working() else self.wait
             found = await home.link.pull(self.stream, self.consumer, count, wait, pull)
             if not found:
                 self._check_status(home, pull)
@@ -110,7 +110,7 @@ class JetStreamQueue:
             if served or pull.is_ended:
                 return served
 
-    def _is_working(self) -> bool:
+    def is_working(self) -> bool:
         """Whether outcomes are still to come: they would wait for the end of the fetch."""
         return any(not each.settled for each in list(self._deliveries.values()))
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from sqlalchemy.engine import URL
 
-from onceward._process.stop import BlockingStop, engine_stop
+from onceward._process.stop import BlockingStop, engine_stop, pause
+from onceward._sync import run_blocking
 from onceward.connectors.background import BackgroundConnector
 from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
-from onceward.connectors.leases import WRITE_WAIT, LeasingConnector
+from onceward.connectors.leases import BUSY_LOOK, WRITE_WAIT, LeasingConnector
 from onceward.connectors.owners import tokens_of
 from onceward.connectors.postgresql.address import database_of
 from onceward.connectors.postgresql.store import PostgreSqlLeaseStore
@@ -46,14 +47,14 @@ class PostgreSqlConnector(LeasingConnector):
         self._rows.fold_if_long()
         taken = super().fetch_transactions(batch_size, **extra)
         stop = engine_stop()
-        if taken or stop is None or stop.requested or self._has_open():
+        if taken or stop is None or stop.requested or self.is_working():
             return taken
         if isinstance(stop, BlockingStop):
             with stop.calling(self.end_wait):
                 return () if stop.requested else self._wait_for_messages(batch_size)
         return self._wait_for_messages(batch_size)
 
-    def _has_open(self) -> bool:
+    def is_working(self) -> bool:
         """Whether a delivery of this connector is not settled: its outcome must not wait."""
         return any(not each.settled for each in list(self._deliveries.values()))
 
@@ -66,6 +67,12 @@ class PostgreSqlConnector(LeasingConnector):
                 if taken:
                     return taken
         return ()
+
+    def await_transactions(self, seconds: float, /) -> bool:
+        """See `onceward.connectors.base`. A fetch waits itself, unless outcomes are still to come."""
+        if self.is_working():
+            run_blocking(pause(min(seconds, BUSY_LOOK)))
+        return True
 
     def end_wait(self) -> None:
         """End the fetch that waits for messages, if there is one. Safe in signal handlers and from other threads."""
@@ -115,6 +122,12 @@ class AsyncPostgreSqlConnector(BackgroundConnector):
         stopping: AbstractContextManager[None] = stop.calling(self._hasten)
         with stopping:
             return await super().fetch_transactions_async(batch_size, **extra)
+
+    async def await_transactions_async(self, seconds: float, /) -> bool:
+        """As `PostgreSqlConnector.await_transactions`."""
+        if self._queue.is_working():
+            await pause(min(seconds, BUSY_LOOK))
+        return True
 
     def joins(self, transaction: DbTransaction) -> bool:
         """As `PostgreSqlConnector.joins`."""
