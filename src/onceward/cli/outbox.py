@@ -15,7 +15,7 @@ from onceward.cli.exit import MISUSED, AsJson, argument, fail, option
 from onceward.cli.output import echo, print_json, print_result, print_table
 
 if TYPE_CHECKING:
-    from onceward.outbox.queries import OutboxQueries, Waiting
+    from onceward.outbox.queries import OutboxMessage, OutboxQueries
 
 outbox = typer.Typer(
     no_args_is_help=True, help="Messages that wait to be published: inspect, retry or remove them."
@@ -76,7 +76,7 @@ def list_(
         echo(", ".join(f"{counts[each]:,} {each}" for each in STATES if counts.get(each)))
 
 
-def _row(message: Waiting) -> dict[str, Any]:
+def _row(message: OutboxMessage) -> dict[str, Any]:
     return {
         "id": message.id,
         "target": message.target,

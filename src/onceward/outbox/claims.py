@@ -50,7 +50,7 @@ class Row(NamedTuple):
     body: bytes
 
 
-class Claim(msgspec.Struct, frozen=True):
+class OutboxClaim(msgspec.Struct, frozen=True):
     """Messages of one target, in the order in which they are to be sent."""
 
     token: int
@@ -58,7 +58,7 @@ class Claim(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...]
 
 
-class Failed(NamedTuple):
+class SendFailure(NamedTuple):
     """A message that its sink did not take."""
 
     row: Row
@@ -73,7 +73,7 @@ class Ending(msgspec.Struct, kw_only=True):
     """How the messages of a claim ended."""
 
     published: list[Row] = msgspec.field(default_factory=list)
-    failed: list[Failed] = msgspec.field(default_factory=list)
+    failed: list[SendFailure] = msgspec.field(default_factory=list)
     returned: list[Row] = msgspec.field(default_factory=list)
     """Not sent, or of unknown outcome, and no fault of their own."""
 
@@ -121,15 +121,15 @@ class OutboxRows:
 
     def claim(
         self, size: int, *, without: Collection[str], promote: bool, lease: float, owner: str | None
-    ) -> list[Claim]:
+    ) -> list[OutboxClaim]:
         """Claim messages of at most `size` targets, other than these. With `promote`, let messages that are due become
         ready first."""
         return self._transact(self._claim, size, without, promote, lease, owner)
 
-    def extend(self, claims: Sequence[Claim], lease: float) -> list[Claim]:
+    def extend(self, claims: Sequence[OutboxClaim], lease: float) -> list[OutboxClaim]:
         """Keep these for another lease. Return those that were lost, at least in part."""
 
-        def extend(transaction: DbTransaction) -> list[Claim]:
+        def extend(transaction: DbTransaction) -> list[OutboxClaim]:
             return [
                 each
                 for each in claims
@@ -139,7 +139,7 @@ class OutboxRows:
 
         return self._transact(extend)
 
-    def end(self, claim: Claim, ending: Ending, *, uncount: bool = False) -> int:
+    def end(self, claim: OutboxClaim, ending: Ending, *, uncount: bool = False) -> int:
         """Record how the messages of a claim ended. Return how many are no longer ours. `uncount`: they were not even
         tried."""
         return self._transact(self._end, claim, ending, uncount)
@@ -185,14 +185,14 @@ class OutboxRows:
         promote: bool,
         lease: float,
         owner: str | None,
-    ) -> list[Claim]:
+    ) -> list[OutboxClaim]:
         self._take_turn(transaction)
         if promote:
             self._change(transaction, sql.PROMOTE_OVER, None, limit=PROMOTED)
             self._change(transaction, sql.PROMOTE_DUE, None, limit=PROMOTED)
         targets = [each for each in self._sql.run(transaction, sql.TARGETS).scalars() if each not in without]
         random.shuffle(targets)  # so none is always the last
-        claims: list[Claim] = []
+        claims: list[OutboxClaim] = []
         for target in targets:
             if len(claims) == size:
                 break
@@ -201,7 +201,7 @@ class OutboxRows:
                 token = new_token(owner or "")
                 found = self._run(transaction, sql.CLAIM, seqs, token=token, lease=lease).mappings()
                 rows = sorted(Row(**{**each, "body": bytes(each["body"])}) for each in found)
-                claims.append(Claim(token, target, tuple(rows)))
+                claims.append(OutboxClaim(token, target, tuple(rows)))
         return claims
 
     def _choose(self, transaction: DbTransaction, target: str) -> list[int]:
@@ -245,7 +245,7 @@ class OutboxRows:
                 first[key] = seq, state
         return first
 
-    def _end(self, transaction: DbTransaction, claim: Claim, ending: Ending, uncount: bool) -> int:
+    def _end(self, transaction: DbTransaction, claim: OutboxClaim, ending: Ending, uncount: bool) -> int:
         free_keys = {each.key for each in ending.published} | {
             each.row.key for each in ending.failed if each.delay is None
         }

@@ -119,7 +119,7 @@ def _check_place(place: Place, port: ConnectionPort) -> None:
         )
 
 
-class Sending:
+class ConnectionSends:
     """Sends on one connection of the caller."""
 
     def __init__(

@@ -21,7 +21,7 @@ STATES = ("ready", "delayed", "held", "behind", "published", "dead", "moved")
 PURGE_STEP = 1000
 
 
-class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+class OutboxMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message of the outbox."""
 
     id: str
@@ -52,7 +52,7 @@ class OutboxQueries:
 
     def find(
         self, *, state: str | None = None, target: str | None = None, id: str | None = None, limit: int = 50
-    ) -> list[Waiting]:
+    ) -> list[OutboxMessage]:
         """Return messages, the oldest first. Without a state, those that are not published yet."""
         given = {"state": state, "target": target, "id": id}
         wanted = [_WANTED[name] for name, value in given.items() if value is not None]
@@ -60,7 +60,7 @@ class OutboxQueries:
             wanted.append(_UNPUBLISHED)
         query = _FIND.replace("{wanted}", " AND ".join(wanted))
 
-        def find(transaction: DbTransaction) -> list[Waiting]:
+        def find(transaction: DbTransaction) -> list[OutboxMessage]:
             return [_waiting(row) for row in self._rows.all(transaction, query, limit=limit, **given)]
 
         return run_blocking(self._ports.transact(find))
@@ -104,8 +104,8 @@ class OutboxQueries:
         return total
 
 
-def _waiting(row: dict[str, Any]) -> Waiting:
-    return Waiting(
+def _waiting(row: dict[str, Any]) -> OutboxMessage:
+    return OutboxMessage(
         id=row["message_id"],
         target=shown(row["target"]),
         key=row["key"],

@@ -28,7 +28,7 @@ from onceward.connectors.codec import DecodeError, PayloadError, decode, encode_
 from onceward.connectors.lease_rules import BurialReason, DeadMessage, describe_failure, read_dead_message
 from onceward.connectors.urls import Address
 from onceward.db import LockTimeoutError
-from onceward.outbox.claims import Backlog, Claim, Ending, Failed, OutboxRows, Row
+from onceward.outbox.claims import Backlog, Ending, OutboxClaim, OutboxRows, Row, SendFailure
 from onceward.outbox.sinks import Sinks, is_outage
 from onceward.outbox.targets import shown
 from onceward.outbox.wake import bell_of
@@ -68,7 +68,7 @@ class RelayRules(NamedTuple):
 DEFAULT_RULES = RelayRules()
 
 
-class Outcome(NamedTuple):
+class MessageCounts(NamedTuple):
     """How many messages of a delivery ended in each way, for the counts of a run."""
 
     done: int
@@ -103,11 +103,11 @@ class Relay(Closing):
         """Writes the messages of schedules that are due, and returns the seconds until the next ones are."""
         self._on_close = on_close
         self._lock = threading.Lock()
-        self._claims: dict[str, Claim] = {}
+        self._claims: dict[str, OutboxClaim] = {}
         """In flight, by the id of their delivery."""
         self._endings: dict[str, Ending] = {}
         """Of claims that are sent but not recorded yet."""
-        self._outcomes: dict[str, Outcome] = {}
+        self._outcomes: dict[str, MessageCounts] = {}
         self._paused: dict[str, tuple[float, int]] = {}
         """Targets that cannot be reached: until when they wait, and how often they failed in a row."""
         self._may_be_dead = True
@@ -131,7 +131,7 @@ class Relay(Closing):
                 self._bell.answer(found=bool(claims))
         return [self._deliver(each) for each in claims]
 
-    def _claim(self, size: int) -> tuple[list[Claim], float]:
+    def _claim(self, size: int) -> tuple[list[OutboxClaim], float]:
         """Return claims, and how long to wait if there are none."""
         with self._lock:
             busy = {each.target for each in self._claims.values()}
@@ -151,7 +151,7 @@ class Relay(Closing):
             return [], LONGEST_WAIT
         return claims, wait
 
-    def _deliver(self, claim: Claim) -> Transaction:
+    def _deliver(self, claim: OutboxClaim) -> Transaction:
         delivery = Transaction(id=f"outbox-{claim.token:x}", payload=len(claim.rows))
         with self._lock:
             self._claims[delivery.id] = claim
@@ -179,7 +179,7 @@ class Relay(Closing):
                     shown(lost.target),
                 )
 
-    def outcome_of(self, transaction: Transaction) -> Outcome | None:
+    def outcome_of(self, transaction: Transaction) -> MessageCounts | None:
         """How the messages of a settled delivery ended; None for one that is a single message."""
         return self._outcomes.pop(transaction.id, None)
 
@@ -228,7 +228,7 @@ class Relay(Closing):
             self._sinks.drop(target)
             raise Postponed(f"{shown(target)} cannot be reached: {text_of(error)}", delay=5.0) from error
 
-    def _send(self, claim: Claim) -> Ending:
+    def _send(self, claim: OutboxClaim) -> Ending:
         """Send the messages in order, and say how each ended."""
         ending = Ending()
         ready: list[tuple[Row, Transaction]] = []
@@ -280,7 +280,7 @@ class Relay(Closing):
         if not away:
             self._reached(target)
 
-    def _fail(self, row: Row, error: Exception) -> Failed:
+    def _fail(self, row: Row, error: Exception) -> SendFailure:
         rules = self._rules
         hopeless = isinstance(error, PayloadError) or failure_category(error) is ExceptionCategory.BUSINESS
         over = hopeless or row.failures + 1 >= rules.most_failures
@@ -304,7 +304,7 @@ class Relay(Closing):
         if was_away is not None:
             _log.info("%s can be reached again", shown(target))
 
-    def _record(self, delivery: str, claim: Claim, ending: Ending, *, uncount: bool = False) -> None:
+    def _record(self, delivery: str, claim: OutboxClaim, ending: Ending, *, uncount: bool = False) -> None:
         lost = self._rows.end(claim, ending, uncount=uncount)
         if lost:
             _log.warning(
@@ -321,7 +321,7 @@ class Relay(Closing):
         with self._lock:
             self._claims.pop(delivery, None)
             self._endings.pop(delivery, None)
-            self._outcomes[delivery] = Outcome(
+            self._outcomes[delivery] = MessageCounts(
                 len(ending.published), len(ending.failed), len(ending.returned)
             )
         self._bell.ring()  # there may be more for the target
@@ -359,7 +359,7 @@ class Relay(Closing):
             return  # another time
 
 
-def _failure(row: Row, error: Exception, delay: float | None) -> Failed:
+def _failure(row: Row, error: Exception, delay: float | None) -> SendFailure:
     wrapped = (
         error
         if isinstance(error, TransactionException)
@@ -368,7 +368,7 @@ def _failure(row: Row, error: Exception, delay: float | None) -> Failed:
         )
     )
     _, text, line = describe_failure(wrapped, row.attempts, time.time())
-    return Failed(row, text or "", line, delay)
+    return SendFailure(row, text or "", line, delay)
 
 
 def _dead(row: Mapping[str, Any]) -> DeadMessage:

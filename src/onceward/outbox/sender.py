@@ -9,7 +9,7 @@ from typing import Any
 
 from onceward._sync import run_blocking
 from onceward.outbox.connections import port
-from onceward.outbox.outbox import Outbox, Sending
+from onceward.outbox.outbox import ConnectionSends, Outbox
 from onceward.outbox.targets import Target
 
 
@@ -17,7 +17,7 @@ class OutboxSender:
     """What `app.outbox(connection)` returns: messages that commit with the transaction of the connection."""
 
     def __init__(self, outbox: Outbox, connection: Any) -> None:
-        self._sending = Sending(outbox, connection, port)
+        self._sending = ConnectionSends(outbox, connection, port)
 
     def send(
         self,

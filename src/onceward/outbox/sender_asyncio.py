@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from onceward.outbox.connections import async_port
-from onceward.outbox.outbox import Outbox, Sending
+from onceward.outbox.outbox import ConnectionSends, Outbox
 from onceward.outbox.targets import Target
 
 
@@ -18,7 +18,7 @@ class AsyncOutboxSender:
     """What `app.outbox(connection)` returns: messages that commit with the transaction of the connection."""
 
     def __init__(self, outbox: Outbox, connection: Any) -> None:
-        self._sending = Sending(outbox, connection, async_port)
+        self._sending = ConnectionSends(outbox, connection, async_port)
 
     async def send(
         self,

@@ -98,7 +98,8 @@ async def _run(app: Onceward, assignment: Assignment, reload: bool) -> int:
             _log.info("health at %s/livez, /readyz, /progress and /metrics", url)
         watching = asyncio.ensure_future(_log_stalls(supervisor, pages))
         around.callback(watching.cancel)
-        names = ", ".join(each.name for each in all_consumers(app, assignment.only))
+        running = [each.name for each in all_consumers(app, assignment.only)]
+        names = ", ".join([name for name in running if name != RELAY] or running)
         processes = settings.processes
         plural = "es" * (processes > 1)
         _log.info("running %s of %s in %d process%s, as %s", names, app.name, processes, plural, settings.env)

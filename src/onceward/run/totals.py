@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from onceward.app.app import RELAY
 from onceward.run import tally
 from onceward.run.scoreboard import Score
 
@@ -37,7 +38,9 @@ class Totals:
         return sum(counts["failed"] for counts in self._of.values())
 
     def __str__(self) -> str:
-        return "; ".join(f"{name}: {_format(counts)}" for name, counts in self._of.items()) or "nothing done"
+        # Most apps send nothing: a relay that had nothing to do is not worth a word.
+        said = {name: counts for name, counts in self._of.items() if name != RELAY or counts.total()}
+        return "; ".join(f"{name}: {_format(counts)}" for name, counts in said.items()) or "nothing done"
 
 
 def _format(counts: Counter[str]) -> str:
