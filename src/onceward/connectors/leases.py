@@ -126,10 +126,6 @@ class LeaseStore(Protocol):
         """Count a delivery of each row, and store its number of expired leases."""
         ...
 
-    def due(self) -> float | None:
-        """When the next message is available: 0 if one is ready, the end of a lease or delay, None if there is none."""
-        ...
-
     def extend(self, deliveries: Sequence[Held], until: float) -> Sequence[Held]: ...
 
     def remove(self, deliveries: Sequence[Held], transactions: Sequence[Transaction]) -> Sequence[Held]:
@@ -176,6 +172,21 @@ class LeaseStore(Protocol):
     def forget_dead(self, keys: Sequence[Any]) -> None: ...
 
     def close(self) -> None: ...
+
+
+class DueStore(LeaseStore, Protocol):
+    """A store whose connector waits for messages itself."""
+
+    def due(self) -> float | None:
+        """When the next message is available: 0 if one is ready, the end of a lease or delay, None if there is none."""
+        ...
+
+
+def seconds_until_due(store: DueStore, now: Callable[[], float]) -> float:
+    """How long until a message is available, if none arrives: 0 if one is, `inf` if there is none."""
+    with store.transaction(FETCH_WAIT):
+        due = store.due()
+        return inf if due is None else max(due - now(), 0.0)
 
 
 class LeasingConnector(Closing):
@@ -277,12 +288,6 @@ class LeasingConnector(Closing):
     def fetched_here(self, transactions: Sequence[Transaction], /) -> list[Transaction]:
         """Those of these that this connector has delivered."""
         return [each for each in transactions if id(each) in self._deliveries]
-
-    def seconds_until_due(self) -> float:
-        """How long until a message is available, if none arrives: 0 if one is, `inf` if there is none."""
-        with self._store.transaction(FETCH_WAIT):
-            due = self._store.due()
-            return inf if due is None else max(due - self._now(), 0.0)
 
     def counts(self) -> dict[str, int]:
         """Count the messages that are `ready`, `leased`, `delayed` and `dead` now."""

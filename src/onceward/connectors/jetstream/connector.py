@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from onceward._nats.wire import BlockingNatsWire
+from onceward._process.stop import pause
 from onceward._sync import run_blocking
 from onceward.connectors.base import Closing
 from onceward.connectors.codec import encode_all
 from onceward.connectors.jetstream.base import JetStreamBase
 from onceward.connectors.jetstream.line import Pull
 from onceward.connectors.lease_rules import DeadMessage
+from onceward.connectors.leases import BUSY_LOOK
 from onceward.transaction import Settlement, Transaction
 
 
@@ -30,6 +32,12 @@ class JetStreamConnector(JetStreamBase, Closing):
         self._check(batch_size, extra)
         pull = Pull()
         return run_blocking(self._wire.run(self._queue.fetch(batch_size, pull), pull.end, self._give_back))
+
+    def await_transactions(self, seconds: float, /) -> bool:
+        """See `onceward.connectors.base`. A fetch waits itself, unless outcomes are still to come."""
+        if self._queue.is_working():
+            run_blocking(pause(min(seconds, BUSY_LOOK)))
+        return True
 
     def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Publish these, all or none: several as one atomic batch, of at most 1,000."""

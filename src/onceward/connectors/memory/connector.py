@@ -23,7 +23,13 @@ from onceward.connectors.lease_rules import (
     LeaseSettings,
     read_dead_message,
 )
-from onceward.connectors.leases import AsyncLeasingConnector, AvailableRow, Held, LeasingConnector
+from onceward.connectors.leases import (
+    AsyncLeasingConnector,
+    AvailableRow,
+    Held,
+    LeasingConnector,
+    seconds_until_due,
+)
 from onceward.task.exceptions import ExceptionCategory
 from onceward.transaction import Transaction
 
@@ -48,6 +54,10 @@ class MemoryConnector(LeasingConnector):
         super().__init__(self._rows, LeaseRules(**settings), clock)
         self.await_transactions = None if clock else self._await
         """See `onceward.connectors.base`. How long a test's clock takes is not known, so nothing can wait for it."""
+
+    def seconds_until_due(self) -> float:
+        """How long until a message is available, if none arrives."""
+        return seconds_until_due(self._rows, self._now)
 
     def _await(self, seconds: float, /) -> bool:
         with self._rows.bell.heard() as ear:

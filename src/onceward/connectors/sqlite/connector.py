@@ -11,7 +11,7 @@ from onceward._files.identity import WAL
 from onceward._process.watch import FileWatch
 from onceward.connectors.background import BackgroundConnector
 from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
-from onceward.connectors.leases import FETCH_WAIT, WRITE_WAIT, LeasingConnector
+from onceward.connectors.leases import FETCH_WAIT, WRITE_WAIT, LeasingConnector, seconds_until_due
 from onceward.connectors.owners import tokens_of
 from onceward.connectors.sqlite.store import SqliteLeaseStore, Synchronous
 from onceward.telemetry.logger import OwnLogger
@@ -51,6 +51,10 @@ class SqliteConnector(LeasingConnector):
         self.watch = FileWatch(self._rows.path, f"{self._rows.path.resolve()}{WAL}")
         self.await_transactions = None if clock else self._await
         """See `onceward.connectors.base`. How long a test's clock takes is not known, so nothing can wait for it."""
+
+    def seconds_until_due(self) -> float:
+        """How long until a message is available, if none arrives."""
+        return seconds_until_due(self._rows, self._now)
 
     def _await(self, seconds: float, /) -> bool:
         due = self.seconds_until_due()
