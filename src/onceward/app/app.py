@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from onceward._functions import code_of, is_async, yields
 from onceward.app.engines import SharedEngines, open_engine
+from onceward.app.policies import parse_policy, policy_of
 from onceward.app.services import Services
 from onceward.app.settings import AppSettings, Resolved, resolve
 from onceward.app.signature import Signature
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from onceward.task.report import Report
 
 F = TypeVar("F", bound=Callable[..., Any])
-P = TypeVar("P", ConsumerPolicy, ProducerPolicy)
 Arguments = ParamSpec("Arguments")
 
 RELAY = "outbox-relay"
@@ -191,7 +191,7 @@ class Onceward:
         self._resolved = self._resolved.with_these(given, origin)
         if "concurrency" in given:
             for consumer in self.consumers.values():
-                consumer.policy = _policy(consumer.name, consumer.policy, None, given["concurrency"])
+                consumer.policy = policy_of(consumer.name, consumer.policy, None, given["concurrency"])
 
     def consumer(
         self,
@@ -236,7 +236,9 @@ class Onceward:
                 function,
                 changed.source or source,
                 contract,
-                _policy(own, policy, changed.policy, self.settings.concurrency, self.resolved.origin_of(own)),
+                policy_of(
+                    own, policy, changed.policy, self.settings.concurrency, self.resolved.origin_of(own)
+                ),
                 own,
                 verification,
                 self.services,
@@ -302,7 +304,7 @@ class Onceward:
                 )
             url = self.resolved.of_producer(own).sink or given
             follows = sink if callable(sink) else None
-            self.producers[own] = Producer(called, url, _parse_policy(ProducerPolicy, policy, own), follows)
+            self.producers[own] = Producer(called, url, parse_policy(ProducerPolicy, policy, own), follows)
             return function
 
         given = self._source_of(sink) if callable(sink) else sink
@@ -357,10 +359,6 @@ class Onceward:
 
         def decorate(function: F) -> F:
             made = schedule_of(self, function, slots, text, name, payload, catch_up)
-            if made.name in self.schedules:
-                raise ConfigurationError(
-                    f"{self.name} has two schedules {made.name!r}; give one of them another name=…"
-                )
             self.schedules[made.name] = made
             return function
 
@@ -434,49 +432,6 @@ def _check_function(function: Any, name: str) -> None:
         raise ConfigurationError(
             f"{name!r} is not a valid consumer name: settings and commands use it; pass one, as in name='charge'"
         )
-
-
-def _policy(
-    name: str,
-    given: ConsumerPolicy | Mapping[str, Any] | None,
-    changed: Mapping[str, Any] | None,
-    concurrency: int | None,
-    origin: str = "",
-) -> ConsumerPolicy:
-    """`origin` is where `changed` comes from."""
-    tree = _parse_policy(ConsumerPolicy, given, name).model_dump(exclude_unset=True)
-    if concurrency is not None:
-        tree = _over(tree, {"loop": {"concurrency": {"value": concurrency}}})
-    return _parse_policy(ConsumerPolicy, _over(tree, changed or {}), name, origin)
-
-
-def _parse_policy(kind: type[P], given: P | Mapping[str, Any] | None, name: str, origin: str = "") -> P:
-    from pydantic import ValidationError
-
-    try:
-        return kind.model_validate(given or {})
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_context=False, include_input=False)
-        text = "; ".join(f"{'.'.join(map(str, each['loc']))}: {_describe(kind, each)}" for each in problems)
-        raise ConfigurationError(f"{origin and f'{origin}: '}the policy of {name}: {text}") from None
-
-
-def _describe(kind: type[Any], problem: Any) -> str:
-    if problem["type"] != "extra_forbidden":
-        return str(problem["msg"]).removeprefix("Value error, ")
-    for part in problem["loc"][:-1]:
-        kind = kind.model_fields[part].annotation
-    return f"no such field; the fields are {', '.join(kind.model_fields)}"
-
-
-def _over(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(tree)
-    for name, value in changes.items():
-        known = merged.get(name)
-        merged[name] = (
-            _over(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
-        )
-    return merged
 
 
 def _check_contract(contract: Any, name: str) -> None:

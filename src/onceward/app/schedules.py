@@ -35,6 +35,8 @@ def schedule_of(
                 f"its slots are recorded in the app's database: write Onceward({app.name!r}, "
                 "database='sqlite:///shop.db'), or set ONCEWARD_DATABASE"
             )
+        if own in app.schedules:
+            raise ConfigurationError(f"{app.name} has two schedules {own!r}; give one of them another name=…")
         kind, _, target = app.outbox.targets.name_of(function).partition(":")
         is_producer = kind == "producer"
         if is_producer and payload is not UNSET:

@@ -259,7 +259,7 @@ class EventProcessor:
         try:
             result = await self._in_transaction(contract, key, digest, event, handler, session)
             if departure is not None:
-                await session.apply(_remove, departure, key, not result.duplicate)
+                await session.apply(departure.take_off, key, not result.duplicate)
             return result
         except BaseException as raised:
             error = raised
@@ -363,7 +363,7 @@ class EventProcessor:
             transaction, claim.key, digest
         ):
             if departure is not None:
-                _remove(transaction, departure, claim.key)
+                departure.take_off(transaction, claim.key)
             return
         raise LeaseLostError(
             f"another worker has claimed event {claim.key.tracking_id}; this attempt commits nothing"
@@ -399,16 +399,6 @@ class EventProcessor:
                 return True
             cause = cause.__cause__
         return False
-
-
-def _remove(transaction: DbTransaction, departure: Departure, key: Key, fenced: bool = True) -> None:
-    """Take the event off its queue. If its lease was lost, nothing of this transaction may stay, unless it is of a
-    duplicate, which wrote nothing."""
-    if not departure.remove(transaction) and fenced:
-        raise LeaseLostError(
-            f"the lease of event {key.tracking_id} was lost, and its queue may have delivered it again; this attempt "
-            "commits nothing"
-        )
 
 
 def with_token(event: Event, start: Start) -> Event:

@@ -34,7 +34,7 @@ AGAIN = Backoff(1.0, cap=60.0)
 """Between two attempts to listen."""
 
 
-class Bell:
+class RelayBell:
     """Ends the wait of a relay. Rung from any thread."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Bell:
         """Stop listening."""
 
 
-class FileBell(Bell):
+class FileBell(RelayBell):
     """Rings when another connection commits to a SQLite database, whichever process it belongs to.
 
     It asks SQLite for the number that changes with every such commit. The time of a file says less: two commits within
@@ -122,7 +122,7 @@ class FileBell(Bell):
             return None
 
 
-class NotifiedBell(Bell):
+class NotifiedBell(RelayBell):
     """Rings at a notification of PostgreSQL. Without them it rings by itself now and then, and says so once."""
 
     def __init__(self, engine: Engine) -> None:
@@ -197,7 +197,7 @@ class NotifiedBell(Bell):
             )
 
 
-def bell_of(engine: Engine) -> Bell:
+def bell_of(engine: Engine) -> RelayBell:
     if engine.dialect.name == "postgresql":
         return NotifiedBell(engine)
     return FileBell(

@@ -17,7 +17,7 @@ from onceward.connectors.leases import BUSY_LOOK, WRITE_WAIT, LeasingConnector
 from onceward.connectors.owners import tokens_of
 from onceward.connectors.postgresql.address import database_of
 from onceward.connectors.postgresql.store import PostgreSqlLeaseStore
-from onceward.connectors.postgresql.wait import QueueLine
+from onceward.connectors.postgresql.wait import NotifiedLine
 from onceward.db.transaction import DbTransaction
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Transaction
@@ -40,7 +40,7 @@ class PostgreSqlConnector(LeasingConnector):
     def __init__(self, url: str | URL, queue: str, **settings: Unpack[LeaseSettings]) -> None:
         self._rows = PostgreSqlLeaseStore(database_of(url), queue)
         super().__init__(self._rows, LeaseRules(**settings))
-        self._line = QueueLine(self._rows.engine, queue)
+        self._line = NotifiedLine(self._rows.engine, queue)
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """Take at most `batch_size` transactions; a suspect (`LeaseRules.suspect_after`) is delivered alone."""

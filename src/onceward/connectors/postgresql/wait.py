@@ -37,7 +37,7 @@ HEARING_TEST = 300.0
 """Seconds until listening is tried again after it did not work."""
 
 
-class QueueLine:
+class NotifiedLine:
     """Waits for the messages of one queue. One thread waits at a time."""
 
     def __init__(self, engine: Engine, queue: str) -> None:

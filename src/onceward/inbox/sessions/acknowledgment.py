@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from onceward._text import driver_message
 from onceward.db.transaction import DbTransaction
+from onceward.inbox.errors import LeaseLostError
+from onceward.inbox.stores.types import Key
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Transaction
 
@@ -59,6 +61,15 @@ class Departure:
         """Return False if its lease was lost."""
         self._removed = self._connector.settle_in(transaction, self._delivered)
         return self._removed
+
+    def take_off(self, transaction: DbTransaction, key: Key, fenced: bool = True) -> None:
+        """Take the event off its queue. If its lease was lost, nothing of this transaction may stay, unless it is of a
+        duplicate, which wrote nothing."""
+        if not self.remove(transaction) and fenced:
+            raise LeaseLostError(
+                f"the lease of event {key.tracking_id} was lost, and its queue may have delivered it again; this "
+                "attempt commits nothing"
+            )
 
     def committed(self) -> None:
         if self._removed:
