@@ -280,7 +280,7 @@ class Server(OnPostgreSql):
 
     @pytest.mark.req("CC-090")
     def test_ids_of_hundreds_of_days_do_not_make_hundreds_of_tables(self) -> None:
-        """A replay, or a sender that makes up ids. Each is still found again."""
+        """A replay, or an attacker, makes them. Each is still found again."""
         today = int(time.time()) // 86_400
         days = [
             *range(today - 800, today - 20, 7),

@@ -1,4 +1,4 @@
-"""Messages that try to control the terminal of those who read the log or run a command, and URLs with passwords."""
+"""Messages that try to control the terminal in which a log or a command is read, and URLs with passwords."""
 
 from __future__ import annotations
 

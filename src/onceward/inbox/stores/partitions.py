@@ -1,7 +1,7 @@
 """The partitions of a PostgreSQL inbox: tables that are attached to `onceward_dedup` and detached again.
 
 A day of about now has a partition of its own, which a purge drops as a whole. Ids with days far from now are stray: a
-replay, a wrong clock, or a sender that makes up ids. A partition for such a day takes the days around it that have none,
+replay, a wrong clock, an attack. A partition for such a day takes the days around it that have none,
 so there are never hundreds of tables. Where a row is follows from the day in its id alone, whatever the partitions are:
 a record is found again, and there is no second one.
 
