@@ -67,6 +67,12 @@ NAMES = {
         "append_in",
         "creation_script",
     ],
+    "onceward.connectors.sqlite": [
+        "AsyncSqliteConnector",
+        "DatabaseBusyError",
+        "SqliteConnector",
+        "append_in",
+    ],
     "onceward.connectors.redis_streams": ["AsyncRedisStreamsConnector", "RedisStreamsConnector"],
     "onceward.db": [
         "AsyncDbSession",
