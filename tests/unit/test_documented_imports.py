@@ -27,7 +27,6 @@ DOCUMENTED = {
     "onceward.connectors.codec": ["decode", "encode_all"],
     "onceward.connectors.lease_rules": ["Bury", "LeaseRules"],
     "onceward.connectors.memory": ["MemoryConnector"],
-    "onceward.connectors.sqlite": ["SqliteConnector", "append_in"],
     "onceward.deadletters.burial": ["burial_of"],
     "onceward.deadletters.source": ["WithDeadLetters"],
     "onceward.inbox": ["NOT_DONE"],

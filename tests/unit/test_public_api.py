@@ -69,6 +69,12 @@ NAMES = {
         "creation_script",
     ],
     "onceward.connectors.jetstream": ["AsyncJetStreamConnector", "JetStreamConnector"],
+    "onceward.connectors.sqlite": [
+        "AsyncSqliteConnector",
+        "DatabaseBusyError",
+        "SqliteConnector",
+        "append_in",
+    ],
     "onceward.connectors.redis_streams": ["AsyncRedisStreamsConnector", "RedisStreamsConnector"],
     "onceward.db": [
         "AsyncDbSession",

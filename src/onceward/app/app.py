@@ -359,8 +359,7 @@ class Onceward:
 
         def decorate(function: F) -> F:
             made = schedule_of(self, function, slots, text, name, payload, catch_up)
-            self.schedules[made.name] = made
-            return function
+            return self.schedules.update({made.name: made}) or function
 
         return decorate
 

@@ -193,7 +193,9 @@ def test_what_a_connector_neither_says_nor_counts_is_unknown(machine: Machine) -
 def test_an_unknown_scheme_is_refused_with_all_that_are_known(machine: Machine) -> None:
     machine.add("quiet", "quiet = quiet:SCHEME", "raise RuntimeError('it is not needed')")
     machine.app("splool:///tmp/orders")
-    known = ("sqlite", "redis", "rediss", "boundary+http", "boundary+https", "memory", "quiet")
+    known = (
+        "sqlite", "redis", "rediss", "postgresql", "postgres", "boundary+http", "boundary+https", "memory", "quiet",
+    )  # fmt: skip
     for command in ("explain", "balance", "run"):
         reported = " ".join(machine.refusal(f"onceward {command} shop:app").split())
         assert (
