@@ -30,7 +30,6 @@ DOCUMENTED = {
     "onceward.deadletters.burial": ["burial_of"],
     "onceward.deadletters.source": ["WithDeadLetters"],
     "onceward.inbox": ["NOT_DONE"],
-    "onceward.storage": ["migrations"],
     "onceward.task.exceptions": ["NotSentException"],
     "onceward.telemetry": ["LogFields"],
     "onceward.testing.connectors": ["ConnectorConformance"],

@@ -348,9 +348,8 @@ class Onceward:
         catch_up: CatchUp = "last",
     ) -> Callable[[F], F]:
         """`every`, at the times of a cron expression such as "0 3 * * *" in a time zone; None is UTC."""
-        return self._scheduled(
-            lambda: cron(expression, tz), f"{expression} {tz or 'UTC'}", name, payload, catch_up
-        )
+        text = f"{expression} {tz or 'UTC'}"
+        return self._scheduled(lambda: cron(expression, tz), text, name, payload, catch_up)
 
     def _scheduled(
         self, slots: Callable[[], Slots], text: str, name: str | None, payload: Any, catch_up: CatchUp
@@ -359,7 +358,8 @@ class Onceward:
 
         def decorate(function: F) -> F:
             made = schedule_of(self, function, slots, text, name, payload, catch_up)
-            return self.schedules.update({made.name: made}) or function
+            self.schedules[made.name] = made
+            return function
 
         return decorate
 
