@@ -40,7 +40,10 @@ def connect(path: Path, ahead: float = 0.0, **settings: Any) -> SqliteConnector:
 
 def said(process: subprocess.Popen[str]) -> list[str]:
     """Its whole output, after it has ended."""
-    return process.communicate(timeout=60)[0].split()
+    assert process.stdout is not None
+    text = process.stdout.read()  # not `communicate`, which loses what `readline` has read ahead
+    process.wait(60)
+    return text.split()
 
 
 def deliveries(path: Path) -> list[int]:

@@ -194,7 +194,8 @@ def test_an_unknown_scheme_is_refused_with_all_that_are_known(machine: Machine) 
     machine.add("quiet", "quiet = quiet:SCHEME", "raise RuntimeError('it is not needed')")
     machine.app("splool:///tmp/orders")
     known = (
-        "sqlite", "redis", "rediss", "postgresql", "postgres", "boundary+http", "boundary+https", "memory", "quiet",
+        "sqlite", "redis", "rediss", "postgresql", "postgres", "nats", "tls", "boundary+http", "boundary+https",
+        "memory", "quiet",
     )  # fmt: skip
     for command in ("explain", "balance", "run"):
         reported = " ".join(machine.refusal(f"onceward {command} shop:app").split())
