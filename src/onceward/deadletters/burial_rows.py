@@ -132,7 +132,7 @@ def _bury(transaction: DbTransaction, rows: Sql, burial: Burial, event: BuriedEv
         "trace_id": burial.trace_id,
         "first": burial.first_failed_at,
         "tracking_id": None if event is None else event.key.tracking_id,
-        "payload_digest": None if event is None else event.digest,
+        "payload_digest": None if event is None else event.digest.content,
     }
     before = None
     while before is None:  # a purge may remove it between the two

@@ -3,7 +3,7 @@
     event ─► contract: type, schema ─► start recorded ─► session ─► dedup row
               └─ ContractError          ├─ POISON         └─ Busy     ├─ new ─► handler ─► commit: DONE
                                         └─ Busy                       ├─ already there ─► DUPLICATE
-                                                                      ├─ other payload, too old ─► ContractError
+                                                                      ├─ other content, too old ─► ContractError
                                                                       └─ in flight elsewhere ─► Busy
 
 In `transactional` mode the dedup row is written first and commits with the handler's writes. In `effectful` mode a
@@ -39,7 +39,7 @@ from onceward.inbox.availability import Availability
 from onceward.inbox.contract import Contract
 from onceward.inbox.effects import Claim, Heartbeat, Ledger
 from onceward.inbox.errors import AT_ONCE, LATER, SOON, Breach, Busy, ContractError, LeaseLostError, Parked
-from onceward.inbox.event import Event
+from onceward.inbox.event import Digest, Event
 from onceward.inbox.metrics import InboxMetrics, SeenFailures, metrics_of
 from onceward.inbox.ports import InboxPorts, Session
 from onceward.inbox.result import DONE, DUPLICATE, SUPERSEDED, Result
@@ -195,7 +195,7 @@ class EventProcessor:
         return result
 
     async def _attempts(
-        self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, start: Start
+        self, contract: Contract, key: Key, digest: Digest, event: Event, handler: Handler, start: Start
     ) -> Result:
         """Retry an attempt as long as it only collides with concurrent transactions."""
         once = self._effectful if contract.mode == "effectful" else self._transactional
@@ -222,7 +222,7 @@ class EventProcessor:
         raise Busy("the database could not serialize it with other transactions", delay=SOON.delay())
 
     async def _transactional(
-        self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, start: Start
+        self, contract: Contract, key: Key, digest: Digest, event: Event, handler: Handler, start: Start
     ) -> Result:
         session = self.ports.session()
         session.event = event
@@ -237,7 +237,7 @@ class EventProcessor:
             await self._leave(session.port, error)
 
     async def _in_transaction(
-        self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, session: Session
+        self, contract: Contract, key: Key, digest: Digest, event: Event, handler: Handler, session: Session
     ) -> Result:
         if not await self.reachable(session.apply, self.store.admit, key, digest):
             await session.apply(self._refuse, key, digest)
@@ -248,13 +248,13 @@ class EventProcessor:
                 return Result(SUPERSEDED)
         return Result(DONE, await handler(event, session))
 
-    def _refuse(self, transaction: DbTransaction, key: Key, digest: bytes) -> None:
+    def _refuse(self, transaction: DbTransaction, key: Key, digest: Digest) -> None:
         """Return if the event is a duplicate; otherwise raise the reason why it was not admitted."""
         found = self.store.look_up(transaction, key)
         if found.digest is not None:
-            if found.digest != digest:
+            if found.digest not in digest:
                 raise ContractError(
-                    "it was done before with a different payload, and an id always stands for one payload; "
+                    "it was done before with another payload or event type, and an id always stands for one event; "
                     "it was not run again",
                     Breach.CONFLICT,
                     key.tracking_id,
@@ -269,7 +269,7 @@ class EventProcessor:
         return self.store.lock(transaction, f"{key.consumer_id}:{key.tracking_id}")
 
     async def _effectful(
-        self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, start: Start
+        self, contract: Contract, key: Key, digest: Digest, event: Event, handler: Handler, start: Start
     ) -> Result:
         if await self.reachable(self.ports.transact, self._is_done, key, digest):
             return Result(DUPLICATE)
@@ -302,14 +302,14 @@ class EventProcessor:
             await self.ports.outside(self.store.prepare_day, key)
             self._days.add(day)
 
-    def _is_done(self, transaction: DbTransaction, key: Key, digest: bytes) -> bool:
+    def _is_done(self, transaction: DbTransaction, key: Key, digest: Digest) -> bool:
         found = self.store.look_up(transaction, key)
         if found.digest is None and (found.floor_day is None or key.day >= found.floor_day):
             return False
         self._refuse(transaction, key, digest)
         return True
 
-    def _complete(self, transaction: DbTransaction, claim: Claim, digest: bytes) -> None:
+    def _complete(self, transaction: DbTransaction, claim: Claim, digest: Digest) -> None:
         """Fence the attempt: its row and writes commit only if no other worker has claimed the event since."""
         if self.store.finish(transaction, claim.key, claim.token) and self.store.admit(
             transaction, claim.key, digest
