@@ -14,6 +14,7 @@ import pytest
 from onceward.connectors.sqlite import statements
 from tests.support.balance_world import (
     FAILING,
+    FLAKY,
     GOOD,
     REFUSED,
     UNREADABLE,
@@ -48,13 +49,16 @@ class History:
         self.steps.append(f"{action.__name__} {action() or ''}")
 
     def send(self) -> str:
-        kind = self.random.choices([GOOD, REFUSED, FAILING, UNREADABLE], [6, 1, 2, 1])[0]
+        kind = self.random.choices([GOOD, FLAKY, REFUSED, FAILING, UNREADABLE], [4, 3, 1, 2, 1])[0]
         times = self.random.choice([1, 1, 1, 2, 3])
         self.world.send(kind, times)
         return f"{kind} {times} {self.world.sent[-1].id[-5:]}"
 
     def copy(self) -> None:
         self.world.send_copy(self.random)
+
+    def conflict(self) -> None:
+        self.world.send_conflict(self.random)
 
     def consume_some(self) -> None:
         self.world.consume(self.random.randint(1, 4))
@@ -101,6 +105,7 @@ class History:
         return [
             (8, self.send),
             (3, self.copy),
+            (1, self.conflict),
             (4, self.consume_some),
             (3, self.drain),
             (1, self.fix),
