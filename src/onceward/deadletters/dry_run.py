@@ -212,7 +212,9 @@ class _DryRun:
         if found.digest is not None:
             if found.digest in digest:
                 return PredictedOutcome.DUPLICATE
-            raise ContractError("it was done before with another payload or event type", Breach.CONFLICT, key.tracking_id)
+            raise ContractError(
+                "it was done before with another payload or event type", Breach.CONFLICT, key.tracking_id
+            )
         if found.floor_day is not None and key.day < found.floor_day:
             raise ContractError(too_old(key, found.floor_day), Breach.TOO_OLD, key.tracking_id)
         store.check_day(transaction.connection, key)

@@ -39,8 +39,7 @@ _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 class Digest(NamedTuple):
-    """Stands for the content of an event. A stored digest that is one of these is of the same event: `stored in digest`.
-    """
+    """Stands for the content of an event. If a stored digest is one of these, it is of the same event."""
 
     content: bytes
     """SHA-256 of event type and payload: what is stored."""

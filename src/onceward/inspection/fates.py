@@ -273,10 +273,12 @@ class _Fates:
 
     def _note_uncounted(self, count: int) -> None:
         self.counts["gone"] += count
-        self.why_gone = "they are no longer in the source, which did not count whether this consumer has had them"
+        self.why_gone = (
+            "they are no longer in the source, which did not count whether this consumer has had them"
+        )
         self.unknown.append(
-            f"{say(count)} no longer in the source, and nothing shows what became of them: they were consumed, or removed "
-            "before that"
+            f"{say(count)} no longer in the source, and nothing shows what became of them: they were consumed, or "
+            "removed before that"
         )
 
     def check_source(self, source: SourceCounts) -> list[str]:

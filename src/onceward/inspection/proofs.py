@@ -15,7 +15,7 @@ from onceward.app.build import database_url, evidence_settings, refusal_without_
 from onceward.connectors.reports import ServerUnreachable
 from onceward.inbox.evidence.evidence import Evidence
 from onceward.inbox.evidence.gate import DENIED, CarriedEvidence, is_denied
-from onceward.inbox.evidence.proof import refusal
+from onceward.inbox.evidence.proof import lacking, refusal
 from onceward.inspection.probes import open_database
 
 if TYPE_CHECKING:
@@ -65,6 +65,18 @@ def missing_proof(settings: EvidenceSettings, contract: Contract, code: Any, dat
     if recorded is None:
         return f"{problem}; {DENIED}"
     return carried.lacking(contract, code, backend, recorded)
+
+
+def sampled_types(app: Onceward, consumer: Consumer) -> tuple[str, ...]:
+    """Return the event types of the samples by which a consumer is proven; none if that was not recorded."""
+    contract, code = consumer.contract, task_class(consumer)
+    assert contract is not None
+    backend = database_url(app.database, asynchronous=False).get_backend_name()
+    found = CarriedEvidence(evidence_settings(app)).of(contract.consumer_id)
+    with open_database(app.database) as connection:
+        found += (None if connection is None else _recorded(connection, contract.consumer_id)) or []
+    proving = (each for each in found if lacking(contract, code, [each], backend) is None)
+    return next((each.event_types for each in proving), ())
 
 
 def _recorded(connection: Connection, consumer_id: str) -> list[Evidence] | None:

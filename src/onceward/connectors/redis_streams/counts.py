@@ -168,9 +168,8 @@ def _count_ended(
     begun = tally.get(f"begun:{group}".encode())
     if not groups and not any(name.startswith(b"begun:") for name in tally):
         return 0  # nobody has read anything yet
-    if has_stream and group not in groups:
-        if begun == tally.get(b"streams", b"0"):
-            return None  # the group was deleted, so what it has ended waits again
+    if has_stream and group not in groups and begun == tally.get(b"streams", b"0"):
+        return None  # the group was deleted, so what it has ended waits again
     ended = tally.get(f"ended:{group}".encode())
     return None if ended is None else int(ended)
 

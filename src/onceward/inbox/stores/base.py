@@ -369,7 +369,8 @@ _FINISH = """
 
 RESOLVE_LETTER = """
     UPDATE onceward_dead_letters SET status = 'resolved', settled_at = {now}
-    WHERE consumer = :consumer AND tracking_id = :tracking AND status = 'open' AND payload_sha256 IN (:content, :payload)
+    WHERE consumer = :consumer AND tracking_id = :tracking AND status = 'open'
+        AND payload_sha256 IN (:content, :payload)
 """
 
 _LAST_SEQUENCE = """

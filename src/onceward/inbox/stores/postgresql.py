@@ -18,8 +18,8 @@ from onceward._ids import day_in
 from onceward.db.operations import key_of
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
-from onceward.inbox.event import Digest
 from onceward.inbox.errors import Breach, ContractError
+from onceward.inbox.event import Digest
 from onceward.inbox.stores import partitions
 from onceward.inbox.stores.base import RESOLVE_LETTER, Store
 from onceward.inbox.stores.partitions import MAINTENANCE
