@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,6 +25,7 @@ from tests.support.balance_world import (
     copy_database,
 )
 from tests.support.every_redis import every_redis
+from tests.support.wait import until
 
 SEEDS = range(int(os.environ.get("BALANCE_SEEDS", "3")))
 FIRST = int(os.environ.get("BALANCE_FIRST", "0"))
@@ -251,3 +253,23 @@ def test_a_stream_is_never_misjudged(tmp_path: Path, redis_url: str, seed: int) 
     history = RedisHistory(RedisWorld(tmp_path, redis_url, uuid.uuid4().hex), FIRST + seed)
     first = live(history)
     assert first == "holds" or "trim " in history.steps
+
+
+@pytest.mark.req("CC-121")
+@pytest.mark.parametrize("source", ["sqlite", "redis"])
+def test_copies_that_several_workers_take_at_once_balance(
+    tmp_path: Path, redis_url: str, source: str
+) -> None:
+    """Of the copies of each message one fails, one succeeds, and the others are duplicates, in any order."""
+    in_a_file = source == "sqlite"
+    world: World = SqliteWorld(tmp_path) if in_a_file else RedisWorld(tmp_path, redis_url, uuid.uuid4().hex)
+    for _ in range(10):
+        world.send(FLAKY, times=3)
+    world.consume(1)  # creates the tables
+    with ThreadPoolExecutor(3) as workers:
+        for _ in range(3):
+            list(workers.map(lambda _: world.consume(), range(3)))
+    until(lambda: world.consume() or not world.waiting())
+    struck = world.balance()
+    assert struck.holds, repr(struck)
+    assert (struck.applied, struck.duplicate, struck.dead) == (10, 20, 0)
