@@ -57,8 +57,8 @@ def facts_of(app: Onceward, consumer: Consumer) -> Facts:
 def _sampled(app: Onceward, consumer: Consumer) -> str:
     """The event types that were verified, for a line of text."""
     types = sampled_types(app, consumer)
-    named = [each or "events without a type" for each in types[:MOST_NAMED]]
-    return ", ".join(named) + (", …" if len(types) > MOST_NAMED else "")
+    named = [each or "(none)" for each in types[:MOST_NAMED]] + (["…"] if len(types) > MOST_NAMED else [])
+    return f"event type{'' if len(types) == 1 else 's'} {', '.join(named)}" if types else ""
 
 
 def _record_days(contract: Contract) -> str:

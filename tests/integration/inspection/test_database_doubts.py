@@ -12,13 +12,14 @@ from onceward.inbox import Inbox
 from onceward.inspection.database_doubts import doubt_postgresql, doubt_sqlite, sqlite_file
 from onceward.inspection.guarantees import WeakLink
 from onceward.inspection.probes import open_database
+from tests.support.disk import disk
 from tests.support.inbox.databases import schema
 from tests.support.schema import Schema
 from tests.support.wait import until
 
-__all__ = ["schema"]
+__all__ = ["disk", "schema"]
 
-pytestmark = pytest.mark.req("CC-123")
+pytestmark = [pytest.mark.req("CC-123"), pytest.mark.usefixtures("disk")]
 
 
 @pytest.mark.parametrize(
