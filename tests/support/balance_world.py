@@ -4,12 +4,14 @@ really missing."""
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from msgspec import structs
 from redis import Redis
 
 from onceward import Onceward, Transaction
@@ -22,6 +24,8 @@ from onceward.inspection.balance import Balance
 from onceward.inspection.counts import Account, balance_of
 
 GOOD, REFUSED, FAILING, UNREADABLE = "good", "refused", "failing", "unreadable"
+FLAKY = "flaky"
+"""Fails every other time."""
 
 
 class World:
@@ -33,10 +37,11 @@ class World:
         self.sent: list[Transaction] = []
         self.appended = 0
         self.is_fixed = False
+        self.tries: Counter[str] = Counter()
         self.app = Onceward("shop", database=f"sqlite:///{self.database}")
         contract = Contract(
             consumer_id="billing",
-            event_types=["order"],
+            event_types=["order", "order.other"],
             owner_team="shop",
             idempotency_mechanism="one transaction",
         )
@@ -45,6 +50,9 @@ class World:
         def charge(order: Any, transaction: Transaction, session: InboxSession) -> None:
             if order["kind"] == FAILING and not self.is_fixed:
                 raise ValueError("no")
+            self.tries[transaction.id] += 1
+            if order["kind"] == FLAKY and self.tries[transaction.id] % 2:
+                raise ValueError("not now")
             session.execute("INSERT INTO effects (id) VALUES (:id)", {"id": transaction.id})
 
         with closing(sqlite3.connect(self.database)) as database:
@@ -66,6 +74,15 @@ class World:
     def send_copy(self, random: Random) -> None:
         if self.sent:
             self._append([random.choice(self.sent)])
+
+    def send_conflict(self, random: Random) -> None:
+        """Send something else under an id that was sent before: another payload, or another event type."""
+        if self.sent:
+            before = random.choice(self.sent)
+            other = random.choice(
+                [{"payload": {"kind": GOOD, "other": True}}, {"metadata": {"event_type": "order.other"}}]
+            )
+            self._append([structs.replace(before, **other)])
 
     def _append(self, transactions: list[Transaction]) -> None:
         with Address(self.source).open(asynchronous=False) as connector:

@@ -34,7 +34,7 @@ DOCUMENTED = {
     "onceward.telemetry": ["LogFields"],
     "onceward.testing.connectors": ["ConnectorConformance"],
     "onceward.testing.outcomes": ["check_idempotent_outcome"],
-    "onceward.testing.servers": ["redis_server"],
+    "onceward.testing.servers": ["postgres_server", "redis_server"],
     "onceward.transaction": ["Settlement", "Verdict"],
     "onceward.verify": ["verify_consumer"],
 }

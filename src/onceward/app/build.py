@@ -196,6 +196,26 @@ def consumer_id(consumer: Consumer) -> str:
     return consumer.name if consumer.contract is None else consumer.contract.consumer_id
 
 
+SQLITE_OPTIONS = (
+    "timeout",
+    "isolation_level",
+    "detect_types",
+    "check_same_thread",
+    "cached_statements",
+    "uri",
+)
+"""What the driver takes from a URL. With uri=true, SQLite itself takes anything."""
+
+
+def _check_options(url: str, parsed: URL) -> None:
+    unknown = [name for name in parsed.query if name not in SQLITE_OPTIONS]
+    if unknown and not parsed.query.get("uri"):
+        raise ConfigurationError(
+            f"the database {mask_url(url)!r} has an unknown setting {unknown[0]}; remove it: an app's database always "
+            "runs with SQLite's defaults, synchronous=FULL among them"
+        )
+
+
 def database_url(url: str, *, asynchronous: bool) -> URL:
     """Parse a database URL, with the driver that the mode needs, whichever driver the URL names."""
     from sqlalchemy.engine import make_url
@@ -219,6 +239,8 @@ def database_url(url: str, *, asynchronous: bool) -> URL:
             f"the database {mask_url(url)!r} names a host, which SQLite has none of; write sqlite:///shop.db, or "
             "sqlite:////var/lib/shop.db for an absolute path"
         )
+    if name == "sqlite":
+        _check_options(url, parsed)
     if (
         name == "sqlite"
         and parsed.database

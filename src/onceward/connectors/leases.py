@@ -171,6 +171,8 @@ class LeaseStore(Protocol):
 
     def forget_dead(self, keys: Sequence[Any]) -> None: ...
 
+    def acknowledge_dead(self, keys: Sequence[Any]) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -304,6 +306,11 @@ class LeasingConnector(Closing):
         with self._store.transaction(WRITE_WAIT):
             self._store.forget_dead(keys)
 
+    def acknowledge_dead(self, keys: Sequence[Any]) -> None:
+        """Remove dead letters by their `key`, because another copy of each is done. They count as done, too."""
+        with self._store.transaction(WRITE_WAIT):
+            self._store.acknowledge_dead(keys)
+
     def leave_poison_to_inbox(self) -> None:
         """See `InboxLeaseRules`. An inbox calls this."""
         self.rules = self.rules.beside_inbox()
@@ -420,6 +427,10 @@ class AsyncLeasingConnector(AsyncClosing):
     async def forget_dead_async(self, keys: Sequence[Any]) -> None:
         """As `LeasingConnector.forget_dead`."""
         await self._call(self._wire.forget_dead, keys)
+
+    async def acknowledge_dead_async(self, keys: Sequence[Any]) -> None:
+        """As `LeasingConnector.acknowledge_dead`."""
+        await self._call(self._wire.acknowledge_dead, keys)
 
     async def close_async(self) -> None:
         """As `LeasingConnector.close`."""

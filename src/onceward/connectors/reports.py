@@ -43,6 +43,8 @@ class Durability(msgspec.Struct, frozen=True):
     why: str
     advice: str = ""
     """The change that would make it stronger."""
+    label: str = ""
+    """A few words for the headline."""
 
 
 class Hazard(msgspec.Struct, frozen=True):

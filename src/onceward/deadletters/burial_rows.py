@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,16 @@ from onceward.telemetry.logger import OwnLogger
 _log = OwnLogger(logging.getLogger("onceward.deadletters"))
 
 
+class Buried(NamedTuple):
+    """What became of burials."""
+
+    fresh: list[alerts.Buried]
+    """The new ones and, once per kind, how many letters are like them: all of a kind have the same numbers."""
+    in_flight: list[Burial]
+    done: list[Burial]
+    """Those whose events are done."""
+
+
 def bury(
     transaction: DbTransaction,
     rows: Sql,
@@ -29,14 +39,9 @@ def bury(
     burials: Sequence[Burial],
     *,
     all_or_none: bool = False,
-) -> tuple[list[alerts.Buried], list[Burial]]:
-    """Store these, except those whose events are done or in flight; with `all_or_none`, none if one is in flight.
-
-    Return the new ones and, once per kind, how many letters are like them: all of a kind have the same numbers. Also
-    return those in flight.
-    """
-    buried: list[alerts.Buried] = []
-    in_flight: list[Burial] = []
+) -> Buried:
+    """Store these, except those whose events are done or in flight; with `all_or_none`, none if one is in flight."""
+    buried = Buried([], [], [])
     fresh: list[Burial] = []
     seen: set[tuple[str, str, str | None]] = set()
     events = [_event_in(burial) for burial in burials]
@@ -46,12 +51,13 @@ def bury(
     for index in sorted(range(len(events)), key=lambda index: _lock_order(events[index])):
         standings[index] = standing(transaction, store, events[index])
         if all_or_none and standings[index] is Standing.IN_FLIGHT:
-            return [], [burials[index]]
+            return Buried([], [burials[index]], [])
     for index, (burial, event) in enumerate(zip(burials, events, strict=True)):
         found = standings[index]
         if found is Standing.IN_FLIGHT:
-            in_flight.append(burial)
+            buried.in_flight.append(burial)
         elif found is Standing.DONE:
+            buried.done.append(burial)
             _log.info(
                 "message %s of %s is done: it failed only afterwards, or another copy of it did; it is no dead letter",
                 burial.message_id,
@@ -72,9 +78,9 @@ def bury(
                 recent=alerts.SURGE_SECONDS,
                 baseline=alerts.BASELINE_SECONDS,
             )
-        buried.append((burial, None if counts is None else counts.mappings().one()))
+        buried.fresh.append((burial, None if counts is None else counts.mappings().one()))
         seen.add(kind)
-    return buried, in_flight
+    return buried
 
 
 def _event_in(burial: Burial) -> BuriedEvent | None:
@@ -132,7 +138,7 @@ def _bury(transaction: DbTransaction, rows: Sql, burial: Burial, event: BuriedEv
         "trace_id": burial.trace_id,
         "first": burial.first_failed_at,
         "tracking_id": None if event is None else event.key.tracking_id,
-        "payload_digest": None if event is None else event.digest,
+        "payload_digest": None if event is None else event.digest.content,
     }
     before = None
     while before is None:  # a purge may remove it between the two

@@ -13,7 +13,7 @@ from onceward.connectors.codec import DecodeError
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters.letter import Category, transaction_of
 from onceward.inbox.errors import ContractError
-from onceward.inbox.event import Event
+from onceward.inbox.event import Digest, Event
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Key
 from onceward.transaction import Transaction
@@ -32,7 +32,7 @@ class BuriedEvent(NamedTuple):
     """The event in a message, by which the inbox knows it."""
 
     key: Key
-    digest: bytes
+    digest: Digest
 
 
 def event_in(
@@ -59,14 +59,14 @@ def event_of(consumer: str, transaction: Transaction) -> BuriedEvent | None:
 def standing(transaction: DbTransaction, store: Store, event: BuriedEvent | None) -> Standing:
     """Keep the event from being done until the transaction ends, and return whether it was done before.
 
-    The same id with another payload is another message: it is not done.
+    The same id with another payload or event type is another message: it is not done.
     """
     if event is None:
         return Standing.NOT_DONE
     key, digest = event
     if not store.lock(transaction, f"{key.consumer_id}:{key.tracking_id}"):
         return Standing.IN_FLIGHT
-    return Standing.DONE if store.look_up(transaction, key).digest == digest else Standing.NOT_DONE
+    return Standing.DONE if store.look_up(transaction, key).digest in digest else Standing.NOT_DONE
 
 
 def category_for(

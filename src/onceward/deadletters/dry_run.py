@@ -25,7 +25,7 @@ from onceward.inbox.attempts import Start, poisoned
 from onceward.inbox.contract import Contract
 from onceward.inbox.effects import Claim, in_doubt, key_of, repeated
 from onceward.inbox.errors import Breach, Busy, ContractError, EffectError, EffectInDoubtError
-from onceward.inbox.event import Event
+from onceward.inbox.event import Digest, Event
 from onceward.inbox.evidence.gate import EvidenceGate
 from onceward.inbox.ports import AsyncInboxPorts, BlockingInboxPorts, InboxPorts
 from onceward.inbox.processor import too_old, with_token
@@ -207,15 +207,17 @@ class _DryRun:
             await session.port.leave(RolledBack())
 
     def _check_inbox(
-        self, transaction: DbTransaction, key: Key, digest: bytes, event: Event
+        self, transaction: DbTransaction, key: Key, digest: Digest, event: Event
     ) -> PredictedOutcome | int:
         """Return how it ends before the handler runs, or the number that its start would have."""
         store, contract = self._store, self._contract
         found = store.look_up(transaction, key)
         if found.digest is not None:
-            if found.digest == digest:
+            if found.digest in digest:
                 return PredictedOutcome.DUPLICATE
-            raise ContractError("it was done before with another payload", Breach.CONFLICT, key.tracking_id)
+            raise ContractError(
+                "it was done before with another payload or event type", Breach.CONFLICT, key.tracking_id
+            )
         if found.floor_day is not None and key.day < found.floor_day:
             raise ContractError(too_old(key, found.floor_day), Breach.TOO_OLD, key.tracking_id)
         attempts = store.attempts(transaction, key)

@@ -15,7 +15,7 @@ from onceward.connectors.leases import Held
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters import alerts, edits, queries, redrive_leases, root_causes
 from onceward.deadletters.burial import Burial
-from onceward.deadletters.burial_rows import bury
+from onceward.deadletters.burial_rows import Buried, bury
 from onceward.deadletters.edits import Draft, EditRefusedError
 from onceward.deadletters.groups import LetterGroup, groups
 from onceward.deadletters.letter import DeadLetter
@@ -83,24 +83,25 @@ class DeadLetterOperations:
 
     async def _bury(self, burials: Sequence[Burial]) -> int:
         def bury_all(transaction: DbTransaction) -> list[alerts.Buried]:
-            buried, in_flight = bury(transaction, self._rows, self._store, burials, all_or_none=True)
-            if in_flight:
+            buried = bury(transaction, self._rows, self._store, burials, all_or_none=True)
+            for busy in buried.in_flight:
                 raise Busy(
-                    f"message {in_flight[0].message_id} of {in_flight[0].consumer} is being processed right now, so "
+                    f"message {busy.message_id} of {busy.consumer} is being processed right now, so "
                     "whether it is dead is not known yet; bury it again later",
                     delay=IN_A_MOMENT.delay(),
                 )
-            return buried
+            return buried.fresh
 
         buried = await self._transact(bury_all)
         self._alerts.send(buried)
         return len(buried)
 
-    async def take_over(self, burials: Sequence[Burial]) -> list[Burial]:
-        """Store these. Return those that their source must keep for now, because they are being processed."""
-        buried, in_flight = await self._transact(bury, self._rows, self._store, burials)
-        self._alerts.send(buried)
-        return in_flight
+    async def take_over(self, burials: Sequence[Burial]) -> Buried:
+        """Store these, except those that their source must keep for now, because they are being processed, and those
+        that are done."""
+        buried: Buried = await self._transact(bury, self._rows, self._store, burials)
+        self._alerts.send(buried.fresh)
+        return buried
 
     async def find(self, wanted: Filter, limit: int, after: int = 0) -> list[DeadLetter]:
         return await self._transact(queries.find, self._rows, wanted, limit, after)

@@ -37,7 +37,7 @@ class Breach(StrEnum):
     """How an event violates a contract."""
 
     CONFLICT = "conflict"
-    """The same id arrived before with a different payload."""
+    """The same id arrived before with another payload or event type."""
     TOO_OLD = "too_old"
     """Older than the dedup horizon, so whether it was processed before is no longer known."""
     SCHEMA = "schema"

@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -36,6 +36,15 @@ UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 """What some stores and logs cannot handle: control characters and surrogates."""
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+class Digest(NamedTuple):
+    """Stands for the content of an event. If a stored digest is one of these, it is of the same event."""
+
+    content: bytes
+    """SHA-256 of event type and payload: what is stored."""
+    payload: bytes
+    """SHA-256 of the payload alone: what older versions have stored."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,8 +119,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         return (self.created_at - _EPOCH).days if day is None else day
 
     @property
-    def digest(self) -> bytes:
-        """SHA-256 of the payload, regardless of the order of its keys.
+    def digest(self) -> Digest:
+        """Of the event type and the payload, regardless of the order of its keys.
 
         Computed on each access: read it before the payload is upcast or passed to a handler. A `lock_token` in the
         payload does not count, because it changes with every claim.
@@ -125,7 +134,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         except Exception as error:  # noqa: BLE001 - objects in a payload run their own code
             problem = type(error).__name__
         else:
-            return hashlib.sha256(encoded).digest()
+            payload = hashlib.sha256(encoded).digest()
+            return Digest(hashlib.sha256(payload + self.event_type.encode()).digest(), payload)
         # Outside the handler: the first error may quote the payload.
         raise ContractError(
             f"event {self.tracking_id!r}: its payload cannot be encoded ({problem}), so copies of it cannot be "

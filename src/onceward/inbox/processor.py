@@ -3,7 +3,7 @@
     event ─► contract: type, schema ─► start recorded ─► session ─► dedup row
               └─ ContractError          ├─ POISON         └─ Busy     ├─ new ─► handler ─► commit: DONE
                                         └─ Busy                       ├─ already there ─► DUPLICATE
-                                                                      ├─ other payload, too old ─► ContractError
+                                                                      ├─ other content, too old ─► ContractError
                                                                       └─ in flight elsewhere ─► Busy
 
 In `transactional` mode the dedup row is written first and commits with the handler's writes. In `effectful` mode a
@@ -39,7 +39,7 @@ from onceward.inbox.availability import Availability
 from onceward.inbox.contract import Contract
 from onceward.inbox.effects import Claim, Heartbeat, Ledger
 from onceward.inbox.errors import AT_ONCE, LATER, SOON, Breach, Busy, ContractError, LeaseLostError, Parked
-from onceward.inbox.event import Event
+from onceward.inbox.event import Digest, Event
 from onceward.inbox.metrics import InboxMetrics, SeenFailures, metrics_of
 from onceward.inbox.ports import InboxPorts, Session
 from onceward.inbox.result import DONE, DUPLICATE, SUPERSEDED, Result
@@ -212,7 +212,7 @@ class EventProcessor:
         self,
         contract: Contract,
         key: Key,
-        digest: bytes,
+        digest: Digest,
         event: Event,
         handler: Handler,
         start: Start,
@@ -246,7 +246,7 @@ class EventProcessor:
         self,
         contract: Contract,
         key: Key,
-        digest: bytes,
+        digest: Digest,
         event: Event,
         handler: Handler,
         start: Start,
@@ -268,7 +268,7 @@ class EventProcessor:
             await self._leave(session.port, error)
 
     async def _in_transaction(
-        self, contract: Contract, key: Key, digest: bytes, event: Event, handler: Handler, session: Session
+        self, contract: Contract, key: Key, digest: Digest, event: Event, handler: Handler, session: Session
     ) -> Result:
         if not await self.reachable(session.apply, self.store.admit, key, digest):
             await session.apply(self._refuse, key, digest)
@@ -281,13 +281,13 @@ class EventProcessor:
             session.sends = self.outbox.in_handler(event, key.consumer_id)
         return Result(DONE, await handler(event, session))
 
-    def _refuse(self, transaction: DbTransaction, key: Key, digest: bytes) -> None:
+    def _refuse(self, transaction: DbTransaction, key: Key, digest: Digest) -> None:
         """Return if the event is a duplicate; otherwise raise the reason why it was not admitted."""
         found = self.store.look_up(transaction, key)
         if found.digest is not None:
-            if found.digest != digest:
+            if found.digest not in digest:
                 raise ContractError(
-                    "it was done before with a different payload, and an id always stands for one payload; "
+                    "it was done before with another payload or event type, and an id always stands for one event; "
                     "it was not run again",
                     Breach.CONFLICT,
                     key.tracking_id,
@@ -305,7 +305,7 @@ class EventProcessor:
         self,
         contract: Contract,
         key: Key,
-        digest: bytes,
+        digest: Digest,
         event: Event,
         handler: Handler,
         start: Start,
@@ -345,7 +345,7 @@ class EventProcessor:
             self._days.add(day)
 
     def _is_done(
-        self, transaction: DbTransaction, key: Key, digest: bytes, departure: Departure | None = None
+        self, transaction: DbTransaction, key: Key, digest: Digest, departure: Departure | None = None
     ) -> bool:
         found = self.store.look_up(transaction, key)
         if found.digest is None and (found.floor_day is None or key.day >= found.floor_day):
@@ -356,7 +356,7 @@ class EventProcessor:
         return True
 
     def _complete(
-        self, transaction: DbTransaction, claim: Claim, digest: bytes, departure: Departure | None
+        self, transaction: DbTransaction, claim: Claim, digest: Digest, departure: Departure | None
     ) -> None:
         """Fence the attempt: its row and writes commit only if no other worker has claimed the event since."""
         if self.store.finish(transaction, claim.key, claim.token) and self.store.admit(

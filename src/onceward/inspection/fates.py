@@ -116,6 +116,8 @@ class _Fates:
         self.missing: list[str] = []
         self.lost: list[str] = []
         """Ids of dead letters that are missing."""
+        self.doubtful: list[str] = []
+        """Ids of dead letters that are missing, where the inbox has done an event with the same id."""
         self.unknown: list[str] = []
         self.surplus = 0
         self.why_gone = "their records were purged, as the contract says"
@@ -131,6 +133,12 @@ class _Fates:
             if not self._messages.is_complete:
                 self._guess_moved(tracking_id, group)
             self._follow_group(tracking_id, group)
+        if self.doubtful:
+            self.unknown.append(
+                f"{say(len(self.doubtful), 'dead letter')} not in the database; the inbox has done their events, by "
+                "another copy, or has done something else with the same id, and the letter is lost: "
+                f"{some(tuple(self.doubtful))}"
+            )
         first = list(groups)[: len(self.missing)]
         if self.missing and not self._messages.is_complete and first == self.missing:
             self.unknown.append(
@@ -154,6 +162,9 @@ class _Fates:
                 self.counts[FATES[status]] += 1
             elif status is not None or self._may_be_purged(each):
                 ended += 1  # a purge removes only letters that are settled
+            elif outcome is not None:
+                ended += 1
+                self.doubtful.append(tracking_id)
             else:
                 self.lost.append(tracking_id)
             followed.add(each.digest)
@@ -215,6 +226,9 @@ class _Fates:
             if left.total() > forgotten.total:
                 self._note_surplus(left.total() - forgotten.total, source)
                 self.counts["done"] += forgotten.total
+            elif not self._messages.is_complete and left.total() < forgotten.total:
+                self.counts += left
+                self._note_uncounted(forgotten.total - left.total())
             else:
                 self.counts += left
                 self.counts["done"] += forgotten.total - left.total()
@@ -231,6 +245,10 @@ class _Fates:
         fewest, most = (max(number - matched, 0) + left.total() for number in (records.before, records.after))
         if fewest > needed + either + purged:
             self._note_surplus(fewest - needed - either - purged, source)
+        elif most < needed and not self._messages.is_complete:
+            self._note_uncounted(needed - most)
+            self.counts["gone"] += forgotten.total - needed + most
+            return
         elif most < needed:
             self.unknown.append(
                 f"{say(needed)} done and no longer in the source, but only {most:,} of them have a record: the others "
@@ -252,6 +270,16 @@ class _Fates:
     def _note_surplus(self, count: int, source: SourceCounts) -> None:
         self.surplus = count
         self.unknown.append(explain_surplus(count, source))
+
+    def _note_uncounted(self, count: int) -> None:
+        self.counts["gone"] += count
+        self.why_gone = (
+            "they are no longer in the source, which did not count whether this consumer has had them"
+        )
+        self.unknown.append(
+            f"{say(count)} no longer in the source, and nothing shows what became of them: they were consumed, or "
+            "removed before that"
+        )
 
     def check_source(self, source: SourceCounts) -> list[str]:
         """Check the source's own numbers. A message that somebody removed while it was processed may be applied."""

@@ -10,15 +10,18 @@ from onceward.app.build import database_url
 from onceward.app.engines import most_connections
 from onceward.connectors.reports import ServerUnreachable, SourceFacts
 from onceward.connectors.urls import Address
-from onceward.inbox.contract import Contract
+from onceward.inbox.contract import EVERY_TYPE, Contract
 from onceward.inbox.purge.retention import effective_days
+from onceward.inspection.database_doubts import doubt_postgresql, doubt_sqlite, sqlite_file
 from onceward.inspection.guarantees import Facts
 from onceward.inspection.probes import accepted_connections, open_database
-from onceward.inspection.proofs import problem_of
+from onceward.inspection.proofs import problem_of, sampled_types
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+MOST_NAMED = 3
+"""Event types in a headline."""
 SQLITE_SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
 
 
@@ -30,6 +33,8 @@ def facts_of(app: Onceward, consumer: Consumer) -> Facts:
         if contract is not None:
             problem = problem_of(app, consumer)
             found |= {"proven": problem is None, "unproven": problem or ""}
+            if problem is None and EVERY_TYPE in contract.event_types:
+                found |= {"every_type": True, "sampled": _sampled(app, consumer)}
         found |= _ask_database(app.settings.database, consumer)
     except ServerUnreachable as error:
         unreachable = (str(error),)
@@ -49,6 +54,13 @@ def facts_of(app: Onceward, consumer: Consumer) -> Facts:
     )
 
 
+def _sampled(app: Onceward, consumer: Consumer) -> str:
+    """The event types that were verified, for a line of text."""
+    types = sampled_types(app, consumer)
+    named = [each or "(none)" for each in types[:MOST_NAMED]] + (["…"] if len(types) > MOST_NAMED else [])
+    return f"event type{'' if len(types) == 1 else 's'} {', '.join(named)}" if types else ""
+
+
 def _record_days(contract: Contract) -> str:
     days = effective_days(contract)
     return "until it is released" if days is None else f"for {days:g} days"
@@ -66,7 +78,13 @@ def _read_database_url(database: str | None) -> dict[str, Any]:
         return {}
     url = database_url(database, asynchronous=False)
     kind = url.get_backend_name()
-    return {"database": kind, "in_memory": kind == "sqlite" and url.database in (None, "", ":memory:")}
+    if kind != "sqlite":
+        return {"database": kind}
+    return {
+        "database": kind,
+        "in_memory": sqlite_file(url) is None,
+        "database_doubts": tuple(doubt_sqlite(url)),
+    }
 
 
 def _ask_database(database: str | None, consumer: Consumer) -> dict[str, Any]:
@@ -88,6 +106,7 @@ def _durability(connection: Connection) -> dict[str, Any]:
     return {
         "database_synchronous": str(ask("SHOW synchronous_commit")).upper(),
         "database_fsync": ask("SHOW fsync") == "on",
+        "database_doubts": tuple(doubt_postgresql(connection)),
         "max_connections": accepted_connections(connection),
     }
 

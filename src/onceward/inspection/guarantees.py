@@ -61,10 +61,16 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """How many PostgreSQL accepts from ordinary users."""
     in_memory: bool = False
     """The database is not in a file."""
+    database_doubts: tuple[WeakLink, ...] = ()
+    """What else weakens the database."""
     proven: bool | None = None
     """Whether there is evidence for what runs here."""
     unproven: str = ""
     """Why not."""
+    every_type: bool = False
+    """It is proven, and its contract accepts every event type."""
+    sampled: str = ""
+    """The event types that were verified, if it accepts every type. Empty if that was not recorded."""
     says_contract: bool = True
     """Whether the code says which contract it has, even if it says None."""
     production: bool = False
@@ -102,6 +108,9 @@ class GuaranteeVerdict(msgspec.Struct, frozen=True):
         """The guarantee and what it rests on, in one line."""
         weakest = self.guarantee
         text = f"unknown, at best {self.at_best}" if weakest is Strength.UNKNOWN else str(weakest)
+        stops = [link.label for link in self.links if link.label and link.strength is Strength.UNKNOWN]
+        if stops and weakest is Strength.UNKNOWN:
+            return f"unknown: {', '.join(stops)}"
         rests_on = min(weakest, Strength.EFFECTS_ONCE) if weakest is not Strength.UNKNOWN else self.at_best
         labels = [link.label for link in self.links if link.label and link.strength is rests_on]
         labels += [
@@ -132,10 +141,13 @@ class Rule(NamedTuple):
 def judge(facts: Facts) -> GuaranteeVerdict:
     known = {**msgspec.structs.asdict(facts), "key_time": _format_days(facts.key_days or 0)}
     links = [
-        WeakLink(rule.strength, rule.why.format(**known), rule.advice.format(**known), rule.label)
+        WeakLink(
+            rule.strength, rule.why.format(**known), rule.advice.format(**known), rule.label.format(**known)
+        )
         for rule in RULES
         if rule.applies(facts)
     ]
+    links += facts.database_doubts if facts.mode is not None else ()
     links += _links_of(facts.source)
     unknowns = (*facts.source.unreachable, *_unknowns_of(facts.source), *facts.unreachable)
     links += [WeakLink(Strength.UNKNOWN, why) for why in unknowns]
@@ -156,7 +168,8 @@ def _links_of(source: SourceFacts) -> Iterator[WeakLink]:
             strength = Strength.UNKNOWN
         else:
             strength = HOLDS if durability.survives is Survives.MACHINE_CRASH else LOSE
-        label = "source not durable" if strength is LOSE else ""
+        label = durability.label or ("not durable" if strength is LOSE else "")
+        label = label and f"source {label}"
         yield WeakLink(strength, durability.why, durability.advice, label)
     for hazard in source.hazards:
         yield WeakLink(LOSE if hazard.loses else AT_LEAST, hazard.why, hazard.advice)
@@ -199,11 +212,11 @@ RULES = (
     Rule(
         lambda f: f.mode == "effectful",
         AT_LEAST,
-        "calls to the outside happen at least once; each carries a key that never changes, so the other side can "
-        "recognize a repetition",
+        "a call that the handler makes with `session.effect` may be repeated until its result is recorded; it gets the "
+        "same key each time, by which the other side can recognize a repetition, if the handler sends it",
         "pass the key of `session.effect` to the other side, and have it refuse calls it has already done; or write "
         "only to the database, with mode='transactional'",
-        "calls with a key",
+        "calls may repeat, with a key",
     ),
     Rule(
         lambda f: f.mode == "effectful" and f.key_days is None and not f.has_effects,
@@ -261,10 +274,23 @@ RULES = (
         "one commit, after the calls to the outside: queue, record, what the handler writes and published events",
     ),
     Rule(
-        lambda f: f.mode is not None and f.proven,
+        lambda f: f.mode is not None and f.proven and not f.every_type,
         ONCE,
-        "verification found no effect outside the session, in today's code",
+        "verification of today's code found no effect outside the session, in the samples that were verified",
         label="proven",
+    ),
+    Rule(
+        lambda f: f.mode is not None and f.proven and f.every_type and f.sampled,
+        ONCE,
+        "verification of today's code found no effect outside the session, in samples of {sampled}; its contract "
+        "accepts every event type, and nothing is known about the others",
+        label="proven only for {sampled}",
+    ),
+    Rule(
+        lambda f: f.mode is not None and f.proven and f.every_type and not f.sampled,
+        Strength.UNKNOWN,
+        "the contract accepts every event type, and its verification does not say which types had a sample",
+        "list the event types in the contract, and verify again",
     ),
     Rule(
         lambda f: f.mode is not None and f.proven is False and not f.production,

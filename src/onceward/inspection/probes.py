@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceward._secrets import mask_url
 from onceward.app.build import database_url
 from onceward.connectors.reports import ANSWER_SECONDS, CHECK_SERVER, ServerUnreachable
 from onceward.errors import ConfigurationError
+from onceward.inspection.database_doubts import sqlite_file
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -30,7 +30,8 @@ def open_database(database: str) -> Iterator[Connection | None]:
 
     url = database_url(database, asynchronous=False)
     if url.get_backend_name() == "sqlite":
-        if not url.database or not Path(url.database).is_file():
+        path = sqlite_file(url)
+        if path is None or not path.is_file():
             yield None
             return
         arguments: dict[str, Any] = {"timeout": ANSWER_SECONDS}

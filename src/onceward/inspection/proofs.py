@@ -10,12 +10,13 @@ import msgspec
 from sqlalchemy import inspect, text
 from sqlalchemy.exc import DBAPIError
 
+from onceward._secrets import mask_url
 from onceward.app.app import Consumer, Onceward
 from onceward.app.build import database_url, evidence_settings, refusal_without_contract, task_class
 from onceward.connectors.reports import ServerUnreachable
 from onceward.inbox.evidence.evidence import Evidence
 from onceward.inbox.evidence.gate import DENIED, CarriedEvidence, is_denied
-from onceward.inbox.evidence.proof import refusal
+from onceward.inbox.evidence.proof import lacking, refusal
 from onceward.inspection.probes import open_database
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from onceward.inbox.contract import Contract
     from onceward.inbox.evidence.file import EvidenceSettings
 
+TABLE = "onceward_evidence"
 _RECORDED = text(
     "SELECT evidence, recorded_at FROM onceward_evidence WHERE consumer_id = :consumer "
     "ORDER BY recorded_at DESC, evidence_id DESC"
@@ -61,16 +63,32 @@ def missing_proof(settings: EvidenceSettings, contract: Contract, code: Any, dat
     if problem is None:
         return None
     with open_database(database) as connection:
-        recorded = [] if connection is None else _recorded(connection, contract.consumer_id)
+        migrated = connection if connection is not None and inspect(connection).has_table(TABLE) else None
+        recorded = [] if migrated is None else _recorded(migrated, contract.consumer_id)
     if recorded is None:
         return f"{problem}; {DENIED}"
-    return carried.lacking(contract, code, backend, recorded)
+    problem = carried.lacking(contract, code, backend, recorded)
+    if problem is not None and migrated is None and not settings.given:
+        command = f"onceward inbox migrate --database {mask_url(database)}"
+        return f"{problem}, which has no tables yet; create them first with `{command}`"
+    return problem
+
+
+def sampled_types(app: Onceward, consumer: Consumer) -> tuple[str, ...]:
+    """Return the event types of the samples by which a consumer is proven; none if that was not recorded."""
+    contract, code = consumer.contract, task_class(consumer)
+    assert contract is not None
+    backend = database_url(app.database, asynchronous=False).get_backend_name()
+    found = CarriedEvidence(evidence_settings(app)).of(contract.consumer_id)
+    with open_database(app.database) as connection:
+        if connection is not None and inspect(connection).has_table(TABLE):
+            found += _recorded(connection, contract.consumer_id) or []
+    proving = (each for each in found if lacking(contract, code, [each], backend) is None)
+    return next((each.event_types for each in proving), ())
 
 
 def _recorded(connection: Connection, consumer_id: str) -> list[Evidence] | None:
     """Read the recorded evidence, newest first; None if the role may not."""
-    if not inspect(connection).has_table("onceward_evidence"):
-        return []
     try:
         rows = connection.execute(_RECORDED, {"consumer": consumer_id})
     except DBAPIError as error:

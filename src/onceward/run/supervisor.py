@@ -145,7 +145,7 @@ class Supervisor:
         _log.info("stopped after %.3g s; %s", seconds, self.totals)
         if self.totals.failed:
             _log.warning(
-                "failed messages will be redelivered or dead-lettered; see `onceward balance %s`",
+                "to see what became of failed messages, run `onceward balance %s`",
                 self._assignment.target,
             )
 

@@ -233,6 +233,6 @@ def test_explain_says_that_it_does_not_know_what_a_server_accepts_that_it_cannot
 ) -> None:
     app = app_of(tmp_path, 4, database="postgresql://nobody@127.0.0.1:1/none")
     assert (
-        "whether PostgreSQL accepts up to 6 connections"
+        "whether PostgreSQL accepts up to 7 connections"
         in judge(facts_of(app, app.consumers["c0"])).not_checked
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
 from typer.testing import CliRunner, Result
 
 from onceward.app.build import open_task
@@ -239,6 +240,24 @@ def test_explain_asks_redis_how_durable_it_is(
     assert any(link["strength"] == "at least once" and "no contract" in link["why"] for link in mail["links"])
 
 
+@pytest.mark.req("CC-123")
+def test_explain_finds_a_stream_that_expires_and_a_database_that_cannot_be_one(
+    shop: str, redis_url: str
+) -> None:
+    name = uuid.uuid4().hex
+    with Redis.from_url(redis_url) as redis:
+        redis.xadd(name, {"a": "b"})
+        redis.expire(name, 3600)
+    source = Path(f"{shop}.py")
+    source.write_text(source.read_text().replace("sqlite:///shop.db", "sqlite:////dev/null"))
+    found = explained(shop, ONCEWARD_CONSUMERS__MAIL__SOURCE=f"{redis_url}/{name}")
+    assert any("the stream expires in" in link["why"] for link in found["mail"]["links"])
+    assert found["charge"]["headline"] == "unknown: database cannot be opened"
+    source.write_text(source.read_text().replace("sqlite:////dev/null", "sqlite:///shop.db?synchronous=off"))
+    refused = run("explain", f"{shop}:app")
+    assert (refused.exit_code, "unknown setting synchronous; remove it" in refused.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("options", "guarantee", "why"),
     [
@@ -308,7 +327,7 @@ def test_explain_compares_how_long_keys_are_valid_with_how_long_a_dead_letter_wa
     with open_task(app, app.consumers.ship) as task:
         task.consume_transactions(app.consumers.ship.policy)
     text = run("explain", f"{keyed}:app").stdout
-    assert "calls with a key, keys shorter than dead letters wait, unproven" in text
+    assert "calls may repeat, with a key, keys shorter than dead letters wait, unproven" in text
     assert "the other side remembers keys for 1 day, but a dead letter can wait 90" in text
 
 

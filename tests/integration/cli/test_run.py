@@ -108,7 +108,7 @@ def test_at_its_end_a_run_says_how_many_have_succeeded_and_failed(tmp_path: Path
         assert run.ended() == 0
         *_, summary, hint = [line["message"] for line in run.lines]
     assert summary.endswith(" s; charge: 2 succeeded, 1 failed")
-    assert hint == "failed messages will be redelivered or dead-lettered; see `onceward balance shop:app`"
+    assert hint == "to see what became of failed messages, run `onceward balance shop:app`"
 
 
 # ── refusals ────────────────────────────────────────────────────────────────────────────────────────────

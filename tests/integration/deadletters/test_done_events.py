@@ -5,13 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 from onceward.connectors.lease_rules import MOST_LOST, BurialReason, DeadMessage, Failure
 from onceward.db.operations import key_of
 from onceward.deadletters import Category, Filter, Status
 from onceward.deadletters.burial import burial_of, burial_of_dead
-from onceward.inbox import Busy
+from onceward.inbox import Busy, Event
 from onceward.transaction import Transaction
 from tests.support.deadletters.world import BILLING, Letters, contract, order
 
@@ -60,6 +61,28 @@ def test_the_id_that_counts_is_the_events_and_not_the_transactions(letters: Lett
 def test_the_same_id_with_another_payload_is_not_done_and_is_buried(letters: Letters) -> None:
     do(letters, order("e1"))
     assert letters.bury(failed(order("e1", {"amount": 8}))) == 1
+
+
+@pytest.mark.req("CC-120")
+def test_the_same_id_with_another_event_type_is_not_done_and_is_buried(letters: Letters) -> None:
+    do(letters, order("e1"))
+    other = msgspec.structs.replace(order("e1"), metadata={"event_type": "order.cancelled"})
+    assert letters.bury(failed(other)) == 1
+
+
+@pytest.mark.req("CC-120")
+def test_records_and_letters_of_older_versions_are_of_the_same_event(letters: Letters) -> None:
+    """They have the digest of the payload alone."""
+    old = Event.of(order("e1")).digest.payload.hex()
+    before = f"decode('{old}', 'hex')" if letters.database.name == "postgresql" else f"X'{old}'"
+    letters.bury(failed(order("e1")))
+    letters.database.do(f"UPDATE onceward_dead_letters SET payload_sha256 = {before}")
+    do(letters, order("e1"))
+    assert letters.one().status is Status.RESOLVED
+    letters.database.do(f"UPDATE onceward_dedup SET payload_sha256 = {before}")
+    assert letters.bury(failed(order("e1"))) == 0
+    assert do(letters, order("e1")).succeeded == 1
+    assert letters.database.scalar("SELECT count(*) FROM bills") == 1
 
 
 def test_a_source_that_gave_up_a_done_message_leaves_no_letter(letters: Letters) -> None:

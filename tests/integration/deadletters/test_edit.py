@@ -121,7 +121,7 @@ def test_an_edit_of_an_applied_event_is_refused_and_never_runs(bench: Bench) -> 
     bench.letters.dispatch(bench.source, applied)
     bench.letters.run(bench.task.consume_transactions())
     late = bench.bury(order("o1", {"amount": 9}))
-    with pytest.raises(EditRefusedError, match="done before with another payload"):
+    with pytest.raises(EditRefusedError, match="done before with another payload or event type"):
         bench.edit(late, {"amount": 8})
     waiting = order("o2", {"amount": "x"})
     letter_id = bench.bury(waiting)

@@ -96,7 +96,7 @@ class OldInbox:
                         event_day=day,
                         consumer_id=consumer_id,
                         tracking_id=tracking_id,
-                        payload_sha256=event("x", payload).digest,
+                        payload_sha256=event("x", payload).digest.payload,
                         processed_at=at,
                         outcome="done",
                     )

@@ -198,6 +198,37 @@ def test_a_dead_letter_is_followed_through_redrive_discarding_and_loss(shop: Sho
     engine.dispose()
 
 
+@pytest.mark.req("CC-121")
+def test_a_copy_that_failed_before_another_one_succeeded_is_a_duplicate(
+    tmp_path: Path, database: str, redis_url: str
+) -> None:
+    for source in (f"sqlite:///{tmp_path}/orders.db?", f"{redis_url}/{uuid.uuid4().hex}?group=g&"):
+        shop = Shop(f"{source}on_failure=dead_letter", f"{database}{len(source)}")
+        payloads = iter([{"total": "x"}, {"total": 1}])
+        fail_if_bad = shop.fail_if_bad
+        shop.fail_if_bad = lambda _, payloads=payloads, check=fail_if_bad: check(next(payloads))  # type: ignore[method-assign, misc]
+        copy = order(1)
+        shop.send(copy, copy)
+        shop.consume()
+        code, struck = shop.balanced()
+        assert code == 0
+        assert numbers(struck) == {"appended": 2, "applied": 1, "duplicate": 1, "pending": 0, "dead": 0}
+
+
+@pytest.mark.req("CC-121")
+def test_a_letter_that_is_gone_while_something_with_its_id_is_done_leaves_it_unknown(shop: Shop) -> None:
+    shop.send(order(1, id="e1"))
+    shop.consume()
+    shop.send(order(2, id="e1"))
+    shop.consume()
+    shop.consume()
+    assert shop.balanced()[1]["dead"] == 1
+    shop.execute("DELETE FROM onceward_dead_letters")
+    code, struck = shop.balanced()
+    assert (code, struck["problems"]) == (3, [])
+    assert struck["unknown"][0].startswith("1 dead letter is not in the database; the inbox has done")
+
+
 @pytest.mark.req("CC-073")
 def test_without_a_contract_nothing_is_said_to_be_applied(tmp_path: Path, database: str) -> None:
     plain = Shop(f"sqlite:///{tmp_path}/orders.db", database, with_contract=False)
@@ -686,6 +717,47 @@ def test_a_stream_that_was_deleted_is_missed_with_what_waited_in_it(stream: tupl
     code, struck = shop.balanced()
     assert code == 1
     assert struck["problems"][0].startswith("1 message is missing: 5 were appended, but only 4")
+
+
+@pytest.mark.req("CC-122")
+@every_redis
+@pytest.mark.parametrize("with_contract", [True, False], ids=["contract", "plain"])
+def test_a_stream_that_was_deleted_before_anybody_read_it_is_missing(
+    redis_url: str, database: str, with_contract: bool
+) -> None:
+    name = uuid.uuid4().hex
+    shop = Shop(f"{redis_url}/{name}?group=g", database, with_contract=with_contract)
+    shop.send(order(1), order(2), order(3))
+    with Redis.from_url(redis_url) as redis:
+        redis.delete(name)
+    result = shop.of_app()
+    assert result.exit_code == 1
+    assert "3 messages are missing: 3 were appended, but only 0 are accounted for" in result.stderr
+    assert balance("--source", shop.source).exit_code == 1
+
+
+@pytest.mark.req("CC-122")
+@every_redis
+@pytest.mark.parametrize("with_contract", [True, False], ids=["contract", "plain"])
+def test_what_a_group_may_have_had_of_a_deleted_stream_is_unknown_and_not_done(
+    redis_url: str, database: str, with_contract: bool
+) -> None:
+    """Another group has had it, and nothing was counted for this one."""
+    name = uuid.uuid4().hex
+    other = Shop(f"{redis_url}/{name}?group=other", f"{database}.other")
+    other.send(order(1), order(2), order(3))
+    other.consume()
+    with Redis.from_url(redis_url) as redis:
+        redis.delete(name)
+    shop = Shop(f"{redis_url}/{name}?group=g", database, with_contract=with_contract)
+    result = shop.of_app("--json")
+    [struck] = json.loads(result.stdout)
+    assert (result.exit_code, struck["applied"] or 0, struck["done"], struck["gone"]) == (3, 0, 0, 3)
+    assert struck["unknown"] == [
+        "3 messages are no longer in the source, and nothing shows what became of them: they were consumed, or "
+        "removed before that"
+    ]
+    assert other.of_app().exit_code == 0
 
 
 @pytest.mark.req("CC-071")

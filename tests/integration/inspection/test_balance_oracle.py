@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from onceward.connectors.sqlite import statements
 from tests.support.balance_world import (
     FAILING,
+    FLAKY,
     GOOD,
     REFUSED,
     UNREADABLE,
@@ -23,6 +25,7 @@ from tests.support.balance_world import (
     copy_database,
 )
 from tests.support.every_redis import every_redis
+from tests.support.wait import until
 
 SEEDS = range(int(os.environ.get("BALANCE_SEEDS", "3")))
 FIRST = int(os.environ.get("BALANCE_FIRST", "0"))
@@ -48,13 +51,16 @@ class History:
         self.steps.append(f"{action.__name__} {action() or ''}")
 
     def send(self) -> str:
-        kind = self.random.choices([GOOD, REFUSED, FAILING, UNREADABLE], [6, 1, 2, 1])[0]
+        kind = self.random.choices([GOOD, FLAKY, REFUSED, FAILING, UNREADABLE], [4, 3, 1, 2, 1])[0]
         times = self.random.choice([1, 1, 1, 2, 3])
         self.world.send(kind, times)
         return f"{kind} {times} {self.world.sent[-1].id[-5:]}"
 
     def copy(self) -> None:
         self.world.send_copy(self.random)
+
+    def conflict(self) -> None:
+        self.world.send_conflict(self.random)
 
     def consume_some(self) -> None:
         self.world.consume(self.random.randint(1, 4))
@@ -101,6 +107,7 @@ class History:
         return [
             (8, self.send),
             (3, self.copy),
+            (1, self.conflict),
             (4, self.consume_some),
             (3, self.drain),
             (1, self.fix),
@@ -246,3 +253,23 @@ def test_a_stream_is_never_misjudged(tmp_path: Path, redis_url: str, seed: int) 
     history = RedisHistory(RedisWorld(tmp_path, redis_url, uuid.uuid4().hex), FIRST + seed)
     first = live(history)
     assert first == "holds" or "trim " in history.steps
+
+
+@pytest.mark.req("CC-121")
+@pytest.mark.parametrize("source", ["sqlite", "redis"])
+def test_copies_that_several_workers_take_at_once_balance(
+    tmp_path: Path, redis_url: str, source: str
+) -> None:
+    """Of the copies of each message one fails, one succeeds, and the others are duplicates, in any order."""
+    in_a_file = source == "sqlite"
+    world: World = SqliteWorld(tmp_path) if in_a_file else RedisWorld(tmp_path, redis_url, uuid.uuid4().hex)
+    for _ in range(10):
+        world.send(FLAKY, times=3)
+    world.consume(1)  # creates the tables
+    with ThreadPoolExecutor(3) as workers:
+        for _ in range(3):
+            list(workers.map(lambda _: world.consume(), range(3)))
+    until(lambda: world.consume() or not world.waiting())
+    struck = world.balance()
+    assert struck.holds, repr(struck)
+    assert (struck.applied, struck.duplicate, struck.dead) == (10, 20, 0)

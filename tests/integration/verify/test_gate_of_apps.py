@@ -25,7 +25,10 @@ from onceward.inspection.guarantee_facts import facts_of
 from onceward.inspection.guarantees import judge
 from onceward.run.run import check
 from onceward.verify import examine_consumer
+from tests.support.disk import disk
 from tests.verification.proofs import proof
+
+__all__ = ["disk"]
 
 KEY = Ed25519PrivateKey.generate()
 
@@ -79,6 +82,8 @@ def test_all_consumers_that_may_not_run_are_named_at_once_with_their_reasons(tmp
     for name, line in zip(("billing", "refunds"), lines, strict=False):
         assert f"consumer {name!r} does not run in production: no verification of it is recorded" in line
         assert "onceward verify " in line
+        command = f"onceward inbox migrate --database {app.database}"
+        assert f"no tables yet; create them first with `{command}`" in line
     assert "consumer 'mail' does not run in production: it has no contract" in lines[2]
     assert "write out contract=None" in lines[2]
     for name, starts in (("mail", False), ("log", True), ("charge", False)):
@@ -89,6 +94,32 @@ def test_all_consumers_that_may_not_run_are_named_at_once_with_their_reasons(tmp
         pass
     with open_task(app, app.consumers["log"]) as task:
         assert task.consume_transactions().processed == 0
+
+
+@pytest.mark.req("CC-123")
+@pytest.mark.parametrize(
+    ("sampled", "headline"),
+    [
+        (("order",), "effects once: transactional, proven only for event type order"),
+        (("a", "", "c", "d"), "effects once: transactional, proven only for event types a, (none), c, …"),
+        ((), "unknown, at best effects once: transactional"),
+    ],
+)
+@pytest.mark.usefixtures("disk")
+def test_where_every_type_is_accepted_the_headline_names_those_that_had_a_sample(
+    tmp_path: Path, sampled: tuple[str, ...], headline: str
+) -> None:
+    def with_every_type(**settings: Any) -> Onceward:
+        app = shop(tmp_path, **settings)
+
+        @app.consumer(f"sqlite:///{tmp_path}/every.db", contract=contract("every", "*"))
+        def every(order: dict[str, Any], session: Any) -> None: ...
+
+        return app
+
+    evidence = proven(with_every_type(), "every", event_types=sampled)
+    app = with_every_type(**carried(tmp_path, evidence))
+    assert judge(facts_of(app, app.consumers["every"])).headline == headline
 
 
 @pytest.mark.req("CC-068")

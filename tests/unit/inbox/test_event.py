@@ -389,7 +389,7 @@ def reordered(value: Any) -> Any:
 
 class TestDigest:
     def test_it_is_a_sha256(self) -> None:
-        assert len(event().digest) == 32
+        assert [len(form) for form in event().digest] == [32, 32]
 
     @given(DATA)
     def test_the_order_of_keys_does_not_count(self, payload: Any) -> None:
@@ -423,9 +423,15 @@ class TestDigest:
     def test_a_number_as_key_is_not_the_text_of_it(self) -> None:
         assert event(payload={1: "a"}).digest != event(payload={"1": "a"}).digest
 
-    def test_nothing_but_the_payload_counts(self) -> None:
-        other = event(tracking_id="e2", event_type="x", sequence=9, lock_token="t", deliveries=4)
+    def test_nothing_but_type_and_payload_counts(self) -> None:
+        other = event(tracking_id="e2", sequence=9, lock_token="t", deliveries=4)
         assert other.digest == event().digest
+
+    @pytest.mark.req("CC-120")
+    def test_no_event_type_is_like_another_or_like_the_payload_alone(self) -> None:
+        digests = [event(event_type=each).digest for each in ("", "placed", "cancelled")]
+        assert len({form for digest in digests for form in digest}) == 4
+        assert len({digest.payload for digest in digests}) == 1
 
     def test_a_lock_token_in_the_payload_does_not_count(self) -> None:
         claims = [Event.of(message({"amount": 3, "lock_token": token})) for token in ("t1", "t2")]

@@ -12,7 +12,7 @@ from onceward.connectors.boundary.scheme import FACTS, durability_of
 from onceward.connectors.redis_streams.durability import describe_server
 from onceward.connectors.reports import Durability, Hazard, SourceFacts, Survives
 from onceward.connectors.urls import Address
-from onceward.inspection.guarantees import RULES, Facts, Strength, judge
+from onceward.inspection.guarantees import RULES, Facts, Strength, WeakLink, judge
 
 
 def source(url: str) -> dict[str, Any]:
@@ -78,7 +78,7 @@ VERDICTS: list[tuple[dict[str, Any], dict[str, Any], str, str, str]] = [
         GOOD,
         {"mode": "effectful"},
         "at least once",
-        "a key that never changes",
+        "it gets the same key each time",
         "pass the key of `session.effect`",
     ),
     (
@@ -109,6 +109,7 @@ VERDICTS: list[tuple[dict[str, Any], dict[str, Any], str, str, str]] = [
     (GOOD, redis(eviction="allkeys-lru"), "may lose", "maxmemory-policy allkeys-lru", "noeviction"),
     (GOOD, redis(replicas=2), "may lose", "a failover may lose", "appendfsync always"),
     (GOOD, redis(maxlen=1000), "may lose", "trimmed to about 1000 entries", "remove maxlen"),
+    (GOOD, redis(expires_in=3600), "may lose", "the stream expires in 3,600 s", "PERSIST"),
     (GOOD, redis(version="6.0.9"), "at least once", "Redis 6.0.9 is too old", "upgrade"),
     (GOOD, {"database_synchronous": "OFF"}, "may lose", "synchronous_commit=off", "synchronous_commit = on"),
     (GOOD, {"database_fsync": False}, "may lose", "fsync=off", "fsync = on"),
@@ -160,13 +161,19 @@ EFFECTFUL: dict[str, Any] = {**GOOD, "mode": "effectful", "letter_days": 90.0}
     ("facts", "headline"),
     [
         (GOOD, "effects once: transactional, proven"),
+        ({**GOOD, "every_type": True, "sampled": "placed, paid"},
+         "effects once: transactional, proven only for placed, paid"),
+        ({**GOOD, "every_type": True}, "unknown, at best effects once: transactional"),
+        ({**GOOD, "database_doubts": (WeakLink(Strength.UNKNOWN, "it is shut", "", "database cannot be opened"),)},
+         "unknown: database cannot be opened"),
         ({**GOOD, "connections": 120, "max_connections": 97},
          "effects once: transactional, proven, but too few connections"),
         ({**GOOD, "mode": None}, "at least once: no contract"),
-        (EFFECTFUL, "at least once: calls with a key, key validity unknown"),
-        ({**EFFECTFUL, "key_days": 1.0}, "at least once: calls with a key, keys shorter than dead letters wait"),
-        ({**EFFECTFUL, "key_days": 90.0}, "at least once: calls with a key"),
-        ({**EFFECTFUL, "key_days": 90.0, "proven": False}, "at least once: calls with a key, unproven"),
+        (EFFECTFUL, "at least once: calls may repeat, with a key, key validity unknown"),
+        ({**EFFECTFUL, "key_days": 1.0},
+         "at least once: calls may repeat, with a key, keys shorter than dead letters wait"),
+        ({**EFFECTFUL, "key_days": 90.0}, "at least once: calls may repeat, with a key"),
+        ({**EFFECTFUL, "key_days": 90.0, "proven": False}, "at least once: calls may repeat, with a key, unproven"),
         ({**GOOD, **redis(fsync="everysec")}, "may lose: source not durable"),
         ({**GOOD, "database_fsync": False, "proven": False}, "may lose: database not durable"),
         ({**GOOD, **redis(fsync=None)}, "unknown, at best effects once: transactional, proven"),
@@ -245,6 +252,8 @@ def test_every_rule_applies_to_some_facts_above_and_nothing_promises_exactly_onc
         Facts(**{**GOOD, "connections": 120, "max_connections": 97}),
         Facts(**{**GOOD, "one_commit": True}),
         Facts(**{**EFFECTFUL, "one_commit": True}),
+        Facts(**{**GOOD, "every_type": True, "sampled": "placed"}),
+        Facts(**{**GOOD, "every_type": True}),
         Facts(**{**EFFECTFUL, "has_effects": False}),
         Facts(**{**EFFECTFUL, "key_days": 1.0}),
         Facts(**{**EFFECTFUL, "key_days": 90.0, "record_days": "for 90 days"}),

@@ -278,6 +278,8 @@ class MemoryLeaseStore:
         forgotten = set(keys)
         self._dead = [dead for dead in self._dead if dead.key not in forgotten]
 
+    acknowledge_dead = forget_dead
+
     def close(self) -> None:
         with self._lock:
             self._closed = True

@@ -259,6 +259,11 @@ class PostgreSqlLeaseStore:
             values = (self.queue, pack([identity_in(body)]), at, sha256(body).digest())
             self._run(sql.LOG_MOVED, values)
 
+    def acknowledge_dead(self, keys: Sequence[int]) -> None:
+        bodies = [body for _, body in self._run(sql.FORGET_DEAD, (self.queue, list(keys)))]
+        if bodies:
+            self._run(sql.LOG_DONE, (self.queue, len(bodies), pack(map(identity_in, bodies))))
+
     # ── one commit with the application
 
     def joins(self, connection: Connection) -> bool:

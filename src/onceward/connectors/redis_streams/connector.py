@@ -60,6 +60,10 @@ class RedisStreamsConnector(StreamConnector, Closing):
         """Remove dead letters by their `key`, once another store has them."""
         run_blocking(self._perform(self._queue.forget_dead(keys)))
 
+    def acknowledge_dead(self, keys: Sequence[Any]) -> None:
+        """Remove dead letters by their `key`, because another copy of each is done. They count as done, too."""
+        run_blocking(self._perform(self._queue.acknowledge_dead(keys)))
+
     def dead_letters(self, limit: int = 100) -> list[DeadMessage]:
         """Return dead letters, longest dead first. They stay until `forget_dead`."""
         found: list[DeadMessage] = run_blocking(self._perform(self._queue.dead_letters(limit)))

@@ -66,6 +66,10 @@ class AsyncRedisStreamsConnector(StreamConnector, AsyncClosing):
         """Remove dead letters by their `key`, once another store has them."""
         await self._perform(self._queue.forget_dead(keys))
 
+    async def acknowledge_dead_async(self, keys: Sequence[Any]) -> None:
+        """Remove dead letters by their `key`, because another copy of each is done. They count as done, too."""
+        await self._perform(self._queue.acknowledge_dead(keys))
+
     async def dead_letters_async(self, limit: int = 100) -> list[DeadMessage]:
         """Return dead letters, longest dead first. They stay until `forget_dead`."""
         found: list[DeadMessage] = await self._perform(self._queue.dead_letters(limit))

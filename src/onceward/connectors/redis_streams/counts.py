@@ -166,11 +166,10 @@ def _count_ended(
     group: str, has_stream: bool, groups: dict[str, bytes], tally: dict[bytes, bytes]
 ) -> int | None:
     begun = tally.get(f"begun:{group}".encode())
-    if has_stream and group not in groups:
-        if not groups and not any(name.startswith(b"begun:") for name in tally):
-            return 0  # nobody has read anything yet
-        if begun == tally.get(b"streams", b"0"):
-            return None  # the group was deleted, so what it has ended waits again
+    if not groups and not any(name.startswith(b"begun:") for name in tally):
+        return 0  # nobody has read anything yet
+    if has_stream and group not in groups and begun == tally.get(b"streams", b"0"):
+        return None  # the group was deleted, so what it has ended waits again
     ended = tally.get(f"ended:{group}".encode())
     return None if ended is None else int(ended)
 

@@ -43,7 +43,7 @@ def connect(server: str) -> Iterator[Any]:
         client.close()
 
 
-def read_server(server: str) -> dict[str, Any]:
+def read_server(server: str, stream: str) -> dict[str, Any]:
     """Return the arguments of `describe_server`. Raises `ServerUnreachable`."""
     with connect(server) as redis:
         from redis.exceptions import ResponseError
@@ -53,6 +53,7 @@ def read_server(server: str) -> dict[str, Any]:
             found = redis.config_get("*appendfsync*")
         except ResponseError:  # hosted servers refuse
             found = {}
+        expires_in = redis.ttl(stream)
     return {
         "product": "Valkey" if "valkey_version" in info else "Redis",
         "version": info.get("valkey_version", info["redis_version"]),
@@ -61,6 +62,7 @@ def read_server(server: str) -> dict[str, Any]:
         "rests": found.get("no-appendfsync-on-rewrite") == "yes",
         "eviction": info.get("maxmemory_policy"),
         "replicas": info.get("connected_slaves"),
+        "expires_in": expires_in if expires_in >= 0 else None,
     }
 
 
@@ -74,18 +76,19 @@ def describe_server(
     eviction: str | None = None,
     replicas: int | None = None,
     maxlen: int | None = None,
+    expires_in: int | None = None,
     unreachable: tuple[str, ...] = (),
 ) -> SourceFacts:
     """Describe the source; None is unknown.
 
     `product`: Redis or Valkey. `fsync`: when it writes its append-only file to disk (always, everysec or no). `rests`:
     it does not do so while it rewrites that file. `eviction`: what it does when its memory is full. `maxlen`: to how
-    many entries the stream is trimmed.
+    many entries the stream is trimmed. `expires_in`: seconds until Redis removes the stream.
     """
     return SourceFacts(
         durability=None if aof is None else _durability(product, version, aof, fsync, rests),
         redelivers=True,
-        hazards=tuple(_hazards(product, version, eviction, replicas, maxlen)),
+        hazards=tuple(_hazards(product, version, eviction, replicas, maxlen, expires_in)),
         unreachable=unreachable,
     )
 
@@ -124,12 +127,22 @@ def _durability(product: str, version: str | None, aof: bool, fsync: str | None,
 
 
 def _hazards(
-    product: str, version: str | None, eviction: str | None, replicas: int | None, maxlen: int | None
+    product: str,
+    version: str | None,
+    eviction: str | None,
+    replicas: int | None,
+    maxlen: int | None,
+    expires_in: int | None,
 ) -> Iterator[Hazard]:
     if eviction not in KEEPS_STREAMS:
         yield Hazard(
             f"{product} runs with maxmemory-policy {eviction}: it may drop the whole stream when its memory is full",
             "set maxmemory-policy noeviction",
+        )
+    if expires_in is not None:
+        yield Hazard(
+            f"the stream expires in {expires_in:,} s: {product} then removes it with all that waits in it",
+            "run PERSIST on its key, and find out what sets the expiry",
         )
     if replicas:
         yield Hazard(

@@ -377,6 +377,13 @@ class StreamQueue:
             if isinstance(reply, Exception):
                 raise reply
 
+    def acknowledge_dead(self, keys: Sequence[str]) -> Exchange:
+        """Its entry was acknowledged when it died, so nothing else is left of it."""
+        if keys:
+            [reply] = yield [("XDEL", self.dead, *keys)]
+            if isinstance(reply, Exception):
+                raise reply
+
     def _evaluate(self, script: str, arguments: Sequence[Any]) -> Exchange:
         """Return the script's reply, or None if it could not run because the stream or group had been deleted."""
         reply = yield from self._run_script(script, arguments)

@@ -44,10 +44,10 @@ def open_stream(address: Address, *, asynchronous: bool) -> Any:
 
 
 def facts(address: Address) -> SourceFacts:
-    server, _ = stream_of(address)
+    server, stream = stream_of(address)
     maxlen = address.settings.get("maxlen")
     try:
-        return describe_server(**read_server(server), maxlen=maxlen)
+        return describe_server(**read_server(server, stream), maxlen=maxlen)
     except ServerUnreachable as error:
         return describe_server(maxlen=maxlen, unreachable=(str(error),))
 

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from onceward.connectors.file_place import doubt_place
 from onceward.connectors.identities import seen, seen_in, unpack
 from onceward.connectors.reports import (
     Durability,
@@ -88,10 +89,8 @@ def open_queue(address: Address, *, asynchronous: bool) -> Any:
 
 
 def facts(address: Address) -> SourceFacts:
-    return SourceFacts(
-        durability=DURABILITY[address.settings.get("synchronous", "FULL")],
-        redelivers=True,
-    )
+    mode = DURABILITY[address.settings.get("synchronous", "FULL")]
+    return SourceFacts(durability=doubt_place("the queue", Path(file_of(address))) or mode, redelivers=True)
 
 
 def counts(address: Address) -> SourceCounts:

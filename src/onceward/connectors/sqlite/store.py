@@ -342,14 +342,24 @@ class SqliteLeaseStore(Database):
         return [read_dead_message((row[0], row[8]), *row[1:]) for row in rows]
 
     def forget_dead(self, keys: Sequence[tuple[int, float]]) -> None:
+        if found := self._take_dead(keys):
+            self.cursor.execute(sql.COUNT_MOVED, (len(found),))
+            moved = [(pack([identity_in(body)]), at, sha256(body).digest()) for at, body in found]
+            self.cursor.executemany(sql.NOTE_MOVED, moved)
+            self._forget_oldest()
+
+    def acknowledge_dead(self, keys: Sequence[tuple[int, float]]) -> None:
+        if found := self._take_dead(keys):
+            self.cursor.execute(sql.COUNT_DONE, (len(found),))
+            self.cursor.execute(sql.NOTE_DONE, (pack(identity_in(body) for _, body in found),))
+            self._forget_oldest()
+
+    def _take_dead(self, keys: Sequence[tuple[int, float]]) -> list[tuple[float, bytes]]:
+        """Remove them. Return those that had not been removed before."""
         cursor = self.cursor
         found = [row for key in dict.fromkeys(keys) for row in cursor.execute(sql.DEAD_LETTER, key)]
-        if found:  # they may have been removed before
-            cursor.executemany(sql.FORGET_DEAD, keys)
-            cursor.execute(sql.COUNT_MOVED, (len(found),))
-            moved = [(pack([identity_in(body)]), at, sha256(body).digest()) for at, body in found]
-            cursor.executemany(sql.NOTE_MOVED, moved)
-            self._forget_oldest()
+        cursor.executemany(sql.FORGET_DEAD, keys)
+        return found
 
     def _forget_oldest(self) -> None:
         """Forget the oldest ids beyond those that are kept. Their numbers remain."""

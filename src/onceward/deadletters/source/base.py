@@ -31,6 +31,8 @@ MOVED_AT_ONCE = 10
 """Letters moved in one transaction: they may be large."""
 LETTER_METHODS = ("dead_letters", "forget_dead")
 """Methods of a source whose dead letters can be moved."""
+ACKNOWLEDGE = "acknowledge_dead"
+"""Method of a source that counts, for dead letters of which another copy is done."""
 
 
 class SourcePort(ABC):
@@ -42,6 +44,9 @@ class SourcePort(ABC):
 
     def __init__(self, source: Any) -> None:
         self.source = NoSource() if source is None else source
+        self.acknowledges_letters = any(
+            hasattr(self.source, ACKNOWLEDGE + suffix) for suffix in ("", "_async")
+        )
 
     def check(self) -> None:
         """Raise `ConfigurationError` if dead letters cannot be moved away from the source."""
@@ -111,6 +116,7 @@ class LetterSource:
         self._inner = source
         self._ask = port.ask
         self._moves = port.gives_letters
+        self._acknowledges = port.acknowledges_letters
         self._letters = letters
         self._consumer = consumer
         self._origin = origin or type(source).__name__
@@ -201,12 +207,20 @@ class LetterSource:
                 burials = [
                     burial_of_dead(each, consumer=self._consumer, origin=self._origin) for each in dead
                 ]
-                in_flight = await self._letters.take_over(burials)
+                buried = await self._letters.take_over(burials)
+                done: list[Any] = []
+                stored: list[Any] = []
                 for each, burial in zip(dead, burials, strict=True):
-                    (kept if burial in in_flight else moved).append(each.key)
-                done = [each.key for each in dead if each.key not in kept]
+                    if burial in buried.in_flight:
+                        kept.append(each.key)
+                    else:
+                        is_done = burial in buried.done and self._acknowledges
+                        (done if is_done else stored).append(each.key)
+                moved += done + stored
                 if done:
-                    await self._ask("forget_dead", done)
+                    await self._ask(ACKNOWLEDGE, done)
+                if stored:
+                    await self._ask("forget_dead", stored)
         except Exception as error:  # noqa: BLE001
             _log.error("cannot move dead letters to the store; they stay in their source for now: %s", error)
 

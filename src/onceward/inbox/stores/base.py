@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from sqlalchemy import Connection
 
 from onceward.db.transaction import DbTransaction
+from onceward.inbox.event import Digest
 from onceward.inbox.stores.effects import EffectRows
 from onceward.inbox.stores.types import Attempts, Found, Key, Overtaken, PurgeStep, Records
 from onceward.storage.database import Sql
@@ -153,7 +154,7 @@ class Store(EffectRows, RetentionStore):
     # ── what differs between databases ──────────────────────────────────────────────────────────────────
 
     @abstractmethod
-    def admit(self, transaction: DbTransaction, key: Key, digest: bytes) -> bool:
+    def admit(self, transaction: DbTransaction, key: Key, digest: Digest) -> bool:
         """Write the dedup row, and resolve an open dead letter of the event: this commit does it after all.
 
         Returns False if the row was not written; `look_up` says why.
@@ -365,7 +366,8 @@ _FINISH = """
 
 RESOLVE_LETTER = """
     UPDATE onceward_dead_letters SET status = 'resolved', settled_at = {now}
-    WHERE consumer = :consumer AND tracking_id = :tracking AND status = 'open' AND payload_sha256 = :digest
+    WHERE consumer = :consumer AND tracking_id = :tracking AND status = 'open'
+        AND payload_sha256 IN (:content, :payload)
 """
 
 _LAST_SEQUENCE = """

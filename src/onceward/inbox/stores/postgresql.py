@@ -18,6 +18,7 @@ from onceward._ids import day_in
 from onceward.db.operations import key_of
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
+from onceward.inbox.event import Digest
 from onceward.inbox.stores import partitions
 from onceward.inbox.stores.base import RESOLVE_LETTER, Store
 from onceward.inbox.stores.partitions import MAINTENANCE
@@ -64,18 +65,18 @@ class PostgreSqlStore(Store):
     def partition(self, key: Key) -> int | None:
         return day_in(key.tracking_id)
 
-    def admit(self, transaction: DbTransaction, key: Key, digest: bytes) -> bool:
+    def admit(self, transaction: DbTransaction, key: Key, digest: Digest) -> bool:
         lock = key_of(f"{key.consumer_id}:{key.tracking_id}")
         day = self.partition(key)
         own = {"own_day": key.day} if day is None else {"own_day": None}
         try:
-            row = self._one(transaction, _ADMIT_AND_RESOLVE, key, digest=digest, lock=lock, **own)
+            row = self._one(transaction, _ADMIT_AND_RESOLVE, key, **digest._asdict(), lock=lock, **own)
         except IntegrityError as error:
             if day is not None and getattr(error.orig, "sqlstate", None) == CHECK_VIOLATION:
                 raise MissingDay(day) from error
             raise
         if row.stale:
-            self._execute(transaction, RESOLVE_LETTER, key, digest=digest)
+            self._execute(transaction, RESOLVE_LETTER, key, **digest._asdict())
         return bool(row.admitted)
 
     def lock(self, transaction: DbTransaction, name: str) -> bool:
@@ -161,7 +162,7 @@ _TRY_LOCK = (
 # from a duplicate.
 _ADMIT = f"""
     INSERT INTO onceward_dedup (event_day, consumer_id, tracking_id, payload_sha256, own_day)
-    SELECT CAST(:place AS bigint), CAST(:consumer AS text), CAST(:tracking AS text), CAST(:digest AS bytea),
+    SELECT CAST(:place AS bigint), CAST(:consumer AS text), CAST(:tracking AS text), CAST(:content AS bytea),
         CAST(:own_day AS bigint)
     FROM (SELECT {_TRY_LOCK} AS free OFFSET 0) AS one, numbered
     WHERE one.free

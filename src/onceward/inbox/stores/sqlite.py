@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from onceward._ids import day_in
 from onceward.db.backends import backend_of
 from onceward.db.transaction import DbTransaction
+from onceward.inbox.event import Digest
 from onceward.inbox.stores.base import RESOLVE_LETTER, Store
 from onceward.inbox.stores.types import Found, Key, StepTimes, begun
 
@@ -37,7 +38,7 @@ class SqliteStore(Store):
                 WHERE h.consumer_id = :consumer AND h.tracking_id = onceward_dedup.tracking_id)
     """
 
-    def admit(self, transaction: DbTransaction, key: Key, digest: bytes) -> bool:
+    def admit(self, transaction: DbTransaction, key: Key, digest: Digest) -> bool:
         # This statement runs for every event, so it bypasses SQLAlchemy, which takes longer than SQLite. An error is
         # raised again, and reported, by the normal way below, unless it has ended the transaction: whatever is written
         # after that commits without what came before.
@@ -50,7 +51,7 @@ class SqliteStore(Store):
                 "tracking": tracking,
                 "day": day,
                 "keep_day": day if day_in(tracking) is not None else max(day, int(now // 86400)),
-                "digest": digest,
+                **digest._asdict(),
                 "now": now,
             }
             cursor.execute(_ADMIT_DRIVER, values)
@@ -61,9 +62,9 @@ class SqliteStore(Store):
         except sqlite3.Error as error:
             if transaction.backend.has_ended(transaction.connection):
                 raise OperationalError("INSERT INTO onceward_dedup", None, error) from error
-            if self._execute(transaction, _ADMIT, key, digest=digest, keep_day=values["keep_day"]) != 1:
+            if self._execute(transaction, _ADMIT, key, **digest._asdict(), keep_day=values["keep_day"]) != 1:
                 return False
-            self._execute(transaction, RESOLVE_LETTER, key, digest=digest)
+            self._execute(transaction, RESOLVE_LETTER, key, **digest._asdict())
             return True
         finally:
             cursor.close()
@@ -150,7 +151,7 @@ class SqliteStore(Store):
 # The condition is part of the statement, so the horizon cannot rise between the check and the insert.
 _ADMIT = """
     INSERT INTO onceward_dedup (consumer_id, tracking_id, own_day, keep_day, payload_sha256, processed_at)
-    SELECT :consumer, :tracking, :day, :keep_day, :digest, {now}
+    SELECT :consumer, :tracking, :day, :keep_day, :content, {now}
     WHERE :day >= coalesce((SELECT floor_day FROM onceward_horizons WHERE consumer_id = :consumer), :day)
     ON CONFLICT DO NOTHING
 """

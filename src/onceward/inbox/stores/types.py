@@ -23,7 +23,7 @@ class Found(NamedTuple):
     """What the inbox knows about an event that it did not admit."""
 
     digest: bytes | None
-    """Of the payload with which it was done; None if it was not done."""
+    """Of the content with which it was done, in one of the forms of `Digest`; None if it was not done."""
     floor_day: int | None
 
 

@@ -138,6 +138,17 @@ class Identity(InboxSuite):
                 inbox.process(contract(), event("e1", {"amount": 2}, created_at=AFTER), never)
             assert refused.value.kind is Breach.CONFLICT
 
+    @pytest.mark.req("CC-120")
+    @pytest.mark.parametrize("mode", ["transactional", "effectful"])
+    def test_another_event_type_with_the_same_payload_is_a_contract_failure(self, mode: str) -> None:
+        both = contract(event_types=["order.paid", "order.cancelled"], mode=mode)
+        with self.inbox(both) as inbox:
+            inbox.process(both, event("e1"), lambda event, session: None)
+            with pytest.raises(ContractError, match="another payload or event type") as refused:
+                inbox.process(both, event("e1", event_type="order.cancelled"), never)
+            assert refused.value.kind is Breach.CONFLICT
+            assert inbox.process(both, event("e1"), never).duplicate
+
     @pytest.mark.req("CC-055")
     @pytest.mark.parametrize("tracking_id", [IDS["uuid4"], IDS["uuid7"], str(UUID(int=0))])
     def test_all_spellings_of_a_uuid_are_one_event(self, tracking_id: str) -> None:
