@@ -15,6 +15,7 @@ from onceward._sync import Raised
 from onceward.inbox.attempts import AsyncGate, BlockingGate
 from onceward.inbox.event import Event
 from onceward.inbox.sessions import EffectfulSession, InboxSession, Joined
+from onceward.inbox.sessions.unsettled import UnsettledEffects
 from onceward.storage.database import AsyncStoragePorts, BlockingStoragePorts
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Session(Protocol):
     """A session as the inbox sees it."""
 
     event: Event
+    unsettled: UnsettledEffects | None
 
     async def apply(self, operation: Callable[..., T], *args: Any) -> T:
         """Run one operation of the store in the session's transaction."""

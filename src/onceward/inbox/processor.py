@@ -246,7 +246,10 @@ class EventProcessor:
             turn = await session.apply(sequences.take_turn, self.store, contract, key, event)
             if turn is sequences.Turn.SUPERSEDED:
                 return Result(SUPERSEDED)
-        return Result(DONE, await handler(event, session))
+        value = await handler(event, session)
+        if session.unsettled is not None:
+            session.unsettled.check(key.tracking_id)
+        return Result(DONE, value)
 
     def _refuse(self, transaction: DbTransaction, key: Key, digest: bytes) -> None:
         """Return if the event is a duplicate; otherwise raise the reason why it was not admitted."""
@@ -287,6 +290,7 @@ class EventProcessor:
                 ledger.check(carried.raised)
                 raise
             ledger.check()
+            session.unsettled.check(key.tracking_id)
             await self.reachable(session.apply, self._complete, claim, digest)
             return Result(DONE, value)
         except BaseException as raised:

@@ -50,6 +50,9 @@ class DeliveryBoundary(StrEnum):
     AFTER_COMMIT = "after the commit, before the acknowledgement"
 
 
+IN_EFFECTS = (DeliveryBoundary.EFFECT_FAILS, DeliveryBoundary.AFTER_EFFECT)
+
+
 class Fault(msgspec.Struct, frozen=True):
     """An exception or a kill, once, at a boundary. Writes and effects are numbered from 1."""
 
@@ -63,6 +66,10 @@ class Fault(msgspec.Struct, frozen=True):
 
 class Injected(Exception):
     """Raised by the kit at a boundary. No handler expects it, and none may swallow it."""
+
+
+class InjectedInEffect(Injected, ConnectionError, TimeoutError, LookupError, ValueError, RuntimeError):
+    """Instead of an effect or after it. Whatever a handler catches around an effect, it catches this."""
 
 
 def handler_faults(writes: int, effects: int, action: Literal["raise", "kill"]) -> list[Fault]:
@@ -118,7 +125,8 @@ class Probe:
         if fault.action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         self.fired_inside = inside
-        error = Injected(f"raised by the verification {fault}")
+        kind = InjectedInEffect if boundary in IN_EFFECTS else Injected
+        error = kind(f"raised by the verification {fault}")
         if boundary is DeliveryBoundary.STATEMENT_FAILS:
             raise OperationalError("a statement of the handler", None, error)
         raise error
