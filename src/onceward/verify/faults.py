@@ -27,7 +27,7 @@ from onceward.verify.watch.background import note_left_running
 from onceward.verify.watch.calls import OutsideCall, recording
 from onceward.verify.watch.escapes import in_session
 from onceward.verify.watch.inheritance import note_writes
-from onceward.verify.watch.intrusions import Phase, Scope, during
+from onceward.verify.watch.intrusions import Phase, Scope, during, note_temporary
 
 _ALWAYS_WRITES = (operations.insert_idempotent, operations.occ_update)
 _MAY_WRITE = (operations.execute, operations.execute_scalar, operations.fetch_one, operations.fetch_all)
@@ -151,6 +151,7 @@ class Probe:
             finally:
                 self._watchdog.coroutine = None
             self.swallowed = self.fired_inside
+            note_temporary()
             self.reach(DeliveryBoundary.BEFORE_COMMIT)
             return self.result
 

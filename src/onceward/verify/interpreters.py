@@ -52,7 +52,7 @@ class _Interpreter:
             listener.bind(self.address)
             listener.listen()
             self.process = subprocess.Popen(
-                [sys.executable, "-m", _PROGRAM, str(listener.fileno())],
+                [sys.executable, *["-O"] * sys.flags.optimize, "-m", _PROGRAM, str(listener.fileno())],
                 pass_fds=[listener.fileno()],
                 env=environment,
                 stdin=subprocess.PIPE,

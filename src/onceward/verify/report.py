@@ -66,6 +66,8 @@ class VerificationReport(msgspec.Struct, frozen=True, kw_only=True):
     """The consumer, as `module:name`."""
     seed: int
     backend: str
+    isolation: str = ""
+    """The isolation level on PostgreSQL."""
     seconds: float
     scenarios: tuple[ScenarioResult, ...]
     code: Code
@@ -142,6 +144,7 @@ class VerificationReport(msgspec.Struct, frozen=True, kw_only=True):
             code=self.code,
             schema_versions=self.schema_versions,
             backend=self.backend,
+            isolation=self.isolation,
             mechanism=self.mechanism,
             onceward=version("onceward"),
             seed=self.seed,
