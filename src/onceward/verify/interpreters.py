@@ -96,9 +96,11 @@ class Conversation:
 
 
 @contextmanager
-def conversation(seed: int, plan: VerificationPlan, database: SharedDatabase) -> Iterator[Conversation]:
+def conversation(
+    seed: int, plan: VerificationPlan, database: SharedDatabase, *, elsewhere: bool = False
+) -> Iterator[Conversation]:
     """Import the consumer in another interpreter. Raises `NotChecked` if that is impossible."""
-    journey = pickle.dumps(_journey(plan, database))
+    journey = pickle.dumps(_journey(plan, database, elsewhere))
     with socket.socket(socket.AF_UNIX) as caller:
         try:
             caller.connect(_running[seed].address)
@@ -110,7 +112,7 @@ def conversation(seed: int, plan: VerificationPlan, database: SharedDatabase) ->
             yield found
 
 
-def _journey(plan: VerificationPlan, database: SharedDatabase) -> Journey:
+def _journey(plan: VerificationPlan, database: SharedDatabase, elsewhere: bool) -> Journey:
     consumer = plan.consumer
     home = consumer.__module__
     script = _script()
@@ -138,6 +140,7 @@ def _journey(plan: VerificationPlan, database: SharedDatabase) -> Journey:
         path=tuple(sys.path),
         folder=str(Path.cwd()),
         environment=dict(os.environ),
+        elsewhere=elsewhere,
     )
 
 
