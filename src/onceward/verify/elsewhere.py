@@ -54,7 +54,7 @@ def _with_now(real: Any) -> Any:
 
 
 def _replace(name: str, function: Any) -> None:
-    """Replace a class method of `datetime` itself: a class in its place would not do for type hints and `isinstance`."""
+    """Replace a class method of `datetime` itself: another class would not do for type hints and `isinstance`."""
     attributes: dict[str, Any] = gc.get_referents(vars(datetime))[0]
     attributes[name] = classmethod(function)
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(datetime))

@@ -28,6 +28,7 @@ from onceward.verify.watch.calls import OutsideCall, recording
 from onceward.verify.watch.escapes import in_session
 from onceward.verify.watch.inheritance import note_writes
 from onceward.verify.watch.intrusions import Phase, Scope, during, note_temporary
+from onceward.verify.watch.keys import ignores_key
 
 _ALWAYS_WRITES = (operations.insert_idempotent, operations.occ_update)
 _MAY_WRITE = (operations.execute, operations.execute_scalar, operations.fetch_one, operations.fetch_all)
@@ -113,6 +114,8 @@ class Probe:
         self.result: Any = None
         self.calls: list[OutsideCall] = []
         """Calls of outside services in effects."""
+        self.keyless: list[str] = []
+        """Effects whose call does not read its key, and that nothing reconciles."""
         self.scopes: list[Scope] = []
         """The user's steps of this delivery, with what they started."""
 
@@ -203,6 +206,8 @@ class Probe:
 
         async def effecting(name: str, call: Callable[[str], Any], **more: Any) -> Any:
             number = self._next_effect()
+            if more.get("reconcile") is None and ignores_key(call):
+                self.keyless.append(name)
 
             async def called(key: str) -> Any:
                 self.reach(DeliveryBoundary.EFFECT_FAILS, number, inside=True)

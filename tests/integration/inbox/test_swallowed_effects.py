@@ -56,17 +56,21 @@ def swallow(call: Any, name: Any = "mail") -> Callable[[Any, Any], Any]:
     def handle(_: Any, session: Any) -> Any:
         try:
             return session.effect(name, call)
-        except Exception:  # noqa: BLE001  what this is about
+        except Exception:
             return "caught"
 
     return handle
 
 
-@pytest.mark.parametrize("error", [ConnectionError("down"), TimeoutError(), OSError(5, "x"), ValueError("bad")])
+@pytest.mark.parametrize(
+    "error", [ConnectionError("down"), TimeoutError(), OSError(5, "x"), ValueError("bad")]
+)
 def test_the_event_is_not_done_and_the_next_attempt_calls_the_effect_again(
     inbox: Inbox, error: BaseException
 ) -> None:
-    with pytest.raises(EffectError, match=r"effect 'mail' of event m1 failed, .* raise EffectRefused") as caught:
+    with pytest.raises(
+        EffectError, match=r"effect 'mail' of event m1 failed, .* raise EffectRefused"
+    ) as caught:
         inbox.process(contract(), MAIL, swallow(raising(error)))
     assert caught.value.__cause__ is error
     assert [row["state"] for row in inbox.effects(in_doubt=False)] == ["intended"]

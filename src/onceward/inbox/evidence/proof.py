@@ -112,7 +112,9 @@ class _Subject:
 def _other_isolation(evidence: Evidence, here: str) -> str:
     when = _when(evidence)
     if not evidence.isolation:
-        return f"its verification ({when}) is from an earlier onceward, which did not record the isolation level"
+        return (
+            f"its verification ({when}) is from an earlier onceward, which did not record the isolation level"
+        )
     return (
         f"it was verified with the isolation level {evidence.isolation!r} ({when}), and its transactions have "
         f"{here!r} here, where other updates are lost or fail; use one level in both, such as "

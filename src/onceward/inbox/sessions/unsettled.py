@@ -31,16 +31,16 @@ class UnsettledEffects:
         del self._begun[this]
 
     def check(self, tracking_id: str) -> None:
-        """Raise if the handler has returned with such an effect: the event would be done, and the effect perhaps not."""
+        """Raise if the handler has returned with such an effect: the event would be done, the effect perhaps not."""
         for name, error in list(self._begun.values()):
             if error is None:
                 raise EffectError(
-                    f"effect {name!r:.80} of event {tracking_id} was still running when the handler returned, so nothing "
-                    "was committed and the event is not done: wait for it in the handler"
+                    f"effect {name!r:.80} of event {tracking_id} was still running when the handler returned, so "
+                    "nothing was committed and the event is not done: wait for it in the handler"
                 )
             raise EffectError(
                 f"effect {name!r:.80} of event {tracking_id} failed, and the handler caught the error and returned, so "
                 f"nothing was committed and the event is not done: {text_of(error)}. Let the error raise: the next "
-                "attempt calls the effect again, with the same key. If the provider said no, raise EffectRefused in the "
-                "call"
+                "attempt calls the effect again, with the same key. If the provider said no, raise EffectRefused in "
+                "the call"
             ) from error

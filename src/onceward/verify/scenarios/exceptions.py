@@ -45,15 +45,16 @@ def _findings(trial: Trial, fault: Fault, run: Run) -> list[Finding]:
     if unrecorded:
         return [
             Finding(
-                f"an exception {fault} of event {unrecorded[0].event!r} was swallowed by middleware: {unrecorded[0].error}"
+                f"an exception {fault} of event {unrecorded[0].event!r} was swallowed by middleware: "
+                f"{unrecorded[0].error}"
             )
         ]
     if swallowed and fault.boundary in IN_EFFECTS:
         return [
             Finding(
-                f"an exception {fault} of event {swallowed[0]!r} was swallowed: the handler caught it and returned, and "
-                "the inbox fails such an attempt, because the effect may not have happened; let it propagate, or raise "
-                "EffectRefused in the call if the provider said no",
+                f"an exception {fault} of event {swallowed[0]!r} was swallowed: the handler caught it and returned, "
+                "and the inbox fails such an attempt, because the effect may not have happened; let it propagate, or "
+                "raise EffectRefused in the call if the provider said no",
                 tuple(lines),
             )
         ]

@@ -18,7 +18,7 @@ from onceward.verify.interpreters import HASH_SEEDS, conversation
 from onceward.verify.report import Finding
 from onceward.verify.stage import Delivery, Stage
 from onceward.verify.trial import Assessment, NotChecked, SharedDatabase, Trial, unsettled
-from onceward.verify.watch.calls import OutsideCall
+from onceward.verify.watch.calls import MESSAGE, OutsideCall
 
 _LIKE_A_KEY = re.compile(r"idempot|dedup|(^|[\W_])keys?$", re.IGNORECASE)
 _CAUSES = "hash(), the order of a set, an id or time made at import, the process id, or a counter in a module"
@@ -37,6 +37,7 @@ def interpreters(trial: Trial) -> Assessment:
         if not crashes:
             story = "delivered in another interpreter"
         findings = _compare_rows(trial, story, rows) + _compare_calls(trial, story, deliveries)
+        findings += _compare_messages(trial, story, deliveries)
         if findings:
             break
     note = f"{quantity(len(HASH_SEEDS), 'interpreter')}, one of them after kill -9"
@@ -58,7 +59,7 @@ def _elsewhere(trial: Trial) -> list[Finding]:
         raise NotChecked(f"on another day and host the events do not succeed: {failed[0].text}")
     there, here = rows[tables.EFFECTS], trial.oracle[tables.EFFECTS]
     if there == here:
-        return _compare_calls(trial, story, deliveries)
+        return _compare_calls(trial, story, deliveries) + _compare_messages(trial, story, deliveries)
     lines = [f"{_effect(row)} is missing" for row in here - there]
     lines += [f"{_effect(row)} is there instead" for row in there - here]
     return [
@@ -123,7 +124,7 @@ def _compare_calls(trial: Trial, story: str, deliveries: Sequence[Delivery]) -> 
     findings = []
     for place, call in first.items():
         event, effect, name, _ = place
-        if place not in there or call.has_key:
+        if place not in there or call.has_key or name == MESSAGE:
             continue
         other, twin = there[place].arguments, again.get(place, call).arguments
         varying = [each for each in _varying(event, call.arguments, twin, other) if each in other]
@@ -136,6 +137,22 @@ def _compare_calls(trial: Trial, story: str, deliveries: Sequence[Delivery]) -> 
             )
             findings.append(Finding(text, tuple(lines)))
     return findings
+
+
+def _compare_messages(trial: Trial, story: str, deliveries: Sequence[Delivery]) -> list[Finding]:
+    """Messages of effects that have another id each time: their consumer takes the copy for another message."""
+    first, there = _calls(trial.deliveries), _calls(deliveries)
+    return [
+        Finding(
+            f"{story}, effect {effect!r} of event {event!r} sends a message with another id, so its consumer takes "
+            "the copies for two messages. Give it the key, Transaction(id=key, payload=…), or send it with "
+            "session.send, which commits with the event",
+            (f"id: {call.arguments['id']} became {there[place].arguments['id']}",),
+        )
+        for place, call in first.items()
+        for event, effect, name, _ in [place]
+        if name == MESSAGE and place in there and there[place].arguments != call.arguments
+    ]
 
 
 def _varying(

@@ -58,16 +58,17 @@ _TEMPORARY = re.compile(
 )
 _DROPPED = re.compile(r"^drop\s+(?:table|view|sequence|trigger)\s+(?:if\s+exists\s+)?([\w.]+)")
 _LESS_DURABLE = re.compile(
-    r"\bsynchronous_commit'?\s*(?:=|to|,)\s*'?(?!on\b|true\b|yes\b|1\b|remote_apply\b|default\b)\w+", re.IGNORECASE
+    r"\bsynchronous_commit'?\s*(?:=|to|,)\s*'?(?!on\b|true\b|yes\b|1\b|remote_apply\b|default\b)\w+",
+    re.IGNORECASE,
 )
 OUTLIVES = (
-    "it outlives the transaction on its connection: the pool gives it to another event of this worker, after a rollback, "
-    "too, and no other worker has it. Use SET LOCAL, set_config(…, true), ON COMMIT DROP, session.advisory_lock, or a "
-    "table of the database"
+    "it outlives the transaction on its connection: the pool gives it to another event of this worker, after a "
+    "rollback, too, and no other worker has it. Use SET LOCAL, set_config(…, true), ON COMMIT DROP, "
+    "session.advisory_lock, or a table of the database"
 )
 NOT_DURABLE = (
-    "a crash of the database server can lose the commit when the message is acknowledged already: the event is lost, and "
-    "so is the record that it was done. Leave synchronous_commit on"
+    "a crash of the database server can lose the commit when the message is acknowledged already: the event is lost, "
+    "and so is the record that it was done. Leave synchronous_commit on"
 )
 _DBLINK = re.compile(r"\bdblink\s*\(")
 _TEXT = re.compile(r"'((?:[^']|'')*)'|\$(\w*)\$(.*?)\$\2\$", re.DOTALL)
