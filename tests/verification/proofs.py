@@ -30,6 +30,7 @@ def proof(consumer: Any = consumers.Right, **changes: Any) -> Evidence:
         "dependencies": versions_in_use(code.packages, backend),
         "schema_versions": (1,),
         "backend": backend,
+        "isolation": "read committed" if backend == "postgresql" else "",
         "mechanism": "bill and dedup record in one transaction",
         "onceward": "0",
         "seed": 1,

@@ -32,13 +32,17 @@ Layer = Middleware | type[Middleware]
 
 
 def task_class(consumer: Consumer) -> type[Any]:
-    """Return the task class of a consumer, with its name. Evidence is bound to the function's module."""
+    """Return the task class of a consumer, with its name. Evidence is bound to the function's module, and to those of
+    the app's middleware."""
     function = consumer.function
+    owner = in_an_app(consumer)
+    middleware = () if owner is None else tuple(owner[0].middleware)
     body = {
         "process_transaction": consumer.signature.method(function, asynchronous=consumer.asynchronous),
         "contract": consumer.contract,
         "verification": consumer.verification,
         "outbox": consumer.outbox,
+        "middleware": middleware,
         "injection": consumer.signature.injection,
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,

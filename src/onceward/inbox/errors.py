@@ -10,7 +10,7 @@ OncewardError
 │   └── EffectRefused                  raised by you: an effect has certainly not happened
 ├── DatabaseUnavailableError           the inbox's database is down, read-only or out of space
 ├── LeaseLostError                     another worker owns the event now; this attempt is rolled back
-└── EffectError                        an effect where none is allowed
+└── EffectError                        an effect where none is allowed, or whose failure the handler caught
 
 Postponed                              not a failure: nothing is counted, nothing is acknowledged
 ├── Busy                               another copy of the event, or the database, is in use
@@ -100,7 +100,8 @@ class LeaseLostError(OncewardError):
 
 
 class EffectError(OncewardError):
-    """An effect was called where none is allowed, for example before the event is known to be new."""
+    """An effect was called where none is allowed, for example before the event is known to be new; or it failed, and
+    the handler caught the error and returned."""
 
 
 class EffectInDoubtError(ContractError):

@@ -15,11 +15,13 @@ from onceward.inbox.attempts import End, Start
 from onceward.inbox.contract import Contract
 from onceward.inbox.errors import ContractError
 from onceward.inbox.event import Event
+from onceward.inbox.evidence.code_digest import OURS
 from onceward.inbox.metrics import metrics_of
 from onceward.inbox.sessions.acknowledgment import JointSource
 from onceward.inbox.stores.types import Key
 from onceward.middleware import Middleware, SourceCalls, StepCall, StepInfo
 from onceward.task.call import NOT_DEFINED
+from onceward.task.receipt import sign
 from onceward.task.work import DUPLICATE
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
@@ -61,12 +63,24 @@ class InboxMiddleware(Middleware):
             self._processor.outbox = task.outbox
         # An acknowledgment must not come before the end of the success handler.
         joins = getattr(task.handle_transaction_success, "__func__", None) in NOT_DEFINED
-        return ContractKeeper(self._processor, self._registry, contract, type(task), joins=joins)
+        return ContractKeeper(self._processor, self._registry, contract, _code_of(task), joins=joins)
+
+
+def _code_of(task: Any) -> type[Any]:
+    """The class of a task; with the middleware that this instance got, if it has modules of its own."""
+    cls = type(task)
+    known = {type(each).__module__ for each in cls.middleware}
+    given = {type(each).__module__ for each in task.middleware} - known
+    if all(name.partition(".")[0] == OURS for name in given):
+        return cls
+    body = {"middleware": task.middleware, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    return type(cls.__name__, (cls,), body)
 
 
 class ContractKeeper(Middleware):
     """One call of one consumer."""
 
+    keeps_contract = True
     name = "inbox"
 
     def __init__(
@@ -128,6 +142,7 @@ class ContractKeeper(Middleware):
                     raise
                 raised = carried.unwrap()
             else:
+                sign(self)
                 return result.value if result.done else DUPLICATE
             raise raised
 

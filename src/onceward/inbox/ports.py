@@ -16,6 +16,7 @@ from onceward.inbox.attempts import AsyncGate, BlockingGate
 from onceward.inbox.event import Event
 from onceward.inbox.sessions import EffectfulSession, InboxSession, Joined
 from onceward.inbox.sessions.rules import Sends
+from onceward.inbox.sessions.unsettled import UnsettledEffects
 from onceward.storage.database import AsyncStoragePorts, BlockingStoragePorts
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Session(Protocol):
 
     event: Event
     sends: Sends
+    unsettled: UnsettledEffects | None
 
     async def apply(self, operation: Callable[..., T], *args: Any) -> T:
         """Run one operation of the store in the session's transaction."""

@@ -279,7 +279,10 @@ class EventProcessor:
                 return Result(SUPERSEDED)
         if self.outbox is not None:
             session.sends = self.outbox.in_handler(event, key.consumer_id)
-        return Result(DONE, await handler(event, session))
+        value = await handler(event, session)
+        if session.unsettled is not None:
+            session.unsettled.check(key.tracking_id)
+        return Result(DONE, value)
 
     def _refuse(self, transaction: DbTransaction, key: Key, digest: Digest) -> None:
         """Return if the event is a duplicate; otherwise raise the reason why it was not admitted."""
@@ -329,6 +332,7 @@ class EventProcessor:
                 ledger.check(carried.raised)
                 raise
             ledger.check()
+            session.unsettled.check(key.tracking_id)
             await self.reachable(session.apply, self._complete, claim, digest, departure)
             return Result(DONE, value)
         except BaseException as raised:

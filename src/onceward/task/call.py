@@ -75,6 +75,8 @@ class Wiring(msgspec.Struct, kw_only=True):
     """Whether postponed transactions go back to the source."""
     chain: Sequence[Middleware] = ()
     """The middleware around steps and source, outermost first, without telemetry."""
+    guard: Middleware | None = None
+    """Around the steps of the chain: see `onceward.task.receipt`."""
     on_outcome: Callable[[Outcome], None] | None = None
 
 
@@ -185,6 +187,8 @@ class Call:
         bare = call = checking(step.call) if chain else step.call
         for each in reversed(chain):
             call = each.wrap_step(step, call)
+        if self.wiring.guard is not None:
+            call = self.wiring.guard.wrap_step(step, call)
         if call is bare:
             silent = self.watch is None and getattr(step.call, "__func__", None) in NOT_DEFINED
             return msgspec.structs.replace(step, silent=silent)

@@ -6,6 +6,7 @@
     ├── Postponed                                    not now: raise it to have the transaction redelivered later
     ├── IOGuardError                                 a task itself opened a socket, file or process
     ├── UnawaitedError                               a handler created a coroutine and did not await it
+    ├── UnrecordedError                              middleware returned, and the inbox has recorded nothing
     ├── QueueError, ConnectorClosedError, PayloadError, SessionError, …   in `queue`, `connectors`, `db`
     └── LoopError                                    a consume or produce call ended early; has a report
         ├── FetchException                           the source failed permanently
@@ -57,6 +58,10 @@ class IOGuardError(OncewardError):
 
 class UnawaitedError(OncewardError):
     """A handler created a coroutine and did not await it, so some of its code has not run. Never retried."""
+
+
+class UnrecordedError(OncewardError):
+    """A middleware returned as if the transaction were done, but the inbox has recorded nothing: it caught an error."""
 
 
 def unawaited_error(coroutines: Sequence[str]) -> UnawaitedError:

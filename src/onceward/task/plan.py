@@ -21,6 +21,7 @@ from onceward.task.io_guard import IoGuard
 from onceward.task.lifecycle import Step
 from onceward.task.loops import AsyncBatches, Batches, consume, produce
 from onceward.task.mixins.policies import ConsumerPolicy, FetchPolicy, ProducerPolicy
+from onceward.task.receipt import guard_of
 from onceward.task.source import Source
 from onceward.task.work import Outcome
 from onceward.transaction import Transaction
@@ -48,6 +49,7 @@ def consumer(task: Any, policy: ConsumerPolicy | None, *, fetches: bool = True) 
         source=source,
         script=consume,
         chain=chain,
+        guard=guard_of(chain),
         postpones=source is None or source.settle is not None,
         timeout_error=ConsumerLoopTimeoutException,
     )

@@ -50,6 +50,10 @@ class Databases(ABC):
     def close(self) -> None:
         """Remove everything. In the parent."""
 
+    def isolation(self) -> str:
+        """The level of its transactions; empty if there is only one. In a child, when the template is built."""
+        return ""
+
     def learn(self, found: list[tables.Table]) -> None:  # noqa: B027  SQLite has no use for it
         """Take over what `prepare` returned: it ran in a child, this runs in the parent."""
 
@@ -200,6 +204,11 @@ class PostgreSqlDatabases(Databases):
         self._has_rows = any(table.has_rows for table in found)
         self._tables = [table.quoted for table in found] + list(tables.OWN)
         self._places = {table.place for table in found}
+
+    def isolation(self) -> str:
+        with self._engine(self._url.set(database=self._name)).begin() as connection:
+            level: str = connection.exec_driver_sql("SHOW transaction_isolation").scalar_one()
+            return level
 
     @property
     def renewing_is_cheap(self) -> bool:

@@ -27,7 +27,8 @@ from onceward.verify.watch.background import note_left_running
 from onceward.verify.watch.calls import OutsideCall, recording
 from onceward.verify.watch.escapes import in_session
 from onceward.verify.watch.inheritance import note_writes
-from onceward.verify.watch.intrusions import Phase, Scope, during
+from onceward.verify.watch.intrusions import Phase, Scope, during, note_temporary
+from onceward.verify.watch.keys import ignores_key
 
 _ALWAYS_WRITES = (operations.insert_idempotent, operations.occ_update)
 _MAY_WRITE = (operations.execute, operations.execute_scalar, operations.fetch_one, operations.fetch_all)
@@ -50,6 +51,9 @@ class DeliveryBoundary(StrEnum):
     AFTER_COMMIT = "after the commit, before the acknowledgement"
 
 
+IN_EFFECTS = (DeliveryBoundary.EFFECT_FAILS, DeliveryBoundary.AFTER_EFFECT)
+
+
 class Fault(msgspec.Struct, frozen=True):
     """An exception or a kill, once, at a boundary. Writes and effects are numbered from 1."""
 
@@ -63,6 +67,10 @@ class Fault(msgspec.Struct, frozen=True):
 
 class Injected(Exception):
     """Raised by the kit at a boundary. No handler expects it, and none may swallow it."""
+
+
+class InjectedInEffect(Injected, ConnectionError, TimeoutError, LookupError, ValueError, RuntimeError):
+    """Instead of an effect or after it. Whatever a handler catches around an effect, it catches this."""
 
 
 def handler_faults(writes: int, effects: int, action: Literal["raise", "kill"]) -> list[Fault]:
@@ -106,6 +114,8 @@ class Probe:
         self.result: Any = None
         self.calls: list[OutsideCall] = []
         """Calls of outside services in effects."""
+        self.keyless: list[str] = []
+        """Effects whose call does not read its key, and that nothing reconciles."""
         self.scopes: list[Scope] = []
         """The user's steps of this delivery, with what they started."""
 
@@ -118,7 +128,8 @@ class Probe:
         if fault.action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         self.fired_inside = inside
-        error = Injected(f"raised by the verification {fault}")
+        kind = InjectedInEffect if boundary in IN_EFFECTS else Injected
+        error = kind(f"raised by the verification {fault}")
         if boundary is DeliveryBoundary.STATEMENT_FAILS:
             raise OperationalError("a statement of the handler", None, error)
         raise error
@@ -143,6 +154,7 @@ class Probe:
             finally:
                 self._watchdog.coroutine = None
             self.swallowed = self.fired_inside
+            note_temporary()
             self.reach(DeliveryBoundary.BEFORE_COMMIT)
             return self.result
 
@@ -194,6 +206,8 @@ class Probe:
 
         async def effecting(name: str, call: Callable[[str], Any], **more: Any) -> Any:
             number = self._next_effect()
+            if more.get("reconcile") is None and ignores_key(call):
+                self.keyless.append(name)
 
             async def called(key: str) -> Any:
                 self.reach(DeliveryBoundary.EFFECT_FAILS, number, inside=True)

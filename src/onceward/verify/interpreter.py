@@ -35,6 +35,7 @@ from onceward.transaction import Transaction
 from onceward.verify import tables
 from onceward.verify.children import PREPARING, Watchdog, detach_from_parent, preload, watch
 from onceward.verify.databases import preload_driver
+from onceward.verify.elsewhere import go_elsewhere
 from onceward.verify.plan import VerificationPlan, plan_of
 from onceward.verify.stage import Stage
 from onceward.verify.watch import blockade, intrusions
@@ -63,6 +64,8 @@ class Journey(msgspec.Struct, frozen=True):
     path: tuple[str, ...]
     folder: str
     environment: Mapping[str, str]
+    elsewhere: bool
+    """Whether it is later there, and on another host."""
 
 
 def main() -> None:
@@ -132,6 +135,8 @@ def _arrive(journey: Journey) -> None:
     os.chdir(journey.folder)
     sys.argv[:] = journey.argv
     sys.path[:] = journey.path
+    if journey.elsewhere:
+        go_elsewhere()
     detach_from_parent()
     watch()
 

@@ -53,7 +53,7 @@ class _Interpreter:
             listener.bind(self.address)
             listener.listen()
             self.process = subprocess.Popen(
-                [sys.executable, "-m", _PROGRAM, str(listener.fileno())],
+                [sys.executable, *["-O"] * sys.flags.optimize, "-m", _PROGRAM, str(listener.fileno())],
                 pass_fds=[listener.fileno()],
                 env=environment,
                 stdin=subprocess.PIPE,
@@ -97,9 +97,11 @@ class Conversation:
 
 
 @contextmanager
-def conversation(seed: int, plan: VerificationPlan, database: SharedDatabase) -> Iterator[Conversation]:
+def conversation(
+    seed: int, plan: VerificationPlan, database: SharedDatabase, *, elsewhere: bool = False
+) -> Iterator[Conversation]:
     """Import the consumer in another interpreter. Raises `NotChecked` if that is impossible."""
-    journey = pickle.dumps(_journey(plan, database))
+    journey = pickle.dumps(_journey(plan, database, elsewhere))
     with socket.socket(socket.AF_UNIX) as caller:
         try:
             caller.connect(_running[seed].address)
@@ -111,7 +113,7 @@ def conversation(seed: int, plan: VerificationPlan, database: SharedDatabase) ->
             yield found
 
 
-def _journey(plan: VerificationPlan, database: SharedDatabase) -> Journey:
+def _journey(plan: VerificationPlan, database: SharedDatabase, elsewhere: bool) -> Journey:
     consumer = plan.consumer
     home = consumer.__module__
     script = _script()
@@ -139,6 +141,7 @@ def _journey(plan: VerificationPlan, database: SharedDatabase) -> Journey:
         path=tuple(sys.path),
         folder=str(Path.cwd()),
         environment=dict(os.environ),
+        elsewhere=elsewhere,
     )
 
 

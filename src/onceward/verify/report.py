@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import msgspec
 
 from onceward._text import quantity
+from onceward.inbox.contract import EVERY_TYPE
 from onceward.inbox.evidence.code_digest import Code
 from onceward.inbox.evidence.evidence import INAPPLICABLE, Checked, Evidence
 
@@ -66,6 +67,8 @@ class VerificationReport(msgspec.Struct, frozen=True, kw_only=True):
     """The consumer, as `module:name`."""
     seed: int
     backend: str
+    isolation: str = ""
+    """The isolation level on PostgreSQL."""
     seconds: float
     scenarios: tuple[ScenarioResult, ...]
     code: Code
@@ -102,6 +105,13 @@ class VerificationReport(msgspec.Struct, frozen=True, kw_only=True):
     def failed(self) -> list[ScenarioResult]:
         return [each for each in self.scenarios if each.result is ScenarioStatus.FAILED]
 
+    @property
+    def reach(self) -> str:
+        """What the samples leave unproven."""
+        types = ", ".join(map(repr, self.event_types))
+        others = "Other types and branches" if EVERY_TYPE in self.terms.get("event_types", ()) else "Branches"
+        return f"Tried with events of type {types}. {others} that no sample reaches are not proven."
+
     def __getitem__(self, scenario: str) -> ScenarioResult:
         return next(each for each in self.scenarios if each.name == scenario)
 
@@ -122,6 +132,8 @@ class VerificationReport(msgspec.Struct, frozen=True, kw_only=True):
                 f"Not proven: no event of type {', '.join(self.missing_types)}, which its contract accepts; add one to "
                 "its events, or remove the type from the contract"
             )
+        if not failed:
+            lines += [self.reach]
         lines += [f"{each.name}: {each.note}" for each in self.scenarios if each.note.startswith(NOT_CHECKED)]
         if not failed and self.gaps:
             gaps = ", ".join(self.gaps) if len(self.gaps) <= 5 else quantity(len(self.gaps), "scenario")
@@ -142,6 +154,7 @@ class VerificationReport(msgspec.Struct, frozen=True, kw_only=True):
             code=self.code,
             schema_versions=self.schema_versions,
             backend=self.backend,
+            isolation=self.isolation,
             mechanism=self.mechanism,
             onceward=version("onceward"),
             seed=self.seed,

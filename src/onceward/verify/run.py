@@ -41,6 +41,7 @@ def run(plan: VerificationPlan, progress: Progress = lambda name, result: None) 
     code = code_of(plan.consumer, plan.contract)
     databases = databases_of(plan.options.database)
     with _template(plan, databases) as found:
+        isolation = run_in_child(lambda _: databases.isolation(), PREPARING).value()
         results = _run_scenarios(Trial(plan, databases, found), progress)
     types = sorted({Event.of(each).event_type for each in plan.events})
     versions = {Event.of(each).schema_version for each in (*plan.events, *plan.old)}
@@ -49,6 +50,7 @@ def run(plan: VerificationPlan, progress: Progress = lambda name, result: None) 
         subject=plan.subject,
         seed=plan.seed,
         backend=databases.backend,
+        isolation=isolation,
         seconds=time.monotonic() - began,
         scenarios=tuple(results),
         code=code,

@@ -58,6 +58,8 @@ class Delivery(msgspec.Struct, frozen=True):
     """The handler's return value, if that was an exception."""
     calls: tuple[OutsideCall, ...] = ()
     """Calls of outside services in effects."""
+    keyless: tuple[str, ...] = ()
+    """Effects whose call does not read its key."""
 
     @property
     def succeeded(self) -> bool:
@@ -277,6 +279,7 @@ def _delivery(event: Transaction, outcome: Outcome, probe: Probe) -> Delivery:
         probe.swallowed,
         _text(probe.result) if isinstance(probe.result, BaseException) else "",
         tuple(probe.calls),
+        tuple(probe.keyless),
     )
 
 

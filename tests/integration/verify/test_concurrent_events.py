@@ -275,6 +275,7 @@ def test_the_isolation_of_a_given_engine_counts(postgres_url: str) -> None:
     engine = create_engine(postgres_url, isolation_level="SERIALIZABLE")
     report = examine(ReadsAndWrites, engine, events=EVENTS[:1])
     assert report["lost-updates"].result is ScenarioStatus.PASSED, str(report)
+    assert report.evidence().isolation == "serializable"
 
 
 def test_on_sqlite_a_transaction_is_alone() -> None:

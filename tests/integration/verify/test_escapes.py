@@ -86,3 +86,63 @@ def test_so_does_not_a_file_that_a_handler_attaches(tmp_path: Path) -> None:
     finding = examine(Attaches, "", None)["outside-calls"]
     assert finding.result is ScenarioStatus.FAILED
     assert "writes to the attached database 'archive'" in str(finding)
+
+
+LASTING = "it outlives the transaction on its connection"
+
+
+@pytest.mark.req("CC-103")
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("CREATE TEMP TABLE IF NOT EXISTS seen (id TEXT)", LASTING),
+        ("SELECT 1 AS one INTO TEMPORARY seen", LASTING),
+        ("SET statement_timeout = 5000", LASTING),
+        ("SELECT set_config('app.tenant', 'a', false)", LASTING),
+        ("SELECT pg_advisory_lock(7)", LASTING),
+        ("PREPARE seen AS SELECT 1", LASTING),
+        ("LISTEN orders", LASTING),
+        ("SET LOCAL synchronous_commit = off", "can lose the commit"),
+        ("SELECT set_config('synchronous_commit', 'local', true)", "can lose the commit"),
+        ("SELECT pg_logical_emit_message(false, 'mail', 'x')", "outside the session's transaction"),
+        ("CREATE TEMP TABLE seen ON COMMIT DROP AS SELECT 1", None),
+        ("SET LOCAL statement_timeout = 5000", None),
+        ("SELECT set_config('app.tenant', coalesce(NULL, 'a'), true)", None),
+        ("SELECT pg_advisory_xact_lock(7)", None),
+        ("SET LOCAL synchronous_commit = on", None),
+        ("SET CONSTRAINTS ALL DEFERRED", None),
+    ],
+)
+def test_what_outlives_the_transaction_on_its_connection_is_found(
+    statement: str, expected: str | None, postgres_url: str
+) -> None:
+    report = examine(Escapes, statement, postgres_url)
+    assert report["outside-calls"].result is (ScenarioStatus.FAILED if expected else ScenarioStatus.PASSED)
+    assert expected is None or expected in str(report["outside-calls"])
+
+
+@pytest.mark.req("CC-103")
+@pytest.mark.parametrize(
+    ("statement", "found"),
+    [
+        ("CREATE TEMP TABLE IF NOT EXISTS seen (id TEXT)", True),
+        ("CREATE TABLE IF NOT EXISTS temp.seen (id TEXT)", True),
+        ("PRAGMA cache_size = 10", True),
+        ("PRAGMA table_info(bills)", False),
+        ("PRAGMA user_version", False),
+    ],
+)
+def test_so_it_is_on_sqlite(statement: str, found: bool) -> None:
+    result = examine(Escapes, statement, None)["outside-calls"]
+    assert (LASTING in str(result)) is found
+
+
+@pytest.mark.req("CC-103")
+def test_a_temporary_table_that_the_handler_drops_is_none() -> None:
+    class Drops(Escapes):
+        def escape(self, session: Any, statement: str) -> None:
+            session.execute("CREATE TEMP TABLE seen (id TEXT)")
+            session.execute("DROP TABLE seen")
+
+    report = examine(Drops, "", None)
+    assert report.passed, str(report)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -101,6 +103,31 @@ def test_in_production_a_consumer_with_evidence_for_its_code_runs(world: World) 
     world.record(proof(world.consumer, backend=world.backend))
     assert world.run().succeeded == 1
     assert world.run().duplicates == 1
+
+
+@pytest.mark.req("CC-102")
+@pytest.mark.parametrize("level", ["serializable", ""])
+def test_evidence_is_about_one_isolation_level_on_postgresql(world: World, level: str) -> None:
+    world.record(proof(world.consumer, backend=world.backend, isolation=level))
+    if world.backend == "sqlite":
+        assert world.run().succeeded == 1
+        return
+    expected = (
+        "verified with the isolation level 'serializable' .* have 'read committed' here"
+        if level
+        else "an earlier onceward, which did not record the isolation level"
+    )
+    with pytest.raises(UnprovenConsumerError, match=expected):
+        world.run()
+
+
+@pytest.mark.req("CC-102")
+def test_python_without_assertions_is_another_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = proof()
+    flags = SimpleNamespace(optimize=1)
+    monkeypatch.setattr(sys, "flags", flags)
+    problem = str(lacking(consumers.Right.contract, consumers.Right, [recorded], "sqlite"))
+    assert re.search(r"a dependency has changed .*python 3\.\d+ is now 3\.\d+ -O", problem)
 
 
 @pytest.mark.req("CC-001", "CC-030", "CC-068")

@@ -66,8 +66,11 @@ def _has(name: str, spec: ModuleSpec, *, alone: bool) -> bool:
 
 
 def versions_in_use(packages: Iterable[str], backend: str) -> dict[str, str]:
-    """Return what identifies each of these distributions, all that they require, and what runs every consumer."""
-    found = {PYTHON: "{}.{}".format(*sys.version_info)}
+    """Return what identifies each of these distributions, all that they require, and what runs every consumer.
+
+    `python -O` is another Python: it leaves out the `assert` statements of a handler.
+    """
+    found = {PYTHON: "{}.{}".format(*sys.version_info) + ("", " -O", " -OO")[min(sys.flags.optimize, 2)]}
     todo = [*ENGINE, *DRIVERS.get(backend, ()), *packages]
     while todo:
         name = _plain(todo.pop())

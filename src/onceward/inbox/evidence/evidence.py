@@ -57,6 +57,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Of the samples; the last is the contract's."""
     backend: str
     """The database kind: `sqlite` or `postgresql`."""
+    isolation: str = ""
+    """The isolation level of the scenarios on PostgreSQL, such as `read committed`. SQLite has one only."""
     mechanism: str
     onceward: str
     """The version of this package."""

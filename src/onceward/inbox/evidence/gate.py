@@ -1,6 +1,7 @@
 """The gate before production: a consumer runs there only with evidence that its code keeps the contract.
 
-Outside production nothing is checked. Evidence in a file opens it without a query; otherwise the database is asked.
+Outside production nothing is checked. Evidence in a file opens it without asking the database for more; on PostgreSQL,
+the isolation level is asked for.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 
 from onceward._environment import is_production
+from onceward.db.transaction import DbTransaction
 from onceward.inbox.contract import Contract
 from onceward.inbox.errors import UnprovenConsumerError
 from onceward.inbox.evidence.code_digest import module_of
@@ -29,6 +31,12 @@ def is_denied(error: DBAPIError) -> bool:
     return getattr(error.orig, "sqlstate", None) == NO_PRIVILEGE
 
 
+def isolation_of(transaction: DbTransaction) -> str:
+    """The isolation level of a transaction of PostgreSQL, whichever of server, role, URL and engine has set it."""
+    level: str = transaction.connection.exec_driver_sql("SHOW transaction_isolation").scalar_one()
+    return level
+
+
 class CarriedEvidence:
     """The evidence of the file that the settings name, read and checked once."""
 
@@ -43,19 +51,25 @@ class CarriedEvidence:
         return [each for each in self._all if each.consumer_id == consumer_id]
 
     def lacking(
-        self, contract: Contract, code: Any, backend: str, recorded: list[Evidence] | None
+        self,
+        contract: Contract,
+        code: Any,
+        backend: str,
+        recorded: list[Evidence] | None,
+        isolation: str | None = None,
     ) -> str | None:
         """Return why neither the file nor what is recorded in the database proves a consumer.
 
-        `recorded` is None as long as the database was not asked.
+        `recorded` is None as long as the database was not asked, `isolation` if the level is unknown.
         """
         carried = self.of(contract.consumer_id)
         places = [self._settings.place] if self._settings.given else []
         places += [] if recorded is None else ["this database"]
-        problem = lacking(contract, code, carried, backend, f"in {' or '.join(places or ['a file'])}")
+        where = f"in {' or '.join(places or ['a file'])}"
+        problem = lacking(contract, code, carried, backend, where, isolation)
         if problem is None or not recorded:
             return problem
-        in_database = lacking(contract, code, recorded, backend)
+        in_database = lacking(contract, code, recorded, backend, isolation=isolation)
         return problem if carried and in_database is not None else in_database
 
 
@@ -79,7 +93,8 @@ class EvidenceGate:
         if not self._shut or (contract.consumer_id, module_key(code)) in self._passed:
             return
         backend = self._store.name
-        problem = self._carried.lacking(contract, code, backend, None)
+        isolation = await ask(isolation_of) if backend == "postgresql" else None
+        problem = self._carried.lacking(contract, code, backend, None, isolation)
         if problem is not None:
             try:
                 recorded = await ask(read_evidence, self._store, contract.consumer_id)
@@ -88,7 +103,7 @@ class EvidenceGate:
                     raise
                 problem = f"{problem}; {DENIED}"
             else:
-                problem = self._carried.lacking(contract, code, backend, recorded)
+                problem = self._carried.lacking(contract, code, backend, recorded, isolation)
         if problem is not None:
             raise UnprovenConsumerError(refusal(contract, code, problem))
         self._passed.add((contract.consumer_id, module_key(code)))

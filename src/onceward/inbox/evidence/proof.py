@@ -20,18 +20,23 @@ _OLD = "its verification ({when}) is from an earlier onceward, which did not rec
 
 
 def lacking(
-    contract: Contract, code: Any, found: Sequence[Evidence], backend: str, where: str = "in this database"
+    contract: Contract,
+    code: Any,
+    found: Sequence[Evidence],
+    backend: str,
+    where: str = "in this database",
+    isolation: str | None = None,
 ) -> str | None:
     """Return why nothing in `found` proves the consumer on this database kind, or None if something does.
 
     `code` is its class, or its handler. `found` is newest first; the newest about what runs here counts. `where` is
-    where it was found.
+    where it was found, `isolation` the level of the consumer's transactions, None if it is unknown or the only one.
     """
     if not contract.idempotency_mechanism.strip():
         return "its idempotency_mechanism is empty"
     if not found:
         return f"no verification of it is recorded {where}"
-    subject = _Subject(contract, code, backend)
+    subject = _Subject(contract, code, backend, isolation)
     elsewhere = []
     for each in found:
         problem = subject.surroundings_problem(each) if subject.is_about_this(each) else None
@@ -44,10 +49,11 @@ def lacking(
 class _Subject:
     """A consumer as it is here and now."""
 
-    def __init__(self, contract: Contract, code: Any, backend: str) -> None:
+    def __init__(self, contract: Contract, code: Any, backend: str, isolation: str | None) -> None:
         self._contract = contract
         self._code = code
         self._backend = backend
+        self._isolation = isolation
         self._known: dict[Any, Code] = {}
 
     def is_about_this(self, evidence: Evidence) -> bool:
@@ -79,6 +85,8 @@ class _Subject:
             return _OLD.format(when=when)
         if evidence.backend != self._backend:
             return f"it was verified on {evidence.backend} ({when}), and this is {self._backend}"
+        if self._isolation is not None and evidence.isolation != self._isolation:
+            return _other_isolation(evidence, self._isolation)
         now = versions_in_use(self._current(evidence).packages, self._backend)
         changes = _listed(_changed_versions(evidence.dependencies, now))
         return f"a dependency has changed since it was verified ({when}){changes}" if changes else None
@@ -99,6 +107,19 @@ class _Subject:
                 else code_from(evidence.code.roots, also)
             )
         return self._known[key]
+
+
+def _other_isolation(evidence: Evidence, here: str) -> str:
+    when = _when(evidence)
+    if not evidence.isolation:
+        return (
+            f"its verification ({when}) is from an earlier onceward, which did not record the isolation level"
+        )
+    return (
+        f"it was verified with the isolation level {evidence.isolation!r} ({when}), and its transactions have "
+        f"{here!r} here, where other updates are lost or fail; use one level in both, such as "
+        "?options=-c%20default_transaction_isolation=serializable in the URLs"
+    )
 
 
 def _flaw(evidence: Evidence, contract: Contract) -> str | None:

@@ -28,6 +28,7 @@ from onceward.inbox.sessions.rules import (
     Sends,
     has_written,
 )
+from onceward.inbox.sessions.unsettled import UnsettledEffects
 
 if TYPE_CHECKING:
     from onceward.inbox.effects import Claim, Ledger, Reconcile
@@ -41,6 +42,8 @@ class AsyncInboxSession(AsyncDbSession):
     event: Event
     """The event in flight, as it was delivered."""
     sends: Sends = NO_SENDS
+    unsettled: UnsettledEffects | None = None
+    """None as long as the handler has called no effect."""
 
     async def send(
         self,
@@ -94,7 +97,9 @@ class AsyncInboxSession(AsyncDbSession):
         `cancel()` is called in another thread if the attempt runs out of time during the call, and must end it: close
         the socket of a client that only this call uses.
         """
-        raise EffectError(NOT_EFFECTFUL)
+        self.unsettled = self.unsettled or UnsettledEffects()
+        with self.unsettled.note(name):
+            raise EffectError(NOT_EFFECTFUL)
 
 
 class AsyncEffectfulSession(AsyncInboxSession):
@@ -107,6 +112,7 @@ class AsyncEffectfulSession(AsyncInboxSession):
         self._ledger: Ledger | None = ledger
         self._inner: AsyncDbSession | None = None
         self.run = self._run_lazily
+        self.unsettled: UnsettledEffects = UnsettledEffects()
 
     @property
     def committed(self) -> bool:
@@ -123,12 +129,13 @@ class AsyncEffectfulSession(AsyncInboxSession):
     ) -> Any:
         if self._ledger is None:
             raise EffectError(NOT_DECIDED)
-        await self._let_go()
-        try:
-            return await self._ledger.effect(name, call, reconcile, cancel, key_valid_for)
-        except Raised as carried:
-            raised = carried.unwrap()
-        raise raised
+        with self.unsettled.note(name):
+            await self._let_go()
+            try:
+                return await self._ledger.effect(name, call, reconcile, cancel, key_valid_for)
+            except Raised as carried:
+                raised = carried.unwrap()
+            raise raised
 
     async def _run_lazily(self, operation: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         if self._claim.lost:
@@ -160,6 +167,8 @@ class AsyncEffectfulSession(AsyncInboxSession):
 class AsyncJoined:
     """An event inside the caller's session, which the caller begins and ends. Everything else is delegated to it."""
 
+    unsettled: UnsettledEffects | None = None
+
     def __init__(self, session: AsyncDbSession, event: Event) -> None:
         if not isinstance(session, AsyncDbSession):
             raise ConfigurationError(f"session must be an AsyncDbSession, not {type(session).__name__}")
@@ -170,8 +179,10 @@ class AsyncJoined:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
-    async def effect(self, *_: Any, **__: Any) -> Any:
-        raise EffectError(NOT_EFFECTFUL)
+    async def effect(self, name: Any = None, *_: Any, **__: Any) -> Any:
+        self.unsettled = self.unsettled or UnsettledEffects()
+        with self.unsettled.note(name):
+            raise EffectError(NOT_EFFECTFUL)
 
     async def send(
         self,

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
 
 from onceward.inbox.evidence.code_digest import code_of
 from onceward.verify.children import Watchdog, run_in_child
 from onceward.verify.report import Finding
+from onceward.verify.stage import Delivery
 from onceward.verify.trial import Assessment, Trial
 from onceward.verify.watch import blockade, intrusions
+from onceward.verify.watch.calls import KEY, MESSAGE, OutsideCall
 from onceward.verify.watch.intrusions import Intrusion, Phase, during
 
 _STEPS = {
@@ -29,6 +34,7 @@ _ADVICE = {
     "session.effect(…) in process_transaction",
 }
 
+_REAL = " (the verification does not stop this: the file is changed)"
 _READS = ". If a service only reads, name it in reads=[…]"
 
 
@@ -37,8 +43,8 @@ def early_effects(trial: Trial) -> Assessment:
     early += [each for each in trial.intrusions if each.phase is Phase.EARLY]
     findings = [
         Finding(
-            f"before the inbox knew whether the event is new, the consumer {each.what} at {each.where}; a duplicate "
-            "would do it again. Move effects into process_transaction",
+            f"before the inbox knew whether the event is new, the consumer {each.what} at {each.where}{_really(each)}; "
+            "a duplicate would do it again. Move effects into process_transaction",
             where=each.where,
         )
         for each in dict.fromkeys(early)
@@ -51,7 +57,8 @@ def outside_calls(trial: Trial) -> Assessment:
     advice = _ADVICE | {Phase.HANDLER: _TRANSACTIONAL if transactional else _EFFECTFUL}
     findings = [
         Finding(
-            f"{_STEPS[each.phase]} {each.what} at {each.where}; {each.advice or advice[each.phase] + _READS}",
+            f"{_STEPS[each.phase]} {each.what} at {each.where}{_really(each)}; "
+            f"{each.advice or advice[each.phase] + _READS}",
             where=each.where,
         )
         for each in trial.intrusions
@@ -62,10 +69,40 @@ def outside_calls(trial: Trial) -> Assessment:
     findings += [
         each.finding(consumer) for each in trial.blocked if each.effect is not None or each.where not in known
     ]
+    findings += [finding for each in trial.deliveries for finding in _keys(each)]
     return Assessment(
         findings,
         "files, sockets, processes, messages, other database connections, also in other threads and tasks",
     )
+
+
+def _really(intrusion: Intrusion) -> str:
+    """Connections and processes are stopped. What a handler does to files is not."""
+    return _REAL if any(word in intrusion.what for word in (" the file ", " the directory ")) else ""
+
+
+def _keys(delivery: Delivery) -> Iterator[Finding]:
+    """Effects that the provider cannot tell from a copy, or takes for one."""
+    by_effect: defaultdict[str, list[OutsideCall]] = defaultdict(list)
+    for call in delivery.calls:
+        if call.name != MESSAGE:
+            by_effect[call.effect].append(call)
+    for effect, calls in by_effect.items():
+        texts = [value for call in calls for value in call.arguments.values()]
+        if effect in delivery.keyless and not any(delivery.event in value for value in texts):
+            yield Finding(
+                f"effect {effect!r} of event {delivery.event!r} calls {calls[0].name} and never reads the key that "
+                "session.effect passes, so the provider cannot know a repetition after a lost answer, and acts twice. "
+                "Pass the key. If the call may be repeated without harm, name the parameter _"
+            )
+        keyed = [call for call in calls if repr(KEY) in call.arguments.values()]
+        for first, second in pairwise(keyed):
+            if first.name == second.name and first.arguments != second.arguments:
+                yield Finding(
+                    f"effect {effect!r} of event {delivery.event!r} calls {first.name} twice with one key and other "
+                    "arguments: the provider takes the second call for a copy of the first. Make each an effect of its "
+                    "own, or give each its own key, such as f'{key}-2'"
+                )
 
 
 def _import_again(trial: Trial) -> tuple[list[Intrusion], str]:

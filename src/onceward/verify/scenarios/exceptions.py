@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from onceward._text import quantity
+from onceward.task.exceptions import UnrecordedError
 from onceward.verify import tables
-from onceward.verify.faults import Fault, handler_faults
+from onceward.verify.faults import IN_EFFECTS, Fault, handler_faults
 from onceward.verify.report import Finding
 from onceward.verify.stage import Delivery
 from onceward.verify.trial import DIFFERS, Assessment, Run, Trial, deliver_all, unsettled
@@ -40,6 +41,23 @@ def _findings(trial: Trial, fault: Fault, run: Run) -> list[Finding]:
     story = f"after an exception {fault}, and the same event again"
     lines = trial.differences(run.rows)
     swallowed = [each.event for each in deliveries if each.swallowed]
+    unrecorded = [each for each in deliveries if each.error.startswith(UnrecordedError.__name__)]
+    if unrecorded:
+        return [
+            Finding(
+                f"an exception {fault} of event {unrecorded[0].event!r} was swallowed by middleware: "
+                f"{unrecorded[0].error}"
+            )
+        ]
+    if swallowed and fault.boundary in IN_EFFECTS:
+        return [
+            Finding(
+                f"an exception {fault} of event {swallowed[0]!r} was swallowed: the handler caught it and returned, "
+                "and the inbox fails such an attempt, because the effect may not have happened; let it propagate, or "
+                "raise EffectRefused in the call if the provider said no",
+                tuple(lines),
+            )
+        ]
     if lines and swallowed:
         return [
             Finding(

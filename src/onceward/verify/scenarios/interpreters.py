@@ -1,6 +1,7 @@
 """kill -9 in one process, then the event again in another interpreter, which has imported everything again.
 
-Forked processes share what an import has computed, and the hash values of strings. Workers in production do not.
+Forked processes share what an import has computed, and the hash values of strings. Workers in production do not. An
+effect must have the same name and key even if the copy comes on another day, to another host.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from onceward._text import quantity
 from onceward.verify import tables
+from onceward.verify.elsewhere import copy_of
 from onceward.verify.faults import DeliveryBoundary, Fault
 from onceward.verify.interpreters import HASH_SEEDS, conversation
 from onceward.verify.report import Finding
 from onceward.verify.stage import Delivery, Stage
 from onceward.verify.trial import Assessment, NotChecked, SharedDatabase, Trial, unsettled
-from onceward.verify.watch.calls import OutsideCall
+from onceward.verify.watch.calls import MESSAGE, OutsideCall
 
 _LIKE_A_KEY = re.compile(r"idempot|dedup|(^|[\W_])keys?$", re.IGNORECASE)
 _CAUSES = "hash(), the order of a set, an id or time made at import, the process id, or a counter in a module"
@@ -35,20 +37,56 @@ def interpreters(trial: Trial) -> Assessment:
         if not crashes:
             story = "delivered in another interpreter"
         findings = _compare_rows(trial, story, rows) + _compare_calls(trial, story, deliveries)
+        findings += _compare_messages(trial, story, deliveries)
         if findings:
             break
-    return Assessment(findings, f"{quantity(len(HASH_SEEDS), 'interpreter')}, one of them after kill -9")
+    note = f"{quantity(len(HASH_SEEDS), 'interpreter')}, one of them after kill -9"
+    if trial.most("effects") and not findings:
+        findings = _elsewhere(trial)
+        note += "; effects also of a copy on another day and host"
+    return Assessment(findings, note)
 
 
-def _deliver(trial: Trial, seed: int, crashes: bool) -> tuple[tables.Rows, list[Delivery]]:
+def _elsewhere(trial: Trial) -> list[Finding]:
+    """Kill a process after its first effect, and deliver a copy of the event later and elsewhere.
+
+    Rows may name the day; effects must be the same, or the provider gets another call.
+    """
+    story = "after kill -9, and a copy of the event on another day and host"
+    rows, deliveries = _deliver(trial, HASH_SEEDS[0], crashes=True, elsewhere=True)
+    failed = unsettled("there", deliveries)
+    if failed:
+        raise NotChecked(f"on another day and host the events do not succeed: {failed[0].text}")
+    there, here = rows[tables.EFFECTS], trial.oracle[tables.EFFECTS]
+    if there == here:
+        return _compare_calls(trial, story, deliveries) + _compare_messages(trial, story, deliveries)
+    lines = [f"{_effect(row)} is missing" for row in here - there]
+    lines += [f"{_effect(row)} is there instead" for row in there - here]
+    return [
+        Finding(
+            f"{story}, its effects differ, so the provider gets another call with another key. Name an effect by what "
+            "it does and by the event's id and payload, not by created_at, the time, the day, the host or the process",
+            tuple(lines),
+        )
+    ]
+
+
+def _effect(row: tuple[str, ...]) -> str:
+    tracking_id, name, state = row
+    return f"effect {name!r} of event {tracking_id!r}, {'in doubt' if state == 'intended' else state},"
+
+
+def _deliver(
+    trial: Trial, seed: int, crashes: bool, elsewhere: bool = False
+) -> tuple[tables.Rows, list[Delivery]]:
     database = trial.new_database()
     trial.perform(lambda stage: None, database)  # makes it fresh
     deliveries: list[Delivery] = []
-    with conversation(seed, trial.plan, database) as other:
+    with conversation(seed, trial.plan, database, elsewhere=elsewhere) as other:
         for event in trial.plan.events:
             if crashes:
                 _crash(trial, event.id, database)
-            deliveries += other.deliver(event)
+            deliveries += other.deliver(copy_of(event) if elsewhere else event)
         return trial.learn(*other.rows(trial.tables)), deliveries
 
 
@@ -86,7 +124,7 @@ def _compare_calls(trial: Trial, story: str, deliveries: Sequence[Delivery]) -> 
     findings = []
     for place, call in first.items():
         event, effect, name, _ = place
-        if place not in there or call.has_key:
+        if place not in there or call.has_key or name == MESSAGE:
             continue
         other, twin = there[place].arguments, again.get(place, call).arguments
         varying = [each for each in _varying(event, call.arguments, twin, other) if each in other]
@@ -99,6 +137,22 @@ def _compare_calls(trial: Trial, story: str, deliveries: Sequence[Delivery]) -> 
             )
             findings.append(Finding(text, tuple(lines)))
     return findings
+
+
+def _compare_messages(trial: Trial, story: str, deliveries: Sequence[Delivery]) -> list[Finding]:
+    """Messages of effects that have another id each time: their consumer takes the copy for another message."""
+    first, there = _calls(trial.deliveries), _calls(deliveries)
+    return [
+        Finding(
+            f"{story}, effect {effect!r} of event {event!r} sends a message with another id, so its consumer takes "
+            "the copies for two messages. Give it the key, Transaction(id=key, payload=…), or send it with "
+            "session.send, which commits with the event",
+            (f"id: {call.arguments['id']} became {there[place].arguments['id']}",),
+        )
+        for place, call in first.items()
+        for event, effect, name, _ in [place]
+        if name == MESSAGE and place in there and there[place].arguments != call.arguments
+    ]
 
 
 def _varying(

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import msgspec
 
+from onceward.transaction import Transaction
+
 KEY = "<the key>"
 """Stands for the key of the effect, which contains the number of a claim."""
+MESSAGE = "a message"
+"""The name of a call that is a message of onceward."""
 LONGEST = 2000
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 
@@ -53,6 +57,14 @@ def record(name: str, function: Callable[..., Any], args: tuple[Any, ...], more:
     if effect is not None:
         named = {each: _text(value, effect.key) for each, value in _parameters(function, args, more)}
         effect.calls.append(OutsideCall(effect.name, name, named))
+
+
+def record_messages(messages: Any = ()) -> None:
+    """Record the ids of messages that an effect sends."""
+    effect = _effect.get()
+    for each in messages if effect is not None and isinstance(messages, Sequence) else ():
+        if effect is not None and isinstance(each, Transaction):
+            effect.calls.append(OutsideCall(effect.name, MESSAGE, {"id": _text(each.id, effect.key)}))
 
 
 def _parameters(

@@ -26,7 +26,49 @@ _PATTERNS = tuple(
         (r"\bload_extension\s*\(", "loads code into the database"),
         (r"\b(dblink_exec|dblink_send_query)\s*\(", _ELSEWHERE),
         (r"(?<!net\.)\bhttp_(post|put|patch|delete)\s*\(", _HTTP),
+        (r"\bpg_logical_emit_message\s*\(\s*false\b", "emits a message that no rollback takes back"),
     )
+)
+_OUTLIVES = tuple(
+    (re.compile(pattern, re.DOTALL), what)
+    for pattern, what in (
+        (r"^set\s+(?!(local|transaction|constraints)\b)", "changes a setting of the connection"),
+        (r"^(reset|discard)\b", "changes a setting of the connection"),
+        (
+            r"\bset_config\s*\((?!(?:[^()]|\([^()]*\))*,\s*true\s*\))",
+            "changes a setting of the connection",
+        ),
+        (r"\bpg_(try_)?advisory_lock(_shared)?\s*\(", "takes a lock of the connection"),
+        (r"^prepare\s+(?!transaction\b)", "prepares a statement on the connection"),
+        (r"^listen\b", "listens on the connection"),
+        (r"^declare\b.*\bwith\s+hold\b", "opens a cursor of the connection"),
+        (r"^create\s+(or\s+replace\s+)?(function|procedure|type)\s+pg_temp\.", "creates something temporary"),
+        (
+            r"^pragma\s+(\w+\.)?(?!(user_version|application_id|busy_timeout|defer_foreign_keys|optimize|wal_checkpoint"
+            r"|incremental_vacuum|\w+_(x?info|list|check))\b)\w+\s*[=(]",
+            "changes a setting of the connection",
+        ),
+    )
+)
+"""What the next transaction on the same connection finds, and no other worker."""
+_TEMPORARY = re.compile(
+    r"^create\s+(?:global\s+|local\s+)?(?:(?:temp|temporary)\s+(?:table|view|sequence|trigger)|(?:table|view)"
+    r"(?=\s+(?:if\s+not\s+exists\s+)?(?:pg_)?temp\.))\s+(?:if\s+not\s+exists\s+)?([\w.]+)|\binto\s+temp(?:orary)?\s+"
+    r"(?:table\s+)?([\w.]+)"
+)
+_DROPPED = re.compile(r"^drop\s+(?:table|view|sequence|trigger)\s+(?:if\s+exists\s+)?([\w.]+)")
+_LESS_DURABLE = re.compile(
+    r"\bsynchronous_commit'?\s*(?:=|to|,)\s*'?(?!on\b|true\b|yes\b|1\b|remote_apply\b|default\b)\w+",
+    re.IGNORECASE,
+)
+OUTLIVES = (
+    "it outlives the transaction on its connection: the pool gives it to another event of this worker, after a "
+    "rollback, too, and no other worker has it. Use SET LOCAL, set_config(…, true), ON COMMIT DROP, "
+    "session.advisory_lock, or a table of the database"
+)
+NOT_DURABLE = (
+    "a crash of the database server can lose the commit when the message is acknowledged already: the event is lost, "
+    "and so is the record that it was done. Leave synchronous_commit on"
 )
 _DBLINK = re.compile(r"\bdblink\s*\(")
 _TEXT = re.compile(r"'((?:[^']|'')*)'|\$(\w*)\$(.*?)\$\2\$", re.DOTALL)
@@ -51,6 +93,10 @@ class Escape(NamedTuple):
     what: str
     stopped: bool = True
     """Whether the statement is not run. SQLite files that a handler attaches are its own."""
+    advice: str = ""
+    """Replaces the usual advice."""
+    until_dropped: str = ""
+    """The name of a temporary table: nothing outlives the transaction if it is dropped in it."""
 
 
 @contextmanager
@@ -71,6 +117,10 @@ def escape_of(sql: str, foreign_tables: Callable[[], Collection[str]]) -> Escape
         for pattern, what in _PATTERNS:
             if pattern.search(statement):
                 return Escape(what)
+        if _LESS_DURABLE.search(sql) and not statement.startswith("show"):
+            return Escape("makes its commit less durable", False, NOT_DURABLE)
+        if (lasting := _lasting(statement)) is not None:
+            return lasting
         if _DBLINK.search(statement) and not _queries(sql):
             return Escape(_ELSEWHERE)
         if (attaching := _ATTACH.match(statement)) and not _IN_MEMORY.search(sql):
@@ -84,6 +134,27 @@ def escape_of(sql: str, foreign_tables: Callable[[], Collection[str]]) -> Escape
         if table and table in foreign_tables():
             return Escape(f"writes to the foreign table {table!r}, which is in another database")
     return None
+
+
+def _lasting(statement: str) -> Escape | None:
+    """What of a statement outlives its transaction on the connection."""
+    for pattern, what in _OUTLIVES:
+        if pattern.search(statement):
+            return Escape(what, False, OUTLIVES)
+    temporary = _TEMPORARY.search(statement)
+    if temporary is None or re.search(r"\bon\s+commit\s+drop\b", statement):
+        return None
+    return Escape("creates something temporary", False, OUTLIVES, plain_name(temporary[1] or temporary[2]))
+
+
+def dropped_by(sql: str) -> str | None:
+    """The table that a statement of the handler drops."""
+    found = _DROPPED.match(plain_words(sql).strip())
+    return plain_name(found[1]) if found else None
+
+
+def plain_name(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _queries(sql: str) -> bool:

@@ -26,7 +26,7 @@ from sqlalchemy import Engine, event
 
 import onceward
 from onceward.task.io_guard import NOT_THE_TASKS_DOING
-from onceward.verify.watch.escapes import EscapeError, escape_of
+from onceward.verify.watch.escapes import EscapeError, dropped_by, escape_of
 from onceward.verify.watch.statements import only_reads
 
 _OURS = str(Path(onceward.__file__).resolve().parent)
@@ -127,6 +127,8 @@ _packages: set[str] = set()
 _harmless: frozenset[int] = frozenset()
 _consumer = "an unknown line"
 _foreign: Collection[str] | None = None
+_temporary: dict[str | None, Intrusion] = {}
+"""Temporary tables of the handler that is running, by their names."""
 FOREIGN_TABLES = "SELECT relname FROM pg_class WHERE relkind = 'f'"
 ESCAPED = (
     "it is outside the session's transaction, so it is neither rolled back nor kept from happening twice. Set "
@@ -366,16 +368,24 @@ def note_escape(statement: str, frame: FrameType, foreign_tables: Callable[[], C
     """Record a statement of the session that does something outside its transaction, and do not run it."""
     escape = escape_of(statement, foreign_tables)
     if escape is None:
+        _temporary.pop(dropped_by(statement), None)
         return
     lines = (f"{each.f_code.co_filename}:{each.f_lineno}" for each in outwards(frame) if is_user_code(each))
     first = " ".join(statement.split())[:80]
-    add(
-        Intrusion(
-            Phase.HANDLER, f"ran a statement that {escape.what}: {first}", next(lines, _consumer), ESCAPED
-        )
-    )
+    what, where = f"ran a statement that {escape.what}: {first}", next(lines, _consumer)
+    intrusion = Intrusion(Phase.HANDLER, what, where, escape.advice or ESCAPED)
+    if escape.until_dropped:
+        _temporary[escape.until_dropped] = intrusion
+        return
+    add(intrusion)
     if escape.stopped:
         raise EscapeError(f"the verification does not run a statement that {escape.what}: {first}")
+
+
+def note_temporary() -> None:
+    """The handler has returned: what it created and did not drop outlives its transaction."""
+    for each in list(_temporary):
+        add(_temporary.pop(each))
 
 
 def _foreign_tables(connection: Any) -> Collection[str]:

@@ -16,6 +16,7 @@ from onceward.connectors.memory import AsyncMemoryConnector, MemoryConnector
 from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
 from onceward.verify.watch import intrusions
+from onceward.verify.watch.calls import record_messages
 from onceward.verify.watch.intrusions import OFF
 
 _TAKE = ("fetch_transactions", "settle_transactions", "extend_transactions", "release_owner", "forget_dead")
@@ -107,9 +108,13 @@ def _blocked(kind: Any, name: str, real: Any) -> Any:
         return False
 
     def call(self: Any, *args: Any, **more: Any) -> Any:
+        if name in SENT:
+            record_messages(*args[:1])
         return real(self, *args, **more) if is_real(self, sys._getframe(1)) else SENT[name]
 
     async def call_async(self: Any, *args: Any, **more: Any) -> Any:
+        if name in SENT:
+            record_messages(*args[:1])
         return await real(self, *args, **more) if is_real(self, sys._getframe(1)) else SENT[name]
 
     return call_async if inspect.iscoroutinefunction(real) else call
@@ -128,10 +133,10 @@ class _Unsent:
     lease = 60.0
 
     def dispatch_transactions(self, transactions: Any, /) -> None:
-        pass
+        record_messages(transactions)
 
     async def dispatch_transactions_async(self, transactions: Any, /) -> None:
-        pass
+        record_messages(transactions)
 
     def close(self) -> None:
         pass
