@@ -9,6 +9,7 @@ start after which it would be poison is recorded when nothing else runs in its p
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import os
 import threading
@@ -21,10 +22,13 @@ from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from onceward._text import driver_message
 from onceward.db.transaction import DbTransaction, regardless
 from onceward.inbox.contract import Contract
 from onceward.inbox.errors import AT_ONCE, Breach, Busy, ContractError
+from onceward.inbox.event import Event
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Attempts, Key
 from onceward.task.cancellation import cancel_requested, on_cancel, raise_if_cancelled
@@ -340,6 +344,13 @@ def in_flight(found: Attempts, lease: float) -> Busy:
     wait = max(AT_ONCE.delay(), min(silent / 4, found.locked_for, LONGEST_WAIT))
     left = f"; its lease expires in {found.locked_for:.0f} s" if found.locked_for >= 1 else ""
     return Busy(f"another copy of it is in flight, or was when its process died{left}", delay=wait)
+
+
+def with_token(event: Event, start: Start) -> Event:
+    """Return the event with the inbox's own token, for a source without one."""
+    claimed = copy.copy(event)  # not `replace`, which would check every field again
+    msgspec.structs.force_setattr(claimed, "lock_token", str(start.token))
+    return claimed
 
 
 def poisoned(key: Key, starts: int) -> ContractError:

@@ -15,14 +15,12 @@ An event that must not be acknowledged always raises: `Busy` or `Parked` for lat
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-import msgspec
 from opentelemetry import trace
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -34,7 +32,7 @@ from onceward.db.backends import backend_of
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError, FileLostError
 from onceward.inbox import sequences
-from onceward.inbox.attempts import AttemptLedger, Company, End, Start, poisoned
+from onceward.inbox.attempts import AttemptLedger, Company, End, Start, poisoned, with_token
 from onceward.inbox.availability import Availability
 from onceward.inbox.contract import Contract
 from onceward.inbox.effects import Claim, Heartbeat, Ledger
@@ -403,13 +401,6 @@ class EventProcessor:
                 return True
             cause = cause.__cause__
         return False
-
-
-def with_token(event: Event, start: Start) -> Event:
-    """Return the event with the inbox's own token, for a source without one."""
-    claimed = copy.copy(event)  # not `replace`, which would check every field again
-    msgspec.structs.force_setattr(claimed, "lock_token", str(start.token))
-    return claimed
 
 
 def describe_span(contract: Contract, event: Event) -> None:

@@ -25,6 +25,7 @@ from onceward.inbox.sessions.rules import (
     Sends,
     has_written,
 )
+from onceward.inbox.sessions.unsettled import UnsettledEffects
 
 if TYPE_CHECKING:
     from onceward.inbox.effects import Claim, Ledger, Reconcile
@@ -38,6 +39,8 @@ class InboxSession(DbSession):
     event: Event
     """The event in flight, as it was delivered."""
     sends: Sends = NO_SENDS
+    unsettled: UnsettledEffects | None = None
+    """None as long as the handler has called no effect."""
 
     def send(
         self,
@@ -91,7 +94,9 @@ class InboxSession(DbSession):
         `cancel()` is called in another thread if the attempt runs out of time during the call, and must end it: close
         the socket of a client that only this call uses.
         """
-        raise EffectError(NOT_EFFECTFUL)
+        self.unsettled = self.unsettled or UnsettledEffects()
+        with self.unsettled.note(name):
+            raise EffectError(NOT_EFFECTFUL)
 
 
 class EffectfulSession(InboxSession):
@@ -104,6 +109,7 @@ class EffectfulSession(InboxSession):
         self._ledger: Ledger | None = ledger
         self._inner: DbSession | None = None
         self.run = self._run_lazily
+        self.unsettled: UnsettledEffects = UnsettledEffects()
 
     @property
     def committed(self) -> bool:
@@ -120,12 +126,13 @@ class EffectfulSession(InboxSession):
     ) -> Any:
         if self._ledger is None:
             raise EffectError(NOT_DECIDED)
-        self._let_go()
-        try:
-            return run_blocking(self._ledger.effect(name, call, reconcile, cancel, key_valid_for))
-        except Raised as carried:
-            raised = carried.unwrap()
-        raise raised
+        with self.unsettled.note(name):
+            self._let_go()
+            try:
+                return run_blocking(self._ledger.effect(name, call, reconcile, cancel, key_valid_for))
+            except Raised as carried:
+                raised = carried.unwrap()
+            raise raised
 
     def _run_lazily(self, operation: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         if self._claim.lost:
@@ -157,6 +164,8 @@ class EffectfulSession(InboxSession):
 class Joined:
     """An event inside the caller's session, which the caller begins and ends. Everything else is delegated to it."""
 
+    unsettled: UnsettledEffects | None = None
+
     def __init__(self, session: DbSession, event: Event) -> None:
         if not isinstance(session, DbSession):
             raise ConfigurationError(f"session must be a DbSession, not {type(session).__name__}")
@@ -167,8 +176,10 @@ class Joined:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
-    def effect(self, *_: Any, **__: Any) -> Any:
-        raise EffectError(NOT_EFFECTFUL)
+    def effect(self, name: Any = None, *_: Any, **__: Any) -> Any:
+        self.unsettled = self.unsettled or UnsettledEffects()
+        with self.unsettled.note(name):
+            raise EffectError(NOT_EFFECTFUL)
 
     def send(
         self,
