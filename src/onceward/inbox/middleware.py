@@ -19,7 +19,7 @@ from onceward.inbox.evidence.code_digest import OURS
 from onceward.inbox.metrics import metrics_of
 from onceward.inbox.stores.types import Key
 from onceward.middleware import Middleware, SourceCalls, StepCall, StepInfo
-from onceward.task.receipt import sign
+from onceward.task.guards.receipt import sign
 from onceward.task.work import DUPLICATE
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
