@@ -15,8 +15,8 @@ from onceward._sync import Raised
 from onceward.inbox.attempts import AsyncGate, BlockingGate
 from onceward.inbox.event import Event
 from onceward.inbox.sessions import EffectfulSession, InboxSession, Joined
+from onceward.inbox.sessions.doubts import UnsettledEffects
 from onceward.inbox.sessions.rules import Sends
-from onceward.inbox.sessions.unsettled import UnsettledEffects
 from onceward.storage.database import AsyncStoragePorts, BlockingStoragePorts
 
 if TYPE_CHECKING:

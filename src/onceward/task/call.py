@@ -76,7 +76,7 @@ class Wiring(msgspec.Struct, kw_only=True):
     chain: Sequence[Middleware] = ()
     """The middleware around steps and source, outermost first, without telemetry."""
     guard: Middleware | None = None
-    """Around the steps of the chain: see `onceward.task.receipt`."""
+    """Around the steps of the chain: see `onceward.task.guards.receipt`."""
     on_outcome: Callable[[Outcome], None] | None = None
 
 

@@ -17,11 +17,11 @@ from onceward.middleware import Middleware, SourceCalls
 from onceward.task.base import BaseTask
 from onceward.task.call import Wiring
 from onceward.task.exceptions import ConsumerLoopTimeoutException, LoopError, ProducerLoopTimeoutException
+from onceward.task.guards.receipt import guard_of
 from onceward.task.io_guard import IoGuard
 from onceward.task.lifecycle import Step
 from onceward.task.loops import AsyncBatches, Batches, consume, produce
 from onceward.task.mixins.policies import ConsumerPolicy, FetchPolicy, ProducerPolicy
-from onceward.task.receipt import guard_of
 from onceward.task.source import Source
 from onceward.task.work import Outcome
 from onceward.transaction import Transaction

@@ -29,6 +29,7 @@ from onceward.task.exceptions import (
     SettlementException,
     TransactionException,
     UnawaitedError,
+    UnrecordedError,
 )
 from onceward.task.report import Report, StopReason
 
@@ -41,6 +42,7 @@ TREE: list[tuple[type[BaseException], tuple[type[BaseException], ...]]] = [
     (Postponed, (OncewardError,)),
     (IOGuardError, (OncewardError,)),
     (UnawaitedError, (OncewardError,)),
+    (UnrecordedError, (OncewardError,)),
     (LoopError, (OncewardError,)),
     (FetchException, (LoopError,)),
     (FetchTimeoutException, (FetchException, TimeoutError)),

@@ -16,6 +16,7 @@ from onceward.durations import Duration
 from onceward.errors import ConfigurationError
 from onceward.inbox.errors import EffectError, LeaseLostError
 from onceward.inbox.event import Event
+from onceward.inbox.sessions.doubts import UnsettledEffects
 from onceward.inbox.sessions.rules import (
     LOST,
     NO_SENDS,
@@ -25,7 +26,6 @@ from onceward.inbox.sessions.rules import (
     Sends,
     has_written,
 )
-from onceward.inbox.sessions.unsettled import UnsettledEffects
 
 if TYPE_CHECKING:
     from onceward.inbox.effects import Claim, Ledger, Reconcile

@@ -1,0 +1,1 @@
+"""What the engine checks about the middleware of an attempt."""
