@@ -20,7 +20,10 @@ from onceward.cli.main import app as commands
 from onceward.inbox import UnprovenConsumerError
 from tests.support.boundary.server import boundary_server
 from tests.support.commands import onceward
+from tests.support.disk import disk
 from tests.support.every_redis import every_redis
+
+__all__ = ["disk"]
 
 SHOP = """
 from dataclasses import dataclass
@@ -69,7 +72,7 @@ def write(total: int) -> Order: ...
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def shop(tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module that no other test uses, in the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

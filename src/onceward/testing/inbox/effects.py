@@ -229,7 +229,7 @@ class Effects(InboxSuite):
             assert inbox.process(effectful(), event("e1"), charging(provider)).handling is Handling.DONE
 
     @pytest.mark.req("CC-003")
-    def test_a_refused_effect_that_is_caught_loses_none_of_the_writes(self) -> None:
+    def test_an_effect_after_writes_that_is_caught_commits_none_of_them(self) -> None:
         provider = Provider()
         with self.inbox(effectful()) as inbox:
 
@@ -239,8 +239,9 @@ class Effects(InboxSuite):
                     session.effect("charge", provider.charge)
                 write(event, session)
 
-            inbox.process(effectful(), event("e1"), handle)
-            assert self.written(inbox) == ["e1", "e1"]
+            with pytest.raises(EffectError, match="'charge'"):
+                inbox.process(effectful(), event("e1"), handle)
+            assert self.written(inbox) == []
             assert provider.keys == []
 
     @pytest.mark.req("CC-003")
