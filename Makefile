@@ -14,17 +14,27 @@ MEMORY  = $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 8000000 { 
 CACHED := env -u PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench soak simulate campaign conformance reference proto hashes faces docs format clean
+.PHONY: help demo test browser lint bench bench-peers soak simulate campaign conformance reference proto hashes faces docs format clean
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || grep '##' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || grep '##' $(MAKEFILE_LIST)
 
 demo: $(CORE) ## Produce, consume, crash and balance thousands of orders (under a minute)
 	@$(BIN)/onceward demo
 
-test: $(TEST) ## Run every test
+test: $(TEST) browser ## Run every test
 	@files=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/onceward-XXXXXX") && trap 'rm -rf "$$files"' EXIT && \
-	trap 'exit 130' INT TERM && TMPDIR=$$files $(CACHED) $(BIN)/python -m pytest -n 6 --dist loadscope --no-loadscope-reorder
+	trap 'exit 130' INT TERM && TMPDIR=$$files $(CACHED) $(BIN)/python -m pytest -n 6 --dist loadscope --no-loadscope-reorder $(PYTEST)
+
+# The tests of the console drive an installed Chromium or Chrome, or the one that ONCEWARD_TEST_BROWSER names.
+browser:
+	@for name in "$$ONCEWARD_TEST_BROWSER" chromium chromium-browser google-chrome google-chrome-stable chrome; do \
+	test -n "$$name" && command -v "$$name" > /dev/null && exit 0; done; \
+	install='apt-get update && apt-get install --yes --no-install-recommends chromium'; \
+	if command -v apt-get > /dev/null && { test "$$(id -u)" = 0 || sudo -n true 2> /dev/null; }; then \
+	echo "Installing chromium …"; if test "$$(id -u)" = 0; then sh -c "$$install"; else sudo -n sh -c "$$install"; fi > /dev/null 2>&1 && \
+	command -v chromium > /dev/null && exit 0; fi; \
+	echo "The tests of the console need Chromium or Chrome. Run: sudo sh -c '$$install'" >&2; exit 1
 
 lint: $(TEST) ## Check style, types, import directions, generated files and docs
 	@$(BIN)/ruff check .
@@ -39,6 +49,12 @@ lint: $(TEST) ## Check style, types, import directions, generated files and docs
 
 bench: $(TEST) ## Measure against bare loops in the same run, and print ratios
 	@$(BIN)/python -m bench
+
+bench-peers: $(TEST) ## Measure other task queues beside onceward, in an environment of their own (PEERS="celery taskiq")
+	@test -x $(VENV)/peers/bin/python || $(PYTHON) -m venv $(VENV)/peers
+	@$(VENV)/peers/bin/python -m pip --disable-pip-version-check --quiet install --requirement bench/peers/requirements.txt
+	@$(BIN)/python -m bench.peers.table $(VENV)/peers/bin/python $(PEERS)
+	@$(if $(PEERS),,$(BIN)/python -m bench.peers.postgresql --python $(VENV)/peers/bin/python)
 
 soak: $(TEST) ## Run the long tests, draw new examples, then abuse the engine at random for 20 minutes (MINUTES=20)
 	@$(CACHED) $(BIN)/python -m pytest -n 4 --dist loadscope -m 'long or hypothesis' --hypothesis-profile explore
