@@ -65,6 +65,9 @@ class StreamState(msgspec.Struct, frozen=True):
     last_seq: int
     num_subjects: int = 0
     consumer_count: int = 0
+    num_deleted: int = 0
+    deleted: list[int] | None = None
+    """Sequences between the first and the last, if they were asked for."""
     subjects: dict[str, int] = {}
 
 

@@ -241,8 +241,8 @@ class NatsConnection:
         finally:
             del self._expected[inbox]
 
-    async def info(self, stream: str) -> StreamState:
-        state = (await self.ask(f"STREAM.INFO.{stream}", {}, Info)).state
+    async def info(self, stream: str, **details: bool) -> StreamState:
+        state = (await self.ask(f"STREAM.INFO.{stream}", details, Info)).state
         assert state is not None
         return state
 
@@ -451,8 +451,9 @@ class NatsConnection:
             call.reschedule(now)
 
     async def _on_error(self, error: Exception) -> None:
-        if self._ended or self._opening.expired():
-            # The client's reconnect loop misses a cancellation that arrives together with a refused connection.
+        if self._ended or (self._opening.expired() and not self._closed):
+            # The client's reconnect loop misses a cancellation that arrives together with a refused connection. While
+            # it closes, an error must not hide the one that closes it.
             raise asyncio.CancelledError
         if "permissions violation" in str(error).lower():
             self._refuse(str(error).lower())

@@ -160,3 +160,9 @@ def engine_stop() -> Any:
     Handlers have none: work in flight is finished.
     """
     return getattr(current_work.get(), "halt", None)
+
+
+def is_stopped() -> bool:
+    """Whether the engine's call whose source is asked here is stopped."""
+    stop = engine_stop()
+    return stop is not None and stop.requested

@@ -6,21 +6,22 @@ wait. The first wait returns at once.
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import os
-import select
 import sys
-from contextlib import nullcontext, suppress
-from time import monotonic
+from contextlib import suppress
+from time import monotonic, time_ns
 from typing import Any
 
-from onceward._process.stop import engine_stop
+from onceward._process.readiness import wait_readable, wait_readable_async
+from onceward._process.stop import is_stopped
 
 FIRST_LOOK, LOOK_EVERY = 0.001, 0.02
 """Seconds between two looks without inotify: short at first, as a next message often follows the last."""
 _IN_MODIFY, _IN_CLOSE_ON_EXEC, _IN_NONBLOCK = 0x2, 0o2000000, 0o4000
 _ENOUGH = 65536
+TICK = 20_000_000
+"""Nanoseconds in which two writes may get the same time."""
 
 
 class FileWatch:
@@ -33,22 +34,17 @@ class FileWatch:
         """Of inotify. Readable once something was written."""
         self._seen: Any = None
 
-    def wait(self, seconds: float) -> bool:
-        """Return whether something was written. Ends early if the engine's call is stopped."""
+    def wait(self, seconds: float, *doors: int) -> bool:
+        """Return whether something was written, or one of the other files, `doors`, can be read. Ends early if the
+        engine's call is stopped."""
         if self._is_written():
             return True
-        stop = engine_stop()
-        poll = select.poll()
-        if stop is not None:
-            poll.register(stop.fd(), select.POLLIN)
         if self._fd is not None:
-            poll.register(self._fd, select.POLLIN)
-            poll.poll(seconds * 1000)
-            return self._is_written()
+            ready = wait_readable([self._fd, *doors], seconds)
+            return self._is_written() or ready
         until, look = monotonic() + seconds, FIRST_LOOK
-        while not (stop is not None and stop.requested) and (left := until - monotonic()) > 0:
-            poll.poll(min(left, look) * 1000)
-            if self._is_written():
+        while not is_stopped() and (left := until - monotonic()) > 0:
+            if wait_readable([*doors], min(left, look)) or self._is_written():
                 return True
             look = min(look * 2, LOOK_EVERY)
         return False
@@ -57,24 +53,15 @@ class FileWatch:
         """As `wait`, in a task."""
         if self._is_written():
             return True
-        stop, over = engine_stop(), asyncio.Event()
-        with nullcontext() if stop is None else stop.calling(over.set):
-            if stop is not None and stop.requested:
-                return False
-            if self._fd is not None:
-                loop, fd = asyncio.get_running_loop(), self._fd
-                loop.add_reader(fd, over.set)
-                try:
-                    await _until(over, seconds)
-                finally:
-                    loop.remove_reader(fd)
-                return self._is_written()
-            until, look = monotonic() + seconds, FIRST_LOOK
-            while not over.is_set() and (left := until - monotonic()) > 0:
-                await _until(over, min(left, look))
-                if self._is_written():
-                    return True
-                look = min(look * 2, LOOK_EVERY)
+        if self._fd is not None:
+            await wait_readable_async([self._fd], seconds)
+            return self._is_written()
+        until, look = monotonic() + seconds, FIRST_LOOK
+        while not is_stopped() and (left := until - monotonic()) > 0:
+            await wait_readable_async([], min(left, look))
+            if self._is_written():
+                return True
+            look = min(look * 2, LOOK_EVERY)
         return False
 
     def close(self) -> None:
@@ -99,7 +86,8 @@ class FileWatch:
                 return bool(os.read(self._fd, _ENOUGH))
             return False
         before, self._seen = self._seen, [_sign(path) for path in self._paths]
-        return bool(before != self._seen)
+        now = time_ns()
+        return before != self._seen or any(each and 0 <= now - each[1] < TICK for each in self._seen)
 
     def _begin(self) -> bool:
         """Watch the files that are there now. Look by oneself while one is missing, or inotify has no room."""
@@ -114,11 +102,6 @@ class FileWatch:
 
     def _identities(self) -> list[Any]:
         return [_identity(path) for path in self._paths]
-
-
-async def _until(over: asyncio.Event, seconds: float) -> None:
-    with suppress(TimeoutError):
-        await asyncio.wait_for(over.wait(), seconds)
 
 
 def _identity(path: str) -> tuple[int, int] | None:

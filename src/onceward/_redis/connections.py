@@ -91,7 +91,7 @@ class Connections:
 
 def pack(commands: Sequence[RedisCommand]) -> list[bytes]:
     """Pack the commands into one piece. For asyncio redis-py packs in Python: slow for an XACK of many ids."""
-    return [b"".join(map(pack_command, commands))]
+    return [pack_command(commands[0]) if len(commands) == 1 else b"".join(map(pack_command, commands))]
 
 
 def is_worth_waiting(replies: Sequence[Any]) -> bool:

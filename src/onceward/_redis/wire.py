@@ -67,7 +67,11 @@ class BlockingRedisWire:
 
     def _take(self) -> RedisLine:
         stop = self._stop or engine_stop()
-        for line in drain(self._free):
+        while self._free:
+            try:
+                line = self._free.pop()
+            except IndexError:  # another thread was faster
+                break
             if line.is_usable():
                 line.heed(stop)
                 return line

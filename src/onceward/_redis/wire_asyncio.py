@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any, Final
 
 import redis.exceptions
@@ -19,6 +20,9 @@ from onceward._redis.wire import BlockingRedisWire
 
 _NONE_YET: Final = object()
 """Stands for a reply that has not arrived, because nothing waited for it or a stop ended the wait."""
+_NEVER: Final = AsyncStop()
+"""The stop of exchanges that nothing stops."""
+_NO_HASTE: Final = nullcontext()
 
 
 class AsyncRedisWire:
@@ -45,15 +49,16 @@ class AsyncRedisWire:
         replies: list[Any] = []
         blocking = None if block_ms is None else len(commands) - 1
         patience = self._connections.patience(block_ms)
-        stop = self._stop or engine_stop() or AsyncStop()
+        stop = self._stop or engine_stop() or _NEVER
         connection = self._take()
         try:
             # One limit for everything: the connection's own would cost a task per command.
             async with asyncio.timeout(patience) as limit:
-                with stop.hastening(limit):
+                with _NO_HASTE if stop is _NEVER else stop.hastening(limit):
                     if not connection.is_connected:
                         await connection.connect()
                         connection.loop = asyncio.get_running_loop()
+                        connection.look = _look_at(connection)
                     await connection.send_packed_command(pack(commands), check_health=False)
                     for number in range(len(commands)):
                         if number != blocking:
@@ -83,7 +88,8 @@ class AsyncRedisWire:
             _abandon(connection)
 
     def _take(self) -> Any:
-        for connection in drain(self._free):
+        while self._free:
+            connection = self._free.pop()
             if _is_usable(connection):
                 return connection
             _abandon(connection)
@@ -120,7 +126,15 @@ def _is_usable(connection: Any) -> bool:
         and connection.loop is asyncio.get_running_loop()
         and not connection._reader.at_eof()
         and not connection._writer.transport.is_closing()
+        and not connection.look(0)  # while the event loop was busy, it cannot have noticed
     )
+
+
+def _look_at(connection: Any) -> Callable[[int], Any]:
+    """Return what finds something to read on an idle connection: that it was closed."""
+    poll = select.poll()
+    poll.register(connection._writer.transport.get_extra_info("socket").fileno(), select.POLLIN)
+    return poll.poll
 
 
 def _abort(connection: Any) -> None:

@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from onceward.connectors.base import ConnectorClosedError
+from onceward.connectors.batches import AsyncCoalescer
+from onceward.connectors.codec import encode_all
 from onceward.connectors.leases import AsyncLeasingConnector, LeasingConnector
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
@@ -36,6 +38,16 @@ class BackgroundConnector(AsyncLeasingConnector):
         self._closed = False
         self._pid = os.getpid()
         self._pool = self._new_pool()
+        self._out = AsyncCoalescer[bytes](lambda bodies: self._call(self._wire.dispatch_bodies, bodies))
+
+    async def dispatch_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
+        """As `LeasingConnector.dispatch_transactions`. Those of several tasks share a transaction."""
+        if self._closed:
+            raise self._closed_error()
+        if transactions:
+            await self._out.send(encode_all(transactions))
+        else:
+            await self._call(self._wire.dispatch_bodies, ())
 
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """As `LeasingConnector.fetch_transactions`. Canceled, it gives back what it took."""
@@ -89,12 +101,15 @@ class BackgroundConnector(AsyncLeasingConnector):
 
     def _submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         if self._closed:
-            raise ConnectorClosedError(f"this {self.kind} connector is closed; create a new one to continue")
+            raise self._closed_error()
         if self._pid != os.getpid():  # threads do not survive a fork
             self._pid = os.getpid()
             self._pool = self._new_pool()
         # The context carries the current span to where the transactions are encoded.
         return self._pool.submit(copy_context().run, partial(function, *args, **kwargs))
+
+    def _closed_error(self) -> ConnectorClosedError:
+        return ConnectorClosedError(f"this {self.kind} connector is closed; create a new one to continue")
 
     def _new_pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self.threads, thread_name_prefix=f"onceward-{self.kind.lower()}")

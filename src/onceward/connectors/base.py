@@ -7,7 +7,8 @@ methods if they exist. If it also has
 
 the engine calls that after an empty fetch, instead of sleeping for the backoff of its policy, unless the policy sets
 `empty_queue`. It returns True as soon as a fetch may find something, and False after `seconds` at the latest, or when
-the engine's call is stopped. It takes nothing, and may return True in vain.
+the engine's call is stopped. It may return True in vain, and False early. A message does not count as delivered before
+it is fetched: what the wire cannot wait for without taking it is kept for the next fetch, and given back without one.
 
 A connector may also have an attribute `owner`, set before the first fetch, and a method
 `release_owner(owner)` that ends all leases of that owner at once and counts them as lost: `onceward run` calls it

@@ -8,6 +8,7 @@ or when its lease expires, for example because its process was killed.
 from __future__ import annotations
 
 import math
+import random
 import sys
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -17,6 +18,7 @@ import msgspec
 
 from onceward.backoff import Backoff
 from onceward.connectors.codec import DecodeError, decode
+from onceward.connectors.patience import check_patience
 from onceward.errors import ConfigurationError
 from onceward.task.exceptions import ExceptionCategory, TransactionException, failure_category
 from onceward.telemetry.redaction import redact
@@ -24,8 +26,14 @@ from onceward.transaction import Transaction
 
 OnFailure = Literal["auto", "dead_letter", "redeliver"]
 
-LONGEST_DELAY = 60.0
+LONGEST_DELAY = 600.0
 """Seconds up to which `redelivery_delay` is doubled."""
+LONGEST_BLOCKING_DELAY = 60.0
+"""The same for a source that never buries: the failed message blocks those after it."""
+JITTER = 0.2
+"""The random share of a delay, so messages that failed together do not come back together."""
+MOST_KILLED = 5
+"""Lost deliveries of a message whose starts no inbox counts: it may not kill as many processes as it may fail."""
 MOST_LOST = 20
 """Lost deliveries of a message whose consumer counts its own starts. So many are not in flight by chance: it must kill
 its processes before they can count."""
@@ -53,6 +61,21 @@ class Redeliver(msgspec.Struct, frozen=True):
     """Seconds."""
 
 
+class RedeliveryPlan(msgspec.Struct, frozen=True):
+    """What a failure itself says about its next deliveries: see `TransactionException.redelivery`."""
+
+    delays: tuple[float, ...] = ()
+    """Seconds before each further delivery; the last one repeats. Empty for those of the source."""
+    times: int | None = None
+    """How many further deliveries there are; None for as many as the source has."""
+    not_before: float = 0.0
+    """Seconds that the next delivery waits at least."""
+
+    def least(self, number: int) -> float:
+        """The delay after failed delivery `number`, counted from 1, without its random part."""
+        return self.delays[min(number, len(self.delays)) - 1]
+
+
 class Bury(msgspec.Struct, frozen=True):
     reason: BurialReason
 
@@ -71,11 +94,13 @@ class LeaseRules(msgspec.Struct, frozen=True, kw_only=True):
 
     lease: float = 60.0
     """Seconds a delivery is reserved for its consumer."""
-    max_deliveries: int = 5
-    """A message that was delivered this often without success becomes a dead letter. With 1, every message
-    is fetched alone, so one that kills its process does not take others with it."""
+    max_deliveries: int = 17
+    """A message that was delivered this often without success becomes a dead letter: with the default delays, more than
+    an hour after its first failure. One whose deliveries were never settled, as if it killed its processes, becomes one
+    after five. With 1, every message is fetched alone, so one that kills its process does not take others with it."""
     redelivery_delay: float = 1.0
-    """Seconds before a failed message comes back; doubled with each delivery, up to a minute."""
+    """Seconds before a failed message comes back; doubled with each delivery, up to ten minutes. Up to a fifth of it,
+    at random, is left out."""
     on_failure: OnFailure = "auto"
     """`auto`: business failures become dead letters at once, others are delivered again. `dead_letter`: every
     failure becomes a dead letter at once. `redeliver`: every failure is delivered again."""
@@ -103,19 +128,29 @@ class LeaseRules(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_exhausted(self, deliveries: int, lost: int) -> bool:
         """Whether a message must not be delivered again. `lost` of its deliveries were never settled."""
-        return deliveries >= self.max_deliveries
+        counted = deliveries if self.counts_lost else deliveries - lost
+        return counted >= self.max_deliveries or lost >= self.most_lost
+
+    @property
+    def counts_lost(self) -> bool:
+        """Whether deliveries that were never settled count towards `max_deliveries`."""
+        return True
 
     @property
     def most_lost(self) -> int:
-        """How many deliveries may be lost, if they are not counted with the others; otherwise 0."""
-        return 0
+        """How many deliveries may be lost."""
+        return min(self.max_deliveries, MOST_KILLED)
 
     def beside_inbox(self) -> LeaseRules:
         """Return these rules for a consumer whose inbox counts starts."""
         return InboxLeaseRules(**msgspec.structs.asdict(self))
 
     def after_failure(
-        self, category: ExceptionCategory | None, deliveries: int, lost: int = 0
+        self,
+        category: ExceptionCategory | None,
+        deliveries: int,
+        lost: int = 0,
+        redelivery: RedeliveryPlan | None = None,
     ) -> Redeliver | Bury:
         """Decide about a message whose delivery number `deliveries` failed, after `lost` that were never settled."""
         if self.on_failure == "dead_letter":
@@ -124,12 +159,16 @@ class LeaseRules(msgspec.Struct, frozen=True, kw_only=True):
             return Bury(BurialReason.FAILED)
         if self.is_exhausted(deliveries, lost):
             return Bury(BurialReason.MAX_DELIVERIES)
-        return Redeliver(self.backoff.delay(deliveries - 1))
+        if redelivery is None:
+            return Redeliver(self.backoff.delay(deliveries - 1))
+        if redelivery.times is not None and deliveries > redelivery.times:
+            return Bury(BurialReason.MAX_DELIVERIES)
+        if redelivery.delays:
+            return Redeliver(redelivery.least(deliveries) * random.uniform(1, 1 + JITTER))
+        return Redeliver(max(self.backoff.delay(deliveries - 1), redelivery.not_before))
 
-    def describe_next(self, error: TransactionException | None, deliveries: int, lost: int = 0) -> str:
+    def describe(self, decision: Redeliver | Bury, deliveries: int) -> str:
         """What becomes of a message whose delivery number `deliveries` failed, for the log."""
-        category = None if error is None else failure_category(error)
-        decision = self.after_failure(category, deliveries, lost)
         if isinstance(decision, Bury):
             return f"delivery {deliveries} failed; it is now a dead letter ({decision.reason})"
         limit = "" if self.max_deliveries == sys.maxsize else f" of {self.max_deliveries}"
@@ -137,8 +176,26 @@ class LeaseRules(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def backoff(self) -> Backoff:
-        """Between the deliveries of one message: doubling, up to a minute."""
-        return Backoff(self.redelivery_delay, cap=max(self.redelivery_delay, LONGEST_DELAY))
+        """Between the deliveries of one message: doubling, up to ten minutes."""
+        cap = LONGEST_BLOCKING_DELAY if self.max_deliveries == sys.maxsize else LONGEST_DELAY
+        return Backoff(self.redelivery_delay, cap=max(self.redelivery_delay, cap), jitter=JITTER)
+
+    def check_patience(self, consumer_id: str, tolerates: float, what: str, remedy: str) -> None:
+        """Raise `ConfigurationError` if a failing message is buried sooner than its consumer tolerates."""
+        if self.max_deliveries < sys.maxsize:
+            check_patience(consumer_id, tolerates, self.shortest_delays(), what, remedy)
+
+    def shortest_delays(self, redelivery: RedeliveryPlan | None = None) -> list[float]:
+        """The delays of a message that always fails, each as short as chance can make it, up to its dead letter."""
+        if self.on_failure == "dead_letter":
+            return []
+        times = self.max_deliveries - 1
+        if redelivery is not None and redelivery.times is not None:
+            times = min(times, redelivery.times)
+        if redelivery is not None and redelivery.delays:
+            return [redelivery.least(number) for number in range(1, times + 1)]
+        backoff = msgspec.structs.replace(self.backoff, jitter=0.0)
+        return [backoff.delay(number) * (1 - JITTER) for number in range(times)]
 
 
 class InboxLeaseRules(LeaseRules, frozen=True, kw_only=True):
@@ -148,8 +205,9 @@ class InboxLeaseRules(LeaseRules, frozen=True, kw_only=True):
     one that killed the process.
     """
 
-    def is_exhausted(self, deliveries: int, lost: int) -> bool:
-        return deliveries - lost >= self.max_deliveries or lost >= self.most_lost
+    @property
+    def counts_lost(self) -> bool:
+        return False
 
     @property
     def most_lost(self) -> int:

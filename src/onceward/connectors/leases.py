@@ -11,15 +11,23 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from math import inf
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from onceward._sync import run_blocking
 from onceward.connectors.base import AsyncClosing, Closing
+from onceward.connectors.batches import BlockingCoalescer
 from onceward.connectors.codec import DecodeError, decode, encode_all
-from onceward.connectors.lease_rules import BurialReason, Bury, DeadMessage, LeaseRules, describe_failure
+from onceward.connectors.lease_rules import (
+    BurialReason,
+    Bury,
+    DeadMessage,
+    LeaseRules,
+    describe_failure,
+)
+from onceward.connectors.leased_deliveries import Held, LeasedDeliveries, LeasedDelivery, decide
 from onceward.connectors.owners import new_token
 from onceward.task.exceptions import ExceptionCategory
 from onceward.telemetry.logger import OwnLogger
@@ -30,8 +38,6 @@ _log = OwnLogger(logging.getLogger("onceward.connectors.leasing"))
 P = ParamSpec("P")
 T = TypeVar("T")
 
-BUSY_LOOK = 0.05
-"""Seconds between two looks for messages, while others are in flight, of a source whose fetch waits only when idle."""
 FETCH_WAIT = 1.0
 """Seconds a fetch may wait for its turn at the store: the contract of `fetch_transactions`."""
 WRITE_WAIT = 10.0
@@ -41,62 +47,9 @@ _NEVER_ENDED = (
     "transaction %s is now a dead letter: it reached max_deliveries, and its last delivery was never settled"
 )
 
-Held = tuple[Any, int]
-"""Identifies a delivery in the store: the key of its row or entry, and the token of this delivery."""
 AvailableRow = tuple[int, int | None, int, int, bytes]
 """An available message: its key; the token of its last delivery, if that one's lease expired; its deliveries
 so far; its expired leases, including this one; its body."""
-
-
-class LeasedDelivery(weakref.ref[Transaction]):
-    """One delivery: the object that a fetch returned, and what identifies it in the store."""
-
-    __slots__ = ("deliveries", "held", "identity", "lost", "settled", "since")
-
-    identity: int
-    held: Held
-    deliveries: int
-    lost: int
-    """How many of its deliveries were never settled."""
-    settled: bool
-    since: float
-    """When its lease began at the earliest, if the connector tracks that."""
-
-
-class LeasedDeliveries(dict[int, LeasedDelivery]):
-    """Deliveries by the identity of the returned object: one transaction id may be queued twice.
-
-    Keeps nothing alive. Once the last reference to a transaction is gone, nothing can settle it, so its delivery
-    is forgotten here; in the store its lease expires. A settled one is remembered until then, so settling it
-    twice is harmless.
-    """
-
-    def record(
-        self, transaction: Transaction, held: Held, deliveries: int, since: float = 0.0, lost: int = 0
-    ) -> None:
-        delivery = LeasedDelivery(transaction, self._forget)
-        delivery.identity = id(transaction)
-        delivery.held = held
-        delivery.deliveries = deliveries
-        delivery.lost = lost
-        delivery.settled = False
-        delivery.since = since
-        self[delivery.identity] = delivery
-
-    def _forget(self, gone: Any) -> None:
-        # Runs before the memory, and with it the identity, can be reused.
-        self.pop(gone.identity, None)
-
-    def of(self, transaction: Transaction) -> LeasedDelivery:
-        """Raises `ValueError` for a transaction that was not fetched here."""
-        delivery = self.get(id(transaction))
-        if delivery is None:
-            name = getattr(transaction, "id", type(transaction).__name__)
-            raise ValueError(
-                f"transaction {name!r} was not fetched from this connector; "
-                "settle or extend the objects that its fetch returned, not copies of them"
-            )
-        return delivery
 
 
 class LeaseStore(Protocol):
@@ -165,6 +118,10 @@ class LeaseStore(Protocol):
 
     def counts(self, now: float) -> dict[str, int]: ...
 
+    def hasten(self, key: int) -> None:
+        """Make a message ready that waits for its time."""
+        ...
+
     def dead(self, limit: int) -> list[DeadMessage]:
         """Return dead letters, longest dead first. The `key` of each is never that of another."""
         ...
@@ -206,6 +163,7 @@ class LeasingConnector(Closing):
         """Seconds since 1970, for people to read."""
         self._now = clock or store.now
         self._deliveries = LeasedDeliveries()
+        self._out = BlockingCoalescer[bytes](self._append)
         self._suspect_after = rules.suspect_after
         self._fetch_wait = FETCH_WAIT
 
@@ -218,7 +176,7 @@ class LeasingConnector(Closing):
         with self._store.transaction(self._fetch_wait):
             now = self._now()
             rows, transactions, buried = self._choose(batch_size, now)
-            token = secrets.randbits(63) if self.owner is None else new_token(self.owner)
+            token = self._new_token()
             self._store.lease(rows, token, now + self.lease)
         for level, message, *args in buried:
             _log.log(level, message, *args)
@@ -227,8 +185,20 @@ class LeasingConnector(Closing):
         return transactions
 
     def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
-        """Put these at the end of the queue, all or none."""
-        bodies = encode_all(transactions)
+        """Put these at the end of the queue, all or none. Those of several threads share a transaction."""
+        self.dispatch_bodies(encode_all(transactions))
+
+    def dispatch_bodies(self, bodies: Sequence[bytes]) -> None:
+        """`dispatch_transactions`, once they are encoded."""
+        if bodies:
+            self._out.send(bodies)
+        else:
+            run_blocking(self._append(bodies))  # it creates the queue, if nothing else
+
+    async def _append(self, bodies: Sequence[bytes]) -> None:
+        alone = getattr(self._store, "append_alone", None)
+        if bodies and alone is not None and alone(bodies, WRITE_WAIT):
+            return
         with self._store.transaction(WRITE_WAIT):
             self._store.append(bodies, self._clock())
 
@@ -262,8 +232,7 @@ class LeasingConnector(Closing):
             )
         for held, (settlement, delivery) in ending.items():
             if settlement.verdict == Verdict.FAILED and held not in lost:
-                what = self.rules.describe_next(settlement.error, delivery.deliveries, delivery.lost)
-                _log.info("transaction %s: %s", settlement.transaction.id, what)
+                _log.info("transaction %s: %s", settlement.transaction.id, delivery.next)
 
     def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Keep these deliveries for another `lease` from now, except those already settled."""
@@ -277,6 +246,13 @@ class LeasingConnector(Closing):
             lost = self._store.extend(list(running), self._now() + self.lease)
         for held in lost:
             _log.warning("transaction %s: lease expired, too late to extend it", running[held].id)
+
+    def hasten_transactions(self, transactions: Sequence[Transaction], /) -> None:
+        """Make those of these available now that were given back for later."""
+        settled = [each for each in map(self._deliveries.get, map(id, transactions)) if each and each.settled]
+        with self._store.transaction(WRITE_WAIT):
+            for delivery in settled:
+                self._store.hasten(delivery.held[0])
 
     def holds(self, delivered: Transaction, /) -> bool:
         """Whether this connector has delivered it, and it is not settled."""
@@ -318,6 +294,9 @@ class LeasingConnector(Closing):
     def close(self) -> None:
         """Close the store. Idempotent."""
         self._store.close()
+
+    def _new_token(self) -> int:
+        return secrets.randbits(63) if self.owner is None else new_token(self.owner)
 
     def _choose(
         self, batch_size: int, now: float
@@ -363,7 +342,7 @@ class LeasingConnector(Closing):
             return self._store.give_back(key, token, now + settlement.delay if settlement.delay > 0 else 0.0)
         died_at = self._clock()
         failure = describe_failure(settlement.error, delivery.deliveries, died_at)
-        decision = self.rules.after_failure(failure[0], delivery.deliveries, delivery.lost)
+        decision = decide(self.rules, settlement, delivery)
         if isinstance(decision, Bury):
             return self._store.bury(key, token, died_at, decision.reason, settlement.transaction.id, *failure)
         return self._store.delay(key, token, now + decision.delay, *failure)
@@ -411,6 +390,10 @@ class AsyncLeasingConnector(AsyncClosing):
     async def extend_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
         """As `LeasingConnector.extend_transactions`."""
         await self._call(self._wire.extend_transactions, transactions)
+
+    async def hasten_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
+        """As `LeasingConnector.hasten_transactions`."""
+        await self._call(self._wire.hasten_transactions, transactions)
 
     def extend_from_thread(self, transactions: Sequence[Transaction], /) -> None:
         """See `AsyncConnector.extend_from_thread`."""

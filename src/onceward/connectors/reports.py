@@ -1,4 +1,5 @@
-"""What a connector reports about a source: facts for `onceward explain`, counts for `onceward balance`.
+"""What a connector reports about a source: facts for `onceward explain`, counts for `onceward balance`, its backlog for
+`/metrics`.
 
 Unknown is unknown: a connector leaves out what it cannot determine, and no command guesses.
 """
@@ -145,3 +146,18 @@ class SourceCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What does not exist, and what to check: it was never used, or its URL is mistyped."""
     messages: Messages | None = None
     """If the source can list them, each is looked up in the database; otherwise totals are compared."""
+
+
+class SourceBacklog(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits in a source for one consumer now. Cheap to read, so it is read every few seconds. None is unknown."""
+
+    waiting: int | None = None
+    """Due, and not delivered to anyone."""
+    in_flight: int | None = None
+    """Delivered, and not settled."""
+    delayed: int | None = None
+    """Due later."""
+    dead: int | None = None
+    """Dead letters that the source itself keeps."""
+    oldest_age: float | None = None
+    """Seconds since the oldest message that has not ended was appended; 0 if there is none."""

@@ -19,7 +19,7 @@ from onceward.errors import ConfigurationError
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from onceward.connectors.reports import SourceCounts, SourceFacts
+    from onceward.connectors.reports import SourceBacklog, SourceCounts, SourceFacts
     from onceward.connectors.urls import Address
 
 
@@ -79,6 +79,11 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     counts: Callable[[Address], SourceCounts] | None = None
     """For `onceward balance`: what the source has counted. Changes nothing, and raises `ServerUnreachable` if the
     source does not answer. None if the connector does not count."""
+    arrivals: Callable[[Address], SourceCounts] | None = None
+    """`counts` of a sink, for every consumer of it: for `onceward balance` of an outbox. None if `counts` says it."""
+    backlog: Callable[[Address], SourceBacklog] | None = None
+    """For `/metrics` and the console: what waits now. Called every few seconds, so it reads no messages. Changes
+    nothing, and raises `ServerUnreachable`. None if the connector cannot tell."""
     joins: Callable[[Address, Connection], bool] | None = None
     """For `onceward explain`: whether the source is in the database of this connection, and acknowledging a message is
     part of its handler's transaction. Changes nothing. None if that cannot be."""

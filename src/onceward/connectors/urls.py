@@ -22,12 +22,22 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from onceward._secrets import MASK, mask_url, names_secret, remember
 from onceward.connectors.lease_rules import LeaseRules
 from onceward.connectors.registry import find_scheme, scheme_names
-from onceward.connectors.reports import SourceCounts, SourceFacts
+from onceward.connectors.reports import SourceBacklog, SourceCounts, SourceFacts
 from onceward.connectors.scheme import LEASE_SETTINGS, Scheme
 from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+
+
+SYSTEMS = {
+    "rediss": "redis",
+    "postgres": "postgresql",
+    "tls": "nats",
+    "boundary+http": "onceward_boundary",
+    "boundary+https": "onceward_boundary",
+}
+"""The `messaging.system` of schemes whose name says something else."""
 
 
 class Address:
@@ -79,6 +89,13 @@ class Address:
         return self._scheme.in_process
 
     @property
+    def destination(self) -> tuple[str, str]:
+        """The messaging system and the queue, stream or log in it, as spans show them."""
+        system = SYSTEMS.get(self.scheme, self.scheme)
+        name = self.settings.get("queue") or self.path.strip("/").rpartition("/")[2] or self.hostname
+        return system, str(name)
+
+    @property
     def origin(self) -> str:
         """The URL without settings: dead letters are stored under it."""
         return self._scheme.identity(self) or str(self).partition("?")[0]
@@ -96,6 +113,14 @@ class Address:
         if self._scheme.counts is None:
             return SourceCounts(notes={"appended": f"the connector of {self.scheme}:// does not count"})
         return self._scheme.counts(self)
+
+    def arrivals(self) -> SourceCounts:
+        """Return what a sink has had, for every consumer of it."""
+        return self.counts() if self._scheme.arrivals is None else self._scheme.arrivals(self)
+
+    def backlog(self) -> SourceBacklog:
+        """Return what waits in it now; may query a server, and changes nothing."""
+        return SourceBacklog() if self._scheme.backlog is None else self._scheme.backlog(self)
 
     def joins(self, connection: Connection) -> bool:
         """Whether it is in the database of this connection, so a message leaves it in its handler's transaction."""
@@ -141,9 +166,20 @@ class Address:
         return settings
 
     def _check_lease(self) -> None:
-        takes = self._scheme.settings
-        ours = {name for name, setting in LEASE_SETTINGS.items() if takes.get(name) is setting}
         try:
-            LeaseRules(**{name: value for name, value in self.settings.items() if name in ours})
+            self._lease_rules()
         except ConfigurationError as error:
             self.refuse(str(error))
+
+    def _lease_rules(self) -> LeaseRules:
+        takes = self._scheme.settings
+        ours = {name for name, setting in LEASE_SETTINGS.items() if takes.get(name) is setting}
+        return LeaseRules(**{name: value for name, value in self.settings.items() if name in ours})
+
+    @property
+    def rules(self) -> LeaseRules | None:
+        """When it delivers a message again, and when it buries it; None if it does not say."""
+        takes = self._scheme.settings
+        return (
+            self._lease_rules() if takes.get("max_deliveries") is LEASE_SETTINGS["max_deliveries"] else None
+        )

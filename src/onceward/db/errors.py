@@ -43,3 +43,9 @@ class LockTimeoutError(OncewardError, TimeoutError):
 
 class RowError(OncewardError):
     """More rows than requested, or rows that cannot be returned as dicts."""
+
+
+ENDED_WITHIN = (
+    "the transaction has ended before its session: code that ran in it has committed it or rolled it back; let the "
+    "session do that"
+)

@@ -36,6 +36,13 @@ class AsyncDbSession:
         self.run = self.port.run
         """`await session.run(operation, …)` calls `operation(transaction, …)`: what other methods are made of."""
 
+    @classmethod
+    def within(cls, engine: AsyncEngine, port: AsyncSessionPort) -> Self:
+        """A session whose transaction is `port`, a part of another."""
+        session = cls.__new__(cls)
+        session._engine, session.port, session.run = engine, port, port.run
+        return session
+
     @property
     def committed(self) -> bool:
         """Whether the commit is known to have happened. Always False inside the block."""

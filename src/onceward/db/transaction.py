@@ -82,6 +82,8 @@ class DbTransaction:
         self.committed = False
         self.had_conflict = False
         """Set by an optimistic update that found another version; see `occ_update`."""
+        self.parts = 0
+        """How many sessions share it; see `onceward.db.parts`."""
         self.token: CancelToken | None = None
         """Of the attempt that opens it, if that has a time limit. Once it is set, only a rollback is possible."""
         self._canceller: Canceller | None = None
@@ -126,7 +128,7 @@ class DbTransaction:
             self._refuse(CANNOT_ENTER)
         self._state = SessionState.ENDED
         self.backend.check_database(self._engine)
-        pool = self._engine.pool
+        self._pool = pool = self._engine.pool
         self._shared = reserve(pool) if isinstance(pool, StaticPool) else None
         try:
             yield
@@ -142,7 +144,7 @@ class DbTransaction:
             self.backend.begin(connection)
         except BaseException as error:
             roll_back(connection, error)
-            give_back(connection)
+            self._give_back(connection)
             if isinstance(error, DBAPIError) and self.backend.is_lock_timeout(error):
                 raise LockTimeoutError(
                     "another connection kept the database locked for longer than this engine waits "
@@ -205,7 +207,7 @@ class DbTransaction:
             try:
                 if self._was_canceled and self.backend.cancels_late:
                     _discard(connection)
-                give_back(connection)
+                self._give_back(connection)
             finally:
                 if self._shared is not None:
                     free(self._shared)
@@ -225,6 +227,10 @@ class DbTransaction:
             self.token.remove(canceller)
             self._was_canceled = canceller.called
 
+    @property
+    def has_ended(self) -> bool:
+        return self._state is SessionState.ENDED
+
     def check_entered(self) -> None:
         if self._state in CANNOT_END:
             self._refuse(CANNOT_END)
@@ -240,6 +246,8 @@ class DbTransaction:
                     "a statement failed in this session, and the database will not commit what came before it; "
                     "nothing was committed. Let the error propagate instead of catching it inside the block"
                 ) from self._failure
+            if self.parts > 1:
+                self.backend.check_parts(connection)
             connection.commit()  # may be canceled: the database then answers whether it has committed
             self._forget_canceller()
         except BaseException as failure:
@@ -249,6 +257,15 @@ class DbTransaction:
             raise
         self.backend.check_files(connection)  # deleted meanwhile, it has this commit, and nobody has it
         self.committed = True
+
+    def _give_back(self, connection: Connection) -> None:
+        """Return the connection to its pool. A failure is only logged: the transaction's outcome matters more."""
+        try:
+            connection.close()
+            if self._engine.pool is not self._pool:
+                self._pool.dispose()  # the engine was disposed meanwhile: this pool lends nothing any more
+        except Exception:  # noqa: BLE001
+            _log.warning("could not return a connection to its pool", exc_info=True)
 
     def _has_ended(self, connection: Connection) -> bool:
         return connection.invalidated or self.backend.has_ended(connection)
@@ -287,14 +304,6 @@ def roll_back(connection: Connection, cause: BaseException, *, after_commit: boo
             raise
         cause.add_note(f"The rollback failed too, and the connection was discarded: {redact(str(failure))}")
         _log.warning("rollback failed; discarding the connection ends its transaction", exc_info=True)
-
-
-def give_back(connection: Connection) -> None:
-    """Return the connection to its pool. A failure is only logged: the transaction's outcome matters more."""
-    try:
-        connection.close()
-    except Exception:  # noqa: BLE001
-        _log.warning("could not return a connection to its pool", exc_info=True)
 
 
 def _discard(connection: Connection) -> None:

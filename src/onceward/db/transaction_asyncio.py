@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from onceward.db.parts import PartTransaction
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError
 from onceward.task.cancellation import current_token
@@ -28,7 +29,7 @@ class AsyncSessionPort:
                 "for an Engine, use DbSession"
             )
         self._engine = engine
-        self.transaction = DbTransaction(engine.sync_engine, session)
+        self.transaction: DbTransaction = DbTransaction(engine.sync_engine, session)
         self._turn = asyncio.Lock()
 
     @property
@@ -54,7 +55,7 @@ class AsyncSessionPort:
                 kind, error, trace
             )  # without the event loop, which is the parent's, too
             return
-        await _finish(self._in_turn(partial(self.transaction.__exit__, kind, error, trace)))
+        await self._finish(partial(self.transaction.__exit__, kind, error, trace))
 
     async def leave(self, error: BaseException | None) -> None:
         await self.__aexit__(None, error, None)
@@ -66,19 +67,36 @@ class AsyncSessionPort:
             self.transaction.check_entered()
             return await self._connection.run_sync(lambda _: call())
 
+    async def _finish(self, end: Callable[[], None]) -> None:
+        """Wait until the session has ended, even if canceled; then raise the last cancellation."""
+        task = asyncio.create_task(self._in_turn(end))
+        cancelled: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+            if task.cancelled() and not self.transaction.has_ended:
+                # An event loop that is closed cancels every task, also this one, which had not got its turn.
+                task = asyncio.create_task(self._in_turn(end))
+        if cancelled is None or task.cancelled():
+            return task.result()
+        failure = task.exception()
+        if failure is not None:
+            raise cancelled from failure
+        raise cancelled
 
-async def _finish(ending: Coroutine[Any, Any, None]) -> None:
-    """Wait until the session has ended, even if canceled; then raise the last cancellation."""
-    task = asyncio.create_task(ending)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is None or task.cancelled():
-        return task.result()
-    failure = task.exception()
-    if failure is not None:
-        raise cancelled from failure
-    raise cancelled
+
+class AsyncPartPort(AsyncSessionPort):
+    """A part of a transaction in asyncio: see `onceward.db.parts`."""
+
+    def __init__(self, whole: AsyncSessionPort, number: int) -> None:
+        self._part = self.transaction = PartTransaction(whole.transaction, number)
+        self._turn = asyncio.Lock()
+        self._connection = whole._connection
+
+    async def __aenter__(self) -> None:
+        self.transaction.token = current_token()
+        await self._connection.run_sync(lambda _: self._part.open())
+
+    enter = __aenter__

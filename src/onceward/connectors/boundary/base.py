@@ -14,7 +14,8 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar, Unpack
 
-from onceward._process.aside import call_together
+from onceward._process.aside import Stopped, call_together
+from onceward._process.stop import pause
 from onceward._sync import run_blocking
 from onceward.boundary.client.client import BoundaryClient
 from onceward.boundary.client.client_asyncio import AsyncBoundaryClient
@@ -39,6 +40,10 @@ WORTH_FETCHING = 100
 """Fetch a page only with room for this many facts: each page repeats those that are held."""
 PAUSE_PER_REPEAT = 0.0002
 """Seconds to wait per held fact, after a page that brought fewer new facts than old ones."""
+LONGEST_POLL = 5.0
+"""Seconds that one call waits for a fact."""
+POLL = 0.1
+"""Seconds between two calls to a boundary that does not wait."""
 AT_ONCE = 32
 """Concurrent appends, which share the boundary's cost of durability."""
 
@@ -51,6 +56,8 @@ class FactConnector(Generic[C]):
     """The connector of both modes: `_call`, `_sleep` and `_together` block in one and await in the other."""
 
     _needs: type[C]
+    await_transactions: Any
+    await_transactions_async: Any
     _call: Callable[..., Awaitable[Any]]
     _sleep: Callable[[float], Awaitable[None]]
     _together: Callable[[Work, int], Awaitable[None]]
@@ -74,8 +81,12 @@ class FactConnector(Generic[C]):
         self._queue = WindowQueue(rules, clock)
         self._window = self._queue.window
         self._fetch_at = 0.0
+        self._early_at = -1
+        """The last fact when the boundary last said that there is another one."""
         self._reported_gap = self._reported_obstacle = 0
         self._closed = False
+        if clock is not None:  # how long a test's clock takes is not known, so nothing can wait for it
+            self.await_transactions = self.await_transactions_async = None
         self.rules = rules
         self.lease = rules.lease
 
@@ -118,6 +129,25 @@ class FactConnector(Generic[C]):
         if full or (len(fresh) < held and len(page.facts) < limit):
             self._fetch_at = time.monotonic() + held * PAUSE_PER_REPEAT
         self._report(page, full)
+
+    async def _await(self, seconds: float) -> bool:
+        """Let the boundary wait for a fact that is not here yet, unless one that is here comes back before that."""
+        self._check_open()
+        due = self._queue.seconds_until_due()
+        if due <= 0:
+            return True
+        last, wait = self._window.last, min(due, seconds, LONGEST_POLL)
+        until = time.monotonic() + wait
+        try:
+            await self._call("fetch", self._consumer, 1, 0, wait=wait, wait_after=last)
+        except Stopped:
+            return False
+        left = until - time.monotonic()
+        is_early = left > wait / 10
+        if is_early and self._early_at == last:  # in vain: an older boundary does not wait
+            await pause(min(POLL, left))
+        self._early_at = last if is_early else -1
+        return is_early or due <= seconds
 
     def _body_of(self, stored: StoredFact) -> bytes:
         return as_body(stored)

@@ -28,8 +28,8 @@ class BoundaryConnector(FactConnector[BoundaryClient], Closing):
 
     _needs = BoundaryClient
 
-    async def _call(self, method: str, *arguments: Any) -> Any:
-        return getattr(self._client, method)(*arguments)
+    async def _call(self, method: str, *arguments: Any, **more: Any) -> Any:
+        return getattr(self._client, method)(*arguments, **more)
 
     async def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -40,6 +40,10 @@ class BoundaryConnector(FactConnector[BoundaryClient], Closing):
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """Return at most `batch_size` facts: redeliveries first, then in the order of the log."""
         return run_blocking(self._fetch(batch_size, extra))
+
+    def await_transactions(self, seconds: float, /) -> bool:
+        """See `onceward.connectors.base`. The boundary answers when a fact is appended."""
+        return run_blocking(self._await(seconds))
 
     def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Append these; those of one subject in this order.

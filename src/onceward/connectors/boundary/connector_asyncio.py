@@ -1,7 +1,7 @@
 """A boundary as a source and a sink of the engine, in asyncio."""
 
 # make faces writes connector.py, with
-#   run_blocking: self._fetch, self._dispatch, self._settle, self._forget_dead
+#   run_blocking: self._fetch, self._await, self._dispatch, self._settle, self._forget_dead
 #   port: _call, _sleep, _together
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class AsyncBoundaryConnector(FactConnector[AsyncBoundaryClient], AsyncClosing):
 
     _needs = AsyncBoundaryClient
 
-    async def _call(self, method: str, *arguments: Any) -> Any:
-        return await getattr(self._client, method)(*arguments)
+    async def _call(self, method: str, *arguments: Any, **more: Any) -> Any:
+        return await getattr(self._client, method)(*arguments, **more)
 
     async def _sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -42,6 +42,10 @@ class AsyncBoundaryConnector(FactConnector[AsyncBoundaryClient], AsyncClosing):
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """Return at most `batch_size` facts: redeliveries first, then in the order of the log."""
         return await self._fetch(batch_size, extra)
+
+    async def await_transactions_async(self, seconds: float, /) -> bool:
+        """See `onceward.connectors.base`. The boundary answers when a fact is appended."""
+        return await self._await(seconds)
 
     async def dispatch_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
         """Append these; those of one subject in this order.

@@ -14,6 +14,7 @@ from onceward.connectors.reports import (
     CHECK_SERVER,
     Durability,
     ServerUnreachable,
+    SourceBacklog,
     SourceCounts,
     SourceFacts,
     Survives,
@@ -104,6 +105,19 @@ def counts(address: Address) -> SourceCounts:
     )
 
 
+def arrivals(address: Address) -> SourceCounts:
+    """A boundary keeps one fact of an id, and does not list them."""
+    return SourceCounts(appended=read_stats(address)["last"], has_copies=False)
+
+
+def backlog(address: Address) -> SourceBacklog:
+    stats = read_stats(address)
+    ours = next((each for each in stats["consumers"] if each["name"] == address.settings["consumer"]), None)
+    if ours is None:
+        return SourceBacklog(waiting=stats["last"] - stats["first"] + 1, dead=0)
+    return SourceBacklog(waiting=ours["backlog"], dead=0, oldest_age=ours.get("lag_seconds"))
+
+
 def _no_cursor(address: Address, name: str, others: list[str]) -> str:
     return (
         f"the boundary at {address.origin} has no consumer {name!r}, only {', '.join(others)}; check ?consumer= of the "
@@ -167,4 +181,6 @@ SCHEME = Scheme(
     open=open_log,
     facts=facts,
     counts=counts,
+    arrivals=arrivals,
+    backlog=backlog,
 )

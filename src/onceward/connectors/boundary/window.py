@@ -14,7 +14,7 @@ from itertools import takewhile
 import msgspec
 
 from onceward.connectors.lease_rules import LeaseRules
-from onceward.connectors.leases import LeasingConnector
+from onceward.connectors.leases import LeasingConnector, seconds_until_due
 from onceward.connectors.memory import MemoryLeaseStore
 
 
@@ -83,6 +83,10 @@ class WindowQueue(LeasingConnector):
         """Count the facts that could be delivered now, up to `most`."""
         with self.window.transaction(0.0):
             return len(self.window.available(self._now(), most))
+
+    def seconds_until_due(self) -> float:
+        """How long until a fact that is held can be delivered: 0 if one can be, `inf` if none will."""
+        return seconds_until_due(self.window, self._now)
 
     def bury_failures(self) -> None:
         """From now on facts that fail permanently become dead letters: another store will keep them."""

@@ -76,3 +76,7 @@ class JetStreamBase:
     async def _give_back(self, taken: Sequence[Transaction]) -> None:
         """What a fetch has taken that nobody waits for any more."""
         await self._queue.settle([Settlement(transaction, Verdict.RETURNED) for transaction in taken])
+
+    async def _return_ready(self, _: bool) -> None:
+        """What a wait has taken that nobody fetches any more."""
+        await self._queue.return_ready()

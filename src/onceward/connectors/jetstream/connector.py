@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from onceward._nats.wire import BlockingNatsWire
-from onceward._process.stop import pause
 from onceward._sync import run_blocking
 from onceward.connectors.base import Closing
 from onceward.connectors.codec import encode_all
 from onceward.connectors.jetstream.base import JetStreamBase
 from onceward.connectors.jetstream.line import Pull
 from onceward.connectors.lease_rules import DeadMessage
-from onceward.connectors.leases import BUSY_LOOK
 from onceward.transaction import Settlement, Transaction
 
 
@@ -25,19 +23,19 @@ class JetStreamConnector(JetStreamBase, Closing):
         super().__init__(BlockingNatsWire(), url, stream, consumer, **settings)
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
-        """Take messages whose lease has expired or whose delay is over, then new ones; wait for the first if there are
-        none, and nothing is in flight.
-        """
+        """Take messages whose lease has expired or whose delay is over, then new ones."""
         self._queue.check_open()
         self._check(batch_size, extra)
         pull = Pull()
         return run_blocking(self._wire.run(self._queue.fetch(batch_size, pull), pull.end, self._give_back))
 
     def await_transactions(self, seconds: float, /) -> bool:
-        """See `onceward.connectors.base`. A fetch waits itself, unless outcomes are still to come."""
-        if self._queue.is_working():
-            run_blocking(pause(min(seconds, BUSY_LOOK)))
-        return True
+        """See `onceward.connectors.base`. What comes is kept for the next fetch; closing gives it back."""
+        self._queue.check_open()
+        pull = Pull()
+        return run_blocking(
+            self._wire.run(self._queue.wait_for_messages(seconds, pull), pull.end, self._return_ready)
+        )
 
     def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Publish these, all or none: several as one atomic batch, of at most 1,000."""
@@ -67,6 +65,10 @@ class JetStreamConnector(JetStreamBase, Closing):
     def forget_dead(self, keys: Sequence[Any]) -> None:
         """Remove dead letters by their `key`, once another store has them."""
         run_blocking(self._wire.run(self._queue.forget_dead(keys)))
+
+    def acknowledge_dead(self, keys: Sequence[Any]) -> None:
+        """Remove dead letters by their `key`, because another copy of each is done. They count as done, too."""
+        run_blocking(self._wire.run(self._queue.acknowledge_dead(keys)))
 
     def dead_letters(self, limit: int = 100) -> list[DeadMessage]:
         """Return dead letters, longest dead first. They stay until `forget_dead`."""

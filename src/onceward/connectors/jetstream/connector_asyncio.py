@@ -1,7 +1,7 @@
 """The connector to a JetStream stream for asyncio."""
 
 # make faces writes connector.py, with
-#   run_blocking: self._wire, pause
+#   run_blocking: self._wire
 #   text: "If it is canceled, it gives back what it took." → ""
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from onceward._nats.wire import AsyncNatsWire
-from onceward._process.stop import pause
 from onceward.connectors.base import AsyncClosing
 from onceward.connectors.codec import encode_all
 from onceward.connectors.jetstream.base import JetStreamBase
 from onceward.connectors.jetstream.line import Pull
 from onceward.connectors.lease_rules import DeadMessage
-from onceward.connectors.leases import BUSY_LOOK
 from onceward.transaction import Settlement, Transaction
 
 
@@ -27,8 +25,7 @@ class AsyncJetStreamConnector(JetStreamBase, AsyncClosing):
         super().__init__(AsyncNatsWire(), url, stream, consumer, **settings)
 
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
-        """Take messages whose lease has expired or whose delay is over, then new ones; wait for the first if there are
-        none, and nothing is in flight.
+        """Take messages whose lease has expired or whose delay is over, then new ones.
 
         If it is canceled, it gives back what it took.
         """
@@ -38,10 +35,12 @@ class AsyncJetStreamConnector(JetStreamBase, AsyncClosing):
         return await self._wire.run(self._queue.fetch(batch_size, pull), pull.end, self._give_back)
 
     async def await_transactions_async(self, seconds: float, /) -> bool:
-        """See `onceward.connectors.base`. A fetch waits itself, unless outcomes are still to come."""
-        if self._queue.is_working():
-            await pause(min(seconds, BUSY_LOOK))
-        return True
+        """See `onceward.connectors.base`. What comes is kept for the next fetch; closing gives it back."""
+        self._queue.check_open()
+        pull = Pull()
+        return await self._wire.run(
+            self._queue.wait_for_messages(seconds, pull), pull.end, self._return_ready
+        )
 
     async def dispatch_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
         """Publish these, all or none: several as one atomic batch, of at most 1,000."""
@@ -71,6 +70,10 @@ class AsyncJetStreamConnector(JetStreamBase, AsyncClosing):
     async def forget_dead_async(self, keys: Sequence[Any]) -> None:
         """Remove dead letters by their `key`, once another store has them."""
         await self._wire.run(self._queue.forget_dead(keys))
+
+    async def acknowledge_dead_async(self, keys: Sequence[Any]) -> None:
+        """Remove dead letters by their `key`, because another copy of each is done. They count as done, too."""
+        await self._wire.run(self._queue.acknowledge_dead(keys))
 
     async def dead_letters_async(self, limit: int = 100) -> list[DeadMessage]:
         """Return dead letters, longest dead first. They stay until `forget_dead`."""

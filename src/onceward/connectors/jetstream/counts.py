@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,7 @@ from onceward.connectors.jetstream.places import (
 )
 from onceward.connectors.jetstream.records import JetStreamRecords, begin_of
 from onceward.connectors.jetstream.scheme import consumer_of, stream_of
-from onceward.connectors.reports import Messages, SourceCounts
+from onceward.connectors.reports import Forgotten, Messages, Seen, SourceBacklog, SourceCounts
 
 if TYPE_CHECKING:
     from onceward.connectors.urls import Address
@@ -49,6 +51,55 @@ def count_stream(address: Address) -> SourceCounts:
             listed = await _list(link, stream, there, reader, dead - moved, moved)
             counted = msgspec.structs.replace(counted, messages=listed)
         return counted
+
+    return inspect(address, look)
+
+
+def count_arrivals(address: Address) -> SourceCounts:
+    """List what the stream still has, done or not; the rest is only counted. Raises `ServerUnreachable`."""
+    stream = stream_of(address)
+
+    async def look(link: QueueLine) -> SourceCounts:
+        there = await find_stream(link, stream)
+        if there is None or there.state is None:
+            return _nothing(address, stream)
+        last = there.state.last_seq
+        if not there.config.allow_direct:
+            return SourceCounts(appended=last)
+        listed = [each async for _, each in _read(link, stream, last)]
+        gone = Forgotten(undated=max(last - len(listed), 0))
+        is_kept = there.config.retention == "limits"  # then nothing leaves it because it is done
+        return SourceCounts(
+            appended=last, messages=Messages([], [], listed, gone, is_complete=not (is_kept and gone.total))
+        )
+
+    return inspect(address, look)
+
+
+def read_backlog(address: Address) -> SourceBacklog:
+    """Ask for numbers, and one message. Raises `ServerUnreachable`."""
+    stream, consumer = stream_of(address), consumer_of(address)
+
+    async def look(link: QueueLine) -> SourceBacklog:
+        there = await find_stream(link, stream)
+        if there is None or there.state is None:
+            return SourceBacklog(waiting=0, in_flight=0, dead=0, oldest_age=0.0)
+        reader = await find_consumer(link, stream, consumer)
+        waiting = there.state.messages if reader is None else reader.num_pending
+        in_flight = 0 if reader is None else reader.num_ack_pending
+        records = JetStreamRecords(stream, consumer)
+        dead = 0
+        if reader is not None and await find_stream(link, records.stream) is not None:
+            dead = len(await link.subjects(records.stream, records.letter(">")))
+        age: float | None = 0.0
+        if waiting or in_flight:
+            page = []
+            if there.config.allow_direct:
+                done = 0 if reader is None else reader.ack_floor.stream_seq
+                page = await link.page(stream, done, 1, largest=PAGE_BYTES)
+            sent = [msgspec.convert((each.headers or {})["Nats-Time-Stamp"], datetime) for each in page]
+            age = max(time.time() - sent[0].timestamp(), 0.0) if sent else None
+        return SourceBacklog(waiting=waiting, in_flight=in_flight, dead=dead, oldest_age=age)
 
     return inspect(address, look)
 
@@ -150,23 +201,29 @@ async def _list(
 ) -> Messages:
     assert there.state is not None
     found = Messages([], [], [])
-    seq, last = 0, there.state.last_seq
+    async for seq, each in _read(link, stream, there.state.last_seq):
+        if seq > reader.delivered.stream_seq or seq in dead:
+            like = found.others
+        else:
+            like = found.moved if seq in moved else found.done
+        like.append(each)
+    return found
+
+
+async def _read(link: QueueLine, stream: str, last: int) -> AsyncIterator[tuple[int, Seen]]:
+    """The messages that the stream has, up to a sequence."""
+    seq = 0
     while seq < last:
         page = await link.page(stream, seq, PAGE, largest=PAGE_BYTES)
         if not page:
-            break
+            return
         for message in page:
             headers = message.headers or {}
             seq = int(headers["Nats-Sequence"])
             if seq > last:
-                break
+                return
             sent = msgspec.convert(headers["Nats-Time-Stamp"], datetime).timestamp()
-            if seq > reader.delivered.stream_seq or seq in dead:
-                like = found.others
-            else:
-                like = found.moved if seq in moved else found.done
-            like.append(seen_in(message.data, sent))
-    return found
+            yield seq, seen_in(message.data, sent)
 
 
 def _sequences(subjects: list[str]) -> frozenset[int]:

@@ -60,9 +60,14 @@ class JetStreamLetters:
 
     async def forget(self, keys: Sequence[str]) -> None:
         """Remove letters that another store has. That they were here is remembered."""
+        for key in keys:
+            await self._link.put_if_absent(self._records.stream, self._records.moved(key), b"")
+        await self.acknowledge(keys)
+
+    async def acknowledge(self, keys: Sequence[str]) -> None:
+        """Remove letters of which another copy is done. Nothing is left of them, so they count as done."""
         records = self._records
         for key in keys:
-            await self._link.put_if_absent(records.stream, records.moved(key), b"")
             await self._link.purge(records.stream, filter=records.letter(key))
             await self._link.purge(records.stream, filter=records.body(key))
 

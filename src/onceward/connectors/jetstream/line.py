@@ -20,10 +20,6 @@ HARMLESS = ("Leadership Change", "Server Shutdown", "Interest Expired", "Batch C
 """Descriptions of the last one after which the next pull works."""
 
 
-ON_ITS_WAY = 0.05
-"""Seconds for the answer to a request that was just sent."""
-
-
 class PulledMessage(msgspec.Struct, frozen=True):
     """A message that JetStream has delivered, as its reply subject describes it."""
 
@@ -86,12 +82,6 @@ class Pull:
         if not self._ended:
             await self._over.wait()
 
-    async def wait_for_answer(self, seconds: float) -> None:
-        self._over = asyncio.Event()
-        if not self.is_answered:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), seconds)
-
 
 class QueueLine(NatsConnection):
     user = "onceward queue"
@@ -116,13 +106,8 @@ class QueueLine(NatsConnection):
                 received = await self._nats.subscribe(inbox, cb=pull.take, pending_bytes_limit=0)
                 await self._nats.publish(subject, msgspec.json.encode(request), reply=inbox)
                 await pull.wait()
-                if (
-                    not pull.is_answered
-                ):  # ended by a stop: take back the request, and what was sent for it meanwhile
-                    await self._nats._send_unsubscribe(received._id)
-                    await self._nats.flush()
-                    while received.pending_msgs:
-                        await asyncio.sleep(0)
+                if not pull.is_answered:  # ended by a stop: take what was sent for the request meanwhile
+                    await received.drain()  # type: ignore[no-untyped-call]
         except self.unavailable:
             if not pull.messages:
                 raise
@@ -131,12 +116,3 @@ class QueueLine(NatsConnection):
                 with suppress(NatsError):  # the connection is closed
                     await received.unsubscribe()
         return [PulledMessage.of(message) for message in pull.messages]
-
-    async def _take_back(self, received: Subscription, pull: Pull) -> None:
-        """A stop has ended the wait: withdraw the request, and keep what was sent for it. JetStream has no such call;
-        it drops a request that nobody listens for. What it sends at that very moment comes back by its lease."""
-        await pull.wait_for_answer(ON_ITS_WAY)
-        await self._nats._send_unsubscribe(received._id)
-        await self._nats.flush()
-        while received.pending_msgs:
-            await asyncio.sleep(0)

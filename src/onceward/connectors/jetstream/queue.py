@@ -20,6 +20,7 @@ from onceward._nats.connection import NatsUnavailable
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.codec import DecodeError, PayloadError, decode
 from onceward.connectors.jetstream import places
+from onceward.connectors.jetstream.home import NOT_READ, QueueHome
 from onceward.connectors.jetstream.ledger import (
     ACK,
     NAK,
@@ -35,19 +36,19 @@ from onceward.connectors.jetstream.ledger import (
 from onceward.connectors.jetstream.line import ENDS, HARMLESS, NANOSECONDS, Pull, PulledMessage, QueueLine
 from onceward.connectors.jetstream.records import JetStreamRecords, begin_of, encode, shorten
 from onceward.connectors.lease_rules import BurialReason, Bury, DeadMessage, LeaseRules, describe_failure
-from onceward.connectors.leases import LeasedDeliveries, LeasedDelivery
+from onceward.connectors.leased_deliveries import LeasedDeliveries, LeasedDelivery, decide
 from onceward.errors import ConfigurationError
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
 _log = OwnLogger(logging.getLogger("onceward.connectors.jetstream"))
 
-FETCH_WAIT = 1.0
-"""Seconds that a fetch waits for the first message."""
 CERTAIN = 0.9
 """The fraction of a lease in which a delivery is certainly still ours, by our own clock."""
 MOST_AT_ONCE = 1000
 """Messages in one batch: JetStream's limit."""
+MOMENT = 0.01
+"""Seconds that a fetch waits for a first message: JetStream confirms a message a moment before its consumers see it."""
 MOST_PULLED = 1 << 20
 MOST_HELD = 5000
 """Deliveries that come back at once when their owner is dead; if it has more, those come back by their leases."""
@@ -78,7 +79,6 @@ class JetStreamQueue:
         self.owner: str | None = None
         self._name = uuid4().hex
         """Distinguishes it from other connectors of its owner."""
-        self.wait = min(FETCH_WAIT, rules.lease / 10)
         self._url = url
         self._subject = subject
         self._options = options
@@ -91,17 +91,41 @@ class JetStreamQueue:
         """How many messages to ask for at most: few while there are suspects, because others must be given back."""
         self._newest = 0
         """The highest sequence that was delivered here."""
+        self._size = 1
+        """What the last fetch asked for."""
+        self._ready: list[Transaction] = []
+        """What a wait has taken for the next fetch."""
         self._closed = False
-        self._home: _Home | None = None
+        self._home: QueueHome | None = None
 
     # ── fetching ────────────────────────────────────────────────────────────────────────────────────────
 
     async def fetch(self, size: int, pull: Pull) -> Sequence[Transaction]:
+        self._size = size
+        if self._ready:
+            taken, self._ready = self._ready[:size], self._ready[size:]
+            return taken
+        return await self._fetch(size, MOMENT, pull)
+
+    async def wait_for_messages(self, seconds: float, pull: Pull) -> bool:
+        """JetStream has no way to wait for a message without taking it: keep what comes for the next fetch, which
+        follows at once."""
+        if not self._ready:
+            self._ready = await self._fetch(self._size, min(seconds, self.rules.lease / 10), pull)
+        if pull.is_ended:
+            await self.return_ready()
+        return bool(self._ready)
+
+    async def return_ready(self) -> None:
+        """Give back what no fetch has asked for."""
+        ready, self._ready = self._ready, []
+        await self.settle([Settlement(each, Verdict.RETURNED) for each in ready])
+
+    async def _fetch(self, size: int, wait: float, pull: Pull) -> list[Transaction]:
         home = await self._open(consumes=True)
         while True:
             asked = self._clock()
             count = min(size, self._caution) if self.rules.suspect_after else 1
-            wait = 0.0 if self.is_working() else self.wait
             found = await home.link.pull(self.stream, self.consumer, count, wait, pull)
             if not found:
                 self._check_status(home, pull)
@@ -110,11 +134,7 @@ class JetStreamQueue:
             if served or pull.is_ended:
                 return served
 
-    def is_working(self) -> bool:
-        """Whether outcomes are still to come: they would wait for the end of the fetch."""
-        return any(not each.settled for each in list(self._deliveries.values()))
-
-    def _check_status(self, home: _Home, pull: Pull) -> None:
+    def _check_status(self, home: QueueHome, pull: Pull) -> None:
         if not pull.status or (
             pull.status in ENDS and (pull.status != "409" or pull.description in HARMLESS)
         ):
@@ -129,7 +149,9 @@ class JetStreamQueue:
             f"JetStream refuses to deliver from {self.stream}: {pull.description or pull.status}; try again"
         )
 
-    async def _serve(self, home: _Home, found: Sequence[PulledMessage], asked: float) -> list[Transaction]:
+    async def _serve(
+        self, home: QueueHome, found: Sequence[PulledMessage], asked: float
+    ) -> list[Transaction]:
         """Return what is to be processed. Bury what cannot be, and give back what must wait for a suspect's end."""
         looks = [home.ledger.look_up(each, is_new=self._is_new(each)) for each in found]
         candidates = await asyncio.gather(*looks)
@@ -182,7 +204,7 @@ class JetStreamQueue:
         home = await self._open(consumes=True)
         return await home.ledger.release(owner)
 
-    async def _is_dead(self, home: _Home, each: Candidate) -> bool:
+    async def _is_dead(self, home: QueueHome, each: Candidate) -> bool:
         """Decode it, and bury it if it cannot be, or was delivered too often."""
         try:
             each.transaction = decode(each.at.body)
@@ -258,7 +280,7 @@ class JetStreamQueue:
             if self._held.get(held.at.seq) == (held.at.reply, held.at.seq, held.number):
                 del self._held[held.at.seq]
 
-    async def _find_forgotten(self, home: _Home, deliveries: Sequence[LeasedDelivery]) -> set[int]:
+    async def _find_forgotten(self, home: QueueHome, deliveries: Sequence[LeasedDelivery]) -> set[int]:
         """Find deliveries that JetStream does not know of, because its server was killed before it wrote them down.
 
         It does not answer for them, and delivers the messages again. If a connector here gets them, it finds their
@@ -270,7 +292,7 @@ class JetStreamQueue:
         last = 0 if found is None else found.delivered.stream_seq
         return {each.identity for each in deliveries if each.held[0].at.seq > last}
 
-    async def _acknowledge(self, home: _Home, deliveries: Sequence[LeasedDelivery]) -> None:
+    async def _acknowledge(self, home: QueueHome, deliveries: Sequence[LeasedDelivery]) -> None:
         """Acknowledge deliveries whose leases cannot have expired, so no other consumer can own their messages."""
         held: list[HeldMessage] = [each.held[0] for each in deliveries]
         await home.link.tell([(each.at.reply, ACK) for each in held])
@@ -280,7 +302,7 @@ class JetStreamQueue:
             await asyncio.gather(*(home.ledger.forget(each.at.seq) for each in held if each.revision))
 
     async def _end(
-        self, home: _Home, settlement: Settlement, delivery: LeasedDelivery, *, is_known: bool
+        self, home: QueueHome, settlement: Settlement, delivery: LeasedDelivery, *, is_known: bool
     ) -> tuple[str, bytes] | None:
         """Record the outcome, if this is still the newest delivery. Return what to tell JetStream then, and where."""
         held: HeldMessage = delivery.held[0]
@@ -290,17 +312,16 @@ class JetStreamQueue:
         elif verdict is Verdict.RETURNED:
             is_ours, answer = await home.ledger.record(held, give_back), _nak(settlement.delay)
         else:
-            category, text, line = describe_failure(settlement.error, delivery.deliveries, time.time())
+            _, text, line = describe_failure(settlement.error, delivery.deliveries, time.time())
             line = shorten(line)
-            decision = self.rules.after_failure(category, delivery.deliveries, delivery.lost)
+            decision = decide(self.rules, settlement, delivery)
             if isinstance(decision, Bury):
                 is_ours = await home.ledger.bury(held, delivery.deliveries, decision.reason, text or "", line)
             else:
                 is_ours = await home.ledger.record(held, lambda state: fail(state, line))
                 answer = _nak(decision.delay)
             if is_ours:
-                what = self.rules.describe_next(settlement.error, delivery.deliveries, delivery.lost)
-                _log.info("transaction %s: %s", name, what)
+                _log.info("transaction %s: %s", name, delivery.next)
         if not is_ours:
             _log.warning(
                 "transaction %s: lease expired before outcome `%s` was recorded; a newer delivery owns the message",
@@ -363,13 +384,17 @@ class JetStreamQueue:
         home = await self._open(consumes=True)
         await home.ledger.letters.forget(keys)
 
+    async def acknowledge_dead(self, keys: Sequence[str]) -> None:
+        home = await self._open(consumes=True)
+        await home.ledger.letters.acknowledge(keys)
+
     # ── the connection ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _open(self, *, consumes: bool) -> _Home:
+    async def _open(self, *, consumes: bool) -> QueueHome:
         """Connect, unless this process has; with `consumes`, find or create the consumer, too."""
         self.check_open()
         if self._home is None or self._home.pid != os.getpid():  # a connection does not survive a fork
-            self._home = _Home()
+            self._home = QueueHome()
         home = self._home
         async with home.opening:
             if not home.is_connected:
@@ -387,7 +412,7 @@ class JetStreamQueue:
             self.check_open()
         return home
 
-    async def _open_consumer(self, home: _Home) -> None:
+    async def _open_consumer(self, home: QueueHome) -> None:
         found = await places.open_consumer(home.link, self.stream, self.consumer, self.rules.lease)
         known, begun = (self._url, self.stream, self.consumer), begin_of(found.created)
         if _known.get(known, begun) != begun:
@@ -402,7 +427,7 @@ class JetStreamQueue:
         home.consumes = True
         home.tidying = asyncio.create_task(self._tidy(home, found.ack_floor.stream_seq))
 
-    async def _tidy(self, home: _Home, floor: int) -> None:
+    async def _tidy(self, home: QueueHome, floor: int) -> None:
         with suppress(NatsUnavailable):  # the next connector does it
             await home.ledger.tidy(floor)
 
@@ -413,6 +438,9 @@ class JetStreamQueue:
             )
 
     async def close(self) -> None:
+        if self._ready:
+            with suppress(NatsUnavailable):
+                await self.return_ready()
         self._closed = True
         home, self._home = self._home, None
         if home is not None and home.pid == os.getpid():
@@ -424,30 +452,6 @@ class JetStreamQueue:
                     with suppress(NatsUnavailable):
                         await home.ledger.forget_holdings(self.owner, self._name)
                 await home.link.close()
-
-
-NOT_READ = places.StreamSettings()
-
-
-class _Home:
-    """The connection of this process, and what is known of the server."""
-
-    link: QueueLine
-    ledger: DeliveryLedger
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.opening = asyncio.Lock()
-        self.sending = asyncio.Lock()
-        self.is_connected = False
-        self.settings = NOT_READ
-        self.consumes = False
-        self.tidying: asyncio.Task[None] | None = None
-        self._subject = ""
-
-    async def publishes_to(self, stream: str, given: str | None) -> str:
-        self._subject = self._subject or await places.find_subject(self.link, stream, self.settings, given)
-        return self._subject
 
 
 def _nak(delay: float) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from onceward.connectors.reports import SourceCounts, SourceFacts
+from onceward.connectors.reports import SourceBacklog, SourceCounts, SourceFacts
 from onceward.connectors.scheme import LEASE_SETTINGS, Scheme, Setting, required_package
 from onceward.errors import ConfigurationError
 
@@ -66,9 +66,11 @@ def options_of(address: Address) -> dict[str, Any]:
                 f"{name} of the {address.role} {str(address)!r} is not a file: {given[name]}"
             )
     if "creds" in given:
-        with required_package("nkeys", "nats"):
-            import nkeys  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: F401
-        options["user_credentials"] = given["creds"]
+        with required_package("cryptography", "nats"):
+            import cryptography  # noqa: F401
+
+            from onceward._nats.creds import credentials_of
+        options |= credentials_of(given["creds"])
     if address.scheme == "tls":
         try:
             context = ssl.create_default_context(cafile=given.get("ca"))
@@ -105,6 +107,20 @@ def counts(address: Address) -> SourceCounts:
     return count_stream(address)
 
 
+def arrivals(address: Address) -> SourceCounts:
+    with required_package("nats", "nats"):
+        from onceward.connectors.jetstream.counts import count_arrivals
+
+    return count_arrivals(address)
+
+
+def backlog(address: Address) -> SourceBacklog:
+    with required_package("nats", "nats"):
+        from onceward.connectors.jetstream.counts import read_backlog
+
+    return read_backlog(address)
+
+
 SCHEME = Scheme(
     names=("nats", "tls"),
     settings={
@@ -118,4 +134,6 @@ SCHEME = Scheme(
     open=open_stream,
     facts=facts,
     counts=counts,
+    arrivals=arrivals,
+    backlog=backlog,
 )

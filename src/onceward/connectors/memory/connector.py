@@ -23,10 +23,10 @@ from onceward.connectors.lease_rules import (
     LeaseSettings,
     read_dead_message,
 )
+from onceward.connectors.leased_deliveries import Held
 from onceward.connectors.leases import (
     AsyncLeasingConnector,
     AvailableRow,
-    Held,
     LeasingConnector,
     seconds_until_due,
 )
@@ -214,6 +214,11 @@ class MemoryLeaseStore:
         message.deliveries -= 1
         self._move(message, visible_at)
         return True
+
+    def hasten(self, key: int) -> None:
+        message = self._messages.get(key)
+        if message is not None and message.token is None:
+            self._move(message, READY)
 
     def delay(
         self,

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import closing
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from sqlalchemy.engine import URL
 
-from onceward._process.stop import BlockingStop, engine_stop, pause
-from onceward._sync import run_blocking
 from onceward.connectors.background import BackgroundConnector
+from onceward.connectors.codec import DecodeError, decode, encode_all
 from onceward.connectors.lease_rules import LeaseRules, LeaseSettings
-from onceward.connectors.leases import BUSY_LOOK, WRITE_WAIT, LeasingConnector
+from onceward.connectors.leases import WRITE_WAIT, LeasingConnector
 from onceward.connectors.owners import tokens_of
 from onceward.connectors.postgresql.address import database_of
+from onceward.connectors.postgresql.schema import BATCH, WAITING
 from onceward.connectors.postgresql.store import PostgreSqlLeaseStore
-from onceward.connectors.postgresql.wait import NotifiedLine
+from onceward.db.listen import ListenLine
 from onceward.db.transaction import DbTransaction
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Transaction
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+SHORTEST_WAIT = 0.005
+"""Seconds. A message that another transaction is just taking looks available."""
 
 
 class PostgreSqlConnector(LeasingConnector):
@@ -32,51 +31,61 @@ class PostgreSqlConnector(LeasingConnector):
     Creates its tables at its first use. `LeaseRules` explains `lease`, `max_deliveries`, `redelivery_delay` and
     `on_failure`; use the same values in every process of a queue. Leases and delays are measured by the clock of the
     server. Each connector has up to five connections: two that it keeps, two for when there is much to do, and one
-    that waits for messages.
-
-    An engine that fetches from an empty queue with nothing in flight waits up to a second for the next message.
+    that listens for messages.
     """
 
     def __init__(self, url: str | URL, queue: str, **settings: Unpack[LeaseSettings]) -> None:
         self._rows = PostgreSqlLeaseStore(database_of(url), queue)
         super().__init__(self._rows, LeaseRules(**settings))
-        self._line = NotifiedLine(self._rows.engine, queue)
+        self.line = ListenLine(
+            self._rows.engine, self._rows.channel, f"queue {queue}", presence=(WAITING, queue)
+        )
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """Take at most `batch_size` transactions; a suspect (`LeaseRules.suspect_after`) is delivered alone."""
         self._rows.fold_if_long()
-        taken = super().fetch_transactions(batch_size, **extra)
-        stop = engine_stop()
-        if taken or stop is None or stop.requested or self.is_working():
-            return taken
-        if isinstance(stop, BlockingStop):
-            with stop.calling(self.end_wait):
-                return () if stop.requested else self._wait_for_messages(batch_size)
-        return self._wait_for_messages(batch_size)
+        taken = None if extra or batch_size < 1 else self._take_new(batch_size)
+        if taken is None:
+            taken = super().fetch_transactions(batch_size, **extra)
+        self.line.looked(bool(taken))
+        if len(taken) == batch_size:
+            self.line.step_aside()
+        return taken
 
-    def is_working(self) -> bool:
-        """Whether a delivery of this connector is not settled: its outcome must not wait."""
-        return any(not each.settled for each in list(self._deliveries.values()))
+    def dispatch_transactions(self, transactions: Sequence[Transaction], /) -> None:
+        """Put these at the end of the queue, all or none."""
+        if len(transactions) > BATCH:
+            super().dispatch_transactions(transactions)
+        elif transactions:
+            self._rows.append_at_once(encode_all(transactions))
 
-    def _wait_for_messages(self, batch_size: int) -> Sequence[Transaction]:
-        with self._rows.transaction(WRITE_WAIT):
-            next_due = self._rows.next_due()
-        with closing(self._line.moments(next_due)) as moments:
-            for _ in moments:
-                taken = super().fetch_transactions(batch_size)
-                if taken:
-                    return taken
-        return ()
+    def _take_new(self, size: int) -> Sequence[Transaction] | None:
+        """Take messages that nobody was given before, in one round trip. None if others are to be looked at."""
+        if self._suspect_after < 1:
+            return None  # each is a suspect
+        token = self._new_token()
+        rows = self._rows.claim_new(size, token, self.lease)
+        if rows is None:
+            return None
+        try:
+            taken = [decode(body) for _, body in rows]
+        except DecodeError:
+            with self._rows.transaction(WRITE_WAIT):
+                for seq, _ in rows:
+                    self._rows.give_back(seq, token, 0.0)
+            return None  # one of them is to be buried
+        for (seq, _), transaction in zip(rows, taken, strict=True):
+            self._deliveries.record(transaction, (seq, token), 1)
+        return taken
 
     def await_transactions(self, seconds: float, /) -> bool:
-        """See `onceward.connectors.base`. A fetch waits itself, unless outcomes are still to come."""
-        if self.is_working():
-            run_blocking(pause(min(seconds, BUSY_LOOK)))
-        return True
+        """See `onceward.connectors.base`."""
+        due = self.begin_wait()
+        return due <= 0 or self.line.wait(min(due, seconds)) or due <= seconds
 
-    def end_wait(self) -> None:
-        """End the fetch that waits for messages, if there is one. Safe in signal handlers and from other threads."""
-        self._line.end()
+    def begin_wait(self) -> float:
+        """Listen for messages. Return how long until one is available, if none arrives."""
+        return 0.0 if self.line.begin() else max(self._rows.seconds_until_due(), SHORTEST_WAIT)
 
     def joins(self, transaction: DbTransaction) -> bool:
         """Whether its queue is in the database of this transaction: see `onceward.inbox.sessions.acknowledgment`."""
@@ -95,7 +104,7 @@ class PostgreSqlConnector(LeasingConnector):
 
     def close(self) -> None:
         """Close its connections. Idempotent."""
-        self._line.close()
+        self.line.close()
         super().close()
 
 
@@ -114,20 +123,10 @@ class AsyncPostgreSqlConnector(BackgroundConnector):
         self._queue = PostgreSqlConnector(url, queue, **settings)
         super().__init__(self._queue)
 
-    async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
-        """As `PostgreSqlConnector.fetch_transactions`. Canceled, it gives back what it took."""
-        stop = engine_stop()
-        if stop is None:
-            return await super().fetch_transactions_async(batch_size, **extra)
-        stopping: AbstractContextManager[None] = stop.calling(self._hasten)
-        with stopping:
-            return await super().fetch_transactions_async(batch_size, **extra)
-
     async def await_transactions_async(self, seconds: float, /) -> bool:
         """As `PostgreSqlConnector.await_transactions`."""
-        if self._queue.is_working():
-            await pause(min(seconds, BUSY_LOOK))
-        return True
+        due = await self._call(self._queue.begin_wait)
+        return due <= 0 or await self._queue.line.wait_async(min(due, seconds)) or due <= seconds
 
     def joins(self, transaction: DbTransaction) -> bool:
         """As `PostgreSqlConnector.joins`."""
@@ -136,9 +135,6 @@ class AsyncPostgreSqlConnector(BackgroundConnector):
     def settle_in(self, transaction: DbTransaction, delivered: Transaction, /) -> bool:
         """As `PostgreSqlConnector.settle_in`."""
         return self._queue.settle_in(transaction, delivered)
-
-    def _hasten(self) -> None:
-        self._queue.end_wait()
 
     async def release_owner_async(self, owner: str) -> int:
         """As `PostgreSqlConnector.release_owner`."""

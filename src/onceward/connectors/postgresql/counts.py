@@ -20,6 +20,7 @@ from onceward.connectors.reports import (
     Messages,
     Seen,
     ServerUnreachable,
+    SourceBacklog,
     SourceCounts,
     SourceFacts,
     Survives,
@@ -112,6 +113,27 @@ def count_queue(address: Address) -> SourceCounts:
         dead=len(dead),
         messages=messages,
         unknown=(why_unknown,) if lost else (),
+    )
+
+
+def read_backlog(address: Address) -> SourceBacklog:
+    _, queue = parts_of(address)
+    with _connect(address) as connection:
+        tables = find_tables(connection)
+        if tables is None:
+            return SourceBacklog(waiting=0, in_flight=0, delayed=0, dead=0, oldest_age=0.0)
+
+        def ask(statement: str) -> Any:
+            return connection.exec_driver_sql(statement.format(s=tables.schema), {"queue": queue}).one()
+
+        waiting, in_flight, delayed, dead = ask(sql.COUNTS)
+        [age] = ask(sql.OLDEST)
+    return SourceBacklog(
+        waiting=waiting,
+        in_flight=in_flight,
+        delayed=delayed,
+        dead=dead,
+        oldest_age=max(float(age or 0.0), 0.0),
     )
 
 

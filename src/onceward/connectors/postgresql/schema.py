@@ -21,6 +21,8 @@ LOCK_KEY = 0x6F6E_6377_7175_6575
 """Advisory lock for creating the tables: of processes that start at once, one creates them."""
 WAITING = 0x6F6E_6377
 """The first half of the advisory lock that connectors share while they wait for messages. The second is the queue's."""
+CHANNEL = "onceward_queue_"
+"""The notifications of a queue have this name, and the MD5 of the queue's after it."""
 BATCH = 1 << 20
 """Most messages of one append: they have one number of the sequence, and stay together."""
 
@@ -46,6 +48,19 @@ _BY_KEY = """
 """
 """A function that finds each row by its key: one row after another, and with these settings. A plan is kept, and one
 from when the table was small, or a join, would read all rows of the queue."""
+
+
+def next_due(schema: str, queue: str) -> str:
+    """The SQL for the seconds until a delay or a lease is over. Of leases, only those of the oldest messages count."""
+    return f"""
+        SELECT least(
+            (SELECT visible_at FROM {schema}onceward_queue_delayed WHERE queue = {queue} ORDER BY visible_at LIMIT 1),
+            (SELECT min(leased_until) FROM (
+                SELECT leased_until FROM {schema}onceward_queue_messages WHERE queue = {queue} ORDER BY seq LIMIT 1000
+            ) AS oldest)
+        ) - {NOW}
+    """
+
 
 SCHEMA = (
     "CREATE TABLE onceward_queue_schema (version integer NOT NULL, id uuid NOT NULL)",
@@ -155,7 +170,7 @@ SCHEMA = (
         IF pg_try_advisory_lock({WAITING}, hashtext(given_queue)) THEN
             PERFORM pg_advisory_unlock({WAITING}, hashtext(given_queue));
         ELSE
-            PERFORM pg_notify('onceward_queue_' || md5(given_queue), '');
+            PERFORM pg_notify('{CHANNEL}' || md5(given_queue), '');
         END IF;
     END $$
     """,
@@ -234,6 +249,42 @@ SCHEMA = (
         RETURN moved;
     END $$
     """,
+    # All of a fetch in one statement, as long as no message of it was delivered before: about those, the caller decides
+    # in a transaction (`found_due` is -1 if the first is one). Without any, it says when there will be one.
+    f"""
+    CREATE FUNCTION onceward_queue_claim(
+        given_queue text, given_limit integer, given_token bigint, given_lease double precision
+    ) RETURNS TABLE (found_seq bigint, found_body bytea, found_due double precision) {_BY_KEY} AS $$
+    DECLARE
+        message record;
+        moment double precision;
+        number integer := 0;
+    BEGIN
+        PERFORM onceward_queue_move_due(given_queue, given_limit);
+        moment := {NOW};
+        FOR message IN
+            SELECT seq, token, deliveries, body FROM onceward_queue_messages
+            WHERE queue = given_queue AND leased_until <= moment ORDER BY seq LIMIT given_limit FOR UPDATE SKIP LOCKED
+        LOOP
+            IF message.deliveries > 0 OR message.token IS NOT NULL THEN
+                EXIT WHEN number > 0;
+                found_due := -1;
+                RETURN NEXT;
+                RETURN;
+            END IF;
+            UPDATE onceward_queue_messages SET leased_until = moment + given_lease, token = given_token, deliveries = 1
+            WHERE queue = given_queue AND seq = message.seq;
+            number := number + 1;
+            found_seq := message.seq;
+            found_body := message.body;
+            RETURN NEXT;
+        END LOOP;
+        IF number = 0 THEN
+            found_due := {{due}};
+            RETURN NEXT;
+        END IF;
+    END $$
+    """.replace("{due}", f"coalesce(({next_due('', 'given_queue')}), 'infinity')"),
 )
 
 TABLES = tuple(
@@ -242,7 +293,10 @@ TABLES = tuple(
 )
 
 _FIND = """
-    SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    SELECT quote_ident(n.nspname),
+        to_regprocedure(quote_ident(n.nspname) || '.onceward_queue_claim(text, integer, bigint, double precision)')
+            IS NOT NULL AND current_setting('default_transaction_isolation') = 'read committed'
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = to_regclass('onceward_queue_schema')
 """
 _PLACE = """
@@ -257,9 +311,11 @@ IDENTITY = f"CAST(id AS text), {_PLACE}"
 class QueueTables:
     """Where the tables are. `schema` is quoted, and `database` is what `IDENTITY` says."""
 
-    def __init__(self, schema: str, database: tuple[str, ...]) -> None:
+    def __init__(self, schema: str, database: tuple[str, ...], claims_at_once: bool) -> None:
         self.schema = schema
         self.database = database
+        self.claims_at_once = claims_at_once
+        """Whether a claim may be one statement outside of a transaction."""
 
 
 def creation_script(role: str = "") -> str:
@@ -277,9 +333,10 @@ def creation_script(role: str = "") -> str:
 
 def find_tables(connection: Connection) -> QueueTables | None:
     """Return where the tables are; None if this database has none. Refuse those of a newer onceward."""
-    schema = connection.exec_driver_sql(_FIND).scalar()
-    if schema is None:
+    found = connection.exec_driver_sql(_FIND).one_or_none()
+    if found is None:
         return None
+    schema, claims_at_once = found
     version, *database = connection.exec_driver_sql(
         f"SELECT version, {IDENTITY} FROM {schema}.onceward_queue_schema"
     ).one()
@@ -288,7 +345,7 @@ def find_tables(connection: Connection) -> QueueTables | None:
             f"the queues of this database were created by a newer onceward (schema {version}; this one supports up to "
             f"{VERSION}); upgrade onceward"
         )
-    return QueueTables(schema, tuple(database))
+    return QueueTables(schema, tuple(database), claims_at_once)
 
 
 def create_tables(connection: Connection, place: str) -> QueueTables:

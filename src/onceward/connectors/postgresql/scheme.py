@@ -11,7 +11,7 @@ from onceward.connectors.postgresql.address import (
     identity_of,
     parts_of,
 )
-from onceward.connectors.reports import SourceCounts, SourceFacts
+from onceward.connectors.reports import SourceBacklog, SourceCounts, SourceFacts
 from onceward.connectors.scheme import LEASE_SETTINGS, Scheme, Setting, required_package
 
 if TYPE_CHECKING:
@@ -42,6 +42,12 @@ def counts(address: Address) -> SourceCounts:
     return count_queue(address)
 
 
+def backlog(address: Address) -> SourceBacklog:
+    from onceward.connectors.postgresql.counts import read_backlog
+
+    return read_backlog(address)
+
+
 def joins(address: Address, connection: Connection) -> bool:
     from onceward.connectors.postgresql.counts import is_in_database_of
 
@@ -56,6 +62,7 @@ SCHEME = Scheme(
     open=open_queue,
     facts=facts,
     counts=counts,
+    backlog=backlog,
     joins=joins,
     connections=5,
 )

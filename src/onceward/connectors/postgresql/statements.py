@@ -4,7 +4,7 @@
 it is leased. Times that are given are seconds from now.
 """
 
-from onceward.connectors.postgresql.schema import NOW
+from onceward.connectors.postgresql.schema import NOW, next_due
 
 BEGIN = """
     SELECT set_config('lock_timeout', %s, true), set_config('enable_seqscan', 'off', true),
@@ -13,6 +13,8 @@ BEGIN = """
 """Every statement here finds its rows by an index. A plan from when a table was small must do so, too: it is kept."""
 
 APPEND = "SELECT {s}.onceward_queue_append(%s, %s::bytea[])"
+APPEND_ALONE = "SELECT set_config('lock_timeout', %s, true), {s}.onceward_queue_append(%s, %s::bytea[])"
+"""A whole transaction in one round trip."""
 
 READY = f"""
     SELECT seq, token, deliveries, lost + (token IS NOT NULL)::integer, body
@@ -23,9 +25,9 @@ READY = f"""
 """Skips what is leased, or being claimed by another."""
 LEASE = "SELECT {s}.onceward_queue_lease(%s, %s::bigint[], %s::integer[], %s::integer[], %s, %s)"
 MOVE_DUE = "SELECT {s}.onceward_queue_move_due(%s, %s)"
-NEXT_DUE = f"""
-    SELECT visible_at - {NOW} FROM {{s}}.onceward_queue_delayed WHERE queue = %s ORDER BY visible_at LIMIT 1
-"""
+NEXT_DUE = next_due("{s}.", "%(queue)s")
+CLAIM = "SELECT * FROM {s}.onceward_queue_claim(%s, %s, %s, %s)"
+NOTIFY = "SELECT pg_notify(%s, '')"
 EXTEND = "SELECT {s}.onceward_queue_extend(%s, %s::bigint[], %s::bigint[], %s)"
 RELEASE = f"""
     UPDATE {{s}}.onceward_queue_messages SET leased_until = {NOW}
@@ -39,6 +41,7 @@ GIVE_BACK = """
     UPDATE {s}.onceward_queue_messages SET leased_until = 0, token = NULL, deliveries = deliveries - 1
     WHERE queue = %s AND seq = %s AND token = %s
 """
+HASTEN = "UPDATE {s}.onceward_queue_delayed SET visible_at = 0 WHERE queue = %s AND seq = %s"
 DELAY = f"""
     WITH gone AS (
         DELETE FROM {{s}}.onceward_queue_messages
@@ -69,6 +72,11 @@ COUNTS = f"""
         (SELECT count(*) FROM {{s}}.onceward_queue_messages WHERE queue = %(queue)s AND leased_until > {NOW}),
         (SELECT count(*) FROM {{s}}.onceward_queue_delayed WHERE queue = %(queue)s AND visible_at > {NOW}),
         (SELECT count(*) FROM {{s}}.onceward_queue_dead_letters WHERE queue = %(queue)s)
+"""
+OLDEST = f"""
+    SELECT {NOW} - least(
+        (SELECT enqueued_at FROM {{s}}.onceward_queue_messages WHERE queue = %(queue)s ORDER BY seq LIMIT 1),
+        (SELECT enqueued_at FROM {{s}}.onceward_queue_delayed WHERE queue = %(queue)s ORDER BY seq LIMIT 1))
 """
 DEAD_LETTERS = """
     SELECT number, transaction_id, body, reason, category, error, deliveries, enqueued_at, died_at, history

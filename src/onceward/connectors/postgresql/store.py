@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from hashlib import sha256
+from hashlib import md5, sha256
 from typing import Any
 
 from sqlalchemy import Connection, Engine, TextClause, create_engine, text
@@ -17,10 +17,11 @@ from onceward._text import storable
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.identities import EPOCH, identity_in, identity_of, pack, unpack
 from onceward.connectors.lease_rules import BurialReason, DeadMessage, read_dead_message
-from onceward.connectors.leases import WRITE_WAIT, AvailableRow, Held
+from onceward.connectors.leased_deliveries import Held
+from onceward.connectors.leases import WRITE_WAIT, AvailableRow, seconds_until_due
 from onceward.connectors.postgresql import statements as sql
 from onceward.connectors.postgresql.join import is_joint
-from onceward.connectors.postgresql.schema import BATCH, QueueTables, create_tables, find_tables
+from onceward.connectors.postgresql.schema import BATCH, CHANNEL, QueueTables, create_tables, find_tables
 from onceward.db.engines import connect_arguments, hide_values
 from onceward.task.exceptions import ExceptionCategory
 from onceward.transaction import Transaction
@@ -47,6 +48,7 @@ class PostgreSqlLeaseStore:
         self.queue = queue
         self.engine = open_engine(url)
         self.place = f"database {url.database!r}"
+        self.channel = CHANNEL + md5(queue.encode(), usedforsecurity=False).hexdigest()
         self._closed = False
         self._generation = forks.generation
         self._current = threading.local()
@@ -58,6 +60,8 @@ class PostgreSqlLeaseStore:
         self._look_back_at = 0.0
         self._move_at = 0.0
         self._unfolded = 0
+        self._known_due: float | None = None
+        """When a message is due, by our own clock, if the last call was a claim in vain."""
 
     # ── connections and transactions
 
@@ -66,8 +70,12 @@ class PostgreSqlLeaseStore:
         with self._connect() as connection, connection.begin():
             connection.exec_driver_sql(sql.BEGIN, (f"{wait * 1000:.0f}",)).close()
             self._current.connection = connection
+            self._current.has_news = False
+            self._known_due = None
             try:
                 yield
+                if self._current.has_news:
+                    self._run(sql.NOTIFY, (self.channel,))
             finally:
                 del self._current.connection
 
@@ -109,6 +117,37 @@ class PostgreSqlLeaseStore:
         self._closed = True
         self.engine.dispose(close=self._generation == forks.generation)
 
+    def claim_new(self, limit: int, token: int, lease: float) -> list[tuple[int, bytes]] | None:
+        """Lease messages that were never delivered, in one statement. None if that cannot be: use a transaction."""
+        if self._tables is None or not self._tables.claims_at_once or time.monotonic() < self._look_back_at:
+            return None
+        with self._connect() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+            began = time.monotonic()
+            values = (self.queue, limit, token, lease)
+            found = connection.exec_driver_sql(self.statement(sql.CLAIM), values).all()
+        took = time.monotonic() - began
+        if took > SLOW:
+            self._look_back_at = began + took * SELDOM
+        seq, _, due = found[0]
+        if seq is None:
+            self._known_due = began + float(due)
+            return None if due < 0 else []
+        self._last = found[-1][0]
+        return [(seq, body) for seq, body, _ in found]
+
+    def append_at_once(self, bodies: Sequence[bytes]) -> None:
+        """Append up to `BATCH` messages, in one statement."""
+        with self._connect() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+            connection.exec_driver_sql(self.statement(sql.APPEND), (self.queue, list(bodies))).close()
+        self._unfolded += len(bodies)
+
+    def seconds_until_due(self) -> float:
+        """How long until a message is available, if none arrives."""
+        known = self._known_due
+        return seconds_until_due(self, self.now) if known is None else known - time.monotonic()
+
     # ── LeaseStore
 
     def now(self) -> float:
@@ -118,6 +157,17 @@ class PostgreSqlLeaseStore:
         for first in range(0, len(bodies), BATCH):
             self._run(sql.APPEND, (self.queue, list(bodies[first : first + BATCH])))
         self._unfolded += len(bodies)
+
+    def append_alone(self, bodies: Sequence[bytes], wait: float) -> bool:
+        """Append in one round trip, which is a transaction of its own. False if there are too many for that."""
+        if len(bodies) > BATCH:
+            return False
+        with self._connect() as connection:
+            plain = connection.execution_options(isolation_level="AUTOCOMMIT")
+            values = (f"{wait * 1000:.0f}", self.queue, list(bodies))
+            plain.exec_driver_sql(self.statement(sql.APPEND_ALONE), values).close()
+        self._unfolded += len(bodies)
+        return True
 
     def available(self, now: float, limit: int) -> Sequence[AvailableRow]:
         moved = self._move_due(limit) if time.monotonic() >= self._move_at else None
@@ -140,9 +190,8 @@ class PostgreSqlLeaseStore:
         self._move_at = time.monotonic() + MOVE_EVERY
         return int(self._run(sql.MOVE_DUE, (self.queue, limit)).scalar_one())
 
-    def next_due(self) -> float | None:
-        """Seconds until a message comes that waits for its time; None if there is none."""
-        found = self._run(sql.NEXT_DUE, (self.queue,)).scalar()
+    def due(self) -> float | None:
+        found = self._run(sql.NEXT_DUE, {"queue": self.queue}).scalar()
         return None if found is None else float(found)
 
     def lease(self, rows: Sequence[AvailableRow], token: int, until: float) -> None:
@@ -161,7 +210,7 @@ class PostgreSqlLeaseStore:
 
     def release(self, first: int, last: int) -> int:
         """End the leases of all deliveries whose token is in this range. Return how many."""
-        self._look_back_at = 0.0
+        self._tell()
         return int(self._run(sql.RELEASE, (self.queue, first, last)).rowcount)
 
     def remove(self, deliveries: Sequence[Held], transactions: Sequence[Transaction]) -> Sequence[Held]:
@@ -184,11 +233,20 @@ class PostgreSqlLeaseStore:
         changed = {key for (key,) in self._run(statement, (self.queue, keys, tokens, *more))}
         return [held for held in deliveries if held[0] not in changed]
 
-    def give_back(self, key: int, token: int, visible_at: float) -> bool:
+    def _tell(self) -> None:
+        """Other messages are available than were, or at other times: let those know who wait."""
         self._look_back_at = 0.0
+        self._current.has_news = True
+
+    def give_back(self, key: int, token: int, visible_at: float) -> bool:
+        self._tell()
         if visible_at <= 0:
             return bool(self._run(sql.GIVE_BACK, (self.queue, key, token)).rowcount == 1)
         return self._delay(key, token, visible_at, uncounted=1)
+
+    def hasten(self, key: int) -> None:
+        self._tell()
+        self._run(sql.HASTEN, (self.queue, key)).close()
 
     def delay(
         self,
@@ -199,6 +257,7 @@ class PostgreSqlLeaseStore:
         error: str | None,
         history: str,
     ) -> bool:
+        self._tell()
         return self._delay(key, token, until, category=category, error=error, history=history)
 
     def _delay(

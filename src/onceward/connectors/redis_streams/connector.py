@@ -11,9 +11,10 @@ from redis import Redis
 from onceward._redis.wire import BlockingRedisWire
 from onceward._sync import run_blocking
 from onceward.connectors.base import Closing
+from onceward.connectors.batches import BlockingCoalescer
 from onceward.connectors.lease_rules import DeadMessage
 from onceward.connectors.redis_streams.base import StreamConnector, client_of, take
-from onceward.connectors.redis_streams.batches import BlockingCoalescer
+from onceward.connectors.redis_streams.protocol import Entry
 from onceward.transaction import Settlement, Transaction
 
 
@@ -22,7 +23,7 @@ class RedisStreamsConnector(StreamConnector, Closing):
 
     def __init__(self, redis: Any, stream: str, group: str = "onceward", **settings: Any) -> None:
         super().__init__(BlockingRedisWire(client_of(redis, Redis)), stream, group, **settings)
-        self._out = BlockingCoalescer(lambda entries: self._perform(self._queue.append(entries)))
+        self._out = BlockingCoalescer[Entry](lambda entries: self._perform(self._queue.append(entries)))
 
     def fetch_transactions(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """Take new entries, and those of dead consumers: at once when idle, a bounded share when busy."""
@@ -45,6 +46,10 @@ class RedisStreamsConnector(StreamConnector, Closing):
     def extend_transactions(self, transactions: Sequence[Transaction], /) -> None:
         """Restart the idle time of these deliveries."""
         run_blocking(self._perform(self._queue.extend(transactions)))
+
+    def hasten_transactions(self, transactions: Sequence[Transaction], /) -> None:
+        """Make those of these available now that were given back for later."""
+        run_blocking(self._perform(self._queue.hasten(transactions)))
 
     def release_owner(self, owner: str) -> int:
         """Free the entries of a dead owner now; they count as lost. Return how many there were."""

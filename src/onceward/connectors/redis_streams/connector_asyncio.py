@@ -14,9 +14,10 @@ from redis.asyncio import Redis as AsyncRedis
 
 from onceward._redis.wire_asyncio import AsyncRedisWire
 from onceward.connectors.base import AsyncClosing
+from onceward.connectors.batches import AsyncCoalescer
 from onceward.connectors.lease_rules import DeadMessage
 from onceward.connectors.redis_streams.base import StreamConnector, client_of, take_async
-from onceward.connectors.redis_streams.batches import AsyncCoalescer
+from onceward.connectors.redis_streams.protocol import Entry
 from onceward.transaction import Settlement, Transaction
 
 
@@ -25,7 +26,7 @@ class AsyncRedisStreamsConnector(StreamConnector, AsyncClosing):
 
     def __init__(self, redis: Any, stream: str, group: str = "onceward", **settings: Any) -> None:
         super().__init__(AsyncRedisWire(client_of(redis, AsyncRedis)), stream, group, **settings)
-        self._out = AsyncCoalescer(lambda entries: self._perform(self._queue.append(entries)))
+        self._out = AsyncCoalescer[Entry](lambda entries: self._perform(self._queue.append(entries)))
 
     async def fetch_transactions_async(self, batch_size: int, /, **extra: Any) -> Sequence[Transaction]:
         """Take new entries, and those of dead consumers: at once when idle, a bounded share when busy.
@@ -51,6 +52,10 @@ class AsyncRedisStreamsConnector(StreamConnector, AsyncClosing):
     async def extend_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
         """Restart the idle time of these deliveries."""
         await self._perform(self._queue.extend(transactions))
+
+    async def hasten_transactions_async(self, transactions: Sequence[Transaction], /) -> None:
+        """Make those of these available now that were given back for later."""
+        await self._perform(self._queue.hasten(transactions))
 
     async def release_owner_async(self, owner: str) -> int:
         """Free the entries of a dead owner now; they count as lost. Return how many there were."""

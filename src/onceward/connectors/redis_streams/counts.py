@@ -11,7 +11,7 @@ from onceward.connectors.identities import seen_in
 from onceward.connectors.lease_rules import LeaseRules
 from onceward.connectors.redis_streams.durability import connect
 from onceward.connectors.redis_streams.protocol import StreamQueue
-from onceward.connectors.reports import Forgotten, Messages, Seen, SourceCounts
+from onceward.connectors.reports import Forgotten, Messages, Seen, SourceBacklog, SourceCounts
 
 if TYPE_CHECKING:
     from onceward.connectors.urls import Address
@@ -59,6 +59,37 @@ def count_stream(source: Address, server: str, stream: str, group: str) -> Sourc
             bodiless &= _Moment.read(redis, queue).held
     counts = _add_up(source, queue, moment, seen, waiting, buried)
     return msgspec.structs.replace(counts, unknown=_doubt(len(bodiless)))
+
+
+def read_backlog(server: str, stream: str, group: str) -> SourceBacklog:
+    """Ask for numbers only, and one entry. Raises `ServerUnreachable`."""
+    queue = StreamQueue(server, stream, group, LeaseRules(), None, lambda: 0.0)
+    with connect(server) as redis:
+        with redis.pipeline(transaction=True) as together:
+            together.xinfo_groups(stream)
+            together.xpending(stream, group)
+            together.xlen(stream)
+            together.xlen(queue.dead)
+            together.time()
+            groups, pending, length, dead, (seconds, _) = together.execute(raise_on_error=False)
+        absent = [each for each in (groups, pending) if isinstance(each, Exception)]
+        if any(not _is_absent(each) for each in absent):
+            raise absent[0]
+        if isinstance(dead, Exception):
+            raise dead
+        found = (
+            next((each for each in groups if each["name"].decode() == group), None) if not absent else None
+        )
+        first = b"0-0" if found is None else found["last-delivered-id"]
+        unread = redis.xrange(stream, min=b"(" + first, count=1)
+    held = 0 if absent else pending["pending"]
+    holders = {} if absent else {each["name"].decode(): each["pending"] for each in pending["consumers"]}
+    parked = holders.get(queue.parked, 0)
+    oldest = [entry for entry, _ in unread] + ([pending["min"]] if held else [])
+    age = max(seconds - min(_number(entry)[0] for entry in oldest) / 1000, 0.0) if oldest else 0.0
+    # Redis before 7.0 does not count, and later ones cannot after entries were removed from the middle.
+    waiting = length if found is None else 0 if not unread else found.get("lag")
+    return SourceBacklog(waiting=waiting, in_flight=held - parked, delayed=parked, dead=dead, oldest_age=age)
 
 
 class _Moment(NamedTuple):

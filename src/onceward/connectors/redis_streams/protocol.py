@@ -13,6 +13,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Generator, Sequence
+from functools import cache
 from math import inf
 from typing import Any
 
@@ -28,7 +29,7 @@ from onceward.connectors.lease_rules import (
     describe_failure,
     read_dead_message,
 )
-from onceward.connectors.leases import LeasedDeliveries, LeasedDelivery
+from onceward.connectors.leased_deliveries import LeasedDeliveries, LeasedDelivery, decide
 from onceward.connectors.redis_streams import scripts
 from onceward.errors import ConfigurationError
 from onceward.telemetry.logger import OwnLogger
@@ -90,7 +91,8 @@ class StreamQueue:
         self.dead = _beside(stream, f"{group}:dead")
         self.moved = _beside(stream, f"{group}:moved")
         self.tally = _beside(stream, "tally")
-        self._parked = "returned"
+        self._keys = (5, stream, self.history, self.dead, self.tally, self.moved)
+        self.parked = "returned"
         self._maxlen = maxlen
         self._deliveries = LeasedDeliveries()
         self._settling: set[bytes] = set()
@@ -114,7 +116,7 @@ class StreamQueue:
     def release_owner(self, owner: str) -> Exchange:
         """Make all entries of an owner's consumers available now, as if their leases had expired. Return how many."""
         released = yield from self._evaluate(
-            scripts.RELEASE, (self.group, owner, self._parked, self._lease_ms)
+            scripts.RELEASE, (self.group, owner, self.parked, self._lease_ms)
         )
         return released or 0
 
@@ -184,7 +186,7 @@ class StreamQueue:
     def _recover(self, count: int) -> Exchange:
         arguments = (
             self.group, self.consumer, self._lease_ms, count, self.rules.suspect_after, self.rules.max_deliveries,
-            self.rules.most_lost,
+            self.rules.most_lost, int(self.rules.counts_lost),
         )  # fmt: skip
         reply = yield from self._evaluate(scripts.CLAIM, arguments)
         served, buried, alone = reply or ((), (), 0)
@@ -199,17 +201,8 @@ class StreamQueue:
         return [tuple(row) for row in served], bool(alone)
 
     def _read(self, count: int) -> Exchange:
-        command = (
-            "XREADGROUP",
-            "GROUP",
-            self.group,
-            self.consumer,
-            "COUNT",
-            count,
-            "STREAMS",
-            self.stream,
-            ">",
-        )
+        whose = ("GROUP", self.group, self.consumer)
+        command = ("XREADGROUP", *whose, "COUNT", count, "STREAMS", self.stream, ">")
         [reply] = yield [command]
         if isinstance(reply, Exception):
             yield from self._make_group_again(reply)
@@ -247,6 +240,9 @@ class StreamQueue:
     def append(self, entries: Sequence[Entry]) -> Exchange:
         """Append them, all or none, in one round trip."""
         limit = "" if self._maxlen is None else self._maxlen
+        if len(entries) == 1:
+            yield from self._evaluate(scripts.ADD, (limit, *entries[0]))
+            return
         packed = msgspec.msgpack.encode([(name, _as_text_of_bytes(body)) for name, body in entries])
         yield from self._evaluate(scripts.ADD, (limit, packed))
 
@@ -291,20 +287,26 @@ class StreamQueue:
             )
         for entry, (settlement, delivery) in ending.items():
             if settlement.verdict is Verdict.FAILED and entry not in lost:
-                what = self.rules.describe_next(settlement.error, delivery.deliveries, delivery.lost)
-                _log.info("transaction %s: %s", settlement.transaction.id, what)
+                _log.info("transaction %s: %s", settlement.transaction.id, delivery.next)
 
     def _verdict(self, settlement: Settlement, delivery: LeasedDelivery) -> Sequence[Any]:
         held = as_str(delivery.held[0]), delivery.deliveries
         if settlement.verdict == Verdict.RETURNED:
             self._slack = True  # it can be fetched at once, at its old place
             return (*held, "return", int(settlement.delay * 1000))
-        category, text, line = describe_failure(settlement.error, delivery.deliveries, time.time())
+        _, text, line = describe_failure(settlement.error, delivery.deliveries, time.time())
         line = line.rstrip()
-        decision = self.rules.after_failure(category, delivery.deliveries, delivery.lost)
+        decision = decide(self.rules, settlement, delivery)
         if isinstance(decision, Bury):
             return (*held, "bury", decision.reason, text or "", line)
         return (*held, "delay", int(decision.delay * 1000), "", line)
+
+    def hasten(self, transactions: Sequence[Transaction]) -> Exchange:
+        """Make entries available now that were given back for later."""
+        found = [each for each in map(self._deliveries.get, map(id, transactions)) if each and each.settled]
+        self._slack = True
+        entries = [each.held[0] for each in found]
+        yield from self._evaluate(scripts.HASTEN, (self.group, self.parked, self._lease_ms, *entries))
 
     def fetched_here(self, transactions: Sequence[Transaction]) -> list[Transaction]:
         """Those of these that this connector has delivered."""
@@ -333,7 +335,7 @@ class StreamQueue:
     def _settle(self, verdicts: Sequence[Sequence[Any]]) -> Exchange:
         """Return the entries that were no longer held."""
         packed = msgspec.msgpack.encode(verdicts)
-        arguments = (self.group, self.consumer, self._parked, self._lease_ms, packed)
+        arguments = (self.group, self.consumer, self.parked, self._lease_ms, packed)
         lost = yield from self._evaluate(scripts.SETTLE, arguments)
         return [entry.encode() for entry, *_ in verdicts] if lost is None else lost
 
@@ -357,7 +359,7 @@ class StreamQueue:
         [fresh] = yield [("XRANGE", self.stream, after, "+", "COUNT", COUNTED)]
         available = {entry for entry, *_ in over}
         holders = [as_str(consumer) for entry, consumer, *_ in pending if entry not in available]
-        delayed = holders.count(self._parked)
+        delayed = holders.count(self.parked)
         return {
             "ready": len(fresh) + len(available),
             "leased": len(holders) - delayed,
@@ -394,10 +396,9 @@ class StreamQueue:
 
     def _run_script(self, script: str, arguments: Sequence[Any]) -> Exchange:
         """Return the script's reply, or its error."""
-        keys = (5, self.stream, self.history, self.dead, self.tally, self.moved)
-        [reply] = yield [("EVALSHA", _sha(script), *keys, *arguments)]
+        [reply] = yield [("EVALSHA", _sha(script), *self._keys, *arguments)]
         if isinstance(reply, Exception) and "NOSCRIPT" in f"{type(reply).__name__} {reply}".upper():
-            [reply] = yield [("EVAL", script, *keys, *arguments)]
+            [reply] = yield [("EVAL", script, *self._keys, *arguments)]
         return reply
 
 
@@ -408,6 +409,7 @@ def _beside(stream: str, name: str) -> str:
     return f"{stream}:{name}" if has_tag else f"{{{stream}}}:{name}"
 
 
+@cache
 def _sha(script: str) -> str:
     return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
 

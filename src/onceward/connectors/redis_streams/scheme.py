@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from onceward.connectors.redis_streams.durability import describe_server, read_server
-from onceward.connectors.reports import ServerUnreachable, SourceCounts, SourceFacts
+from onceward.connectors.reports import ServerUnreachable, SourceBacklog, SourceCounts, SourceFacts
 from onceward.connectors.scheme import LEASE_SETTINGS, Scheme, Setting, required_package
 
 if TYPE_CHECKING:
@@ -59,6 +59,13 @@ def counts(address: Address) -> SourceCounts:
     return count_stream(address, server, stream, address.settings.get("group", "onceward"))
 
 
+def backlog(address: Address) -> SourceBacklog:
+    from onceward.connectors.redis_streams.counts import read_backlog
+
+    server, stream = stream_of(address)
+    return read_backlog(server, stream, address.settings.get("group", "onceward"))
+
+
 SCHEME = Scheme(
     names=("redis", "rediss"),
     settings={
@@ -70,4 +77,5 @@ SCHEME = Scheme(
     open=open_stream,
     facts=facts,
     counts=counts,
+    backlog=backlog,
 )

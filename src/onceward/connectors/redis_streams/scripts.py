@@ -142,7 +142,7 @@ CLAIM = (
 local stream, history_key, dead_key, tally = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local group, consumer, lease = ARGV[1], ARGV[2], ARGV[3]
 local count, suspect_after, max_deliveries = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local most_lost = tonumber(ARGV[7])
+local most_lost, counts_lost = tonumber(ARGV[7]), ARGV[8] == '1'
 local served, buried, alone, from = {}, {}, 0, '-'
 repeat
     local pending = redis.call('XPENDING', stream, group, 'IDLE', lease, from, '+', count)
@@ -152,8 +152,8 @@ repeat
         local entry = redis.call('XRANGE', stream, id, id)[1]
         local _, failures = string.gsub(redis.call('HGET', history_key, id) or '', '\\n', '')
         local lost = deliveries - failures
-        local exhausted = deliveries >= max_deliveries
-        if most_lost > 0 then exhausted = failures >= max_deliveries or lost >= most_lost end
+        local counted = counts_lost and deliveries or failures
+        local exhausted = counted >= max_deliveries or lost >= most_lost
         if not entry then
             table.insert(
                 buried, bury(stream, group, history_key, dead_key, tally, id, 'trimmed', '', '', deliveries))
@@ -220,19 +220,23 @@ milliseconds or a reason, an error, a line of history. Returns the ids that were
 They come as one MessagePack argument: packing hundreds of arguments costs a client more than the work here."""
 
 ADD = (
-    _APPENDED
-    + """
+    """
 local stream, tally = KEYS[1], KEYS[4]
 local counts = redis.call('HGET', tally, 'counts')
-if redis.call('EXISTS', stream) == 0 then
-    note_new_stream(tally)
-elseif counts ~= '1' then
-    local facts = facts_of(stream) or {}
-    counts = facts['entries-added'] and '1' or '0'
-    redis.call('HSET', tally, 'counts', counts)
-    if not count_appended(tally, facts) then redis.call('HSET', tally, 'others', 1) end
+if counts ~= '1' or redis.call('EXISTS', stream) == 0 then
+"""
+    + _APPENDED
+    + """
+    if redis.call('EXISTS', stream) == 0 then
+        note_new_stream(tally)
+    else
+        local facts = facts_of(stream) or {}
+        counts = facts['entries-added'] and '1' or '0'
+        redis.call('HSET', tally, 'counts', counts)
+        if not count_appended(tally, facts) then redis.call('HSET', tally, 'others', 1) end
+    end
 end
-local entries, last = cmsgpack.unpack(ARGV[2]), nil
+local entries, last = ARGV[3] and {{ARGV[2], ARGV[3]}} or cmsgpack.unpack(ARGV[2]), nil
 for _, each in ipairs(entries) do
     if ARGV[1] == '' then
         last = redis.call('XADD', stream, '*', 'id', each[1], 'body', each[2])
@@ -244,7 +248,9 @@ if #entries > 0 then redis.call('HINCRBY', tally, 'appended', #entries) end
 if last and counts ~= '1' then redis.call('HSET', tally, 'last', last) end
 """
 )
-"""Append these, each an id and a body, and count them. Redis does not interrupt a script, so it appends all or none."""
+"""Append these, each an id and a body, and count them. Redis does not interrupt a script, so it appends all or none.
+One comes as two arguments, several as one of MessagePack. The functions are defined only where they are needed: that
+takes as long as appending an entry."""
 
 NEXT_DUE = """
 local stream, group, lease, most = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -287,6 +293,17 @@ local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
 if first then redis.call('ZREMRANGEBYSCORE', moved, '-inf', '(' .. string.match(first[1], '^%d+')) end
 """
 """Remove dead letters that were moved elsewhere, and remember their entries as long as the stream has them."""
+
+HASTEN = """
+local stream, group, parked, lease = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+for at = 4, #ARGV do
+    for _, entry in ipairs(redis.call('XPENDING', stream, group, ARGV[at], ARGV[at], 1, parked)) do
+        redis.call('XCLAIM', stream, group, parked, 0, ARGV[at], 'IDLE', lease, 'RETRYCOUNT', entry[4], 'JUSTID')
+    end
+end
+return 0
+"""
+"""End the delays of entries that nobody holds."""
 
 RELEASE = """
 local stream = KEYS[1]

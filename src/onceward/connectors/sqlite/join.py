@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from onceward._time import boot_id, uptime
 from onceward.connectors.identities import identity_of, pack
-from onceward.connectors.leases import Held
+from onceward.connectors.leased_deliveries import Held
 from onceward.connectors.sqlite import statements as sql
 from onceward.transaction import Transaction
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from onceward._time import boot_id, uptime
 from onceward.connectors.file_place import doubt_place
 from onceward.connectors.identities import seen, seen_in, unpack
 from onceward.connectors.reports import (
@@ -17,6 +19,7 @@ from onceward.connectors.reports import (
     Messages,
     Seen,
     ServerUnreachable,
+    SourceBacklog,
     SourceCounts,
     SourceFacts,
     Survives,
@@ -95,6 +98,8 @@ def facts(address: Address) -> SourceFacts:
 
 def counts(address: Address) -> SourceCounts:
     path = Path(file_of(address)).absolute()
+    if path.is_dir():
+        raise ConfigurationError(f"{path} is a directory, not a queue; check the source {str(address)!r}")
     if not path.is_file():
         return _count_nothing(
             f"nothing has been sent yet: there is no file {path.name}",
@@ -126,6 +131,28 @@ def counts(address: Address) -> SourceCounts:
         lost = unlisted - listed.forgotten.total
         why_unknown = f"{lost:,} ids of messages that ended were removed from the queue's file"
         return SourceCounts(**tallies, messages=listed, unknown=(why_unknown,) if lost else ())
+
+
+def backlog(address: Address) -> SourceBacklog:
+    path = Path(file_of(address)).absolute()
+    if not path.is_file():
+        return _EMPTY
+    with _connect(path) as connection:
+        connection.execute("PRAGMA query_only = ON")
+        connection.queue = address.settings.get("queue")
+        version = _version(connection, path, address)
+        if version is None:
+            return _EMPTY
+        clock = connection.execute(sql.READ_CLOCK).fetchone() if version >= sql.CLOCK_SINCE else None
+        is_current = clock is not None and clock[0] == boot_id() != ""
+        now = uptime() + clock[1] if clock is not None and is_current else time.time()
+        waiting, in_flight, delayed, dead = connection.execute(sql.COUNTS, {"now": now}).fetchone()
+        oldest = connection.execute(sql.OLDEST).fetchone()
+    age = 0.0 if oldest is None else max(time.time() - oldest[0], 0.0)
+    return SourceBacklog(waiting=waiting, in_flight=in_flight, delayed=delayed, dead=dead, oldest_age=age)
+
+
+_EMPTY = SourceBacklog(waiting=0, in_flight=0, delayed=0, dead=0, oldest_age=0.0)
 
 
 def _count_nothing(note: str, missing: str) -> SourceCounts:
@@ -200,5 +227,6 @@ SCHEME = Scheme(
     open=open_queue,
     facts=facts,
     counts=counts,
+    backlog=backlog,
     joins=joins,
 )

@@ -189,6 +189,7 @@ GIVE_BACK = """
     UPDATE messages SET visible_at = ?, token = NULL, deliveries = deliveries - 1
     WHERE seq = ? AND token = ?
 """
+HASTEN = "UPDATE messages SET visible_at = 0 WHERE seq = ? AND token IS NULL AND visible_at > 0"
 DELAY = """
     UPDATE messages SET visible_at = ?, token = NULL, category = ?, error = ?, history = history || ?
     WHERE seq = ? AND token = ?
@@ -207,6 +208,7 @@ COUNTS = """
            (SELECT count(*) FROM dead_letters)
     FROM messages
 """
+OLDEST = "SELECT enqueued_at FROM messages ORDER BY seq LIMIT 1"
 DEAD_LETTERS = f"""
     SELECT seq, transaction_id, {BODY}, reason, category, error, deliveries, enqueued_at, died_at, history
     FROM dead_letters ORDER BY seq LIMIT ?
@@ -238,6 +240,8 @@ TALLIED_SINCE = 3
 """The schema version that added the tallies."""
 LISTED_SINCE = 4
 """The schema version that added the ids of ended messages."""
+CLOCK_SINCE = 5
+"""The schema version that added the clock."""
 HELD = "SELECT (SELECT count(*) FROM messages), (SELECT count(*) FROM dead_letters)"
 BALANCE = """
     SELECT

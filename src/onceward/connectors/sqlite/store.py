@@ -19,7 +19,8 @@ from onceward._time import boot_id, uptime
 from onceward.connectors.base import ConnectorClosedError
 from onceward.connectors.identities import identity_in, identity_of, pack, summarize
 from onceward.connectors.lease_rules import BurialReason, DeadMessage, read_dead_message
-from onceward.connectors.leases import AvailableRow, Held
+from onceward.connectors.leased_deliveries import Held
+from onceward.connectors.leases import AvailableRow
 from onceward.connectors.sqlite import statements as sql
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.task.exceptions import ExceptionCategory
@@ -306,6 +307,9 @@ class SqliteLeaseStore(Database):
 
     def give_back(self, key: int, token: int, visible_at: float) -> bool:
         return self._change_one(sql.GIVE_BACK, visible_at, key, token)
+
+    def hasten(self, key: int) -> None:
+        self._change_one(sql.HASTEN, key)
 
     def delay(
         self,

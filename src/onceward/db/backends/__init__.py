@@ -56,6 +56,18 @@ class Backend(Protocol):
     def cancel(self, driver: Any) -> None:
         """Cancel the statement that runs on this driver connection. Called from another thread."""
 
+    def begin_part(self, connection: Connection, number: int) -> None:
+        """Begin what can be undone alone. Parts of a transaction are numbered from 1, and come one after another."""
+
+    def end_part(self, connection: Connection, number: int) -> None:
+        """Keep the part. Raises if the transaction has ended meanwhile."""
+
+    def undo_part(self, connection: Connection, number: int) -> None:
+        """Undo the part, and nothing before it."""
+
+    def check_parts(self, connection: Connection) -> None:
+        """Raise unless the transaction is the one in which its first part began. Called before its commit."""
+
     def take_advisory_lock(self, connection: Connection, key: int) -> None:
         """Take the lock and keep it until the transaction ends."""
 

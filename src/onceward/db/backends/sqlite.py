@@ -20,7 +20,7 @@ from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 from sqlalchemy.pool import Pool
 
 from onceward._files.identity import OpenFile, companions_of
-from onceward.db.errors import SessionError
+from onceward.db.errors import ENDED_WITHIN, SessionError
 
 DUPLICATE: Final = frozenset(
     {
@@ -39,6 +39,7 @@ _MARK: Final = "onceward_session"
 """Key in a connection's `info`: how many rows it had changed when its session began."""
 _FILES: Final = "onceward_files"
 """Key in a connection's `info`: the files that it has open; none for a database in memory."""
+_PART: Final = "onceward_part"
 _listening: WeakSet[Dialect] = WeakSet()
 _databases: WeakKeyDictionary[Pool, OpenFile] = WeakKeyDictionary()
 """The database file of each pool, as its first session found it. `engine.dispose()` makes a new pool, so an engine may
@@ -61,10 +62,7 @@ class Sqlite:
         if driver.in_transaction:  # begun by autocommit=False or a listener, most likely as DEFERRED
             connection.exec_driver_sql("ROLLBACK")
         try:
-            # Bypass SQLAlchemy, which would spend more time on these two words than SQLite does.
-            cursor = connection.connection.cursor()
-            cursor.execute("BEGIN IMMEDIATE")
-            cursor.close()
+            _do(connection, "BEGIN IMMEDIATE")
         except sqlite3.DatabaseError as error:  # locked, or not a database
             kind = OperationalError if isinstance(error, sqlite3.OperationalError) else DatabaseError
             raise kind("BEGIN IMMEDIATE", None, error) from error
@@ -112,8 +110,38 @@ class Sqlite:
     def cancel(self, driver: Any) -> None:
         driver.interrupt()
 
+    def begin_part(self, connection: Connection, number: int) -> None:
+        # Outside a transaction it would begin one, and its end would commit.
+        self._check_open(connection)
+        _do(connection, f"SAVEPOINT {_PART}")
+
+    def end_part(self, connection: Connection, number: int) -> None:
+        # Ended at once: the more savepoints are open, the more a write costs.
+        self._check_open(connection)
+        if number:
+            _do(connection, f"RELEASE {_PART}")
+
+    def undo_part(self, connection: Connection, number: int) -> None:
+        self._check_open(connection)
+        _do(connection, f"ROLLBACK TO {_PART}")
+        _do(connection, f"RELEASE {_PART}")
+
+    def check_parts(self, connection: Connection) -> None:
+        self._check_open(connection)
+
+    def _check_open(self, connection: Connection) -> None:
+        if self.has_ended(connection):
+            raise SessionError(ENDED_WITHIN)
+
     def take_advisory_lock(self, connection: Connection, key: int) -> None:
         """Do nothing: no other session can write to this database until this one ends."""
+
+
+def _do(connection: Connection, words: str) -> None:
+    """Bypass SQLAlchemy, which would spend more time on a few words than SQLite does."""
+    cursor = connection.connection.cursor()
+    cursor.execute(words)
+    cursor.close()
 
 
 def _find_files(connection: Connection) -> tuple[OpenFile, ...]:

@@ -1,0 +1,112 @@
+"""Parts of a transaction: each is a session of its own that can be undone alone, and they commit together.
+
+The first part has no savepoint: undoing it undoes the transaction, in which there is nothing else yet. A part that
+cannot be undone alone makes the whole LOST: it can only be rolled back.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from onceward.db.errors import SessionError
+from onceward.db.transaction import CANNOT_END, FORKED, BlockingSessionPort, DbTransaction, SessionState
+from onceward.task.cancellation import current_token, raise_if_cancelled
+from onceward.task.exceptions import AttemptInterrupted
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+
+class PartTransaction(DbTransaction):
+    """A part of `whole`, on its connection. `number` counts the parts from 0."""
+
+    def __init__(self, whole: DbTransaction, number: int) -> None:
+        super().__init__(whole._engine, whole._name)
+        self._whole = whole
+        self._number = number
+
+    def open(self) -> None:
+        connection = self._whole.connection
+        if self._number:
+            try:
+                self.backend.begin_part(connection, self._number)
+            except BaseException as error:
+                self._whole.lose(error)
+                raise
+        self._whole.parts += 1
+        self._connection = connection
+        self._state = SessionState.OPEN
+
+    def open_with_canceller(self) -> None:
+        """In threads: a statement of this part is canceled if the attempt runs out of time."""
+        raise_if_cancelled()
+        self.open()
+        self.token = current_token()
+        if self.token is not None and self._connection is not None:
+            driver = self._connection.connection.driver_connection
+            self._canceller = self.token.add(partial(self.backend.cancel, driver))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End this part: keep it for the commit of the whole, or undo it because of the error."""
+        if self._state in CANNOT_END:
+            self._refuse(CANNOT_END)
+        connection = self._connection
+        assert connection is not None
+        if self.is_of_parent:
+            self._state = SessionState.ENDED
+            if error is None:
+                raise SessionError(FORKED)
+            return
+        lost, self._state = self._state is SessionState.LOST, SessionState.ENDED
+        self._forget_canceller()
+        problem = self._problem(connection, lost) if error is None else error
+        self._failure, cause = None, self._failure
+        try:
+            if problem is None:
+                _end_nested(connection)
+                self.backend.end_part(connection, self._number)
+            elif lost or not self._number:
+                self._whole.lose(problem)
+            else:
+                self.backend.undo_part(connection, self._number)
+        except BaseException as failure:
+            self._whole.lose(failure)
+            if problem is None or not isinstance(failure, Exception):
+                raise
+            problem.add_note("It could not be undone alone, so nothing of its transaction is committed.")
+        if self._was_canceled and self.backend.cancels_late:
+            self._whole.lose(problem or SessionError("a statement was canceled, and the next may be too"))
+            self._whole._was_canceled = True
+        if error is None and problem is not None:
+            raise problem from cause
+
+    def _problem(self, connection: Connection, lost: bool) -> BaseException | None:
+        """Why this part must not be committed, if its code raised nothing."""
+        if self.token is not None and self.token.expired:
+            return AttemptInterrupted("this attempt ran out of time; its transaction was rolled back")
+        if lost or (self._failure is not None and self.backend.will_not_commit(connection)):
+            return SessionError(
+                "a statement failed in this session, and the database will not commit what came before it; "
+                "nothing was committed. Let the error propagate instead of catching it inside the block"
+            )
+        return None
+
+
+def _end_nested(connection: Connection) -> None:
+    """Commit the nested transactions that user code has left open, as the commit of a transaction does."""
+    while (nested := connection.get_nested_transaction()) is not None:
+        nested.commit()
+
+
+class BlockingPartPort(PartTransaction, BlockingSessionPort):
+    """A part in threads."""
+
+    async def enter(self) -> None:
+        self.open_with_canceller()
+
+    async def leave(self, error: BaseException | None) -> None:
+        self.__exit__(None, error, None)

@@ -1,0 +1,3 @@
+DROP TRIGGER onceward_outbox_counts_removed;
+
+DROP TABLE onceward_outbox_tally;
