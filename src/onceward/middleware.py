@@ -6,7 +6,8 @@ rest of the chain before it returns. So a middleware may await the calls it wrap
 
 The chain of a consumer, outermost first:
 
-    telemetry ─► I/O guard ─► yours ─► inbox ─► progress ─► dead letters ─► your handler, or the connector
+    telemetry ─► I/O guard ─► yours ─► failure rules ─► inbox ─► progress ─► dead letters ─► your handler, or the
+    connector
 
 `onceward explain --verbose` prints it for each consumer. A middleware that wraps nothing costs nothing.
 """
@@ -24,6 +25,7 @@ import msgspec
 from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from onceward.task.groups.together import Grouping
     from onceward.transaction import Settlement, Transaction
 
 StepCall = Callable[..., Coroutine[Any, Any, Any]]
@@ -72,6 +74,8 @@ class Middleware:
     """Shown by `onceward explain --verbose`; defaults to the class name."""
     keeps_contract: ClassVar[bool] = False
     """Whether this middleware is an inbox, which keeps the contract of a task."""
+    grouping: Grouping | None = None
+    """How an inbox decides several attempts together; None if it decides each by itself."""
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__dict__.get("name") or cls.__name__

@@ -14,6 +14,7 @@ from onceward.db.transaction import DbTransaction
 from onceward.deadletters import alerts, root_causes
 from onceward.deadletters.burial import Burial
 from onceward.deadletters.dedup_records import BuriedEvent, Standing, category_for, event_in, standing
+from onceward.deadletters.groups import group_of
 from onceward.deadletters.letter import KEPT_SECONDS, decode_history
 from onceward.inbox.stores.base import Store
 from onceward.storage.database import Sql
@@ -117,6 +118,7 @@ def _bury(transaction: DbTransaction, rows: Sql, burial: Burial, event: BuriedEv
         "category": str(burial.category),
         "reason": burial.reason,
         "error": burial.error,
+        "group": group_of(burial.error),
         "kept": KEPT_SECONDS,
     }
     identity = {
@@ -180,11 +182,12 @@ def _bury_again(
 _BURY = """
     INSERT INTO onceward_dead_letters (
         consumer, message_id, origin, event_type, aggregate_id, sequence, event_at, category, reason, error, attempts,
-        history, body, body_sha256, trace_id, first_failed_at, died_at, keep_until, tracking_id, payload_sha256)
+        history, body, body_sha256, trace_id, first_failed_at, died_at, keep_until, tracking_id, payload_sha256,
+        error_group)
     VALUES (
         :consumer, :message_id, :origin, :event_type, :aggregate_id, :sequence, :event_at, :category, :reason, :error,
         :attempts, :history, :body, :digest, :trace_id, coalesce(CAST(:first AS double precision), {now}),
-        {now}, {now} + :kept, :tracking_id, :payload_digest)
+        {now}, {now} + :kept, :tracking_id, :payload_digest, :group)
     ON CONFLICT (consumer, message_id, body_sha256) DO NOTHING
 """
 _FIND = """
@@ -194,7 +197,8 @@ _FIND = """
 # A letter that waits for its redrive, or is being redriven, stays in it: the copy that died was another one.
 _BURY_AGAIN = """
     UPDATE onceward_dead_letters SET
-        status = :status, category = :category, reason = :reason, error = :error, attempts = attempts + :attempts,
+        status = :status, category = :category, reason = :reason, error = :error, error_group = :group,
+        attempts = attempts + :attempts,
         deaths = deaths + 1, history = :history, died_at = {now}, keep_until = {now} + :kept, settled_at = NULL
     WHERE id = :id
 """

@@ -22,13 +22,13 @@ from onceward.durations import Duration, seconds_of
 from onceward.errors import ConfigurationError
 from onceward.inbox import sequences
 from onceward.inbox.attempts import Start, poisoned, with_token
+from onceward.inbox.commits.attempt import too_old
 from onceward.inbox.contract import Contract
 from onceward.inbox.effects import Claim, in_doubt, key_of, repeated
 from onceward.inbox.errors import Breach, Busy, ContractError, EffectError, EffectInDoubtError
 from onceward.inbox.event import Digest, Event
 from onceward.inbox.evidence.gate import EvidenceGate
 from onceward.inbox.ports import AsyncInboxPorts, BlockingInboxPorts, InboxPorts
-from onceward.inbox.processor import too_old
 from onceward.inbox.registry import Registry
 from onceward.inbox.sessions.rules import NOT_EFFECTFUL, WRITTEN, has_written
 from onceward.inbox.stores import store_of

@@ -1,11 +1,12 @@
 """Group dead letters that died of the same: a thousand letters are often one cause.
 
-The database groups by what it stores, without the id that the engine puts before an error; the rest is done here, row
-by row, because errors name ids, numbers and values.
+Errors name ids, numbers and values, so each is normalized when its letter is buried, and the letter keeps a digest of
+that. A list of groups reads the digests, not the letters.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from datetime import datetime
 from typing import NamedTuple
@@ -20,6 +21,8 @@ from onceward.telemetry.redaction import redact
 
 LONGEST = 300
 """Characters of a normalized message."""
+PAGE = 500
+"""Letters per statement."""
 
 _ENGINE = re.compile(r"(?:BUSINESS|SYSTEM|TIMEOUT)(?: \[.*?\])?: ", re.DOTALL)
 """What the engine writes before an error: its category, and the id of the message."""
@@ -57,6 +60,8 @@ class LetterGroup(msgspec.Struct, kw_only=True):
     """When the last of them died."""
     example: int
     """The number of one of them, the oldest."""
+    group: str
+    """Selects them: `Filter(group=…)`."""
 
 
 def normalize(error: str) -> ErrorKind:
@@ -72,36 +77,56 @@ def normalize(error: str) -> ErrorKind:
     return ErrorKind("" if named is None else named[2], " ".join(text.split())[:LONGEST])
 
 
+def group_of(error: str) -> str:
+    """Return the same short text for all errors of a kind."""
+    kind = normalize(error)
+    return hashlib.sha256(f"{kind.error_class}\n{kind.message}".encode()).hexdigest()[:16]
+
+
 def groups(transaction: DbTransaction, rows: Sql, wanted: Filter) -> list[LetterGroup]:
     """Return all groups, the largest first."""
+    fill_in(transaction, rows)
     condition, values = wanted.as_sql()
-    found: dict[tuple[str, str, ErrorKind], LetterGroup] = {}
-    for row in rows.run(transaction, _GROUPS.replace("{condition}", condition), **values).mappings():
-        kind = normalize(row["text"])
-        key = (row["consumer"], row["event_type"], kind)
-        first, last = moment(row["first_at"]), moment(row["last_at"])
-        group = found.get(key)
-        if group is None:
-            found[key] = LetterGroup(
-                consumer=row["consumer"],
-                event_type=row["event_type"],
-                error_class=kind.error_class,
-                message=kind.message,
-                letters=row["letters"],
-                first_at=first,
-                last_at=last,
-                example=row["example"],
-            )
-            continue
-        group.letters += row["letters"]
-        group.first_at, group.last_at = min(group.first_at, first), max(group.last_at, last)
-        group.example = min(group.example, row["example"])
-    return sorted(found.values(), key=lambda each: (-each.letters, each.example))
+    found = rows.all(transaction, _GROUPS.replace("{condition}", condition), **values)
+    errors = _errors(transaction, rows, [row["example"] for row in found])
+    made = [
+        LetterGroup(
+            consumer=row["consumer"],
+            event_type=row["event_type"],
+            error_class=errors[row["example"]].error_class,
+            message=errors[row["example"]].message,
+            letters=row["letters"],
+            first_at=moment(row["first_at"]),
+            last_at=moment(row["last_at"]),
+            example=row["example"],
+            group=row["error_group"],
+        )
+        for row in found
+    ]
+    return sorted(made, key=lambda each: (-each.letters, each.example))
+
+
+def fill_in(transaction: DbTransaction, rows: Sql) -> None:
+    """Give letters of earlier versions their group."""
+    while found := rows.all(transaction, _UNGROUPED, limit=PAGE):
+        filled = [{"id": row["id"], "group": group_of(row["error"])} for row in found]
+        rows.many(transaction, _FILL_IN, filled)
+
+
+def _errors(transaction: DbTransaction, rows: Sql, ids: list[int]) -> dict[int, ErrorKind]:
+    found = {}
+    for at in range(0, len(ids), PAGE):
+        listed = ", ".join(map(str, ids[at : at + PAGE]))
+        for row in rows.all(transaction, _ERRORS.replace("{ids}", listed)):
+            found[row["id"]] = normalize(row["error"])
+    return found
 
 
 _GROUPS = """
-    SELECT consumer, event_type, replace(error, '[' || message_id || ']', '[]') AS text,
-        count(*) AS letters, min(first_failed_at) AS first_at,
+    SELECT consumer, event_type, error_group, count(*) AS letters, min(first_failed_at) AS first_at,
         max(died_at) AS last_at, min(id) AS example
-    FROM onceward_dead_letters WHERE {condition} GROUP BY 1, 2, 3
+    FROM onceward_dead_letters WHERE {condition} GROUP BY consumer, event_type, error_group
 """
+_ERRORS = "SELECT id, error FROM onceward_dead_letters WHERE id IN ({ids})"
+_UNGROUPED = "SELECT id, error FROM onceward_dead_letters WHERE error_group IS NULL LIMIT :limit"
+_FILL_IN = "UPDATE onceward_dead_letters SET error_group = :group WHERE id = :id"

@@ -11,7 +11,7 @@ import msgspec
 
 from onceward._ids import same_id
 from onceward._text import storable
-from onceward.connectors.leases import Held
+from onceward.connectors.leased_deliveries import Held
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters import alerts, edits, queries, redrive_leases, root_causes
 from onceward.deadletters.burial import Burial

@@ -30,6 +30,10 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since it died, at most."""
     text: str | None = None
     """Part of its error, ignoring the case of ASCII letters."""
+    group: str | None = None
+    """Died of the same: see `LetterGroup.group`."""
+    until: float | None = None
+    """Died at this time or before, in seconds since 1970: a set that was shown, without what arrived since."""
 
     def __post_init__(self) -> None:
         for field, kind in (("category", Category), ("status", Status)):
@@ -59,6 +63,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             self.aggregate_id,
             self.text,
             self.younger_than,
+            self.group,
         )
         return bool(self.ids or self.older_than) or any(each is not None for each in named)
 
@@ -71,6 +76,12 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None:
                 conditions.append(f"{column} = :f_{column}")
                 values[f"f_{column}"] = same_id(value) if column == "message_id" else str(value)
+        if self.group is not None:
+            conditions.append("error_group = :f_group")
+            values["f_group"] = self.group
+        if self.until is not None:
+            conditions.append("died_at <= CAST(:f_until AS double precision)")
+            values["f_until"] = self.until
         if self.ids:
             conditions.append(f"id IN ({', '.join(str(int(each)) for each in self.ids)})")
         if self.older_than is not None:

@@ -10,11 +10,12 @@ import msgspec
 from onceward._text import storable
 from onceward.connectors.codec import DecodeError
 from onceward.connectors.lease_rules import MOST_LOST, Failure
-from onceward.connectors.leases import Held
+from onceward.connectors.leased_deliveries import Held
 from onceward.db.transaction import DbTransaction
 from onceward.deadletters import root_causes
 from onceward.deadletters.burial import category_of_error
 from onceward.deadletters.dedup_records import Standing, category_for, event_in, event_of, standing
+from onceward.deadletters.groups import group_of
 from onceward.deadletters.letter import (
     KEPT_SECONDS,
     Category,
@@ -198,6 +199,7 @@ def _die(
         category=str(category),
         reason=reason,
         error=line if error is None else error,
+        group=group_of(line if error is None else error),
         history=_extend_history(transaction, rows, row, line, str(category)),
         keep_until=rows.now(transaction) + KEPT_SECONDS,
     )
@@ -253,6 +255,7 @@ _RESOLVE = f"UPDATE onceward_dead_letters SET {_DONE} WHERE id = :id"
 _HELD = f"SELECT id, message_id, history, attempts FROM onceward_dead_letters WHERE {_IN_FLIGHT}"
 _DIE = """
     UPDATE onceward_dead_letters SET status = 'open', category = :category, reason = :reason, error = :error,
+        error_group = :group,
         history = :history, deaths = deaths + 1, attempts = attempts + 1, died_at = {now}, keep_until = :keep_until,
         locked_until = NULL, available_at = NULL
     WHERE id = :id

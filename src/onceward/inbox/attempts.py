@@ -14,8 +14,8 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from enum import IntEnum
 from operator import attrgetter
@@ -267,11 +267,31 @@ class Gate:
             self.let_in(company)
             return True
 
+    def is_inside(self) -> bool:
+        """Whether the code that runs here is inside already."""
+        return _depth.get() > 0
+
+    def step_back(self) -> None:
+        """What has just entered stays, for others; the code that runs here is no longer inside."""
+        _depth.set(_depth.get() - 1)
+
+    @contextmanager
+    def accompanied(self) -> Iterator[None]:
+        """The code of this block is inside with what has entered for it."""
+        depth = _depth.get()
+        _depth.set(depth + 1)
+        try:
+            yield
+        finally:
+            _depth.set(depth)
+
     def leave(self) -> None:
         depth = _depth.get() - 1
         _depth.set(depth)
-        if depth > 0:
-            return
+        if depth <= 0:
+            self.let_out()
+
+    def let_out(self) -> None:
         with everyone.lock:
             self.inside -= 1
             everyone.inside -= 1

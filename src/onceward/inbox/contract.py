@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
 import msgspec
 
 from onceward._functions import check_function, is_async
+from onceward.durations import parse_seconds
 from onceward.errors import ConfigurationError
 from onceward.inbox.event import LONGEST_TYPE, UNFIT
 from onceward.inbox.purge.retention import SHORTEST_DEAD_LETTER_DAYS, Retention, check_retention
@@ -106,6 +107,9 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Complete):
     """Starts without an end after which an event is set aside."""
     lease: float = 60
     """Seconds that a claim keeps other workers away."""
+    tolerates: Any = None
+    """How long a message may keep failing, at least, before it becomes a dead letter: "10m", "2h", a timedelta or a
+    number of seconds, stored as seconds. A source, or a failure rule, that buries sooner is refused."""
 
     def __post_init__(self) -> None:
         _check_id(self, "consumer_id", self.consumer_id)
@@ -117,6 +121,9 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Complete):
         _check_choice(self, "mode", Mode)
         _check_choice(self, "sequencing", Sequencing)
         _check_times(self)
+        if self.tolerates is not None:
+            name = f"consumer {_short_repr(self.consumer_id)}: tolerates"
+            msgspec.structs.force_setattr(self, "tolerates", parse_seconds(self.tolerates, name))
         _check_integer(self, "schema_version")
         _check_integer(self, "poison_after")
         _check_sequencing(self)

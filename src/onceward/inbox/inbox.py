@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceward._functions import check_function, name_of
 from onceward._sync import Raised, run_blocking
+from onceward.inbox.commits.attempt import EventAttempt
 from onceward.inbox.contract import Contract
 from onceward.inbox.event import Event
 from onceward.inbox.evidence.evidence import Evidence, read_evidence, record_evidence
@@ -102,7 +103,9 @@ class Inbox(InboxParts):
             if session is None:
                 run_blocking(self.processor.reachable(self._registry.check, contract, handler))
                 metrics = metrics_of(contract.consumer_id)
-                return run_blocking(self.processor.process(contract, view, call, metrics))
+                return run_blocking(
+                    self.processor.process(EventAttempt(contract, view, call, metrics=metrics))
+                )
             within = self._ports.join(session, view)
             run_blocking(self._registry.check(contract, handler, within.apply))
             return run_blocking(self.processor.join(contract, view, call, within))

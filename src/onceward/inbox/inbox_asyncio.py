@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceward._functions import check_function, name_of
 from onceward._sync import Raised
+from onceward.inbox.commits.attempt import EventAttempt
 from onceward.inbox.contract import Contract
 from onceward.inbox.event import Event
 from onceward.inbox.evidence.evidence import Evidence, read_evidence, record_evidence
@@ -104,7 +105,7 @@ class AsyncInbox(InboxParts):
             if session is None:
                 await self.processor.reachable(self._registry.check, contract, handler)
                 metrics = metrics_of(contract.consumer_id)
-                return await self.processor.process(contract, view, call, metrics)
+                return await self.processor.process(EventAttempt(contract, view, call, metrics=metrics))
             within = self._ports.join(session, view)
             await self._registry.check(contract, handler, within.apply)
             return await self.processor.join(contract, view, call, within)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -12,17 +13,23 @@ from onceward._coroutines import all_awaited
 from onceward._sync import Raised
 from onceward.errors import ConfigurationError
 from onceward.inbox.attempts import End, Start
+from onceward.inbox.commits.attempt import EventAttempt
+from onceward.inbox.commits.batch import BatchCommits
+from onceward.inbox.commits.group import CommitGroup, GroupCommits, check_commit, commit_of
 from onceward.inbox.contract import Contract
-from onceward.inbox.errors import ContractError
+from onceward.inbox.errors import ContractError, Parked
 from onceward.inbox.event import Event
 from onceward.inbox.evidence.code_digest import OURS
 from onceward.inbox.metrics import metrics_of
+from onceward.inbox.result import Result
+from onceward.inbox.sequences import ParkedEvents
 from onceward.inbox.sessions.acknowledgment import JointSource
 from onceward.inbox.stores.types import Key
 from onceward.middleware import Middleware, SourceCalls, StepCall, StepInfo
 from onceward.task.call import NOT_DEFINED
 from onceward.task.guards.receipt import sign
 from onceward.task.work import DUPLICATE
+from onceward.telemetry.context import current_work
 from onceward.telemetry.logger import OwnLogger
 from onceward.transaction import Settlement, Transaction, Verdict
 
@@ -63,18 +70,36 @@ class InboxMiddleware(Middleware):
             self._processor.outbox = task.outbox
         # An acknowledgment must not come before the end of the success handler.
         joins = getattr(task.handle_transaction_success, "__func__", None) in NOT_DEFINED
-        return ContractKeeper(self._processor, self._registry, contract, _code_of(task), joins=joins)
+        commit = getattr(task, "commit", None)
+        check_commit(commit, contract, task.name)
+        how = commit_of(task, contract, self._processor.store.name)
+        return ContractKeeper(
+            self._processor, self._registry, contract, _code_of(task), joins=joins, commit=how
+        )
 
 
 def _code_of(task: Any) -> type[Any]:
-    """The class of a task; with the middleware that this instance got, if it has modules of its own."""
+    """The class of a task; with the middleware and the way to commit that this instance got, if they are others."""
     cls = type(task)
     known = {type(each).__module__ for each in cls.middleware}
     given = {type(each).__module__ for each in task.middleware} - known
-    if all(name.partition(".")[0] == OURS for name in given):
+    commit = getattr(task, "commit", None)
+    if all(name.partition(".")[0] == OURS for name in given) and commit == getattr(cls, "commit", None):
         return cls
-    body = {"middleware": task.middleware, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    body = {
+        "middleware": task.middleware,
+        "commit": commit,
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+    }
     return type(cls.__name__, (cls,), body)
+
+
+def _with_payload_of(transaction: Transaction, event: Event) -> Transaction:
+    """The transaction as the handler gets it."""
+    if event.payload is transaction.payload:
+        return transaction
+    return msgspec.structs.replace(transaction, payload=event.payload)
 
 
 class ContractKeeper(Middleware):
@@ -91,6 +116,7 @@ class ContractKeeper(Middleware):
         code: type[Any],
         *,
         joins: bool,
+        commit: str,
     ) -> None:
         self._processor = processor
         self._registry = registry
@@ -100,6 +126,14 @@ class ContractKeeper(Middleware):
         self._expected: dict[int, Expected] = {}
         self._joins = joins
         self._source = JointSource(None)
+        self._parked = ParkedEvents()
+        self._batches = commit == "batch"
+        self._call: StepCall
+        self.grouping = None
+        if commit == "group":
+            self.grouping = GroupCommits(processor, self._expected)
+        elif commit == "batch":
+            self.grouping = BatchCommits(processor, self._expected, self._attempt_of, self._handle_batch)
 
     async def begin(self) -> None:
         await self._registry.check(self._contract, self._code)
@@ -114,44 +148,90 @@ class ContractKeeper(Middleware):
     def wrap_step(self, step: StepInfo, call: StepCall) -> StepCall:
         if step.name != "process":
             return call
+        self._call = call
+        sequenced = self._contract.sequencing != "none"
 
         async def process(transaction: Transaction) -> Any:
-            expected = self._expected.pop(id(transaction), None)
-            event = Event.of(transaction) if expected is None else expected.event
-
-            async def handle(current: Event, session: Any) -> Any:
-                given = transaction
-                if current.payload is not transaction.payload:
-                    given = msgspec.structs.replace(transaction, payload=current.payload)
-                try:
-                    with all_awaited():
-                        return await call(given, session)
-                except Raised:
-                    raise
-                except Exception as error:
-                    raise Raised(error) from error
-
-            start = None if expected is None else expected.start
-            departure = self._source.departure_of(transaction)
+            unit = getattr(current_work.get(), "unit", None)
+            event = self._event_of(transaction) if sequenced else None
             try:
-                result = await self._processor.process(
-                    self._contract, event, handle, self._metrics, start, departure
-                )
+                result = await self._process(transaction, unit)
+            except Parked:
+                if event is not None:
+                    self._parked.park(event, transaction)
+                raise
             except Raised as carried:
                 if isinstance(carried.raised, StopIteration):
                     raise
                 raised = carried.unwrap()
             else:
+                if event is not None:
+                    self._parked.done(event)
                 sign(self)
                 return result.value if result.done else DUPLICATE
             raise raised
 
         return process
 
+    async def _process(self, transaction: Transaction, unit: Any) -> Result:
+        if self._batches and unit is not None:
+            await unit.run()
+            done: Result = unit.result_of(transaction)
+            return done
+        attempt = self._attempt_of(transaction)
+        if unit is None:
+            self._expected.pop(id(transaction), None)
+            return await self._processor.process(attempt)
+        if attempt.start is None:
+            raise unit.leave_out(transaction)  # its start has to be recorded first, or it must run alone
+        group: CommitGroup = unit
+        return await group.run(attempt, transaction)
+
+    def _attempt_of(self, transaction: Transaction) -> EventAttempt:
+        """An attempt with the start that was recorded for it, if one was."""
+        expected = self._expected.get(id(transaction))
+
+        async def handle(current: Event, session: Any) -> Any:
+            given = _with_payload_of(transaction, current)
+            return await self._handle([given] if self._batches else given, session)
+
+        attempt = EventAttempt(
+            self._contract,
+            self._event_of(transaction),
+            handle,
+            metrics=self._metrics,
+            start=None if expected is None else expected.start,
+            departure=self._source.departure_of(transaction),
+        )
+        attempt.transaction = transaction
+        return attempt
+
+    def _event_of(self, transaction: Transaction) -> Event:
+        expected = self._expected.get(id(transaction))
+        return Event.of(transaction) if expected is None else expected.event
+
+    async def _handle_batch(self, attempts: Sequence[EventAttempt], session: Any) -> Any:
+        await self._handle([_with_payload_of(each.transaction, each.event) for each in attempts], session)
+
+    async def _handle(self, given: Any, session: Any) -> Any:
+        try:
+            with all_awaited():
+                return await self._call(given, session)
+        except Raised:
+            raise
+        except Exception as error:
+            raise Raised(error) from error
+
     def wrap_source(self, source: SourceCalls) -> SourceCalls:
         ledger, availability = self._processor.ledger, self._processor.availability
         if hasattr(source.connector, "leave_poison_to_inbox"):
             source.connector.leave_poison_to_inbox()
+        if any(hasattr(source.connector, f"hasten_transactions{suffix}") for suffix in ("", "_async")):
+            self._parked.use(partial(source.ask, "hasten_transactions"))
+        rules = getattr(source.connector, "rules", None)
+        if rules is not None and self._contract.tolerates is not None:
+            remedy = "give its connector more deliveries, or a longer redelivery_delay"
+            rules.check_patience(self._contract.consumer_id, self._contract.tolerates, "its source", remedy)
         if self._joins:
             self._source = JointSource(source.connector)
 
@@ -166,7 +246,8 @@ class ContractKeeper(Middleware):
 
         async def settle(settlements: Sequence[Settlement]) -> None:
             assert source.settle is not None
-            await source.settle(settlements)
+            await source.settle(self._parked.hastened(settlements))
+            await self._parked.call_up()
             await ledger.end(self._not_begun(settlements))
 
         async def extend(transactions: Sequence[Transaction]) -> None:

@@ -12,6 +12,8 @@ from onceward._coroutines import all_awaited
 from onceward._functions import awaiting, check_result, name_of
 from onceward._process.forks import UserCode
 from onceward._sync import Raised
+from onceward.db.parts import BlockingPartPort
+from onceward.db.transaction import BlockingSessionPort
 from onceward.inbox.attempts import AsyncGate, BlockingGate
 from onceward.inbox.event import Event
 from onceward.inbox.sessions import EffectfulSession, InboxSession, Joined
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from onceward.db.session import DbSession
     from onceward.db.session_asyncio import AsyncDbSession
+    from onceward.db.transaction_asyncio import AsyncSessionPort
     from onceward.inbox.effects import Claim, Ledger
     from onceward.inbox.sessions.session_asyncio import AsyncEffectfulSession, AsyncInboxSession
 
@@ -47,6 +50,13 @@ class BlockingInboxPorts(BlockingStoragePorts):
         super().__init__(engine)
         self.gate = BlockingGate()
         self.session = partial(InboxSession, engine)
+
+    def whole(self) -> BlockingSessionPort:
+        """A transaction for several events, each in a `part` of it."""
+        return BlockingSessionPort(self.engine, InboxSession.__name__)
+
+    def part(self, whole: BlockingSessionPort, number: int) -> InboxSession:
+        return InboxSession.within(self.engine, BlockingPartPort(whole, number))
 
     def effectful(self, event: Event, claim: Claim, ledger: Ledger) -> EffectfulSession:
         return EffectfulSession(self.engine, event, claim, ledger)
@@ -73,6 +83,17 @@ class AsyncInboxPorts(AsyncStoragePorts):
         from onceward.inbox.sessions.session_asyncio import AsyncInboxSession
 
         return AsyncInboxSession(self.engine)
+
+    def whole(self) -> AsyncSessionPort:
+        from onceward.db.transaction_asyncio import AsyncSessionPort
+
+        return AsyncSessionPort(self.engine, "AsyncInboxSession")
+
+    def part(self, whole: AsyncSessionPort, number: int) -> AsyncInboxSession:
+        from onceward.db.transaction_asyncio import AsyncPartPort
+        from onceward.inbox.sessions.session_asyncio import AsyncInboxSession
+
+        return AsyncInboxSession.within(self.engine, AsyncPartPort(whole, number))
 
     def effectful(self, event: Event, claim: Claim, ledger: Ledger) -> AsyncEffectfulSession:
         from onceward.inbox.sessions.session_asyncio import AsyncEffectfulSession

@@ -16,33 +16,30 @@ An event that must not be acknowledged always raises: `Busy` or `Parked` for lat
 from __future__ import annotations
 
 import logging
-import time
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from opentelemetry import trace
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from onceward._process.forks import UserCode
 from onceward._sync import Raised
 from onceward.db import LockTimeoutError, SessionError
 from onceward.db.backends import backend_of
 from onceward.db.transaction import DbTransaction
 from onceward.errors import ConfigurationError, FileLostError
 from onceward.inbox import sequences
-from onceward.inbox.attempts import AttemptLedger, Company, End, Start, poisoned, with_token
+from onceward.inbox.attempts import AttemptLedger, Company, End, Start, poisoned
 from onceward.inbox.availability import Availability
+from onceward.inbox.commits.attempt import EventAttempt, Handler, too_old
 from onceward.inbox.contract import Contract
 from onceward.inbox.effects import Claim, Heartbeat, Ledger
 from onceward.inbox.errors import AT_ONCE, LATER, SOON, Breach, Busy, ContractError, LeaseLostError, Parked
 from onceward.inbox.event import Digest, Event
-from onceward.inbox.metrics import InboxMetrics, SeenFailures, metrics_of
+from onceward.inbox.metrics import SeenFailures, metrics_of
 from onceward.inbox.ports import InboxPorts, Session
-from onceward.inbox.result import DONE, DUPLICATE, SUPERSEDED, Result
+from onceward.inbox.result import DONE, DUPLICATE, SUPERSEDED, Handling, Result
 from onceward.inbox.sequences import OutOfTurn
-from onceward.inbox.sessions.acknowledgment import Departure
 from onceward.inbox.sessions.rules import Sends
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Key, MissingDay, as_date
@@ -50,10 +47,7 @@ from onceward.inbox.upcasters import check_type, upcast
 from onceward.storage.database import SERIALIZATION_PAUSE, SERIALIZATION_RETRIES
 from onceward.task.exceptions import AttemptInterrupted, Postponed
 from onceward.task.lifecycle import text_of
-from onceward.telemetry.context import current_work
 from onceward.telemetry.logger import OwnLogger
-from onceward.telemetry.redaction import scrub
-from onceward.telemetry.safety import quietly
 
 _log = OwnLogger(logging.getLogger("onceward.inbox"))
 
@@ -61,9 +55,6 @@ ENDS = (Exception, CancelledError, AttemptInterrupted)
 """Exceptions that end an attempt. Any other leaves it without an end, as a crash does."""
 
 IN_FLIGHT = "another copy of it is in flight"
-
-Handler = Callable[[Event, Any], Awaitable[Any]]
-"""Wraps exceptions of user code in `Raised`."""
 
 
 class HandlerOutbox(Protocol):
@@ -85,60 +76,53 @@ class EventProcessor:
         self.outbox: HandlerOutbox | None = None
         """What handlers publish through."""
 
-    async def process(
-        self,
-        contract: Contract,
-        event: Event,
-        handler: Handler,
-        metrics: InboxMetrics | None,
-        start: Start | None = None,
-        departure: Departure | None = None,
-    ) -> Result:
-        """Make one attempt. `start` was recorded with the batch; without it, one is recorded now. With `departure`, the
+    async def process(self, attempt: EventAttempt) -> Result:
+        """Make one attempt. If its start was not recorded with the batch, it is recorded now. With a departure, the
         event leaves its queue in the same transaction."""
-        began = time.perf_counter()
-        describe_span(contract, event)
-        key = Key(contract.consumer_id, event.tracking_id, event.day)
+        contract, key = attempt.contract, attempt.key
+        start = attempt.start
         try:
-            if event.event_type not in contract.event_types:
-                check_type(contract, event)
-            digest = event.digest
+            attempt.check()
             if start is None:
                 start = await self.reachable(self.ledger.start, contract, key, Company.ALL)
             if start is None:
                 start = await self._start_alone(contract, key)
             else:
-                await self._enter(Company.ALL)
+                await self.enter(Company.ALL)
             try:
-                current = event
-                if contract.model is not None or event.schema_version != contract.schema_version:
-                    with UserCode(f"an upcaster or the model of {contract.consumer_id}"):
-                        current = upcast(contract, event)
-                if current.lock_token is None:
-                    current = with_token(current, start)
-                result = await self._attempts(contract, key, digest, current, handler, start, departure)
-                if departure is not None:
-                    departure.committed()
+                attempt.prepare(start)
+                result = await self._attempts(attempt)
+                if attempt.departure is not None:
+                    attempt.departure.committed()
             finally:
                 self.ports.gate.leave()
         except ENDS as error:
-            raised = error.raised if isinstance(error, Raised) else error
-            if metrics is not None:
-                metrics.count_failure(contract, event, raised, began)
-            log_failure(contract, event, raised, start)
-            if start is not None:
-                await self.ledger.end([End(key, start.token, text_of(raised))])
+            attempt.start = start
+            await self.failed(attempt, error)
             raise
-        if contract.mode == "effectful" and result.handling is DONE:
-            self.ledger.release(key)
-        else:
-            self.ledger.finish(key)
-        self.availability.event_done()
-        if metrics is not None:
-            metrics.count(contract, event, result.handling, start.token - 1, began)
+        self.done(attempt, result)
         return result
 
-    async def _enter(self, company: Company) -> None:
+    def done(self, attempt: EventAttempt, result: Result) -> None:
+        """The attempt is committed."""
+        assert attempt.start is not None
+        if attempt.contract.mode == "effectful" and result.handling is DONE:
+            self.ledger.release(attempt.key)
+        else:
+            self.ledger.finish(attempt.key)
+        self.availability.event_done()
+        attempt.count(result.handling, attempt.start.token - 1)
+
+    async def failed(self, attempt: EventAttempt, error: BaseException) -> None:
+        """The attempt ended without success, if the error is one that ends it."""
+        if not isinstance(error, ENDS):
+            return
+        raised = error.raised if isinstance(error, Raised) else error
+        attempt.fail(raised)
+        if attempt.start is not None:
+            await self.ledger.end([End(attempt.key, attempt.start.token, text_of(raised))])
+
+    async def enter(self, company: Company) -> None:
         if not await self.ports.gate.enter(company):
             # All others have waited meanwhile: one that a long event keeps out must not come back soon.
             delay = 60.0 if company is Company.NONE else 5.0
@@ -150,7 +134,7 @@ class EventProcessor:
             raise Busy(IN_FLIGHT, delay=AT_ONCE.delay())  # it would wait for the other copy to make room
         # With a limit of two, the second start is the last one.
         for company in (Company.OTHER_INBOXES, Company.NONE)[contract.poison_after <= 2 :]:
-            await self._enter(company)
+            await self.enter(company)
             try:
                 start: Start | None = await self.reachable(self.ledger.start, contract, key, company)
             except BaseException:
@@ -163,29 +147,28 @@ class EventProcessor:
 
     async def join(self, contract: Contract, event: Event, handler: Handler, session: Session) -> Result:
         """Make one attempt inside the caller's session, which the caller commits. The source has to count starts."""
-        began = time.perf_counter()
-        metrics = metrics_of(contract.consumer_id)
-        describe_span(contract, event)
-        key = Key(contract.consumer_id, event.tracking_id, event.day)
+        attempt = EventAttempt(contract, event, handler, metrics=metrics_of(contract.consumer_id))
+        key = attempt.key
         try:
             check_type(contract, event)
+            attempt.digest = event.digest
             if event.deliveries is not None and event.deliveries > contract.poison_after:
                 # Its effects may be committed, and only the acknowledgments lost.
-                if await session.apply(self._is_done, key, event.digest):
+                if await session.apply(self._is_done, attempt):
                     return Result(DUPLICATE)
                 raise poisoned(key, event.deliveries - 1)
-            await self._prepare(key)
+            await self.prepare_day(key)
             if contract.mode == "effectful":
                 raise ConfigurationError(
                     f"consumer {contract.consumer_id!r} has outside effects (mode='effectful') and cannot run inside "
                     "an open session; call process without a session"
                 )
-            current = upcast(contract, event)
-            result = await self._in_transaction(contract, key, event.digest, current, handler, session)
+            attempt.event = upcast(contract, event)
+            result = await self.in_transaction(attempt, session)
         except OutOfTurn as early:
             parked = Parked(f"number {early.expected} of its aggregate has not arrived yet", delay=1.0)
-            if metrics is not None:
-                metrics.count_failure(contract, event, parked, began)
+            if attempt.metrics is not None:
+                attempt.metrics.count_failure(contract, event, parked, attempt.began)
             raise parked from None
         except MissingDay as missing:
             self._days.discard(missing.day)
@@ -194,93 +177,92 @@ class EventProcessor:
             ) from missing
         except Exception as error:
             raised = error.raised if isinstance(error, Raised) else error
-            if metrics is not None:
-                metrics.count_failure(contract, event, raised, began)
             if not isinstance(raised, Postponed):
                 self._failures.note(key)
-            log_failure(contract, event, raised, None)
+            attempt.fail(raised)
             raise
         # The source knows earlier deliveries, this process earlier attempts at the same one.
         retries = max((event.deliveries or 1) - 1, self._failures.forget(key))
-        if metrics is not None:
-            metrics.count(contract, event, result.handling, retries, began)
+        attempt.count(result.handling, retries)
         return result
 
-    async def _attempts(
-        self,
-        contract: Contract,
-        key: Key,
-        digest: Digest,
-        event: Event,
-        handler: Handler,
-        start: Start,
-        departure: Departure | None,
-    ) -> Result:
+    async def _attempts(self, attempt: EventAttempt) -> Result:
         """Retry an attempt as long as it only collides with concurrent transactions."""
+        contract, key = attempt.contract, attempt.key
         once = self._effectful if contract.mode == "effectful" else self._transactional
         made_room = False
-        for attempt in range(SERIALIZATION_RETRIES):
+        for number in range(SERIALIZATION_RETRIES):
             try:
-                return await once(contract, key, digest, event, handler, start, departure)
+                return await once(attempt)
             except OutOfTurn as early:
                 waiting = await self.reachable(
-                    self.ports.transact, sequences.park, self.store, contract, key, event, early.expected
+                    self.ports.transact,
+                    sequences.park,
+                    self.store,
+                    contract,
+                    key,
+                    attempt.event,
+                    early.expected,
                 )
                 raise waiting from None
             except MissingDay as missing:
                 if made_room:
                     raise ContractError(too_old(key, None), Breach.TOO_OLD, key.tracking_id) from None
                 self._days.discard(missing.day)
-                await self._prepare(key)
+                await self.prepare_day(key)
                 made_room = True
             except (DBAPIError, Raised) as error:
-                if not self._is_serialization_failure(error):
+                if not self.is_serialization_failure(error):
                     raise
                 _log.info("event %s: serialization failure, retrying", key.tracking_id)
-                await self.ports.sleep(SERIALIZATION_PAUSE.delay(attempt))
+                await self.ports.sleep(SERIALIZATION_PAUSE.delay(number))
         raise Busy("the database could not serialize it with other transactions", delay=SOON.delay())
 
-    async def _transactional(
-        self,
-        contract: Contract,
-        key: Key,
-        digest: Digest,
-        event: Event,
-        handler: Handler,
-        start: Start,
-        departure: Departure | None,
-    ) -> Result:
+    async def _transactional(self, attempt: EventAttempt) -> Result:
         session = self.ports.session()
-        session.event = event
+        session.event = attempt.event
         await self.reachable(session.port.enter)
         error: BaseException | None = None
         try:
-            result = await self._in_transaction(contract, key, digest, event, handler, session)
-            if departure is not None:
-                await session.apply(departure.take_off, key, not result.duplicate)
-            return result
+            return await self.in_transaction(attempt, session)
         except BaseException as raised:
             error = raised
             raise
         finally:
-            await self._leave(session.port, error)
+            await self.leave(session.port, error)
 
-    async def _in_transaction(
-        self, contract: Contract, key: Key, digest: Digest, event: Event, handler: Handler, session: Session
-    ) -> Result:
-        if not await self.reachable(session.apply, self.store.admit, key, digest):
-            await session.apply(self._refuse, key, digest)
-            return Result(DUPLICATE)
-        if contract.sequencing != "none":
-            turn = await session.apply(sequences.take_turn, self.store, contract, key, event)
-            if turn is sequences.Turn.SUPERSEDED:
-                return Result(SUPERSEDED)
-        if self.outbox is not None:
-            session.sends = self.outbox.in_handler(event, key.consumer_id)
-        value = await handler(event, session)
+    async def in_transaction(self, attempt: EventAttempt, session: Session) -> Result:
+        result = await self._handle(attempt, session)
+        if attempt.departure is not None:
+            await session.apply(attempt.departure.take_off, attempt.key, not result.duplicate)
+        return result
+
+    async def _handle(self, attempt: EventAttempt, session: Session) -> Result:
+        handling = await self.admit(attempt, session)
+        if handling is not DONE:
+            return Result(handling)
+        self.let_send(session, attempt)
+        value = await attempt.handler(attempt.event, session)
         if session.unsettled is not None:
-            session.unsettled.check(key.tracking_id)
+            session.unsettled.check(attempt.key.tracking_id)
         return Result(DONE, value)
+
+    async def admit(self, attempt: EventAttempt, session: Session) -> Handling:
+        """Write the dedup row. DONE if the handler may run; raises if the event is neither new nor a duplicate."""
+        contract, key = attempt.contract, attempt.key
+        if not await self.reachable(session.apply, self.store.admit, key, attempt.digest):
+            await session.apply(self._refuse, key, attempt.digest)
+            return DUPLICATE
+        if contract.sequencing != "none":
+            turn = await session.apply(sequences.take_turn, self.store, contract, key, attempt.event)
+            if turn is sequences.Turn.SUPERSEDED:
+                return SUPERSEDED
+        return DONE
+
+    def let_send(self, session: Any, attempt: EventAttempt) -> None:
+        """Let the handler of this event publish."""
+        if self.outbox is not None:
+            session.sends = self.outbox.in_handler(attempt.event, attempt.key.consumer_id)
 
     def _refuse(self, transaction: DbTransaction, key: Key, digest: Digest) -> None:
         """Return if the event is a duplicate; otherwise raise the reason why it was not admitted."""
@@ -302,70 +284,58 @@ class EventProcessor:
         """Whether no transaction that does the event is open."""
         return self.store.lock(transaction, f"{key.consumer_id}:{key.tracking_id}")
 
-    async def _effectful(
-        self,
-        contract: Contract,
-        key: Key,
-        digest: Digest,
-        event: Event,
-        handler: Handler,
-        start: Start,
-        departure: Departure | None,
-    ) -> Result:
-        if await self.reachable(self.ports.transact, self._is_done, key, digest, departure):
+    async def _effectful(self, attempt: EventAttempt) -> Result:
+        contract, key, event = attempt.contract, attempt.key, attempt.event
+        assert attempt.start is not None
+        if await self.reachable(self.ports.transact, self._is_done, attempt):
             return Result(DUPLICATE)
         # Before the first effect: after it, a missing partition must not make the attempt fail.
-        await self._prepare(key)
-        claim = Claim(key, start.token)
+        await self.prepare_day(key)
+        claim = Claim(key, attempt.start.token)
         ledger = Ledger(self.store, self.ports, claim, contract.lease)
         session = self.ports.effectful(event, claim, ledger)
-        if self.outbox is not None:
-            session.sends = self.outbox.in_handler(event, key.consumer_id)
+        self.let_send(session, attempt)
         self.heartbeat.keep(claim, contract.lease)
         error: BaseException | None = None
         try:
             try:
-                value = await handler(event, session)
+                value = await attempt.handler(event, session)
             except Raised as carried:
                 ledger.check(carried.raised)
                 raise
             ledger.check()
             session.unsettled.check(key.tracking_id)
-            await self.reachable(session.apply, self._complete, claim, digest, departure)
+            await self.reachable(session.apply, self._complete, claim, attempt)
             return Result(DONE, value)
         except BaseException as raised:
             error = raised
             raise
         finally:
             self.heartbeat.let_go(claim, contract.lease)
-            await self._leave(session, error)
+            await self.leave(session, error)
 
-    async def _prepare(self, key: Key) -> None:
+    async def prepare_day(self, key: Key) -> None:
         day = self.store.partition(key)
         if day is not None and day not in self._days:
             await self.ports.outside(self.store.prepare_day, key)
             self._days.add(day)
 
-    def _is_done(
-        self, transaction: DbTransaction, key: Key, digest: Digest, departure: Departure | None = None
-    ) -> bool:
-        found = self.store.look_up(transaction, key)
-        if found.digest is None and (found.floor_day is None or key.day >= found.floor_day):
+    def _is_done(self, transaction: DbTransaction, attempt: EventAttempt) -> bool:
+        found = self.store.look_up(transaction, attempt.key)
+        if found.digest is None and (found.floor_day is None or attempt.key.day >= found.floor_day):
             return False
-        self._refuse(transaction, key, digest)
-        if departure is not None:
-            departure.remove(transaction)
+        self._refuse(transaction, attempt.key, attempt.digest)
+        if attempt.departure is not None:
+            attempt.departure.remove(transaction)
         return True
 
-    def _complete(
-        self, transaction: DbTransaction, claim: Claim, digest: Digest, departure: Departure | None
-    ) -> None:
+    def _complete(self, transaction: DbTransaction, claim: Claim, attempt: EventAttempt) -> None:
         """Fence the attempt: its row and writes commit only if no other worker has claimed the event since."""
         if self.store.finish(transaction, claim.key, claim.token) and self.store.admit(
-            transaction, claim.key, digest
+            transaction, claim.key, attempt.digest
         ):
-            if departure is not None:
-                departure.take_off(transaction, claim.key)
+            if attempt.departure is not None:
+                attempt.departure.take_off(transaction, claim.key)
             return
         raise LeaseLostError(
             f"another worker has claimed event {claim.key.tracking_id}; this attempt commits nothing"
@@ -386,7 +356,7 @@ class EventProcessor:
                 raise Busy("the database is not available", delay=LATER.delay()) from error
             raise
 
-    async def _leave(self, session: Any, error: BaseException | None) -> None:
+    async def leave(self, session: Any, error: BaseException | None) -> None:
         """End the session. If the database's file is lost, so is the commit, and no attempt has failed."""
         try:
             await session.leave(error)
@@ -394,62 +364,10 @@ class EventProcessor:
             self.availability.is_to_blame(lost)
             raise Busy("the file of the database is lost", delay=LATER.delay()) from lost
 
-    def _is_serialization_failure(self, error: DBAPIError | Raised) -> bool:
+    def is_serialization_failure(self, error: BaseException) -> bool:
         cause: BaseException | None = error.raised if isinstance(error, Raised) else error
         while cause is not None:
             if isinstance(cause, DBAPIError) and self._backend.is_serialization_failure(cause):
                 return True
             cause = cause.__cause__
         return False
-
-
-def describe_span(contract: Contract, event: Event) -> None:
-    span = trace.get_current_span()
-    if span.is_recording():
-        quietly(
-            span.set_attributes,
-            {
-                "consumer": contract.consumer_id,
-                "tracking_id": event.tracking_id,
-                "event_type": event.event_type,
-            },
-        )
-
-
-def log_failure(contract: Contract, event: Event, error: BaseException, start: Start | None) -> None:
-    """Log everything needed to find the event but nothing of its payload.
-
-    Under an engine it is only logged as info: the engine reports each failure as a warning or an error.
-    """
-    scrub(error)  # parameters usually contain the payload
-    if isinstance(error, Postponed):
-        return
-    in_engine = current_work.get() is not None
-    log = _log.info if in_engine else _log.error
-    log(
-        "consumer %s: event %s of type %r (aggregate %s, start %s) failed: %s",
-        contract.consumer_id,
-        event.tracking_id,
-        event.event_type,
-        event.aggregate_id,
-        "-" if start is None else start.token,
-        text_of(error),
-        exc_info=None if in_engine or isinstance(error, ContractError) else error,
-        extra={
-            "consumer": contract.consumer_id,
-            "tracking_id": event.tracking_id,
-            "event_type": event.event_type,
-            "aggregate_id": event.aggregate_id or "",
-            "sequence": "" if event.sequence is None else event.sequence,
-            "schema_version": event.schema_version,
-            "lock_token": "" if start is None else start.token,
-        },
-    )
-
-
-def too_old(key: Key, floor_day: int | None) -> str:
-    floor = "" if floor_day is None else f" ({as_date(floor_day)})"
-    return (
-        f"it is from {as_date(key.day)}, before the dedup horizon{floor}, so whether it was done before is no longer "
-        "known; it is not run"
-    )

@@ -6,7 +6,13 @@ set aside if they do not arrive in time.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from enum import Enum, auto
+from typing import Any
+
+import msgspec
 
 from onceward.db.transaction import DbTransaction
 from onceward.inbox.contract import Contract
@@ -14,9 +20,18 @@ from onceward.inbox.errors import IN_A_MOMENT, Breach, Busy, ContractError, Park
 from onceward.inbox.event import Event
 from onceward.inbox.stores.base import Store
 from onceward.inbox.stores.types import Key
+from onceward.telemetry.logger import OwnLogger
+from onceward.transaction import Settlement, Transaction, Verdict
+
+_log = OwnLogger(logging.getLogger("onceward.inbox"))
 
 SHORTEST_WAIT, LONGEST_WAIT = 0.2, 5.0
 """Seconds until a parked event is retried: half the time it has waited so far, within these bounds."""
+MOST = 10_000
+"""Parked events that are remembered. Any others come back when their delay is over."""
+
+Place = tuple[str | None, int | None]
+"""An aggregate, and a number in it."""
 
 
 class Turn(Enum):
@@ -78,3 +93,68 @@ def place_of(event: Event) -> tuple[str, int]:
             event.tracking_id,
         )
     return event.aggregate_id, event.sequence
+
+
+class _Waiting:
+    __slots__ = ("delivered", "is_back")
+
+    def __init__(self, delivered: Transaction) -> None:
+        self.delivered = delivered
+        self.is_back = False
+        """Whether its source has it."""
+
+
+class ParkedEvents:
+    """Those of one call. One whose predecessor the call has done need not wait for its time."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Place, _Waiting] = {}
+        self._in_turn: dict[int, _Waiting] = {}
+        """Those whose predecessor is done, by the identity of what was delivered."""
+        self._hasten: Callable[[Sequence[Transaction]], Awaitable[Any]] | None = None
+
+    def use(self, hasten: Callable[[Sequence[Transaction]], Awaitable[Any]]) -> None:
+        """`hasten` makes transactions available that their source has for later."""
+        self._hasten = hasten
+
+    def park(self, event: Event, delivered: Transaction) -> None:
+        place = event.aggregate_id, event.sequence
+        self._waiting.pop(place, None)
+        self._waiting[place] = _Waiting(delivered)
+        if len(self._waiting) > MOST:
+            with suppress(KeyError, RuntimeError, StopIteration):  # other threads park, too
+                del self._waiting[next(iter(self._waiting))]
+
+    def done(self, event: Event) -> None:
+        """It is the turn of the next one."""
+        if self._waiting and event.sequence is not None:
+            successor = self._waiting.pop((event.aggregate_id, event.sequence + 1), None)
+            if successor is not None:
+                self._in_turn[id(successor.delivered)] = successor
+
+    def hastened(self, settlements: Sequence[Settlement]) -> Sequence[Settlement]:
+        """Return these, without the delay of events that are in turn."""
+        if not self._waiting and not self._in_turn:
+            return settlements
+        back = {id(each.delivered): each for each in list(self._waiting.values())}
+        hastened = []
+        for each in settlements:
+            identity = id(each.transaction)
+            if each.verdict is Verdict.RETURNED and self._in_turn.pop(identity, None) is not None:
+                hastened.append(msgspec.structs.replace(each, delay=0.0))
+                continue
+            if identity in back:
+                back[identity].is_back = True
+            hastened.append(each)
+        return hastened
+
+    async def call_up(self) -> None:
+        """Have the source deliver those in turn that it has."""
+        waiting = [each.delivered for each in list(self._in_turn.values()) if each.is_back]
+        for each in waiting:
+            self._in_turn.pop(id(each), None)
+        if waiting and self._hasten is not None:
+            try:
+                await self._hasten(waiting)
+            except Exception as error:  # noqa: BLE001  they come when their delay is over
+                _log.info("parked events could not be called up early: %s", error)

@@ -53,8 +53,12 @@ class BaseTask:
     clock: Clock = Clock()
     middleware: Sequence[Middleware] = ()
     """Wraps the source and the steps of this task, outermost first."""
+    destination: tuple[str, str] | None = None
+    """The messaging system and the queue, stream or log in it, for spans: `("redis", "orders")`. An app sets it."""
     interruptible: bool = False
     """Whether `hurry` can interrupt attempts that have no time limit. Costs a little per attempt."""
+    draining: bool = False
+    """Whether its calls end when the source is empty, so one that has to wait must not look empty."""
     connectors: Mapping[str, Any]
     services: Mapping[str, Any]
 

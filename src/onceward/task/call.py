@@ -29,6 +29,7 @@ from onceward.task.exceptions import (
     LoopError,
     ProducerLoopTimeoutException,
 )
+from onceward.task.groups.together import Grouping
 from onceward.task.lifecycle import Step
 from onceward.task.loops import LANDING, give_back
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
@@ -77,6 +78,8 @@ class Wiring(msgspec.Struct, kw_only=True):
     """The middleware around steps and source, outermost first, without telemetry."""
     guard: Middleware | None = None
     """Around the steps of the chain: see `onceward.task.guards.receipt`."""
+    grouping: Grouping | None = None
+    """How first attempts are decided in groups."""
     on_outcome: Callable[[Outcome], None] | None = None
 
 
@@ -97,6 +100,7 @@ class Call:
                 wiring.life_span,
                 loop_attributes(wiring.policy),
                 task.settings.telemetry_fields,
+                task.destination,
             ),
             self.now,
             self.forgive,
@@ -131,6 +135,7 @@ class Call:
             plain=not limited and self.watch is None,
             postpones=wiring.postpones,
             afterwards="" if wiring.source is None else wiring.source.afterwards,
+            grouping=wiring.grouping,
             watch=self.watch,
             tracebacks=Tracebacks(),
             generation=forks.generation,
@@ -342,20 +347,24 @@ def run_in_threads(task: BaseTask, wiring: Wiring) -> Report:
     call.assemble(ports, lambda reply: ports.start(carry, reply))
     end_following = call.follow_attempt()
     interrupted: KeyboardInterrupt | None = None
-    over = False
-    while not over:
+    over = closed = False
+    patient = True
+    while not closed:
         try:
-            while not ended and call.now() < call.deadline + LAST_WORD:
+            while not over and not ended and call.now() < call.deadline + LAST_WORD:
                 if ticket:
                     ports.start(begin)
                 with suppress(queue.Empty):
                     bell.get(timeout=max(min(call.deadline + LAST_WORD - call.now(), longest), 0.0))
             over = True
+            # Broken off by an exception from outside, these are done again: a thread would be left.
             call.slots.dismiss()
             idle = not (call.slots.pending or call.slots.stuck_now or call.stuck_asking)
-            ports.close(wait=bool(ended) and idle)
+            ports.close(wait=bool(ended) and idle and patient)
+            closed = True
         except KeyboardInterrupt as error:
             # The first Ctrl-C lets work in flight finish, the second does not.
+            patient = not over
             over = over or interrupted is not None
             interrupted = interrupted or error
             call.slots.exited = call.slots.exited or error

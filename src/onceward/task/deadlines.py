@@ -6,6 +6,7 @@ Most attempts end long before theirs, so when it wakes it mostly finds newer one
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from math import inf
@@ -57,6 +58,28 @@ class Try(CancelToken):
     def give_up(self) -> bool:
         """Stop waiting for the attempt, which is stuck. False if it has just ended."""
         raise NotImplementedError
+
+
+class TaskTry(Try):
+    """An attempt in a task. The event loop runs one step at a time, so plain attributes are race-free."""
+
+    __slots__ = ("stuck", "task")
+
+    def __init__(self, work: Work, due: float, limit: Limit, task: asyncio.Task[Any]) -> None:
+        super().__init__(work, due, limit)
+        self.task = task
+        self.stuck = False
+
+    def expire(self) -> bool:
+        return True
+
+    def interrupt(self) -> None:
+        self.cancel()
+        self.task.cancel()
+
+    def give_up(self) -> bool:
+        self.stuck = True
+        return True
 
 
 class Deadlines:

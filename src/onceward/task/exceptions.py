@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from onceward.errors import ConfigurationError as ConfigurationError
 from onceward.errors import OncewardError as OncewardError
@@ -84,6 +84,8 @@ class TransactionException(OncewardError):
     message: str = ""
     category: ExceptionCategory = ExceptionCategory.SYSTEM
     transaction_id: str | None = None
+    redelivery: Any = None
+    """What a failure rule says about further deliveries; None leaves them to the source."""
 
     def __init__(
         self,
@@ -138,6 +140,8 @@ class Postponed(OncewardError):
     category: None = None
     """Not a failure, so it has no category."""
     delay: float = 1.0
+    quiet: ClassVar[bool] = False
+    """Whether the log has the reason already, so it does not repeat it for every message."""
 
     def __init__(self, message: str = "", delay: float = 1.0) -> None:
         super().__init__(message)

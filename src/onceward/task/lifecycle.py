@@ -222,7 +222,7 @@ def first_attempt(life: Life, ports: LifePorts) -> Any:
     step = plan.main
     life.step = step.name
     if not plan.plain:
-        if plan.watch is not None:
+        if plan.watch is not None and not life.again:
             plan.watch.life_begins(life)
             plan.watch.step_begins(life, step)
             if not life.blocked:
@@ -350,7 +350,8 @@ def retry(life: Life, step: Step, arguments: tuple[Any, ...], ports: LifePorts, 
             return reply
         postponed = step is life.plan.main and reply.limit is None and isinstance(reply.error, Postponed)
         if postponed:
-            logger.info("%s is postponed for %.3g s: %s", step.name, delay_of(reply.error), reply.error)
+            if not reply.error.quiet:
+                logger.info("%s is postponed for %.3g s: %s", step.name, delay_of(reply.error), reply.error)
             if life.plan.postpones or ports.ending:
                 return leave_postponed(life, reply.error)
             decision = Decision(postponement_error(reply.error, life), delay_of(reply.error))

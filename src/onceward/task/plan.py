@@ -37,6 +37,13 @@ def consumer(task: Any, policy: ConsumerPolicy | None, *, fetches: bool = True) 
     steps = policy.steps
     chain = _chain(task)
     source = _source(task, steps.fetch, chain) if fetches else None
+    guard = guard_of(chain)
+    # What wraps the inbox must see the end of an attempt, not a promise of one.
+    grouping: Any = (
+        next((each.grouping for each in chain if each.keeps_contract), None) if guard is None else None
+    )
+    if grouping is not None and grouping.batches:
+        grouping.size = policy.loop.batch.size
     return Wiring(
         span="consume_transactions",
         life_span="start_processing",
@@ -49,7 +56,8 @@ def consumer(task: Any, policy: ConsumerPolicy | None, *, fetches: bool = True) 
         source=source,
         script=consume,
         chain=chain,
-        guard=guard_of(chain),
+        guard=guard,
+        grouping=grouping,
         postpones=source is None or source.settle is not None,
         timeout_error=ConsumerLoopTimeoutException,
     )

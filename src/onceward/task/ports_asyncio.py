@@ -18,8 +18,10 @@ from typing import Any
 
 from onceward._functions import check_awaitable
 from onceward.backoff import LONGEST_SLEEP
-from onceward.task.deadlines import Clock, Deadlines, Try, first_limit, is_too_late
+from onceward.task.deadlines import Clock, Deadlines, TaskTry, first_limit, is_too_late
 from onceward.task.exceptions import AttemptInterrupted
+from onceward.task.groups.ports import AsyncGroupPorts
+from onceward.task.groups.together import WAIT
 from onceward.task.lifecycle import early_outcome, first_attempt, live
 from onceward.task.script import (
     DISOWNED,
@@ -35,7 +37,7 @@ from onceward.task.script import (
     failure_reply,
     release,
 )
-from onceward.task.slots import WAIT, Item
+from onceward.task.slots import Item
 from onceward.task.work import Life, Work
 from onceward.telemetry.context import current_attempt
 from onceward.transaction import Transaction
@@ -51,29 +53,7 @@ _outliving: set[asyncio.Task[Any]] = set()
 """The engine's tasks; the event loop holds only weak references to them."""
 
 
-class TaskTry(Try):
-    """An attempt in a task. The event loop runs one step at a time, so plain attributes are race-free."""
-
-    __slots__ = ("stuck", "task")
-
-    def __init__(self, work: Work, due: float, limit: Limit, task: asyncio.Task[Any]) -> None:
-        super().__init__(work, due, limit)
-        self.task = task
-        self.stuck = False
-
-    def expire(self) -> bool:
-        return True
-
-    def interrupt(self) -> None:
-        self.cancel()
-        self.task.cancel()
-
-    def give_up(self) -> bool:
-        self.stuck = True
-        return True
-
-
-class AsyncPorts:
+class AsyncPorts(AsyncGroupPorts):
     """Ports of one call, bound to the running event loop."""
 
     def __init__(self, clock: Clock, stuck_grace: float, on_expiry: Callable[[Work, Limit], None]) -> None:
@@ -249,21 +229,21 @@ class AsyncPorts:
                     awaited = run(reply.send, None)
                     if self._items:
                         self._rouse_all()
-                    return self._go_on(life, reply, awaited)
+                    return self.go_on(life, reply, awaited)
                 except StopIteration as end:
                     reply = end.value
                 except BaseException as error:  # noqa: BLE001  an error of user code is a reply
                     reply = self.failure_reply(error)
             outcome = early_outcome(life, reply)
             if outcome is None:
-                return self._go_on(life, None, reply)
+                return self.go_on(life, None, reply)
             self._in_a_row = True
             return outcome
         except BaseException as error:  # noqa: BLE001  reported as an exit; the loop raises it
             return Exited(error)
 
     @coroutine
-    def _go_on(
+    def go_on(
         self, life: Life, opened: CoroutineType[Any, Any, Any] | None, reply: Any
     ) -> Generator[Any, Any, Any]:
         """Go on to the outcome: from the reply of the first attempt, or from within it (`opened`), awaiting `reply`."""
@@ -317,6 +297,9 @@ class AsyncPorts:
         if items and not self._rousing:
             self._rouse()
         return item
+
+    def glance(self) -> Any:
+        return self.poll()
 
     @coroutine
     def take(self) -> Generator[Any, Any, Any]:

@@ -16,14 +16,17 @@ import ctypes
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from math import inf
 from typing import Any
 
+from onceward._sync import run_blocking
 from onceward.backoff import LONGEST_SLEEP
 from onceward.task.deadlines import Clock, Deadlines, Try, first_limit, is_too_late
 from onceward.task.exceptions import AttemptInterrupted
+from onceward.task.groups.together import STUCK, WAIT
+from onceward.task.groups.turns import BlockingTurns
 from onceward.task.lifecycle import early_outcome, first_attempt, live
 from onceward.task.script import DISOWNED, Exited, Failed, Limit, Script, drive, failure_reply
 from onceward.task.slots import Item
@@ -122,6 +125,7 @@ class BlockingPorts:
         self._sweep_at = 64
         """Forget ended threads when there are this many: every stuck attempt adds one."""
         self.poll = self.take = self._items.get
+        self.turns = BlockingTurns
         self.on_crash: Callable[[BaseException], None]
 
     # ── lives ───────────────────────────────────────────────────────────────────────────────────────────
@@ -203,13 +207,34 @@ class BlockingPorts:
 
     def _live(self, life: Life) -> Any:
         reply = first_attempt(life, self)
-        if reply is DISOWNED:
-            return DISOWNED
+        return DISOWNED if reply is DISOWNED else self._go_on(life, reply)
+
+    def _go_on(self, life: Life, reply: Any) -> Any:
         outcome = early_outcome(life, reply)
         if outcome is not None:
             return outcome
         life.script = live(life, self, reply)
         return drive(life.script)
+
+    def begin(self, life: Life) -> Any:
+        try:
+            reply = life.context.run(first_attempt, life, self)
+        except BaseException as error:  # noqa: BLE001
+            return Exited(error)
+        return STUCK if reply is DISOWNED else reply
+
+    def finish(self, life: Life, reply: Any) -> Any:
+        try:
+            outcome = life.context.run(self._go_on, life, reply)
+        except BaseException as error:  # noqa: BLE001
+            return Exited(error)
+        return None if outcome is DISOWNED else outcome
+
+    def decide(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        try:
+            return run_blocking(call())
+        except BaseException as error:  # noqa: BLE001
+            return Exited(error)
 
     def enter_script(self, work: Work, reply: Failed | None) -> Any:
         try:
@@ -224,6 +249,12 @@ class BlockingPorts:
     def put(self, *items: Item) -> None:
         for item in items:
             self._items.put(item)
+
+    def glance(self) -> Any:
+        try:
+            return self._items.get_nowait()
+        except queue.Empty:
+            return WAIT
 
     def drain(self) -> list[Transaction | Life]:
         drained: list[Transaction | Life] = []

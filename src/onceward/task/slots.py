@@ -10,13 +10,14 @@ import logging
 import threading
 from asyncio import CancelledError
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from onceward.task.exceptions import failure_category
+from onceward.task.groups.together import WAIT, HandlerPace, Together, finish, work_together
 from onceward.task.lifecycle import LifePorts, live
 from onceward.task.report import Report
 from onceward.task.script import Exited, Failed, Script
@@ -30,7 +31,6 @@ logger = OwnLogger(logging.getLogger("onceward.engine"))
 
 DONE, NOT_DONE, RETURNED = Verdict.DONE, Verdict.FAILED, Verdict.RETURNED
 
-WAIT: Any = object()
 NO_CONTEXT = Context()
 
 Item = Transaction | Life | None
@@ -49,6 +49,26 @@ class SlotPorts(LifePorts, Protocol):
 
     def poll(self) -> Any:
         """Return an item, or `WAIT` if that needs an await."""
+        ...
+
+    def glance(self) -> Any:
+        """Return an item, or `WAIT` if there is none."""
+        ...
+
+    def begin(self, life: Life) -> Any:
+        """Make the first attempt in the life's context. Replies as `invoke`, `STUCK` if taken over, or `Exited`."""
+        ...
+
+    def finish(self, life: Life, reply: Any) -> Any:
+        """Go on in the life's context from the reply of its first attempt. Replies as `enter`."""
+        ...
+
+    def decide(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Run this for a group. Replies what it returned, `Failed` or `Exited`."""
+        ...
+
+    def turns(self, number: int) -> Any:
+        """Let this many workers at once take work."""
         ...
 
     def take(self) -> Any:
@@ -106,9 +126,12 @@ class Slots:
         """The loop is woken when this many are pending."""
         self._ids = ids
         self._holders = ids.holders
-        self._ports = ports
+        self.ports = ports
         self._base = base
         self._watch = plan.watch
+        self.grouping = plan.grouping
+        self.pace = HandlerPace(0 if plan.grouping is None else plan.grouping.at_once)
+        self.turns = None if plan.grouping is None else ports.turns(plan.grouping.at_once)
         self._deadline = plan.loop_deadline
         self._hand_over = self._take_over
         self._workers = 0
@@ -124,14 +147,14 @@ class Slots:
             self.pending += len(transactions)
             newcomers = min(self.size - self._workers, self.pending - self._workers)
             self._workers += max(newcomers, 0)
-        self._ports.put(*transactions)
+        self.ports.put(*transactions)
         for _ in range(newcomers):
-            self._ports.enlist(self.work())
+            self.ports.enlist(self.work())
 
     def close(self) -> None:
         """Start nothing more; transactions waiting for a slot become `unstarted`."""
         self.closed = True
-        for item in self._ports.drain():
+        for item in self.ports.drain():
             self._turn_away(item)
         for life in self._ids.withdraw(self):
             self._turn_away(life)
@@ -149,39 +172,41 @@ class Slots:
             self.exited = error
             self.tally.abandoned += self.pending
             self.pending = 0
-        self._ports.wake()
+        self.ports.wake()
 
     def dismiss(self) -> None:
         """End the workers."""
-        self._ports.dismiss(self._workers)
+        self.ports.dismiss(self._workers)
 
     # ── the workers' side ───────────────────────────────────────────────────────────────────────────────
 
     def work(self, first: Takeover | None = None) -> Script[None]:
         """Run one worker: take an item, live it, end it, until dismissed or stuck."""
-        poll, enter = self._ports.poll, self._ports.enter
+        poll, enter = self.ports.poll, self.ports.enter
         if first is not None:
-            outcome = yield self._ports.enter_script, first
-            if self._is_over(first.life, outcome):
+            outcome = yield self.ports.enter_script, first
+            if self.is_over(first.life, outcome):
                 return
-            self._end(first.life, outcome)
+            self.end(first.life, outcome)
+        if self.grouping is not None:
+            return (yield from work_together(self))
         while True:
             item = poll()
             while item is WAIT:
-                yield self._ports.take, ()
+                yield self.ports.take, ()
                 item = poll()
             if item is None:
                 return
-            life = self._begin(item)
+            life = self.begin(item)
             if life is None:
                 continue
             outcome = yield enter, (life,)
-            if type(outcome) is not Outcome and self._is_over(life, outcome):
+            if type(outcome) is not Outcome and self.is_over(life, outcome):
                 return
-            self._end(life, outcome)
+            self.end(life, outcome)
 
-    def _begin(self, item: Any) -> Life | None:
-        if self.closed or (self._deadline != inf and self._ports.now() >= self._deadline):
+    def begin(self, item: Any) -> Life | None:
+        if self.closed or (self._deadline != inf and self.ports.now() >= self._deadline):
             self._turn_away(item)
             return None
         if type(item) is Life:
@@ -191,11 +216,22 @@ class Slots:
             return life
         return None
 
+    def begin_next(self) -> Life | None:
+        """Begin the next item, if there is one right now."""
+        while (item := self.ports.glance()) is not WAIT:
+            if item is None:
+                self.ports.put(None)  # for a worker that has nothing else to do
+                return None
+            life = self.begin(item)
+            if life is not None:
+                return life
+        return None
+
     def call_up(self, life: Life) -> None:
         """Queue a life whose id is free now, or that is blocked."""
-        self._ports.put(life)
+        self.ports.put(life)
 
-    def _is_over(self, life: Life, outcome: Outcome | Exited | None) -> bool:
+    def is_over(self, life: Life, outcome: Outcome | Exited | None) -> bool:
         """Whether this worker ends: another took over its life, or the call must end."""
         if outcome is None:
             self._unstick(life)
@@ -205,7 +241,7 @@ class Slots:
             return True
         return False
 
-    def _end(self, life: Life, outcome: Outcome) -> None:
+    def end(self, life: Life, outcome: Outcome) -> None:
         if not life.stuck:
             self._ids.release(life)
         # The context refers to the life: break the cycle, or only the garbage collector could free them.
@@ -244,7 +280,7 @@ class Slots:
                 tally.timed_out += life.timeouts
             self.pending = left = self.pending - 1
         if left == self.wake_at:
-            self._ports.wake()
+            self.ports.wake()
 
     def _exit(self, life: Life, error: BaseException) -> None:
         if life.script is not None:
@@ -259,7 +295,7 @@ class Slots:
             self.tally.abandoned += 1
             self.exited = self.exited or error
             self.pending -= 1
-        self._ports.wake()
+        self.ports.wake()
 
     def _turn_away(self, item: Transaction | Life) -> None:
         if isinstance(item, Life):
@@ -269,7 +305,7 @@ class Slots:
             self.unstarted.append(item)
             self.pending = left = self.pending - 1
         if left == self.wake_at:
-            self._ports.wake()
+            self.ports.wake()
 
     # ── stuck workers ───────────────────────────────────────────────────────────────────────────────────
 
@@ -279,15 +315,30 @@ class Slots:
             self.stuck_now += 1
         if self._watch is not None:
             do_soon(partial(self._watch.change_stuck, +1))
+        group = life.group
+        if group is not None and group.claim():
+            self.take_over_group(group, life)
+        elif group is not None and group.rest:
+            self.ports.spawn(self._finish(group))
         life.context = life.context.copy()
         life.stuck_fields = life.context.run(current_fields)
         life.context.run(current_attempt.set, None)
         waiting_for: Failed | None = reply
         if life.script is None:
             # Stuck in its first attempt: start the script with the reply instead of sending it.
-            life.script, waiting_for = live(life, self._ports, reply), None
+            life.script, waiting_for = live(life, self.ports, reply), None
         self._ids.block(life)
-        self._ports.spawn(self.work(Takeover(life, waiting_for)))
+        self.ports.spawn(self.work(Takeover(life, waiting_for)))
+
+    def take_over_group(self, group: Together, stuck: Life) -> None:
+        """The worker of an undecided group is stuck with one of its lives. The others begin again, without it."""
+        group.repeat_all_but(stuck)
+        if stuck.in_turn and self.turns is not None:
+            self.turns.give()
+        self.ports.spawn(self._finish(group))
+
+    def _finish(self, group: Together) -> Script[None]:
+        yield from finish(self, group)
 
     def _unstick(self, life: Life) -> None:
         """A stuck attempt has ended after all. Its result is discarded."""

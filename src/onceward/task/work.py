@@ -17,6 +17,7 @@ from onceward.telemetry.logger import Tracebacks
 from onceward.transaction import Transaction
 
 if TYPE_CHECKING:
+    from onceward.task.groups.together import Grouping, Together, Unit
     from onceward.task.lifecycle import Step
 
 
@@ -37,6 +38,8 @@ class CallPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether postponed transactions go back to the source; if not, they wait in their slot."""
     afterwards: str
     """What becomes of a transaction that fails, for the log; empty where nobody but the caller decides."""
+    grouping: Grouping | None
+    """How first attempts are decided in groups; None if each is by itself."""
     watch: Any
     """Spans and per-step metrics; None without an SDK."""
     tracebacks: Tracebacks
@@ -135,6 +138,13 @@ class Life(Work):
     timeouts = 0
     unawaited: Sequence[str] = ()
     """Coroutines that the running attempt has dropped without awaiting them."""
+    group: Together | None = None
+    """The lives whose first attempts are decided together with this one's."""
+    unit: Unit | None = None
+    """What decides the first attempt that is being made."""
+    in_turn = False
+    again = False
+    """The first attempt was undone together with others, and is made again."""
     blocked = False
     """An attempt at the same id is stuck, so this one cannot start."""
     spans: Any = None

@@ -11,6 +11,9 @@ Spans of a consumer:                        Spans of a producer:
         ├── handle_success    (per attempt)         └── handle_produce_exception
         └── handle_exception  (per attempt)             └── handle_produce_exception.attempt
 
+A transaction's span has the kind CONSUMER or PRODUCER, and the attributes of the semantic conventions for messaging
+(`messaging.…`); fetching and settling are CLIENT spans.
+
 A transaction that carries a trace context continues that trace: its `start_processing` is a child of the
 producer's span, and linked to `consume_transactions`. All spans of a transaction are in one trace.
 
@@ -56,6 +59,11 @@ SPAN_ATTRIBUTES: Final = {
     "duplicate": "true when a transaction had been done before",
     "failed": "of those, how many failed (loop spans)",
     "stop_reason": "why the loop ended (loop spans)",
+    "messaging.system": "sqlite, redis, postgresql, nats or onceward_boundary, in an app",
+    "messaging.destination.name": "the queue, stream or log, in an app",
+    "messaging.operation.name": "process, send, fetch or settle",
+    "messaging.operation.type": "the same in the words of the conventions: process, send, receive or settle",
+    "messaging.message.id": "id of the transaction, as the conventions name it",
 }
 
 RETRY_EVENT: Final = "retry"

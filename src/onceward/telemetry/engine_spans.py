@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from opentelemetry import context as otel
 from opentelemetry import trace
-from opentelemetry.trace import Link, Span, Status, StatusCode
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from onceward.middleware import Middleware
@@ -35,6 +35,11 @@ NOTICEABLE = 0.001
 COUNT_INTERVAL = 0.2
 """Seconds after which successes are counted, if others follow."""
 
+PRODUCING = "start_producing"
+"""The span of a producer's transaction."""
+OPERATIONS = {"fetch": "receive", "settle": "settle"}
+"""The steps that talk to the source, and the `messaging.operation.type` of each."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _propagator = TraceContextTextMapPropagator()
@@ -48,6 +53,8 @@ class Names(NamedTuple):
     life: str
     settings: dict[str, Any]
     fields: tuple[str, ...]
+    destination: tuple[str, str] | None = None
+    """The messaging system, and the queue, stream or log in it."""
 
 
 class OpenSpan(NamedTuple):
@@ -126,6 +133,8 @@ class EngineSpans(Middleware):
         self._fields = SpanFields(names.fields)
         self._task = {"task": names.task}
         self._attributes: dict[int, dict[str, Any]] = {}
+        self._produces = names.life == PRODUCING
+        self._of_life = {**self._task, **self._messaging("send" if self._produces else "process")}
         self._abandoned: list[None] = []
         self._successes: list[None] = []
         """Not counted yet. Lists, because workers append to them at the same time."""
@@ -168,7 +177,7 @@ class EngineSpans(Middleware):
     @observing
     def ask_begins(self, loop: Any, step: Any) -> OpenSpan:
         attributes = {**self._static(step), "attempt": loop.attempt, "batch_size": loop.policy.batch.size}
-        return self._open(step.span, self._inside_loop, attributes)
+        return self._open(step.span, self._inside_loop, attributes, SpanKind.CLIENT)
 
     @observing
     def ask_ends(self, begun: OpenSpan | None, step: Any, error: Any, delay: float | None) -> None:
@@ -197,10 +206,15 @@ class EngineSpans(Middleware):
         if transaction.metadata and (remote := quietly(_remote_context, transaction)) is not None:
             # Continue the producer's trace; the batch it arrived in is only linked.
             parent, links = remote, [Link(self._loop_span.get_span_context())]
-        attributes = {**self._task, "transaction_id": transaction.id}
+        attributes = {
+            **self._of_life,
+            "transaction_id": transaction.id,
+            "messaging.message.id": transaction.id,
+        }
         if self._fields:
             attributes.update(self._fields.of_transaction(transaction))
-        span = self._start(self._names.life, parent, attributes, links)
+        kind = SpanKind.PRODUCER if self._produces else SpanKind.CONSUMER
+        span = self._start(self._names.life, parent, attributes, links, kind)
         inside = trace.set_span_in_context(span, parent)
         life.spans = LifeSpans(span, inside)
         otel.attach(inside)
@@ -326,10 +340,17 @@ class EngineSpans(Middleware):
 
     # ── spans ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def _start(self, name: str, parent: otel.Context, attributes: dict[str, Any], links: Any = None) -> Span:
+    def _start(
+        self,
+        name: str,
+        parent: otel.Context,
+        attributes: dict[str, Any],
+        links: Any = None,
+        kind: SpanKind = SpanKind.INTERNAL,
+    ) -> Span:
         """Start a span; if that fails, its children become children of its parent."""
         try:
-            return self._tracer.start_span(name, parent, attributes=attributes, links=links)
+            return self._tracer.start_span(name, parent, kind, attributes, links)
         except Exception as error:  # noqa: BLE001
             report_failure("start_span", error)
             return trace.NonRecordingSpan(trace.get_current_span(parent).get_span_context())
@@ -348,9 +369,11 @@ class EngineSpans(Middleware):
         except Exception as error:  # noqa: BLE001
             report_failure("span.end", error)
 
-    def _open(self, name: str, outside: otel.Context, attributes: dict[str, Any]) -> OpenSpan:
+    def _open(
+        self, name: str, outside: otel.Context, attributes: dict[str, Any], kind: SpanKind = SpanKind.INTERNAL
+    ) -> OpenSpan:
         """Start the span of an attempt, and make it the current one."""
-        span = self._start(name, outside, attributes)
+        span = self._start(name, outside, attributes, kind=kind)
         otel.attach(trace.set_span_in_context(span, outside))
         return OpenSpan(span, outside, perf_counter())
 
@@ -383,7 +406,17 @@ class EngineSpans(Middleware):
             }
             if step.timeout is not None:
                 attributes["timeout"] = step.timeout
+            if step.name in OPERATIONS:
+                attributes |= self._messaging(step.name)
         return attributes
+
+    def _messaging(self, step: str) -> dict[str, Any]:
+        """What the semantic conventions for messaging say about an operation."""
+        named = {"messaging.operation.name": step, "messaging.operation.type": OPERATIONS.get(step, step)}
+        if self._names.destination is None:
+            return named
+        system, destination = self._names.destination
+        return {**named, "messaging.system": system, "messaging.destination.name": destination}
 
 
 def _mark_failed(span: Span, message: Any, category: Any) -> None:

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 from opentelemetry import metrics, trace
@@ -16,6 +17,8 @@ from onceward.telemetry.safety import SafeMeter, quietly
 
 SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 """Bucket boundaries for durations; the SDK's defaults are for milliseconds."""
+NOTICED = 0.25
+"""Seconds until a telemetry that was off is found to be on: asking the API costs a fifth of sending a message."""
 
 _instruments: weakref.WeakKeyDictionary[MeterProvider, EngineInstruments] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
@@ -79,6 +82,22 @@ def meter_provider() -> metrics.MeterProvider | None:
         return _override[1]
     provider: MeterProvider | None = quietly(metrics.get_meter_provider)
     return None if provider is None or _is_api_only(provider, "opentelemetry.metrics") else provider
+
+
+_off_until = 0.0
+
+
+def is_on() -> bool:
+    """Whether an OpenTelemetry SDK is set up. One that is set up later is noticed within `NOTICED`."""
+    global _off_until
+    if _override is not None:
+        return _override[0] is not None or _override[1] is not None
+    now = monotonic()
+    if now < _off_until:
+        return False
+    found = tracer_provider() is not None or meter_provider() is not None
+    _off_until = 0.0 if found else now + NOTICED
+    return found
 
 
 def _is_api_only(provider: object, api: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 OUTCOMES: Final = ("done", "duplicate", "superseded", "busy", "parked", "postponed", "failed", "contract")
@@ -10,11 +11,19 @@ RETRIES: Final = (0, 1, 2, 3, 5, 10, 20, 50)
 """Bucket boundaries for counts of attempts."""
 
 
+Attempt = tuple[str, float, int | None]
+"""An attempt that has ended: see `AttemptTally.count`."""
+
+
 class AttemptTally(Protocol):
     """Counts the attempts of one consumer."""
 
     def count(self, outcome: str, seconds: float, retries: int | None) -> None:
         """Count an attempt; `retries` are those before the one that did it, None for all others."""
+        ...
+
+    def count_all(self, attempts: Sequence[Attempt]) -> None:
+        """`count` each of these."""
         ...
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from onceward.connectors.base import ConnectorClosedError
-from onceward.connectors.leases import LeasedDeliveries
+from onceward.connectors.leased_deliveries import LeasedDeliveries
 from onceward.deadletters.burial import burial_of_dead
 from onceward.deadletters.operations import DeadLetterOperations
 from onceward.errors import ConfigurationError

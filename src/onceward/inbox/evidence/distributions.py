@@ -117,9 +117,23 @@ def _plain(name: str) -> str:
 
 
 def _stamps() -> tuple[tuple[str, float], ...]:
-    """Changes whenever something is installed."""
-    places = [each or "." for each in sys.path]
-    return tuple((each, os.stat(each).st_mtime) for each in places if os.path.exists(each))
+    """Changes whenever something is installed. Other files do not count: the working directory is on the path, too, and
+    SQLite creates and removes files there all the time."""
+    return tuple(stamp for place in sys.path for stamp in _stamps_in(place or "."))
+
+
+def _stamps_in(place: str) -> list[tuple[str, float]]:
+    try:
+        if not os.path.isdir(place):
+            return [(place, os.stat(place).st_mtime)]
+        with os.scandir(place) as entries:
+            return [
+                (each.path, each.stat().st_mtime)
+                for each in entries
+                if each.name.endswith((".dist-info", ".egg-info"))
+            ]
+    except OSError:
+        return [(place, 0.0)]  # it does not exist, or is being changed
 
 
 @lru_cache(2)

@@ -59,6 +59,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The database kind: `sqlite` or `postgresql`."""
     isolation: str = ""
     """The isolation level of the scenarios on PostgreSQL, such as `read committed`. SQLite has one only."""
+    commit: str = "each"
+    """How its events were committed: `each` by itself, or those that wait together as a `group`."""
     mechanism: str
     onceward: str
     """The version of this package."""

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from onceward._text import quantity
+from onceward.inbox.commits.group import commit_of
 from onceward.inbox.contract import EVERY_TYPE, Contract
 from onceward.inbox.evidence.code_digest import Code, code_from, code_of, module_of
 from onceward.inbox.evidence.distributions import versions_in_use
@@ -87,6 +88,11 @@ class _Subject:
             return f"it was verified on {evidence.backend} ({when}), and this is {self._backend}"
         if self._isolation is not None and evidence.isolation != self._isolation:
             return _other_isolation(evidence, self._isolation)
+        commit = commit_of(self._code, self._contract, self._backend)
+        if isinstance(self._code, type) and evidence.commit != commit:
+            how = {"each": "one by one", "group": "in groups", "batch": "in batches"}
+            then = how[evidence.commit]
+            return f"its events were committed {then} when it was verified ({when}), and {how[commit]} here"
         now = versions_in_use(self._current(evidence).packages, self._backend)
         changes = _listed(_changed_versions(evidence.dependencies, now))
         return f"a dependency has changed since it was verified ({when}){changes}" if changes else None

@@ -24,6 +24,8 @@ NAMES: Final = (
     "refused",
     "exceptions",
     "kills",
+    "sends",
+    "groups",
     INTERPRETERS,
     "state",
     "early-effects",

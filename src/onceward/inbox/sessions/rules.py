@@ -21,7 +21,7 @@ WRITTEN = (
 LOST = "the lease on event {} was lost, and another worker may have it; this attempt commits nothing"
 NO_OUTBOX = (
     "nothing was sent: this session has no outbox; a consumer of an app with a database has one, and an inbox of your "
-    "own gets it with inbox.set_outbox(app.outbox)"
+    "own gets it with inbox.set_outbox(app.outbox), or a class of consumers with outbox = app.outbox"
 )
 
 

@@ -132,6 +132,10 @@ class RetentionStore(Sql, ABC):
 class Store(EffectRows, RetentionStore):
     """Reads and writes the rows of an inbox."""
 
+    group_size = 100
+    """Events that share a commit, at most."""
+    groups_at_once = 1
+    """How many groups a consumer has at the same time, at most."""
     owner: str | None = None
     """The process that the leases of starts belong to; see `onceward.inbox.stores.owners`."""
     this_event = "consumer_id = :consumer AND tracking_id = :tracking"

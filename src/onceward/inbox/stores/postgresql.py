@@ -38,6 +38,10 @@ OWN_DAYS: Final = (7, 7)
 
 class PostgreSqlStore(Store):
     name = "postgresql"
+    group_size = (
+        50  # with more than 64 savepoints, other sessions would have to look up whose rows are visible
+    )
+    groups_at_once = 4
     records = """(SELECT consumer_id, coalesce(own_day, event_day) AS own_day FROM onceward_dedup
         UNION ALL SELECT consumer_id, event_day FROM onceward_kept)"""
     ledgers = ("onceward_kept", *Store.ledgers)

@@ -15,6 +15,7 @@ from onceward.task.work import Outcome
 from onceward.transaction import Transaction
 
 if TYPE_CHECKING:
+    from onceward.inbox.commits.group import Commit
     from onceward.inbox.contract import Contract
 
 
@@ -23,6 +24,9 @@ class ConsumerMixin(Task):
 
     contract: Contract | None = None
     """What this consumer guarantees; its inbox enforces it."""
+    commit: Commit | None = None
+    """Whether events that wait together share a commit ("group") or each has its own ("each"). None: "group" on SQLite,
+    "each" on PostgreSQL."""
 
     @required
     def process_transaction(self, transaction: Transaction, /, *session: Any, **_: Any) -> Any:
@@ -67,6 +71,7 @@ class AsyncConsumerMixin(AsyncTask):
     """Consumes in asyncio. The same methods as `ConsumerMixin`, awaited."""
 
     contract: Contract | None = None
+    commit: Commit | None = None
 
     @required
     async def process_transaction(self, transaction: Transaction, /, *session: Any, **_: Any) -> Any:

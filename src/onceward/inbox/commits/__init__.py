@@ -1,0 +1,1 @@
+"""How attempts at events are committed: one object for an attempt."""

@@ -1,0 +1,1 @@
+"""Groups: transactions whose first attempts are decided by one commit."""
