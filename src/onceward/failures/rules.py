@@ -1,0 +1,293 @@
+"""The rules that sort the failures of a handler: by exception type or predicate, to business, retry or outage.
+
+The first rule that fits wins: those of the consumer, then those of the app, then the defaults, under which what looks
+like an unreachable or overloaded service is an outage (`onceward.failures.signs`). A failure that no rule fits is left
+to the policy of the consumer and the settings of its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from onceward.backoff import Backoff
+from onceward.connectors.lease_rules import RedeliveryPlan
+from onceward.durations import parse_seconds
+from onceward.errors import ConfigurationError
+from onceward.failures.signs import is_sign_of_outage
+from onceward.task.exceptions import (
+    LONGEST_POSTPONEMENT,
+    ExceptionCategory,
+    Postponed,
+    TransactionException,
+    failure_category,
+)
+
+DEEPEST: Final = 20
+"""Causes of an error that are looked at."""
+PROBE_EVERY: Final = 0.4
+"""Seconds. The interval grows to 1.6 seconds, so what is up again is in use within two."""
+AFTER: Final = 3
+GROWTH: Final = 1.5
+"""By how much the interval between two probes grows."""
+LONGEST: Final = 4.0
+"""How many times its first value the interval becomes at most."""
+PROBE_JITTER: Final = 0.2
+
+
+class Refuse(TransactionException):
+    """Raise it to reject a message permanently: `raise Refuse("card declined")`. It becomes a dead letter at once."""
+
+    category: ExceptionCategory = ExceptionCategory.BUSINESS
+
+
+class RetryLater(Postponed):
+    """Raise it to have the message delivered again later: `raise RetryLater(after="30s")`.
+
+    This is not a failure. It spends neither an attempt nor a delivery, so nothing but the handler ends it.
+    """
+
+    def __init__(self, message: str = "", after: Any = 1.0) -> None:
+        seconds = parse_seconds(after, "after", at_most=LONGEST_POSTPONEMENT)
+        super().__init__(message or f"asked to be delivered again after {seconds:g} s", seconds)
+
+
+class BusinessRule(msgspec.Struct, frozen=True):
+    """The message is wrong: it becomes a dead letter at once."""
+
+    def __str__(self) -> str:
+        return "business: a dead letter at once"
+
+
+class RetryRule(msgspec.Struct, frozen=True):
+    """The message is delivered again, at its own times."""
+
+    redelivery: RedeliveryPlan
+
+    def __str__(self) -> str:
+        delays = ", ".join(f"{each:g} s" for each in self.redelivery.delays)
+        return f"retry: {self.redelivery.times} more deliveries, after {delays}"
+
+
+class OutageRule(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that the handler needs is down: the consumer waits, and the message loses nothing."""
+
+    probe_every: float = PROBE_EVERY
+    """Seconds between two probes, at first."""
+    after: int = AFTER
+    """How many different messages in a row make an outage."""
+    of: str | None = None
+    """The dependency that is down."""
+
+    @property
+    def interval(self) -> Backoff:
+        """Between two probes: never less than `probe_every`."""
+        room = 1 / (1 - PROBE_JITTER)
+        longest = max(self.probe_every * LONGEST, self.probe_every * room)
+        return Backoff(self.probe_every * room, GROWTH, cap=longest, jitter=PROBE_JITTER)
+
+    def __str__(self) -> str:
+        what = "" if self.of is None else f" of {self.of}"
+        return (
+            f"outage{what} after {self.after} messages in a row; probes every {self.probe_every:g} s at first"
+        )
+
+
+Rule: TypeAlias = BusinessRule | RetryRule | OutageRule
+Condition: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
+Rules: TypeAlias = Mapping[Condition, Rule | Callable[[], BusinessRule]]
+"""What a rule applies to, and the rule. `business` is one without being called."""
+
+
+def business() -> BusinessRule:
+    """A rule: the message becomes a dead letter at once, as if the handler had raised `Refuse`."""
+    return BusinessRule()
+
+
+def retry(*delays: Any, times: int | None = None) -> RetryRule:
+    """A rule: deliver the message again after each of these delays, then bury it: `retry("5s", "1m", "10m")`.
+
+    `times` is how many further deliveries there are, if the last delay repeats: `retry("5s", "1m", times=20)`. Delays
+    are numbers of seconds, texts such as "5s", "1m" and "2h", or timedeltas; up to a fifth is added at random.
+    """
+    if not delays:
+        raise ConfigurationError("retry needs a delay: write retry('5s', '1m'), or retry('30s', times=10)")
+    seconds = tuple(parse_seconds(each, "a delay of retry", at_most=LONGEST_POSTPONEMENT) for each in delays)
+    number: Any = len(seconds) if times is None else times
+    if type(number) is not int or number < len(seconds):
+        raise ConfigurationError(
+            f"retry has {len(seconds)} delays, so times must be {len(seconds)} or more, not {times!r}"
+        )
+    return RetryRule(RedeliveryPlan(seconds, number))
+
+
+def outage(*, probe_every: Any = PROBE_EVERY, after: int = AFTER, of: str | None = None) -> OutageRule:
+    """A rule: what the handler needs is down.
+
+    When `after` different messages in a row fail so, the consumer stops fetching, gives back what it has, and tries one
+    message every `probe_every`, an interval that grows fourfold, until one succeeds. No attempt and no delivery is
+    spent meanwhile. `of` names the dependency that is down: all consumers that depend on it wait together.
+    """
+    number: Any = after
+    if type(number) is not int or number < 1:
+        raise ConfigurationError(
+            f"outage: after must be 1 or more different messages, not {after!r}; write outage(after=3)"
+        )
+    if of is not None and (not isinstance(of, str) or not of.strip()):
+        raise ConfigurationError(
+            f"outage: of must be the name of a dependency, not {of!r}; write of='payments'"
+        )
+    seconds = parse_seconds(probe_every, "probe_every", at_most=LONGEST_POSTPONEMENT)
+    return OutageRule(probe_every=seconds, after=number, of=of)
+
+
+def check_rules(given: Any, owner: str) -> dict[Condition, Rule]:
+    """Return the rules of an app or a consumer, or raise ConfigurationError."""
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(
+            f"the failures of {owner} must be a dict of rules, not {type(given).__name__}; write "
+            "failures={CardDeclined: business, ConnectionError: outage()}"
+        )
+    rules = {condition: rule() if rule is business else rule for condition, rule in given.items()}
+    for condition, rule in rules.items():
+        _check_condition(condition, owner)
+        if not isinstance(rule, BusinessRule | RetryRule | OutageRule):
+            raise ConfigurationError(
+                f"the rule of {owner} for {name_of(condition)} must be business, retry(…) or outage(…), not {rule!r}"
+                + (f"; write {rule.__name__}(…)" if rule in (retry, outage) else "")
+            )
+    return rules
+
+
+def _check_condition(condition: Any, owner: str) -> None:
+    kinds = condition if isinstance(condition, tuple) else (condition,)
+    for each in kinds:
+        is_kind = isinstance(each, type) and issubclass(each, BaseException)
+        is_predicate = callable(each) and not isinstance(each, type) and kinds == (condition,)
+        if not is_kind and not is_predicate:
+            raise ConfigurationError(
+                f"a rule of {owner} is for {each!r}, which is neither an exception type nor a function of an "
+                "exception; write failures={ValueError: business}"
+            )
+
+
+def check_dependencies(given: Any, owner: str) -> dict[str, OutageRule]:
+    """Return the dependencies of an app by name, or raise ConfigurationError."""
+    named = (
+        given
+        if isinstance(given, Mapping)
+        else dict.fromkeys(_names(given, "dependencies", owner), OutageRule())
+    )
+    for name, rule in named.items():
+        _names([name], "dependencies", owner)
+        if not isinstance(rule, OutageRule):
+            raise ConfigurationError(
+                f"the dependency {name!r} of {owner} must have a rule outage(…), not {rule!r}; write "
+                f"dependencies={{{name!r}: outage(probe_every='5s')}}"
+            )
+    return {name: msgspec.structs.replace(rule, of=name) for name, rule in named.items()}
+
+
+def check_names(given: Any, known: Mapping[str, OutageRule], rules: Rules, owner: str) -> tuple[str, ...]:
+    """Return the names of what a consumer depends on, or raise ConfigurationError: all must be known to the app."""
+    names = _names(given, "depends_on", owner)
+    declared = ", ".join(map(repr, known)) or "none"
+    for name in names:
+        if name not in known:
+            raise ConfigurationError(
+                f"{owner} depends on {name!r}, which the app does not declare; it declares {declared}: write "
+                f"Onceward(…, dependencies=[{name!r}])"
+            )
+    for rule in rules.values():
+        if isinstance(rule, OutageRule) and rule.of is not None and rule.of not in known:
+            raise ConfigurationError(
+                f"a rule of {owner} is an outage of {rule.of!r}, which the app does not declare; it declares "
+                f"{declared}: write Onceward(…, dependencies=[{rule.of!r}])"
+            )
+    return names
+
+
+def _names(given: Any, field: str, owner: str) -> tuple[str, ...]:
+    if isinstance(given, str) or not isinstance(given, Sequence | set | frozenset | Mapping):
+        raise ConfigurationError(
+            f"{field} of {owner} must be a list of names, not {given!r}; write {field}=['payments']"
+        )
+    for name in given:
+        if not isinstance(name, str) or not name.strip() or name != name.strip():
+            raise ConfigurationError(f"{field} of {owner} must be names such as 'payments', not {name!r}")
+    return tuple(given)
+
+
+class RuleBook(msgspec.Struct, frozen=True, kw_only=True):
+    """All rules that apply to one consumer."""
+
+    own: Mapping[Condition, Rule] = {}
+    of_app: Mapping[Condition, Rule] = {}
+    depends_on: tuple[str, ...] = ()
+    dependencies: Mapping[str, OutageRule] = {}
+    """Those of the app, by name."""
+
+    def rule_for(self, error: BaseException) -> Rule | None:
+        """The rule for a failure; None if there is none, or the handler itself says what it is."""
+        chain = list(causes_of(error))
+        for rules in (self.own, self.of_app):
+            for condition, rule in rules.items():
+                if any(_fits(condition, each) for each in chain):
+                    return rule
+        if failure_category(error) is ExceptionCategory.BUSINESS:
+            return None
+        return OutageRule() if any(map(is_sign_of_outage, chain)) else None
+
+    def dependency_of(self, rule: OutageRule) -> str | None:
+        """What an outage under this rule is an outage of; None for the consumer alone."""
+        if rule.of is not None:
+            return rule.of
+        return self.depends_on[0] if len(self.depends_on) == 1 else None
+
+    def complete(self, rule: OutageRule) -> OutageRule:
+        """The rule itself; under the default one, that of the dependency."""
+        dependency = self.dependency_of(rule)
+        says_nothing = msgspec.structs.replace(rule, of=None) == OutageRule()
+        return self.dependencies[dependency] if dependency is not None and says_nothing else rule
+
+    def retries(self) -> list[tuple[str, RetryRule]]:
+        """The rules that redeliver, with what they are for."""
+        rules = [*self.own.items(), *self.of_app.items()]
+        return [(name_of(condition), rule) for condition, rule in rules if isinstance(rule, RetryRule)]
+
+    def lines(self) -> list[str]:
+        """The rules in words, first ones first."""
+        found = [
+            f"{name_of(condition)}: {rule}"
+            for rules in (self.own, self.of_app)
+            for condition, rule in rules.items()
+        ]
+        return [
+            *found,
+            f"connection errors, timeouts, HTTP 429, 502, 503 and 504: {self.complete(OutageRule())}",
+        ]
+
+
+def _fits(condition: Condition, error: BaseException) -> bool:
+    if isinstance(condition, type | tuple):
+        return isinstance(error, condition)
+    return bool(condition(error))
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what it was raised from or while handling, each once."""
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen and len(seen) < DEEPEST:
+        seen.add(id(each))
+        yield each
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+
+
+def name_of(condition: Any) -> str:
+    """What a rule is for, in words."""
+    if isinstance(condition, tuple):
+        return " or ".join(map(name_of, condition))
+    return str(getattr(condition, "__qualname__", None) or type(condition).__qualname__)
