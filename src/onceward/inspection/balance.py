@@ -43,6 +43,8 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
     """Why nobody can tell whether it holds."""
     notes: Mapping[str, str] = {}
     """Why a number is unknown, or not what it seems, by the name of the number."""
+    words: Mapping[str, str] = {}
+    """What a number is called, where that is not its name."""
 
     @property
     def verdict(self) -> str:

@@ -10,12 +10,14 @@ from onceward.app.build import database_url
 from onceward.app.engines import most_connections
 from onceward.connectors.reports import ServerUnreachable, SourceFacts
 from onceward.connectors.urls import Address
+from onceward.inbox.commits.group import commit_of
 from onceward.inbox.contract import EVERY_TYPE, Contract
 from onceward.inbox.purge.retention import effective_days
 from onceward.inspection.database_doubts import doubt_postgresql, doubt_sqlite, sqlite_file
 from onceward.inspection.guarantees import Facts
 from onceward.inspection.probes import accepted_connections, open_database
 from onceward.inspection.proofs import problem_of, sampled_types
+from onceward.task.guards.receipt import wraps_steps
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -46,12 +48,20 @@ def facts_of(app: Onceward, consumer: Consumer) -> Facts:
         name=f"{consumer.function.__module__}:{consumer.function.__qualname__}",
         source=_ask_source(consumer.source),
         mode=None if contract is None else contract.mode,
+        commit=commit_mode(app, consumer, found.get("database", "")),
         says_contract=consumer.says_contract,
         production=names_production(app.settings.env),
         record_days="" if contract is None else _record_days(contract),
         letter_days=0 if contract is None else contract.dead_letter_days,
         unreachable=unreachable,
     )
+
+
+def commit_mode(app: Onceward, consumer: Consumer, database: str) -> str:
+    """How the events of a consumer are committed when it runs."""
+    if consumer.contract is None or any(map(wraps_steps, app.middleware)):
+        return "each"
+    return commit_of(consumer, consumer.contract, database)
 
 
 def _sampled(app: Onceward, consumer: Consumer) -> str:

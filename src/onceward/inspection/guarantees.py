@@ -53,6 +53,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """`synchronous` of SQLite or `synchronous_commit` of PostgreSQL, in upper case."""
     database_fsync: bool | None = None
     """`fsync` of PostgreSQL."""
+    commit: str = "each"
+    """Whether events that wait together share a commit (`group`), or each has its own."""
     one_commit: bool = False
     """The source is in the database, and acknowledging is part of the handler's transaction."""
     connections: int = 0
@@ -262,6 +264,22 @@ RULES = (
         ONCE,
         "the inbox's record and what the handler writes through its session are one SQLite transaction",
         label="transactional",
+    ),
+    Rule(
+        lambda f: f.mode is not None and f.commit == "group",
+        HOLDS,
+        "commit=group: events that wait together share one commit, each in its own savepoint; a crash repeats the "
+        "group, and the inbox drops what was done",
+    ),
+    Rule(
+        lambda f: f.mode is not None and f.commit == "batch",
+        HOLDS,
+        "batches: events that wait together are one call and one commit; one that fails is repeated in halves",
+    ),
+    Rule(
+        lambda f: f.mode == "transactional" and f.commit == "each",
+        HOLDS,
+        "commit=each: every event has its own commit",
     ),
     Rule(
         lambda f: f.mode == "transactional" and f.one_commit,

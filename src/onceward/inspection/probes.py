@@ -31,7 +31,7 @@ def open_database(database: str) -> Iterator[Connection | None]:
     url = database_url(database, asynchronous=False)
     if url.get_backend_name() == "sqlite":
         path = sqlite_file(url)
-        if path is None or not path.is_file():
+        if path is None or not path.exists():
             yield None
             return
         arguments: dict[str, Any] = {"timeout": ANSWER_SECONDS}

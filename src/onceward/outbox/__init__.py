@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from onceward.outbox.delay import Delayed
 from onceward.outbox.errors import OutboxError
 from onceward.outbox.outbox import Outbox
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from onceward.outbox.sender import OutboxSender
     from onceward.outbox.sender_asyncio import AsyncOutboxSender
 
-__all__ = ["AsyncOutboxSender", "Outbox", "OutboxError", "OutboxSender"]
+__all__ = ["AsyncOutboxSender", "Delayed", "Outbox", "OutboxError", "OutboxSender"]
 
 _LAZY = {"AsyncOutboxSender": "sender_asyncio", "OutboxSender": "sender"}
 """They need SQLAlchemy, which an app without a database does not."""

@@ -164,9 +164,15 @@ class OutboxRows:
 
     def purge(self, retention: float, limit: int) -> int:
         """Remove messages that were published so many seconds ago, at most `limit`. Return how many."""
-        return self._transact(
-            lambda each: self._change(each, sql.PURGE, None, retention=retention, limit=limit)
-        )
+
+        def purge(transaction: DbTransaction) -> int:
+            removed = self._change(transaction, sql.PURGE, None, retention=retention, limit=limit)
+            add_up = sql.ADD_UP_SQLITE if self.dialect == "sqlite" else sql.ADD_UP_POSTGRESQL
+            for statement in add_up:
+                self._sql.run(transaction, statement)
+            return removed
+
+        return self._transact(purge)
 
     def backlog(self) -> Backlog:
         def read(connection: Any) -> Backlog:
@@ -254,6 +260,9 @@ class OutboxRows:
             self._take_turn(transaction)
         token = claim.token
         changed = self._change(transaction, sql.PUBLISH, _seqs(ending.published), token=token)
+        if changed:
+            values: dict[str, Any] = {"target": claim.target, "messages": changed}
+            self._sql.run(transaction, sql.TALLY_PUBLISHED, **values)
         back = {"token": token, "uncount": int(uncount)}
         changed += self._change(transaction, sql.GIVE_BACK, _seqs(ending.returned), **back)
         for row, error, line, delay in ending.failed:

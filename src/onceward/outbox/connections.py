@@ -7,7 +7,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, TextClause, text
@@ -15,7 +15,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from onceward.outbox.errors import OutboxError
-from onceward.outbox.rows import ConnectionPort
+from onceward.outbox.message import Message
+from onceward.outbox.rows import ConnectionPort, insert_in_sqlite
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
@@ -35,8 +36,22 @@ class BlockingConnectionPort(ConnectionPort):
         self._connection = connection
         self.dialect = connection.dialect.name
         driver: Any = connection.connection.driver_connection
+        self._driver = driver
         check_transaction(driver)
         self.database = connection.engine.url.database or database_of(driver)
+
+    async def insert_ready(self, message: Message) -> bool:
+        connection = self._connection
+        if connection.dialect.driver != "pysqlite":
+            return await super().insert_ready(message)
+        if not connection.in_transaction():
+            connection.begin()
+        try:
+            return insert_in_sqlite(self._driver, message)
+        except sqlite3.Error as error:
+            raise DBAPIError.instance(
+                "INSERT", None, error, sqlite3.Error, dialect=connection.dialect
+            ) from error
 
     async def execute(self, sql: str, values: dict[str, Any]) -> list[Any]:
         connection = self._connection
@@ -108,6 +123,9 @@ class SqlitePort(ConnectionPort):
         check_transaction(connection)
         self.database = database_of(connection)
 
+    async def insert_ready(self, message: Message) -> bool:
+        return insert_in_sqlite(self._connection, message)
+
     async def execute(self, sql: str, values: dict[str, Any]) -> list[Any]:
         cursor = self._connection.cursor()
         cursor.row_factory = None
@@ -117,26 +135,30 @@ class SqlitePort(ConnectionPort):
             cursor.close()
 
 
-def is_async(connection: Any) -> bool:
-    """Whether sends on this connection are awaited."""
+@cache
+def is_async(kind: Any) -> bool:
+    """Whether sends on a connection of this class are awaited."""
     kinds = _kinds("sqlalchemy.ext.asyncio", "AsyncConnection", "AsyncSession")
-    return isinstance(connection, (*kinds, *_kinds("psycopg", "AsyncConnection")))
+    return issubclass(kind, (*kinds, *_kinds("psycopg", "AsyncConnection")))
 
 
 async def port(connection: Any) -> ConnectionPort:
     """Return the port of a connection or session for threads. Raises `OutboxError` if it is none, or not in a
     transaction."""
-    if isinstance(connection, Session):
-        return BlockingConnectionPort(connection.connection())
     if isinstance(connection, Connection):
         return BlockingConnectionPort(connection)
+    if isinstance(connection, Session):
+        return BlockingConnectionPort(connection.connection())
+    if is_django(connection):
+        connection = django_driver(connection)
     if isinstance(connection, sqlite3.Connection):
         return SqlitePort(connection)
     if isinstance(connection, _kinds("psycopg", "Connection")):
         return BlockingPsycopgPort(connection)
     raise OutboxError(
-        "nothing was sent: app.outbox takes a Connection, Session, AsyncConnection or AsyncSession of SQLAlchemy, or a "
-        f"connection of psycopg or sqlite3, not {type(connection).__module__}.{type(connection).__qualname__}"
+        "nothing was sent: app.outbox takes a Connection, Session, AsyncConnection or AsyncSession of SQLAlchemy, a "
+        "connection of psycopg or sqlite3, or one of Django, not "
+        f"{type(connection).__module__}.{type(connection).__qualname__}"
     )
 
 
@@ -150,6 +172,22 @@ async def async_port(connection: Any) -> ConnectionPort:
         opened = await session.connection()
     raw = await opened.get_raw_connection()
     return AsyncConnectionPort(opened, raw.driver_connection)
+
+
+def is_django(connection: Any) -> bool:
+    """Whether it is `django.db.connection`, or one of `django.db.connections`."""
+    kinds = _kinds("django.utils.connection", "ConnectionProxy")
+    return isinstance(connection, (*kinds, *_kinds("django.db.backends.base.base", "BaseDatabaseWrapper")))
+
+
+def django_driver(connection: Any) -> Any:
+    """The connection of the driver, in the transaction that Django has begun on it."""
+    if not connection.in_atomic_block:
+        raise OutboxError(
+            f"{AUTOCOMMIT}send inside `with transaction.atomic():`, or set ATOMIC_REQUESTS for the database"
+        )
+    connection.ensure_connection()
+    return connection.connection
 
 
 def check_transaction(driver: Any) -> None:

@@ -64,7 +64,7 @@ def message(
     lineage: Lineage = NO_LINEAGE,
 ) -> Message:
     """Check and encode it. Raises `OutboxError`, or `PayloadError` if the payload cannot be encoded."""
-    seconds, due = (None, None) if delay is None and at is None else _due(delay, at)
+    seconds, due = (None, None) if delay is None and at is None else check_due(delay, at)
     now = datetime.now(UTC)
     # An inbox goes by the event's own time: one that is due in a year is not a year old then.
     own_time = now if seconds is None and at is None else at or now + timedelta(seconds=seconds or 0.0)
@@ -120,7 +120,8 @@ def _text(value: Any, what: str) -> str:
     return value
 
 
-def _due(delay: Any, at: Any) -> tuple[float | None, float | None]:
+def check_due(delay: Any, at: Any) -> tuple[float | None, float | None]:
+    """Return the seconds to wait, or the time when it is due. Raises `OutboxError` if they are neither."""
     if delay is not None and at is not None:
         raise OutboxError("nothing was sent: give delay or at, not both")
     if at is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
 from onceward._sync import run_blocking
@@ -34,6 +35,14 @@ class Place(NamedTuple):
     database: str | None
 
 
+class DjangoConnection(Protocol):
+    """`django.db.connection`, as far as the outbox knows it."""
+
+    @property
+    def in_atomic_block(self) -> bool: ...
+    def ensure_connection(self) -> None: ...
+
+
 class HandledEvent(Protocol):
     """The event in flight, as an inbox knows it."""
 
@@ -58,19 +67,18 @@ class Outbox:
     ) -> AsyncOutboxSender: ...
     @overload
     def __call__(
-        self, connection: Connection | Session | sqlite3.Connection | psycopg.Connection[Any]
+        self,
+        connection: Connection | Session | sqlite3.Connection | psycopg.Connection[Any] | DjangoConnection,
     ) -> OutboxSender: ...
     def __call__(self, connection: Any) -> Any:
         """Return what sends on this connection or session. It commits nothing: you do."""
-        from onceward.outbox.connections import is_async
+        kind: Any = type(connection)
+        return _sender(kind)(self, connection)
 
-        if is_async(connection):
-            from onceward.outbox.sender_asyncio import AsyncOutboxSender
-
-            return AsyncOutboxSender(self, connection)
-        from onceward.outbox.sender import OutboxSender
-
-        return OutboxSender(self, connection)
+    def move(self, place: Place) -> None:
+        """Let another database stand for the app's. A verification does it, in a process of its own."""
+        self._place = lambda: place
+        self._checked.clear()
 
     def in_handler(self, event: HandledEvent, consumer_id: str) -> HandlerSends:
         """Return what sends in one attempt of a handler."""
@@ -99,6 +107,19 @@ class Outbox:
                 "nothing was sent: the table onceward_outbox does not exist in this database; run `onceward inbox "
                 "migrate --database URL`, or start the app once with `onceward run`"
             )
+
+
+@cache
+def _sender(kind: Any) -> Any:
+    from onceward.outbox.connections import is_async
+
+    if is_async(kind):
+        from onceward.outbox.sender_asyncio import AsyncOutboxSender
+
+        return AsyncOutboxSender
+    from onceward.outbox.sender import OutboxSender
+
+    return OutboxSender
 
 
 def _check_place(place: Place, port: ConnectionPort) -> None:

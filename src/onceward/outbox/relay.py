@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 from sqlalchemy import Engine
 
+from onceward._process.readiness import Doorbell
 from onceward.backoff import Backoff
 from onceward.connectors.base import Closing, ConnectorClosedError
 from onceward.connectors.codec import DecodeError, PayloadError, decode, encode_with
@@ -29,9 +30,9 @@ from onceward.connectors.lease_rules import BurialReason, DeadMessage, describe_
 from onceward.connectors.urls import Address
 from onceward.db import LockTimeoutError
 from onceward.outbox.claims import Backlog, Ending, OutboxClaim, OutboxRows, Row, SendFailure
+from onceward.outbox.news import news_of
 from onceward.outbox.sinks import Sinks, is_outage
 from onceward.outbox.targets import shown
-from onceward.outbox.wake import bell_of
 from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException, failure_category
 from onceward.task.lifecycle import text_of
 from onceward.telemetry.logger import OwnLogger
@@ -41,8 +42,8 @@ from onceward.transaction import Settlement, Transaction, Verdict
 _log = OwnLogger(logging.getLogger("onceward.outbox"))
 
 LEASE = 30.0
-LONGEST_WAIT = 1.0
-"""Seconds that a fetch waits for a message, at most."""
+LONGEST_WAIT, LONGEST_DEAF_WAIT = 5.0, 1.0
+"""Seconds until it looks by itself: if every commit wakes it, and if not."""
 SHORTEST_WAIT = 0.005
 PAUSE = Backoff(0.25, cap=15.0, jitter=0.2)
 """How long messages wait for a sink that cannot be reached, until one of them is tried."""
@@ -96,7 +97,10 @@ class Relay(Closing):
         """What waited when it was last counted."""
         self._rows = OutboxRows(engine)
         self._sinks = Sinks(address_of)
-        self._bell = bell_of(engine)
+        self._news = news_of(engine)
+        self._door = Doorbell()
+        """Rung when a claim has ended: there may be more for its target."""
+        self._look_at = 0.0
         self._retention = retention
         self._rules = rules
         self._publish_due = publish_due
@@ -119,17 +123,24 @@ class Relay(Closing):
     # ── the source ──────────────────────────────────────────────────────────────────────────────────────
 
     def fetch_transactions(self, batch_size: int, /, **_: Any) -> Sequence[Transaction]:
-        """Claim messages of at most `batch_size` targets. Waits a second for some at most."""
+        """Claim messages of at most `batch_size` targets."""
         self._check_open()
-        self._bell.start()
-        self._bell.clear()
+        self._door.clear()
         claims, wait = self._claim(batch_size)
+        self._look_at = time.monotonic() + wait
+        self._news.looked(bool(claims))
         if not claims:
             self._housekeep()
-            if self._bell.wait(min(wait, LONGEST_WAIT)) or wait < LONGEST_WAIT:
-                claims, wait = self._claim(batch_size)
-                self._bell.answer(found=bool(claims))
         return [self._deliver(each) for each in claims]
+
+    def await_transactions(self, seconds: float, /) -> bool:
+        """See `onceward.connectors.base`."""
+        self._check_open()
+        if self._news.begin():
+            return True
+        most = LONGEST_WAIT if self._news.hears else LONGEST_DEAF_WAIT
+        left = max(min(self._look_at - time.monotonic(), most), SHORTEST_WAIT)
+        return self._news.wait(min(left, seconds), self._door.fd()) or left <= seconds
 
     def _claim(self, size: int) -> tuple[list[OutboxClaim], float]:
         """Return claims, and how long to wait if there are none."""
@@ -148,7 +159,7 @@ class Relay(Closing):
                 size, without=without, promote=outlook.is_due, lease=self.lease, owner=self.owner
             )
         except LockTimeoutError:  # a handler's transaction is long; that is no outage
-            return [], LONGEST_WAIT
+            return [], LONGEST_DEAF_WAIT
         return claims, wait
 
     def _deliver(self, claim: OutboxClaim) -> Transaction:
@@ -191,7 +202,7 @@ class Relay(Closing):
         """Close the sinks. Unsettled claims come back when their leases expire."""
         if not self._closed:
             self._closed = True
-            self._bell.close()
+            self._news.close()
             self._sinks.close()
             self._on_close()
 
@@ -324,7 +335,7 @@ class Relay(Closing):
             self._outcomes[delivery] = MessageCounts(
                 len(ending.published), len(ending.failed), len(ending.returned)
             )
-        self._bell.ring()  # there may be more for the target
+        self._door.ring()
 
     # ── dead letters ────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,7 +1,8 @@
 """The SQL of the relay, by name. One statement serves both databases, except where a name ends in the database's.
 
 `{now}` is the wall clock of the database, which decides when a delayed message is due; `{steady}` is for leases and
-backoffs: see `onceward.storage.database`. `{seqs}` compares with a list of numbers.
+backoffs: see `onceward.storage.database`. `{seqs}` compares with a list of numbers. A clock that limits what is read is
+inside a SELECT: PostgreSQL reads it once then, and uses the index up to there; otherwise it would ask for every row.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ NEXT = """
 
 PROMOTE_DUE = """
     UPDATE onceward_outbox SET state = 'ready', created_at = at, at = NULL WHERE seq IN (
-        SELECT seq FROM onceward_outbox WHERE state = 'delayed' AND at <= {now} ORDER BY at LIMIT :limit {skip}
+        SELECT seq FROM onceward_outbox WHERE state = 'delayed' AND at <= (SELECT {now}) ORDER BY at LIMIT :limit {skip}
     )
 """
 PROMOTE_OVER = """
     UPDATE onceward_outbox SET state = 'ready', at = NULL, lost = lost + CASE WHEN token IS NULL THEN 0 ELSE 1 END,
         token = NULL
     WHERE seq IN (
-        SELECT seq FROM onceward_outbox WHERE state = 'held' AND at <= {steady} ORDER BY at LIMIT :limit {skip}
+        SELECT seq FROM onceward_outbox WHERE state = 'held' AND at <= (SELECT {steady}) ORDER BY at LIMIT :limit {skip}
     )
 """
 """One whose token is set was in flight: its lease has expired."""
@@ -137,10 +138,33 @@ RELEASE = """
 PURGE = """
     DELETE FROM onceward_outbox WHERE seq IN (
         SELECT seq FROM onceward_outbox
-        WHERE state IN ('published', 'moved') AND ended_at < {now} - CAST(:retention AS double precision)
+        WHERE state IN ('published', 'moved') AND ended_at < (SELECT {now}) - CAST(:retention AS double precision)
         ORDER BY ended_at LIMIT :limit {skip}
     )
 """
+TALLY_PUBLISHED = """
+    INSERT INTO onceward_outbox_tally (what, target, messages) VALUES ('published', :target, :messages)
+"""
+ADD_UP_SQLITE = (
+    """
+    UPDATE onceward_outbox_tally SET messages = (
+        SELECT sum(each.messages) FROM onceward_outbox_tally each
+        WHERE each.what = onceward_outbox_tally.what AND each.target = onceward_outbox_tally.target
+    )
+    WHERE rowid IN (SELECT min(rowid) FROM onceward_outbox_tally GROUP BY what, target)
+    """,
+    """
+    DELETE FROM onceward_outbox_tally
+    WHERE rowid NOT IN (SELECT min(rowid) FROM onceward_outbox_tally GROUP BY what, target)
+    """,
+)
+ADD_UP_POSTGRESQL = (
+    """
+    WITH found AS (DELETE FROM onceward_outbox_tally RETURNING what, target, messages)
+    INSERT INTO onceward_outbox_tally (what, target, messages)
+    SELECT what, target, sum(messages) FROM found GROUP BY what, target
+    """,
+)
 BACKLOG = """
     SELECT count(*) AS waiting, {now} - min(created_at) AS age FROM onceward_outbox
     WHERE state IN ('ready', 'held', 'behind')

@@ -50,7 +50,7 @@ class Timetable:
     ) -> None:
         """With a `clock`, it says which slots are due, instead of the database's."""
         self._app = app
-        self._schedules = list(schedules)
+        self._schedules = sorted(schedules, key=lambda each: each.name)
         self._outbox = outbox
         self._ports = BlockingStoragePorts(engine)
         self._sql = Sql(engine.dialect.name)
@@ -63,33 +63,42 @@ class Timetable:
         if now < self._look_at:
             return self._look_at - now
         wait = LOOK_EVERY
+        try:
+            wait = min(wait, run_blocking(self._ports.transact(self._publish_all)))
+        except LockTimeoutError:  # another process is at it, or a handler's transaction is long
+            wait = 1.0
+        self._look_at = time.monotonic() + wait
+        return wait
+
+    def _publish_all(self, transaction: DbTransaction) -> float:
+        """Return the seconds until the next slot of any schedule. All processes go through them in the same order, so
+        none waits for another that waits for it."""
+        now = datetime.fromtimestamp(
+            self._sql.now(transaction) if self._clock is None else self._clock(), UTC
+        )
+        wait = LOOK_EVERY
         for schedule in self._schedules:
             try:
-                wait = min(wait, run_blocking(self._ports.transact(self._publish, schedule)))
-            except LockTimeoutError:  # another process is at it, or a handler's transaction is long
-                wait = min(wait, 1.0)
+                wait = min(wait, self._publish(transaction, schedule, now))
             except _PayloadFailed as failed:  # its slot is not lost, and other schedules and messages go on
                 _log.error(
                     "the schedule %s has no message for its slot, which is tried again in %.3g s",
                     schedule.name, LOOK_EVERY, exc_info=failed.__cause__,
                 )  # fmt: skip
-        self._look_at = time.monotonic() + wait
         return wait
 
-    def _publish(self, transaction: DbTransaction, schedule: Schedule) -> float:
-        """Return the seconds until the next slot."""
+    def _publish(self, transaction: DbTransaction, schedule: Schedule, now: datetime) -> float:
+        """Return the seconds until the next slot. Raises `_PayloadFailed` before it writes a message."""
         name = f"{self._app}:{schedule.name}"
-        now = datetime.fromtimestamp(
-            self._sql.now(transaction) if self._clock is None else self._clock(), UTC
-        )
         self._sql.run(transaction, _BEGIN, name=name, begin=now.timestamp())
         after = datetime.fromtimestamp(
             self._sql.run(transaction, _READ + self._sql.for_update, name=name).scalar_one(), UTC
         )
         slots, last = schedule.due(after, now)
+        messages = [self._message(schedule, slot, f"{name}@{slot.isoformat()}") for slot in slots]
         port = BlockingConnectionPort(transaction.connection)
-        for slot in slots:
-            run_blocking(write(port, self._message(schedule, slot, f"{name}@{slot.isoformat()}")))
+        for message in messages:
+            run_blocking(write(port, message))
         if last > after:
             self._sql.run(transaction, _MOVE, name=name, slot=last.timestamp())
         following = schedule.next(max(last, after))
