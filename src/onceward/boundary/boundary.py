@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from math import inf
 from typing import Any
 
+from onceward._process.arrivals import Arrivals
 from onceward._time import WatchedClock
 from onceward.boundary.canonical import content_digest
 from onceward.boundary.capacity import Fill
@@ -18,6 +21,7 @@ from onceward.boundary.errors import (
     NotFound,
     OffsetOutOfRange,
 )
+from onceward.boundary.holes import missed
 from onceward.boundary.metrics import BoundaryMetrics
 from onceward.boundary.model import (
     Appended,
@@ -39,7 +43,9 @@ from onceward.boundary.store import BoundaryStore, NewFact, ObjectQuota
 from onceward.boundary.wire import AROUND_PAGE, Record, record
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks at where the log begins."""
+"""Seconds between two looks at where the log begins, and of a fetch that waits for facts of other servers."""
+LONGEST_WAIT = 20.0
+"""Seconds that a fetch waits for a fact."""
 
 __all__ = ["Boundary", "BoundarySettings", "reference_in"]
 
@@ -60,6 +66,7 @@ class Boundary:
         self.store = store
         self.settings = settings or BoundarySettings()
         self.metrics = BoundaryMetrics()
+        self.arrivals = Arrivals()
         self.fill = Fill(store, self.settings, self.metrics)
         self._begins_at = 0
         self._looked_at = -inf
@@ -70,6 +77,12 @@ class Boundary:
         new = self._new_fact(envelope, fact, encoded)
         if self.settings.require_artifacts:
             await self._check_artifact(fact)
+        try:
+            return await self._append(new)
+        finally:
+            self.arrivals.tell()
+
+    async def _append(self, new: NewFact) -> Appended:
         try:
             return await self.store.append(new)
         except Backpressure:
@@ -90,13 +103,15 @@ class Boundary:
         if self.settings.require_artifacts:
             for _, fact in messages:
                 await self._check_artifact(fact)
-        if self.fill.may_drop:
-            return await self.fill.append_all_dropping(new)
         try:
+            if self.fill.may_drop:
+                return await self.fill.append_all_dropping(new)
             return await self.store.append_all(new)
         except Backpressure:
             self.fill.check(new)
             raise
+        finally:
+            self.arrivals.tell()
 
     def _new_fact(self, envelope: Envelope, fact: Fact, encoded: bytes | None = None) -> NewFact:
         check_append(envelope, fact)
@@ -114,8 +129,9 @@ class Boundary:
     async def fetch(
         self, consumer_name: str, limit: int, max_bytes: int = 0
     ) -> tuple[list[Record], Gap | None]:
-        """Return the next facts after the consumer's cursor, and the gap of those that expired before it. They fit into
-        a message of `max_bytes`, by default `PAGE_BYTES`, unless the first one alone is larger."""
+        """Return the next facts after the consumer's cursor, and the gap of those before them that it has missed: they
+        expired after it was registered. The facts fit into a message of `max_bytes`, by default `PAGE_BYTES`, unless
+        the first one alone is larger."""
         check_consumer(consumer_name)
         limit, largest = clamp_limit(limit), max(clamp_bytes(max_bytes) - AROUND_PAGE, 1)
         position = await self.store.position(consumer_name, create=False)
@@ -127,9 +143,30 @@ class Boundary:
                 "add it with the server's option --consumer, or to `consumers` in its configuration"
             )
         records = await self.store.read(position, limit, largest)
-        if not records:
-            return records, _gap(position, (await self.store.bounds()).first)
-        return _unbroken(records), _gap(position, records[0][0])
+        first = records[0][0] if records else (await self.store.bounds()).first
+        return _unbroken(records) if records else records, await self._missed(consumer_name, position, first)
+
+    async def _missed(self, consumer_name: str, position: int, first: int) -> Gap | None:
+        """The gap between a cursor and the first fact after it, without what was gone before the consumer was there."""
+        if first <= position + 1:
+            return None
+        gap = Gap(position + 1, first - 1)
+        return missed(gap, await self.store.holes(consumer_name, gap))
+
+    async def await_facts(self, consumer_name: str, after: int, seconds: float) -> None:
+        """Wait until there is a fact beyond `after` and the consumer's cursor, or that long."""
+        until = time.monotonic() + min(seconds, LONGEST_WAIT)
+        arrived = self.arrivals.enter()
+        try:
+            while not self.arrivals.is_closed and (left := until - time.monotonic()) > 0:
+                arrived.clear()
+                position = await self.store.position(consumer_name, create=False)
+                if position is None or (await self.store.bounds()).last > max(position, after):
+                    return
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(arrived.wait(), min(left, LOOK_EVERY))
+        finally:
+            self.arrivals.leave(arrived)
 
     async def log_begins_at(self) -> int:
         """No fact below this offset is in the log any more. It never moves back, so an earlier answer stays true, and
@@ -202,10 +239,6 @@ class Boundary:
                 "fact.object_json",
                 f"names {named[0]}/{named[1]} with the digest {digest!r:.80}, but that object has {found.digest}",
             )
-
-
-def _gap(position: int, first: int) -> Gap | None:
-    return Gap(position + 1, first - 1) if first > position + 1 else None
 
 
 def _unbroken(records: list[Record]) -> list[Record]:

@@ -9,7 +9,8 @@ import msgspec
 
 from onceward._time import Moment
 from onceward.boundary.errors import Backpressure, ConflictingDuplicate, QuotaExceeded
-from onceward.boundary.model import PAGE_BYTES, Appended, ObjectRef
+from onceward.boundary.holes import Hole
+from onceward.boundary.model import PAGE_BYTES, Appended, Gap, ObjectRef
 from onceward.boundary.wire import Record
 
 
@@ -105,6 +106,11 @@ class Cursors(Protocol):
     ) -> int | None:
         """Return the confirmed offset, or None for an unknown name. `create` registers the name instead, at `start`, or
         raises `QuotaExceeded` if there would be more than `most` names."""
+        ...
+
+    async def holes(self, name: str, gap: Gap) -> list[Hole]:
+        """Return the holes within this gap that were there when the name was registered, as far as they are known. The
+        gap ends before a fact that is there, or at the end of the log."""
         ...
 
     async def remove(self, name: str) -> int | None:

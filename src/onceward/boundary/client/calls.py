@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from connectrpc.errors import ConnectError
 
+from onceward._process.stop import LAST_WAIT
 from onceward._secrets import mask_url
 from onceward.backoff import Backoff
 from onceward.boundary import errors, wire
@@ -53,9 +54,17 @@ class Calls:
             what=f"append of {envelope.message_id}",
         )
 
-    async def fetch(self, consumer_name: str, limit: int, max_bytes: int) -> Page:
-        request = pb.FetchFactsRequest(consumer_name=consumer_name, limit=limit, max_bytes=max_bytes)
-        return wire.page(await self._ask("fetch_facts", request))
+    async def fetch(
+        self, consumer_name: str, limit: int, max_bytes: int, wait: float = 0.0, wait_after: int = 0
+    ) -> Page:
+        request = pb.FetchFactsRequest(
+            consumer_name=consumer_name,
+            limit=limit,
+            max_bytes=max_bytes,
+            wait_ms=max(int(wait * 1000), 0),
+            wait_after=wait_after,
+        )
+        return wire.page(await self._ask("fetch_facts", request, grace=0.0 if wait > 0 else LAST_WAIT))
 
     async def confirm(self, consumer_name: str, offset: int) -> int:
         request = pb.ConfirmReceiptRequest(consumer_name=consumer_name, offset=offset)
@@ -174,9 +183,9 @@ class Calls:
                 raise broken[0] from None
             raise failure(error, self.url) from error
 
-    async def _ask(self, method: str, request: Any) -> Any:
+    async def _ask(self, method: str, request: Any, grace: float = LAST_WAIT) -> Any:
         try:
-            return await self.port.ask(method, request)
+            return await self.port.ask(method, request, grace)
         except ConnectError as error:
             raise failure(error, self.url) from error
 

@@ -75,10 +75,22 @@ class AsyncBoundaryClient:
             self._calls, envelope, subject, predicate, artifact, into, more or {}
         )
 
-    async def fetch(self, consumer_name: str, limit: int = 100, max_bytes: int = 0) -> Page:
+    async def fetch(
+        self,
+        consumer_name: str,
+        limit: int = 100,
+        max_bytes: int = 0,
+        *,
+        wait: float = 0.0,
+        wait_after: int = 0,
+    ) -> Page:
         """Return the next facts of this consumer; the same ones until they are confirmed. A page has up to 4 MiB, or
-        `max_bytes`, of which at most 32 MiB count, or one larger fact."""
-        return await self._calls.fetch(consumer_name, limit, max_bytes)
+        `max_bytes`, of which at most 32 MiB count, or one larger fact.
+
+        With `wait`, the answer comes when there is a fact beyond the cursor and the offset `wait_after`, or after that
+        many seconds, 20 at most. An older boundary answers at once.
+        """
+        return await self._calls.fetch(consumer_name, limit, max_bytes, wait, wait_after)
 
     async def confirm(self, consumer_name: str, offset: int) -> int:
         """Confirm that everything up to this offset is handled durably. Return the cursor's position."""

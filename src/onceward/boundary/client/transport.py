@@ -34,7 +34,10 @@ T = TypeVar("T")
 class BoundaryPort(Protocol):
     """What differs between threads and asyncio: one port blocks, the other awaits."""
 
-    async def ask(self, method: str, request: Any) -> Any: ...
+    async def ask(self, method: str, request: Any, grace: float = LAST_WAIT) -> Any:
+        """Make a call. After a stop of the engine, its answer may take `grace` seconds."""
+        ...
+
     async def send(self, method: str, messages: AsyncIterator[Any]) -> Any: ...
     def answers(self, method: str, request: Any) -> AsyncGenerator[Any]: ...
     def each(self, data: Any) -> AsyncIterator[bytes]: ...
@@ -59,9 +62,9 @@ class BlockingBoundaryPort:
         self._times = times
         self._sleep = sleep or time.sleep
 
-    async def ask(self, method: str, request: Any) -> Any:
+    async def ask(self, method: str, request: Any, grace: float = LAST_WAIT) -> Any:
         call = partial(getattr(self._rpc, method), request, timeout_ms=self._times.call)
-        return call_aside(call, stop=engine_stop(), grace=LAST_WAIT)
+        return call_aside(call, stop=engine_stop(), grace=grace)
 
     async def send(self, method: str, messages: AsyncIterator[Any]) -> Any:
         left = threading.Event()
@@ -116,11 +119,11 @@ class AsyncBoundaryPort:
         self._times = times
         self._sleep = sleep or asyncio.sleep
 
-    async def ask(self, method: str, request: Any) -> Any:
+    async def ask(self, method: str, request: Any, grace: float = LAST_WAIT) -> Any:
         call = partial(getattr(self._rpc, method), request, timeout_ms=self._times.call)
         stop = engine_stop()
         with _cancellable():
-            return await (call() if stop is None else stop.leave(call, grace=LAST_WAIT))
+            return await (call() if stop is None else stop.leave(call, grace=grace))
 
     async def send(self, method: str, messages: AsyncIterator[Any]) -> Any:
         with _cancellable():

@@ -44,7 +44,8 @@ class Application:
         if self._guard is not None:
             CERTIFICATE.set(Certificate.of(scope))
         if path not in PAGES:
-            await self._rpc(scope, receive, _with_error_body(send, scope))
+            answer: Any = _with_error_body(send, scope)  # its type depends on whether asgiref is installed
+            await self._rpc(scope, receive, answer)
             return
         status, kind, body = self._refusal(path) or await self._pages.answer(path)
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})

@@ -58,7 +58,7 @@ class BoundaryPages:
 
     async def stats(self) -> Page:
         try:
-            bounds, cursors = await self._ask("stats", self._read_cursors)
+            bounds, cursors, lags, fill = await self._ask("metrics", self._read_state)
         except Exception as error:  # noqa: BLE001  any error is the answer
             answer = {"code": Unavailable.code, "message": f"the store cannot be read: {error}"}
             return 503, JSON, msgspec.json.encode(answer)
@@ -67,13 +67,15 @@ class BoundaryPages:
                 "name": cursor.name,
                 "offset": cursor.offset,
                 "backlog": _backlog(cursor, bounds),
+                "lag_seconds": lag,
                 "confirmed_at_unix_ms": cursor.confirmed_at_unix_ms,
             }
-            for cursor in cursors
+            for cursor, lag in zip(cursors, lags, strict=True)
         ]
         stats = {
             "first": bounds.first,
             "last": bounds.last,
+            "fill_percent": fill,
             "consumers": consumers,
             "durability": await self._durability(),
         }

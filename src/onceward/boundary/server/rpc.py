@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from connectrpc.code import Code
@@ -78,6 +79,11 @@ class BoundaryRpc:
         return pb.AppendFactResponse(offset=appended.offset, duplicate=appended.duplicate)
 
     async def fetch_facts(self, request: pb.FetchFactsRequest, ctx: Any) -> Any:
+        if request.wait_ms > 0:
+            with suppress(BoundaryError):  # the fetch says what is wrong
+                await self._boundary.await_facts(
+                    request.consumer_name, request.wait_after, request.wait_ms / 1000
+                )
         return await self._answer("fetch", self._fetch(request), {"consumer": request.consumer_name})
 
     async def _fetch(self, request: pb.FetchFactsRequest) -> ReadyPage:

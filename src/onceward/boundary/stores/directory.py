@@ -11,8 +11,14 @@ from pathlib import Path
 from onceward._files.private import create_file, make_directory
 from onceward.errors import ConfigurationError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 TRUSTED = "CREATE TABLE trusted (one INTEGER PRIMARY KEY CHECK (one = 1), moment TEXT NOT NULL)"
+HOLES = (
+    "ALTER TABLE removed ADD steps INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE cursors ADD after_step INTEGER NOT NULL DEFAULT 0",
+    'CREATE TABLE holes ("last" INTEGER PRIMARY KEY, "first" INTEGER NOT NULL, step INTEGER NOT NULL)',
+)
+"""Which step of removing left each hole, and the last step before each name."""
 SCHEMA = (
     """
     CREATE TABLE facts (
@@ -29,9 +35,10 @@ SCHEMA = (
     "INSERT INTO removed VALUES (0)",
     "CREATE TABLE cursors (name TEXT PRIMARY KEY, position INTEGER NOT NULL, confirmed_at INTEGER) WITHOUT ROWID",
     TRUSTED,
+    *HOLES,
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
-UPGRADES = {1: (TRUSTED, "PRAGMA user_version = 2")}
+UPGRADES = {1: (TRUSTED, "PRAGMA user_version = 2"), 2: (*HOLES, "PRAGMA user_version = 3")}
 """From each version to the next."""
 
 

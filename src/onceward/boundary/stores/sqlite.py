@@ -22,7 +22,8 @@ import msgspec
 from onceward._files.identity import OpenFile, companions_of
 from onceward._time import Moment
 from onceward.boundary.errors import BoundaryError, ConflictingDuplicate, Unavailable
-from onceward.boundary.model import PAGE_BYTES, Appended
+from onceward.boundary.holes import Hole, holes_of
+from onceward.boundary.model import PAGE_BYTES, Appended, Gap
 from onceward.boundary.store import Bounds, Cursor, NewFact, StoreDurability, full, too_many_names
 from onceward.boundary.stores.directory import connect, locked, prepare
 from onceward.boundary.stores.files import FileObjects
@@ -55,9 +56,18 @@ DROP = """
     DELETE FROM facts WHERE "offset" IN
         (SELECT "offset" FROM facts WHERE "offset" <= ? ORDER BY "offset" LIMIT ?) RETURNING "offset"
 """
-REMOVED = "UPDATE removed SET through = max(through, ?)"
+REMOVED = "UPDATE removed SET through = max(through, ?), steps = steps + 1"
+NOTE_HOLE = 'INSERT OR REPLACE INTO holes ("first", "last", step) VALUES (?, ?, (SELECT steps FROM removed))'
+HOLES = """
+    SELECT "first", "last" FROM holes WHERE "last" BETWEEN ? AND ?
+        AND step <= (SELECT after_step FROM cursors WHERE name = ?)
+"""  # none reaches beyond the fact that ends a gap
+FORGET_HOLES = f"""
+    DELETE FROM holes WHERE "last" <= min(coalesce((SELECT min("offset") FROM facts), {2**63 - 1}),
+        coalesce((SELECT min(position) FROM cursors), {2**63 - 1}))
+"""  # those that every name has passed, and that no new one would meet
 POSITION = "SELECT CAST(position AS INTEGER) FROM cursors WHERE name = ?"
-CREATE_CURSOR = "INSERT INTO cursors (name, position) VALUES (?, ?)"
+CREATE_CURSOR = "INSERT INTO cursors (name, position, after_step) VALUES (?, ?, (SELECT steps FROM removed))"
 COUNT_CURSORS = "SELECT count(*) FROM cursors"
 REMOVE_CURSOR = "DELETE FROM cursors WHERE name = ? RETURNING position"
 ADVANCE = """
@@ -162,6 +172,8 @@ class SqliteBoundaryStore:
             removed = [row[0] for row in cursor.execute(sql, (*which, size))]
             if removed:
                 cursor.execute(REMOVED, (max(removed),))
+                cursor.executemany(NOTE_HOLE, holes_of(removed))
+                cursor.execute(FORGET_HOLES)
             return len(removed)
 
         total = 0
@@ -195,6 +207,10 @@ class SqliteBoundaryStore:
 
         position: int = await self._through_writer(Write(None, register))
         return position
+
+    async def holes(self, name: str, gap: Gap) -> list[Hole]:
+        with self._readable():
+            return self._reading.execute(HOLES, (gap.first_missing, gap.last_missing, name)).fetchall()
 
     async def remove(self, name: str) -> int | None:
         def remove(cursor: sqlite3.Cursor) -> int | None:
@@ -293,6 +309,7 @@ class SqliteBoundaryStore:
         self._is_full = False
         try:
             self._check_files()
+            _roll_back(cursor)  # what could not be rolled back before: inside it, nothing would be committed
             if not self._certainly_fit(writes) or not self._append_new(cursor, writes):
                 cursor.execute("BEGIN IMMEDIATE")
                 for write in writes:
@@ -308,7 +325,8 @@ class SqliteBoundaryStore:
         except Exception as error:  # noqa: BLE001  the writer must continue, and callers must get an answer
             # None of it was written, whatever the cause: a full disk, a read-only directory, an I/O error.
             self._last = last
-            _roll_back(cursor)
+            with suppress(sqlite3.Error):  # the next commit tries again
+                _roll_back(cursor)
             for write in writes:
                 write.outcome = Unavailable(f"nothing was written: {error}; try again")
 

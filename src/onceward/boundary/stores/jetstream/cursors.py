@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from onceward._nats.connection import CALL_WAIT, ON_ITS_WAY, token
 from onceward._time import Moment
 from onceward.boundary.errors import Unavailable
+from onceward.boundary.holes import Hole
 from onceward.boundary.store import Cursor, too_many_names
 from onceward.boundary.stores.jetstream.connection import JetStreamConnection
+
+HolesNow = Callable[[], Awaitable[list[Hole]]]
+"""Returns the holes in the log."""
 
 
 class Bucket:
@@ -55,8 +60,17 @@ class JetStreamClock(Bucket):
         raise Unavailable("too many servers store the time; try again")
 
 
+class KeptCursor(Cursor, frozen=True):
+    holes: tuple[Hole, ...] = ()
+    """Those of the log when the name was registered, which are still ahead of the cursor."""
+
+
 class JetStreamCursors(Bucket):
     """A name is any text, so its key is a hash; the value has the name."""
+
+    def __init__(self, link: JetStreamConnection, bucket: str, holes_now: HolesNow) -> None:
+        super().__init__(link, bucket)
+        self._holes_now = holes_now
 
     async def position(self, name: str, *, create: bool, start: int, most: int | None) -> int | None:
         cursor, _ = await self._read(self._key(name))
@@ -65,10 +79,10 @@ class JetStreamCursors(Bucket):
                 cursor = await self._register(name, start, most)
         return None if cursor is None else cursor.offset
 
-    async def _register(self, name: str, start: int, most: int | None) -> Cursor:
+    async def _register(self, name: str, start: int, most: int | None) -> KeptCursor:
         if most is not None and await self._count() >= most:
             raise too_many_names(name, most)
-        cursor = await self._reach(Cursor(name, start))
+        cursor = await self._reach(KeptCursor(name, start, holes=tuple(await self._holes_now())))
         if most is not None and cursor.offset == start and await self._count() > most:
             # Another server has registered one at the same moment. It may find that as well, and then both try again.
             await self.remove(name, only_at=start)
@@ -88,28 +102,41 @@ class JetStreamCursors(Bucket):
         return (await self._link.info(self._stream)).messages
 
     async def advance(self, name: str, offset: int, at: int | None = None) -> int:
-        return (await self._reach(Cursor(name, offset, at or time.time_ns() // 1_000_000))).offset
+        return (await self._reach(KeptCursor(name, offset, at or time.time_ns() // 1_000_000))).offset
+
+    async def holes(self, name: str) -> list[Hole]:
+        """Return the holes that were there before the name, and that its cursor has not passed."""
+        cursor, _ = await self._read(self._key(name))
+        return [] if cursor is None else list(cursor.holes)
 
     async def all(self) -> list[Cursor]:
         keys = await self._link.subjects(self._stream, f"{self._subject}>")
         read = await asyncio.gather(*(self._read(key) for key in keys))
-        return sorted((cursor for cursor, _ in read if cursor is not None), key=lambda cursor: cursor.name)
+        known = [cursor for cursor, _ in read if cursor is not None]
+        return sorted(
+            (Cursor(each.name, each.offset, each.confirmed_at_unix_ms) for each in known),
+            key=lambda cursor: cursor.name,
+        )
 
-    async def _read(self, key: str) -> tuple[Cursor | None, int]:
+    async def _read(self, key: str) -> tuple[KeptCursor | None, int]:
         """Return the cursor and its revision. A cursor that an operator deleted leaves an empty value."""
         kept = await self._link.last(self._stream, key)
         if kept is None:
             return None, 0
-        return msgspec.json.decode(kept.data, type=Cursor) if kept.data else None, kept.seq
+        return msgspec.json.decode(kept.data, type=KeptCursor) if kept.data else None, kept.seq
 
-    async def _reach(self, wanted: Cursor) -> Cursor:
+    async def _reach(self, wanted: KeptCursor) -> KeptCursor:
         """Write the cursor, unless it is there or further already. Return where it is."""
-        key, data = self._key(wanted.name), msgspec.json.encode(wanted)
+        key = self._key(wanted.name)
         deadline = time.monotonic() + CALL_WAIT
         while time.monotonic() < deadline:
             cursor, revision = await self._read(key)
-            if cursor is not None and cursor.offset >= wanted.offset:
-                return cursor
+            if cursor is not None:
+                if cursor.offset >= wanted.offset:
+                    return cursor
+                ahead = tuple(hole for hole in cursor.holes if hole[1] > wanted.offset)
+                wanted = msgspec.structs.replace(wanted, holes=ahead)
+            data = msgspec.json.encode(wanted)
             if await self._link.put(key, data, last=revision) is not None:
                 return wanted
             await asyncio.sleep(ON_ITS_WAY)  # another write was faster, and may still be in flight

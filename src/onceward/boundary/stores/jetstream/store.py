@@ -26,7 +26,8 @@ from onceward._nats.connection import Message, token
 from onceward._nats.durability import MONITORING
 from onceward._time import Moment
 from onceward.boundary.errors import Backpressure, ConflictingDuplicate, InvalidArgument, Unavailable
-from onceward.boundary.model import PAGE_BYTES, Appended
+from onceward.boundary.holes import Hole, holes_of
+from onceward.boundary.model import PAGE_BYTES, Appended, Gap
 from onceward.boundary.store import Bounds, Cursor, NewFact, StoreDurability
 from onceward.boundary.stores.jetstream.connection import JetStreamConnection
 from onceward.boundary.stores.jetstream.cursors import JetStreamClock, JetStreamCursors
@@ -40,6 +41,10 @@ HEADERS_ROOM = 1024
 """Bytes of a message reserved for headers."""
 MOST_AT_ONCE = 1000
 """Messages in one batch: JetStream's limit."""
+MOST_DELETED = 50_000
+"""Offsets of removed facts that JetStream is asked for: they come in one message."""
+MOST_HOLES = 500
+"""Holes that are kept beside a cursor, and written with each confirm. Later ones are reported as gaps."""
 DIGEST = "Onceward-Digest"
 ASK_AGAIN_AFTER = 60.0
 """Seconds for which an answer about durability holds."""
@@ -60,7 +65,7 @@ class JetStreamBoundaryStore:
         self._monitoring = monitoring
         self._durability: StoreDurability | None = None
         self._durable_until = 0.0
-        self._cursors = JetStreamCursors(link, f"{name}-cursors")
+        self._cursors = JetStreamCursors(link, f"{name}-cursors", self._holes_now)
         self._clock = JetStreamClock(link, f"{name}-clock")
         self.objects = JetStreamObjects(link, f"{name}-objects")
         self._expiry = Expiry(link, self._stream)
@@ -215,6 +220,16 @@ class JetStreamBoundaryStore:
         self, name: str, *, create: bool, start: int = 0, most: int | None = None
     ) -> int | None:
         return await self._cursors.position(name, create=create, start=start, most=most)
+
+    async def holes(self, name: str, gap: Gap) -> list[Hole]:
+        return await self._cursors.holes(name)
+
+    async def _holes_now(self) -> list[Hole]:
+        """The first holes in the log; a name that is registered now keeps them beside its cursor."""
+        if not 0 < (await self._link.info(self._stream)).num_deleted <= MOST_DELETED:
+            return []
+        state = await self._link.info(self._stream, deleted_details=True)
+        return holes_of(state.deleted or ())[:MOST_HOLES]
 
     async def remove(self, name: str) -> int | None:
         return await self._cursors.remove(name)

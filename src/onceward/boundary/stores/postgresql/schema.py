@@ -8,7 +8,7 @@ import psycopg
 
 from onceward.errors import ConfigurationError
 
-VERSION = 3
+VERSION = 4
 LOCK_KEY = 0x6F6E_6365_7761_7264  # "onceward"
 """Advisory lock for creating the tables: of servers that start at once, one creates them."""
 
@@ -62,6 +62,19 @@ USAGE = (
 )
 TRUSTED = "ALTER TABLE onceward_boundary_log ADD trusted_time text"
 
+HOLES = (
+    "ALTER TABLE onceward_boundary_log ADD removals bigint NOT NULL DEFAULT 0",
+    "ALTER TABLE onceward_boundary_cursors ADD after_removal bigint NOT NULL DEFAULT 0",
+    """
+    CREATE TABLE onceward_boundary_holes (
+        last bigint PRIMARY KEY,
+        first bigint NOT NULL,
+        removal bigint NOT NULL
+    )
+    """,
+)
+"""Which removal left each hole, and the last one before each name."""
+
 SCHEMA = (
     "CREATE TABLE onceward_boundary_schema (version integer NOT NULL)",
     f"INSERT INTO onceward_boundary_schema VALUES ({VERSION})",
@@ -112,11 +125,13 @@ SCHEMA = (
     """,
     "ALTER TABLE onceward_boundary_chunks ALTER data SET STORAGE EXTERNAL",
     *USAGE,
+    *HOLES,
 )
 
 UPGRADES = {
     1: (APPEND, *USAGE, "UPDATE onceward_boundary_schema SET version = 2"),
     2: (TRUSTED, "UPDATE onceward_boundary_schema SET version = 3"),
+    3: (*HOLES, "UPDATE onceward_boundary_schema SET version = 4"),
 }
 """From each version to the next. Servers of an old version that are running continue to work: what they call stays."""
 

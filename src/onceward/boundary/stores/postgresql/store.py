@@ -18,7 +18,8 @@ import msgspec
 
 from onceward._time import Moment
 from onceward.boundary.errors import Backpressure, BoundaryError, ConflictingDuplicate, Unavailable
-from onceward.boundary.model import PAGE_BYTES, Appended
+from onceward.boundary.holes import Hole
+from onceward.boundary.model import PAGE_BYTES, Appended, Gap
 from onceward.boundary.store import Bounds, Cursor, NewFact, StoreDurability, full, too_many_names
 from onceward.boundary.stores.group_commit import Grouped
 from onceward.boundary.stores.postgresql.connections import PostgreSqlConnections, one_line
@@ -52,9 +53,17 @@ SIZE = "SELECT bytes FROM onceward_boundary_log"
 REMOVE = f"""
     WITH removed AS (
         DELETE FROM onceward_boundary_facts WHERE "offset" = ANY(ARRAY({{which}} FOR UPDATE SKIP LOCKED))
-        RETURNING octet_length(record) + {ROW_BYTES} AS bytes
+        RETURNING "offset", octet_length(record) + {ROW_BYTES} AS bytes
     ), counted AS (
-        UPDATE onceward_boundary_log SET bytes = bytes - (SELECT coalesce(sum(bytes), 0) FROM removed)
+        UPDATE onceward_boundary_log SET bytes = bytes - (SELECT coalesce(sum(bytes), 0) FROM removed),
+            removals = removals + 1
+        RETURNING removals
+    ), noted AS (
+        INSERT INTO onceward_boundary_holes (first, last, removal)
+        SELECT min("offset"), max("offset"), (SELECT removals FROM counted)
+        FROM (SELECT "offset", "offset" - row_number() OVER (ORDER BY "offset") AS run FROM removed) AS in_runs
+        GROUP BY run
+        ON CONFLICT (last) DO UPDATE SET first = excluded.first, removal = excluded.removal
     )
     SELECT count(*) FROM removed
 """  # skips what another server is removing, so the two do not wait for each other
@@ -62,14 +71,25 @@ EXPIRED = """
     SELECT "offset" FROM onceward_boundary_facts WHERE stream = %s AND appended_at < %s ORDER BY appended_at LIMIT %s
 """
 UP_TO = 'SELECT "offset" FROM onceward_boundary_facts WHERE "offset" <= %s ORDER BY "offset" LIMIT %s'
+HOLES = """
+    SELECT first, last FROM onceward_boundary_holes WHERE last BETWEEN %s AND %s
+        AND removal <= (SELECT after_removal FROM onceward_boundary_cursors WHERE name = %s)
+"""  # none reaches beyond the fact that ends a gap
+FORGET_HOLES = """
+    DELETE FROM onceward_boundary_holes WHERE last <= coalesce(
+        least((SELECT min("offset") FROM onceward_boundary_facts),
+            (SELECT min(position) FROM onceward_boundary_cursors)),
+        (SELECT last FROM onceward_boundary_log))
+"""  # those that every name has passed, and that no new one would meet
 NAMES_LOCK = LOCK_KEY + 1
 """Advisory lock for registering a name: the count holds until it is committed."""
 COUNT = "SELECT count(*) FROM onceward_boundary_cursors"
 REMOVE_CURSOR = "DELETE FROM onceward_boundary_cursors WHERE name = %s RETURNING position"
 POSITION = "SELECT position FROM onceward_boundary_cursors WHERE name = %s"
-CREATE_CURSOR = (
-    "INSERT INTO onceward_boundary_cursors (name, position) VALUES (%s, %s) ON CONFLICT DO NOTHING"
-)
+CREATE_CURSOR = """
+    INSERT INTO onceward_boundary_cursors (name, position, after_removal)
+    SELECT %s, %s, removals FROM onceward_boundary_log ON CONFLICT DO NOTHING
+"""
 ADVANCE = """
     INSERT INTO onceward_boundary_cursors AS known (name, position, confirmed_at)
     SELECT name, position, at FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) AS given (name, position, at)
@@ -167,6 +187,8 @@ class PostgreSqlBoundaryStore:
             size = MOST_REMOVED if at_most is None else min(MOST_REMOVED, at_most - total)
             [(removed,)] = await self._query(REMOVE.format(which=which), *values, size)
             total += int(removed)
+            if removed:
+                await self._query(FORGET_HOLES)
             if removed < MOST_REMOVED:
                 return total
 
@@ -191,6 +213,9 @@ class PostgreSqlBoundaryStore:
                 ):
                     raise too_many_names(name, most)
             await connection.execute(CREATE_CURSOR, (name, start))
+
+    async def holes(self, name: str, gap: Gap) -> list[Hole]:
+        return await self._query(HOLES, gap.first_missing, gap.last_missing, name)
 
     async def remove(self, name: str) -> int | None:
         rows = await self._query(REMOVE_CURSOR, name)
