@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from onceward.app import Onceward
     from onceward.durations import days, hours, minutes
+    from onceward.failures import Refuse, RetryLater, business, outage, retry
     from onceward.inbox import AsyncInbox, Contract, EffectRefused, Inbox
     from onceward.middleware import Middleware
     from onceward.task.exceptions import ExceptionCategory, Postponed, TransactionException
@@ -33,20 +34,25 @@ __all__ = [
     "Postponed",
     "ProducerPolicy",
     "ProducerTask",
+    "Refuse",
     "Report",
+    "RetryLater",
     "RetryPolicy",
     "Transaction",
     "TransactionException",
+    "business",
     "cancel_requested",
     "days",
     "hours",
     "minutes",
     "on_cancel",
+    "outage",
+    "retry",
 ]
 
 _CONSUMER, _PRODUCER = "onceward.task.mixins.consumer", "onceward.task.mixins.producer"
 _ERRORS, _POLICIES = "onceward.task.exceptions", "onceward.task.mixins.policies"
-_INBOX = "onceward.inbox"
+_FAILURES, _INBOX = "onceward.failures", "onceward.inbox"
 _HOMES = {
     "AsyncConsumerTask": _CONSUMER,
     "AsyncHybridTask": _PRODUCER,
@@ -64,15 +70,20 @@ _HOMES = {
     "Postponed": _ERRORS,
     "ProducerPolicy": _POLICIES,
     "ProducerTask": _PRODUCER,
+    "Refuse": _FAILURES,
     "Report": "onceward.task.report",
+    "RetryLater": _FAILURES,
     "RetryPolicy": _POLICIES,
     "Transaction": "onceward.transaction",
     "TransactionException": _ERRORS,
+    "business": _FAILURES,
     "cancel_requested": "onceward.task.mixins.utils",
     "days": "onceward.durations",
     "hours": "onceward.durations",
     "minutes": "onceward.durations",
     "on_cancel": "onceward.task.mixins.utils",
+    "outage": _FAILURES,
+    "retry": _FAILURES,
 }
 
 

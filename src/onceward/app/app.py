@@ -11,19 +11,32 @@ from weakref import WeakSet
 
 from msgspec import UNSET, UnsetType
 
-from onceward._functions import code_of, is_async, yields
+from onceward._functions import code_of, is_async
+from onceward.app.checks import address_of, check_contract, check_function, name_of, share_an_inbox
+from onceward.app.consumer import Consumer as Consumer
+from onceward.app.consumer import Consumers
 from onceward.app.engines import SharedEngines, open_engine
 from onceward.app.policies import parse_policy, policy_of
+from onceward.app.send.functions import (
+    CONSUMER_WAYS,
+    PRODUCER_WAYS,
+    ConsumerFunction,
+    ProducerFunction,
+    SendsToSink,
+    attach,
+)
 from onceward.app.services import Services
 from onceward.app.settings import AppSettings, Resolved, resolve
-from onceward.app.signature import Signature
 from onceward.app.targets import AppTargets, database_place
-from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
+from onceward.failures.board import Board
+from onceward.failures.rules import OutageRule, RuleBook, Rules, check_dependencies, check_names, check_rules
+from onceward.failures.states import ProcessRecords
 from onceward.middleware import Middleware, check_middleware
 from onceward.outbox import Outbox
 from onceward.schedules import CatchUp, Schedule
 from onceward.schedules.schedule import Slots, cron, every
+from onceward.task.guards.receipt import wraps_steps
 from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 
 if TYPE_CHECKING:
@@ -31,10 +44,12 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from onceward.inbox import Contract
+    from onceward.inbox.commits.group import Commit
     from onceward.task.report import Report
 
 F = TypeVar("F", bound=Callable[..., Any])
 Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
 
 RELAY = "outbox-relay"
 """The name of the consumer that relays the outbox."""
@@ -42,82 +57,23 @@ RELAY = "outbox-relay"
 _apps: WeakSet[Onceward] = WeakSet()
 
 
-class Consumer:
-    """A decorated consumer function with its source, contract and policy."""
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        source: str,
-        contract: Contract | UnsetType | None,
-        policy: ConsumerPolicy,
-        name: str,
-        verification: Any = None,
-        services: Services | None = None,
-        app: Onceward | None = None,
-    ) -> None:
-        self.app = app
-        """Its app, which is found among all apps for as long as one of its consumers is known."""
-        self.says_contract = contract is not UNSET
-        """Whether the code says which contract it has, even if it says None. Production asks for that."""
-        contract = None if contract is UNSET else contract
-        self.function = function
-        self.name = name
-        self.signature = Signature(function, session=contract is not None, services=services)
-        self.source = _address(source, name)
-        self.contract = _with_model(contract, self.signature.model, name)
-        self.policy = policy
-        self.verification = verification
-        self.outbox: Outbox | None = None
-        """What its handler publishes through."""
-        self.asynchronous = is_async(function)
-        self._check_services()
-
-    def _check_services(self) -> None:
-        """Refuse what cannot be opened: services that need each other, or an event loop for a `def`."""
-        services, taken = self.signature.injection
-        for parameter, service in taken.items():
-            needs_loop = services.need_a_loop([service])
-            if needs_loop and not self.asynchronous:
-                through = "" if service in needs_loop else f", which needs {needs_loop[0]}"
-                raise ConfigurationError(
-                    f"{self.name} takes {parameter}, but it runs in threads and the service {service}{through} is "
-                    "`async def`; make the consumer `async def`, or the factory a plain `def`"
-                )
-
-
-def _address(url: str, name: str, *, sink: bool = False) -> Address:
-    try:
-        return Address(url, sink=sink)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{name}: {error}") from None
-
-
-class Consumers(dict[str, Consumer]):
-    """Consumers by name, and as attributes so a command can name one: `shop:app.consumers.charge`."""
-
-    def __getattr__(self, name: str) -> Consumer:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-
-class Producer:
+class Producer(SendsToSink):
     """A decorated function whose return value, or every value it yields, goes to a sink."""
 
     def __init__(
         self,
+        app: Onceward,
         function: Callable[..., Any],
         sink: str,
         policy: ProducerPolicy,
         follows: Callable[..., Any] | None = None,
     ) -> None:
+        self.app = app
         self.function = function
         self.follows = follows
         """The consumer function that was given as the sink, if one was."""
         self.name = function.__name__
-        self.sink = _address(sink, self.name, sink=True)
+        self.sink = address_of(sink, self.name, sink=True)
         self.policy = policy
         self.asynchronous = is_async(function) or inspect.isasyncgenfunction(code_of(function))
 
@@ -128,8 +84,24 @@ class Onceward:
     Keywords are settings. ONCEWARD_… variables, `onceward.toml` and `[tool.onceward]` win over them.
     """
 
-    def __init__(self, name: str = "app", *, middleware: Sequence[Middleware] = (), **settings: Any) -> None:
+    def __init__(
+        self,
+        name: str = "app",
+        *,
+        middleware: Sequence[Middleware] = (),
+        failures: Rules | None = None,
+        dependencies: Sequence[str] | Mapping[str, OutageRule] = (),
+        **settings: Any,
+    ) -> None:
+        """`failures` are rules for all consumers; `dependencies` are what consumers may depend on: see `consumer`."""
         self.name = name
+        self.dependencies = check_dependencies(dependencies, name)
+        self.failures = check_rules(failures or {}, name)
+        check_names((), self.dependencies, self.failures, name)
+        self.board = Board()
+        """What holds its consumers, as this process knows it."""
+        self.records = ProcessRecords()
+        """Where outages are noted if it has no database."""
         self.middleware = check_middleware(middleware, name)
         """Wraps every consumer and producer of this app, outermost first."""
         self.owner: str | None = None
@@ -201,55 +173,88 @@ class Onceward:
         policy: ConsumerPolicy | Mapping[str, Any] | None = None,
         name: str | None = None,
         verification: Any = None,
-    ) -> Callable[[F], F]:
-        """Call the function with every message of the source. The function itself is returned unchanged.
+        commit: Commit | None = None,
+        failures: Rules | None = None,
+        depends_on: Sequence[str] = (),
+    ) -> Callable[[Callable[Arguments, Returned]], ConsumerFunction[Arguments, Returned]]:
+        """Call the function with every message of the source. The function itself is returned, with `send` and its
+        like, which put messages there: see `ConsumerFunction`.
 
         `def` runs in threads, `async def` in asyncio. Its one free parameter gets the payload, converted to the
         annotated type; a payload that does not fit is rejected permanently. A parameter annotated `Transaction` gets
         the transaction, one with the name or the type of a service gets the service. With a `contract` it takes
         `session`, and its effects happen once; `verification` is what `onceward verify` needs to prove that: a dict of
         the fields of `Verification`, or a function that returns one. In production, a consumer
-        without a contract starts only if `contract=None` is written out.
+        without a contract starts only if `contract=None` is written out. `failures` sorts what it raises, as in
+        `{CardDeclined: business, Overloaded: outage()}`. `depends_on` names what it needs: while that is down, all
+        consumers that need it wait together.
+
+        `commit="group"` lets events that wait together share one commit, `commit="each"` gives each its own; the
+        default is "group" on SQLite and "each" on PostgreSQL.
         """
         if callable(source):
             raise ConfigurationError(
-                f"@app.consumer needs a source: write @app.consumer('sqlite:///orders.db') above {_name_of(source)}"
+                f"@app.consumer needs a source: write @app.consumer('sqlite:///orders.db') above {name_of(source)}"
             )
 
-        def decorate(function: F) -> F:
-            own = name or _name_of(function)
-            _check_function(function, own)
+        def decorate(function: Callable[Arguments, Returned]) -> ConsumerFunction[Arguments, Returned]:
+            own = name or name_of(function)
+            check_function(function, own)
             if own == RELAY:
                 raise ConfigurationError(f"{own!r} is the name of the outbox's relay; rename the consumer")
             if own in self.consumers:
                 raise ConfigurationError(
                     f"{self.name} has two consumers {own!r}; rename one of them with name=…"
                 )
-            _check_contract(contract, own)
+            check_contract(contract, own)
             if contract not in (None, UNSET) and self.settings.database is None:
                 raise ConfigurationError(
                     f"{own} has a contract, so the app needs a database: write Onceward({self.name!r}, "
                     "database='sqlite:///shop.db'), or set ONCEWARD_DATABASE"
                 )
             changed = self.resolved.of_consumer(own)
+            how = changed.commit or commit
+            if how is not None:
+                from onceward.inbox.commits.group import check_commit
+
+                check_commit(how, None if contract is UNSET else contract, own)
+                if how == "group" and (around := [each for each in self.middleware if wraps_steps(each)]):
+                    raise ConfigurationError(
+                        f"{own} has commit='group', but the middleware {around[0].name} wraps its handler, and would "
+                        "see it return before its commit; leave `commit` out, or have the middleware wrap the source"
+                    )
             consumer = Consumer(
                 function,
                 changed.source or source,
                 contract,
                 policy_of(
-                    own, policy, changed.policy, self.settings.concurrency, self.resolved.origin_of(own)
+                    own,
+                    policy,
+                    changed.policy,
+                    self.settings.concurrency,
+                    self.resolved.origin_of(own),
+                    asynchronous=is_async(function),
+                    keeps_contract=contract is not None and contract is not UNSET,
                 ),
                 own,
                 verification,
                 self.services,
                 self,
+                how,
+                self._rules_of(own, failures, depends_on),
             )
             self._check_sharing(consumer)
             consumer.outbox = self.outbox
             self.consumers[own] = consumer
-            return function
+            decorated: ConsumerFunction[Arguments, Returned] = attach(function, consumer, CONSUMER_WAYS)
+            return decorated
 
         return decorate
+
+    def _rules_of(self, name: str, failures: Rules | None, depends_on: Sequence[str]) -> RuleBook:
+        own = check_rules(failures or {}, name)
+        names = check_names(depends_on, self.dependencies, own, name)
+        return RuleBook(own=own, of_app=self.failures, depends_on=names, dependencies=self.dependencies)
 
     @overload
     def service(self, function: F, /) -> F: ...
@@ -273,7 +278,7 @@ class Onceward:
     def _check_sharing(self, consumer: Consumer) -> None:
         """Two consumers of one queue would split its messages; two that share an inbox would split the work."""
         for other in self.consumers.values():
-            if _share_an_inbox(other, consumer):
+            if share_an_inbox(other, consumer):
                 assert consumer.contract is not None
                 raise ConfigurationError(
                     f"{other.name} and {consumer.name} have contracts with the same consumer_id "
@@ -288,24 +293,27 @@ class Onceward:
 
     def producer(
         self, sink: str | Callable[..., Any], *, policy: ProducerPolicy | Mapping[str, Any] | None = None
-    ) -> Callable[[F], F]:
-        """`app.produce(function, …)` sends what the function returns or yields to the sink.
+    ) -> Callable[[Callable[Arguments, Returned]], ProducerFunction[Arguments, Returned]]:
+        """`app.produce(function, …)` sends what the function returns or yields to the sink; `function.send(…)` is short
+        for it.
 
         The sink is a URL, or a consumer of this app: then messages go to that consumer's source, even if a setting
         changes it.
         """
 
-        def decorate(function: F) -> F:
+        def decorate(function: Callable[Arguments, Returned]) -> ProducerFunction[Arguments, Returned]:
             called: Any = function.__func__ if isinstance(function, (classmethod, staticmethod)) else function
-            own = _name_of(called)
+            own = name_of(called)
             if own in self.producers:
                 raise ConfigurationError(
                     f"{self.name} has two producers {own!r}; rename one of the functions"
                 )
             url = self.resolved.of_producer(own).sink or given
             follows = sink if callable(sink) else None
-            self.producers[own] = Producer(called, url, parse_policy(ProducerPolicy, policy, own), follows)
-            return function
+            producer = Producer(self, called, url, parse_policy(ProducerPolicy, policy, own), follows)
+            self.producers[own] = producer
+            decorated: ProducerFunction[Arguments, Returned] = attach(function, producer, PRODUCER_WAYS)
+            return decorated
 
         given = self._source_of(sink) if callable(sink) else sink
         return decorate
@@ -366,23 +374,23 @@ class Onceward:
     def produce(
         self, function: Callable[Arguments, Any], /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Report:
-        """Call a producer and send what it returns or yields: payloads or transactions.
+        """Call a producer and send what it returns or yields: payloads, transactions, or what is `Delayed`.
 
         Returns once everything is in the sink. Raises `NotSentException`, with the report, if some of it is not.
         """
-        from onceward.app.produce import produce
+        from onceward.app.send.produce import produce
 
         producer = self._producer(function, asynchronous=False)
-        return produce(self, producer, partial(function, *args, **kwargs))
+        return produce(producer, partial(function, *args, **kwargs))
 
     async def produce_async(
         self, function: Callable[Arguments, Any], /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Report:
         """`produce` for `async def` producers."""
-        from onceward.app.produce import produce_async
+        from onceward.app.send.produce import produce_async
 
         producer = self._producer(function, asynchronous=True)
-        return await produce_async(self, producer, partial(function, *args, **kwargs))
+        return await produce_async(producer, partial(function, *args, **kwargs))
 
     def _producer(self, function: Callable[..., Any], *, asynchronous: bool) -> Producer:
         found = self.producers.get(getattr(function, "__name__", ""))
@@ -403,58 +411,3 @@ class Onceward:
 def consumers_of(function: Any) -> list[tuple[Onceward, Consumer]]:
     """The consumers that a decorated function is, in all apps."""
     return [(app, each) for app in _apps for each in app.consumers.values() if each.function == function]
-
-
-def _name_of(function: Any) -> str:
-    named = callable(function) and hasattr(function, "__name__")
-    if not named or isinstance(function, (type, staticmethod)):  # @staticmethod goes around our decorator
-        raise ConfigurationError(
-            f"only a function (`def` or `async def`) can be decorated, not {type(function).__name__} {function!r}"
-        )
-    return str(function.__name__)
-
-
-def _share_an_inbox(one: Consumer, other: Consumer) -> bool:
-    """Two sources of one function may share an inbox: an event that arrives from both is processed once."""
-    if one.contract is None or other.contract is None or one.function == other.function:
-        return False
-    return one.contract.consumer_id == other.contract.consumer_id
-
-
-def _check_function(function: Any, name: str) -> None:
-    _name_of(function)
-    if yields(function):
-        raise ConfigurationError(
-            f"{name} yields, so it is a producer, not a consumer; use @app.producer(sink)"
-        )
-    if not name.replace("-", "_").isidentifier():
-        raise ConfigurationError(
-            f"{name!r} is not a valid consumer name: settings and commands use it; pass one, as in name='charge'"
-        )
-
-
-def _check_contract(contract: Any, name: str) -> None:
-    if contract is None or contract is UNSET:
-        return
-    from onceward.inbox import Contract
-
-    if not isinstance(contract, Contract):
-        raise ConfigurationError(
-            f"{name}: contract must be a Contract(consumer_id=…, …) or None, not {type(contract).__name__}"
-        )
-
-
-def _with_model(contract: Contract | None, model: Any, name: str) -> Contract | None:
-    """Use the annotation as the contract's model, unless the contract names one."""
-    from onceward.models import is_model
-
-    if contract is None or not is_model(model):
-        return contract
-    if contract.model is not None and contract.model is not model:
-        raise ConfigurationError(
-            f"the contract of {name} converts payloads to {contract.model.__qualname__}, but the function takes "
-            f"{model.__qualname__}; leave `model` out of the contract, or annotate the function with it"
-        )
-    import msgspec
-
-    return msgspec.structs.replace(contract, model=model)

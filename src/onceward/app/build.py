@@ -16,6 +16,7 @@ from onceward.app.lifespan import open_services, open_services_async, taken_by
 from onceward.app.services import Service, Services
 from onceward.connectors.owners import set_owner
 from onceward.errors import ConfigurationError
+from onceward.failures.middleware import FailureRules
 from onceward.middleware import Middleware
 from onceward.task.mixins.consumer import AsyncConsumerTask, ConsumerTask
 
@@ -40,6 +41,8 @@ def task_class(consumer: Consumer) -> type[Any]:
     body = {
         "process_transaction": consumer.signature.method(function, asynchronous=consumer.asynchronous),
         "contract": consumer.contract,
+        "commit": consumer.commit,
+        "takes_batches": consumer.takes_batches,
         "verification": consumer.verification,
         "outbox": consumer.outbox,
         "middleware": middleware,
@@ -123,14 +126,18 @@ async def _build_task(
     set_owner(connector, app.owner)
     at_the_end(connector.close_async if asynchronous else connector.close)
     chain = [*middleware]
+    records: Any = app.records
     if app.settings.database is not None:
         engine = app.engines.take(asynchronous=asynchronous)
         at_the_end(app.engines.give_back_async if asynchronous else app.engines.give_back)
         chain.append(await _dead_letters(engine, app, consumer, asynchronous))
+        records = _records(engine, asynchronous)
         if consumer.contract is not None:
             inbox = await _inbox(engine, app, consumer.contract, asynchronous)
             chain.insert(0, inbox.middleware())
+    chain.insert(0, FailureRules(consumer.failures, app.board, records, consumer.identity))
     task = task_class(consumer)({"source": connector}, services, settings=app.settings.engine)
+    task.destination = consumer.source.destination
     task.middleware = (*app.middleware, *chain)
     return task
 
@@ -142,7 +149,15 @@ def middleware_of(app: Onceward, consumer: Consumer, *more: Layer) -> list[Layer
 
     inbox = [] if consumer.contract is None else [InboxMiddleware]
     letters = [] if app.settings.database is None else [DeadLetterMiddleware]
-    return [*app.middleware, *inbox, *more, *letters]
+    return [*app.middleware, FailureRules, *inbox, *more, *letters]
+
+
+def _records(engine: Any, asynchronous: bool) -> Any:
+    """Where outages and pauses are noted."""
+    from onceward.failures.records import FleetRecords
+    from onceward.storage.database import AsyncStoragePorts, BlockingStoragePorts
+
+    return FleetRecords((AsyncStoragePorts if asynchronous else BlockingStoragePorts)(engine))
 
 
 async def _dead_letters(engine: Any, app: Onceward, consumer: Consumer, asynchronous: bool) -> Middleware:
@@ -197,7 +212,7 @@ async def _await_if_needed(result: Any) -> None:
 
 
 def consumer_id(consumer: Consumer) -> str:
-    return consumer.name if consumer.contract is None else consumer.contract.consumer_id
+    return consumer.identity[0]
 
 
 SQLITE_OPTIONS = (

@@ -39,6 +39,15 @@ class SharedEngines:
             self._users[key] = self._users.get(key, 0) + 1
             return self._engines[key]
 
+    def pools(self) -> list[tuple[str, int, int]]:
+        """Of each pool: `threads` or `asyncio`, how many connections are in use, and how many it may open."""
+        from sqlalchemy.pool import QueuePool
+
+        with self._lock:
+            engines = list(self._engines.items())
+        pools = [("threads" if key is None else "asyncio", engine.pool) for key, engine in engines]
+        return [(mode, pool.checkedout(), pool.size()) for mode, pool in pools if isinstance(pool, QueuePool)]
+
     def give_back(self) -> None:
         engine = self._let_go(_key(False))
         if engine is not None:

@@ -11,15 +11,41 @@ from onceward.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 P = TypeVar("P", ConsumerPolicy, ProducerPolicy)
 
 
+BATCH = 100
+THREADS, TASKS = 8, 64
+"""How many messages of a consumer are in flight at once in a process, unless a policy or a setting says it."""
+
+
+def default_loop(*, asynchronous: bool, keeps_contract: bool) -> dict[str, Any]:
+    """The loop of a consumer of an app, where nothing else says it.
+
+    An inbox runs a suspect alone. Without one, only a fetch that waits for the end of its batch does: a message that
+    kills its process must not take the same neighbors with it again and again.
+    """
+    return {
+        "mode": "continuous" if keeps_contract else "batch",
+        "batch": {"size": BATCH},
+        "concurrency": {"value": TASKS if asynchronous else THREADS},
+    }
+
+
 def policy_of(
     name: str,
     given: ConsumerPolicy | Mapping[str, Any] | None,
     changed: Mapping[str, Any] | None,
     concurrency: int | None,
     origin: str = "",
+    *,
+    asynchronous: bool = False,
+    keeps_contract: bool = False,
 ) -> ConsumerPolicy:
-    """`origin` is where `changed` comes from."""
+    """What the code says, over the defaults of an app. `origin` is where `changed` comes from."""
     tree = parse_policy(ConsumerPolicy, given, name).model_dump(exclude_unset=True)
+    # Where the code says something about a part, the rest of that part stays as it is without an app.
+    tree["loop"] = {
+        **default_loop(asynchronous=asynchronous, keeps_contract=keeps_contract),
+        **tree.get("loop", {}),
+    }
     if concurrency is not None:
         tree = _over(tree, {"loop": {"concurrency": {"value": concurrency}}})
     return parse_policy(ConsumerPolicy, _over(tree, changed or {}), name, origin)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from onceward.app.app import RELAY, Consumer, Onceward
 from onceward.app.services import Injection, Services
 from onceward.connectors.urls import Address
+from onceward.failures.rules import RuleBook
 from onceward.outbox.targets import address
 from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.transaction import Transaction
@@ -20,10 +21,9 @@ POLICY = {
         "mode": "continuous",
         "batch": {"size": 16},
         "concurrency": {"value": 16},
-        "empty_queue": {"backoff": 0.0},
     }
 }
-"""Sixteen targets at once. A fetch waits by itself, so an empty one is repeated at once."""
+"""Sixteen targets at once."""
 
 
 def relay(transaction: Transaction) -> None:
@@ -56,6 +56,10 @@ class OutboxAddress(Address):
     @property
     def queue(self) -> tuple[str, ...]:
         return (self.scheme,)
+
+    @property
+    def destination(self) -> tuple[str, str]:
+        return "onceward_outbox", self._app.name
 
     @property
     def in_process(self) -> bool:
@@ -99,7 +103,9 @@ class RelayConsumer(Consumer):
         self.policy = ConsumerPolicy.model_validate(POLICY)
         self.verification = None
         self.outbox = None
-        self.asynchronous = False
+        self.commit = None
+        self.asynchronous = self.takes_batches = False
+        self.failures = RuleBook()
 
 
 def with_relay(app: Onceward, only: tuple[str, ...]) -> tuple[str, ...]:

@@ -38,6 +38,9 @@ class ConsumerSettings(Policy):
 
     source: OptionalText = Field(default=None, description="Source URL that replaces the one in the code.")
     policy: dict[str, Any] | None = Field(default=None, description="Policy fields to change.")
+    commit: Literal["group", "each"] | None = Field(
+        default=None, description="Whether events that wait together share a commit, or each has its own."
+    )
 
 
 class ProducerSettings(Policy):
@@ -49,6 +52,11 @@ class ProducerSettings(Policy):
 def _lines(given: Any) -> Any:
     """A file may have a list of keys."""
     return "\n".join(map(str, given)) if isinstance(given, list) else given
+
+
+def _words(given: Any) -> Any:
+    """A variable has them in one line."""
+    return [each.strip() for each in given.split(",") if each.strip()] if isinstance(given, str) else given
 
 
 def _check_env(name: str) -> str:
@@ -106,6 +114,23 @@ class AppSettings(Policy):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     health: OptionalText = Field(
         default=None, description="HOST:PORT of /livez, /readyz, /progress, /metrics."
+    )
+    console: OptionalText = Field(
+        default=None, description="HOST:PORT of the console, which has the pages of `health`, too."
+    )
+    console_users: OptionalText = Field(
+        default=None, description="File of the console's users; needed on any address but this machine's."
+    )
+    console_redact: Annotated[list[str], BeforeValidator(_words)] = Field(
+        default_factory=list,
+        description="Names or paths of payload fields that the console hides, such as email or customer.*",
+    )
+    console_trace_url: OptionalText = Field(
+        default=None, description="Link to a trace, with {trace_id} in it, for the console."
+    )
+    sample_every: Seconds = Field(
+        default=15.0,
+        description="Seconds between two looks at what waits in the sources and the database, for /metrics.",
     )
     grace: Seconds = Field(default=30.0, description="Seconds for work in flight to finish when stopping.")
     stalled_after: Seconds = Field(

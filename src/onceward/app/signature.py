@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from onceward.app.services import Injection, Service, Services
 from onceward.errors import ConfigurationError
-from onceward.models import contains_pydantic, convert_payload, ignores_pydantic, is_typed_dict, validator
+from onceward.models import (
+    contains_pydantic,
+    convert_payload,
+    ignores_pydantic,
+    is_model,
+    is_typed_dict,
+    validator,
+)
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.transaction import Transaction
 
@@ -41,8 +48,18 @@ class Signature:
         self._check(session)
         self._check_decorators(function)
         hint = hints.get(self._payload or "", Any)
-        self.model: Any = None if hint in ANYTHING else hint
+        of_one = batched(hint) if session else None
+        self.takes_batches = of_one is not None
+        """Whether the payload's parameter gets a list, with the payloads or transactions of several events."""
+        self._of_transactions = of_one is Transaction
+        hint = hint if of_one is None else of_one
+        self.model: Any = None if hint in ANYTHING or self._of_transactions else hint
         self._fit = None if self.model is None else Fit(self.model, self.name)
+
+    @property
+    def transaction(self) -> str | None:
+        """The parameter that gets the transaction."""
+        return self._transaction
 
     def _takes(self, parameter: inspect.Parameter, hints: dict[str, Any]) -> bool:
         """Whether the parameter is the transaction, the session or a service."""
@@ -132,17 +149,31 @@ class Signature:
         made.__qualname__ = function.__qualname__
         return made  # type: ignore[no-any-return]
 
-    def arguments(self, transaction: Transaction, session: Any = None) -> dict[str, Any]:
-        """The arguments by name. Raises TransactionException (business) if the payload does not fit."""
+    def arguments(self, transaction: Any, session: Any = None) -> dict[str, Any]:
+        """The arguments by name. Raises TransactionException (business) if a payload does not fit."""
         given: dict[str, Any] = {}
-        if self._payload is not None:
-            payload = transaction.payload
-            given[self._payload] = payload if self._fit is None else self._fit(payload)
+        if self._payload is not None and self.takes_batches:
+            given[self._payload] = [self._of(each) for each in transaction]
+        elif self._payload is not None:
+            given[self._payload] = self._of(transaction)
         if self._transaction is not None:
             given[self._transaction] = transaction
         if self._session is not None:
             given[self._session] = session
         return given
+
+    def _of(self, transaction: Transaction) -> Any:
+        if self._of_transactions:
+            return transaction
+        return transaction.payload if self._fit is None else self._fit(transaction.payload)
+
+
+def batched(hint: Any) -> Any:
+    """What `list[X]` is a batch of: a model, dict or Transaction; None if it is not a batch, but a payload."""
+    if get_origin(hint) is not list or len(get_args(hint)) != 1:
+        return None
+    (of,) = get_args(hint)
+    return of if of is Transaction or of is dict or get_origin(of) is dict or is_model(of) else None
 
 
 class Fit:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from onceward.errors import ConfigurationError
 from onceward.run.protocol import ConsumerStatus, WorkerState
-from onceward.run.series import TYPE, consumers, series
+from onceward.run.samples import Samples
+from onceward.run.series import TYPE, Series, consumers
 from onceward.run.supervisor import Supervisor, WorkerSlot
 
 JSON = "application/json"
@@ -43,9 +44,12 @@ class HealthPage(NamedTuple):
 class Pages:
     """Answers each request from what the workers last reported."""
 
-    def __init__(self, supervisor: Supervisor, stalled_after: float) -> None:
+    def __init__(self, supervisor: Supervisor, stalled_after: float, samples: Samples | None = None) -> None:
         self._supervisor = supervisor
         self._stalled_after = stalled_after
+        self._series = Series(
+            supervisor, samples, lambda place: not self.stalls(place), lambda place: not self._unready(place)
+        )
         self.by_path: dict[str, Callable[[], HealthPage]] = {
             "/livez": self.livez,
             "/readyz": self.readyz,
@@ -59,20 +63,26 @@ class Pages:
 
     def readyz(self) -> HealthPage:
         """200 if every consumer of every worker has had an answer from its source and is not stopping, and the database
-        answers."""
-        return _verdict([problem for place in self._supervisor.places for problem in self._unready(place)])
+        answers. A consumer that is paused, or waits for what it needs, is ready but degraded: another process could not
+        do better, so nothing may be restarted for it or taken out of service."""
+        places = self._supervisor.places
+        degraded = [
+            f"worker {place.number}: {consumer.name} is {consumer.held}"
+            for place in places
+            for consumer in consumers(place)
+            if consumer.held is not None
+        ]
+        return _verdict([problem for place in places for problem in self._unready(place)], degraded=degraded)
 
     def progress(self) -> HealthPage:
+        return HealthPage(200, JSON, json.dumps(self.state()))
+
+    def state(self) -> dict[str, Any]:
         workers = [self._worker(place) for place in self._supervisor.places]
-        return HealthPage(
-            200, JSON, json.dumps({"stage": self._supervisor.stage.name.lower(), "workers": workers})
-        )
+        return {"stage": self._supervisor.stage.name.lower(), "workers": workers}
 
     def metrics(self) -> HealthPage:
-        lines = series(
-            self._supervisor, lambda place: not self.stalls(place), lambda place: not self._unready(place)
-        )
-        return HealthPage(200, TYPE, "".join(lines))
+        return HealthPage(200, TYPE, self._series.page())
 
     # ── one worker ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -137,6 +147,8 @@ def _describe(consumer: ConsumerStatus, now: float) -> dict[str, Any]:
         "last_progress_seconds": _age(consumer.progress_at, now),
         "stuck": consumer.stuck,
         "problem": consumer.problem,
+        "held": consumer.held,
+        "flights": [{"id": id, "seconds": _age(since, now)} for id, since in consumer.flights],
     }
 
 
@@ -144,16 +156,17 @@ def _age(since: float | None, now: float) -> float | None:
     return None if since is None else round(max(now - since, 0.0), 3)
 
 
-def _verdict(problems: list[str]) -> HealthPage:
-    return HealthPage(503 if problems else 200, JSON, json.dumps({"ok": not problems, "problems": problems}))
+def _verdict(problems: list[str], **more: list[str]) -> HealthPage:
+    body = {"ok": not problems, "problems": problems, **more}
+    return HealthPage(503 if problems else 200, JSON, json.dumps(body))
 
 
-def parse_address(health: str) -> tuple[str, int]:
+def parse_address(health: str, option: str = "--health") -> tuple[str, int]:
     """Parse HOST:PORT; port 0 means any free port."""
     host, _, port = health.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise ConfigurationError(
-            f"--health must be HOST:PORT, not {health!r}; use 127.0.0.1:8080 for this machine, 0.0.0.0:8080 for all"
+            f"{option} must be HOST:PORT, not {health!r}; use 127.0.0.1:8080 for this machine, 0.0.0.0:8080 for all"
         )
     return host.strip("[]"), int(port)
 

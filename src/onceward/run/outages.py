@@ -18,6 +18,8 @@ from onceward.app.app import Consumer, Onceward
 from onceward.app.build import open_task, open_task_async
 from onceward.backoff import Backoff
 from onceward.errors import ConfigurationError, OncewardError
+from onceward.failures.board import hold_of
+from onceward.failures.middleware import LOOK, DependencyDown
 from onceward.run.progress import Progress
 from onceward.run.protocol import ConsumerStatus, WorkerState
 from onceward.run.scoreboard import COUNTS
@@ -37,6 +39,10 @@ CALM = 15.0
 """Seconds without an outage after which the next one counts as the first."""
 PATIENCE = 60.0
 """Seconds that a run with `--drain` waits for a source or a database."""
+
+
+FLIGHTS = 10
+"""Messages in flight that a status names, the oldest."""
 
 
 class SourceUnreachable(Exception):
@@ -97,6 +103,7 @@ class Keeper:
         """Consume with one task through outages: its inbox may hold outcomes that the database did not accept."""
         self._task = task
         task.interruptible = True
+        task.draining = self._drain
         if self._stopping:
             task.stop()  # was asked to while the task was being built
 
@@ -133,12 +140,15 @@ class Keeper:
                 f"{self._problem}"
             )
         wait = OUTAGE.delay(self._tries)
+        if isinstance(error.__cause__, DependencyDown):  # the log has it, and a probe is due soon
+            self._problem, wait = None, min(wait, LOOK)
+        else:
+            _log.warning(
+                "%s is waiting for its source or database; next attempt in %.3g s: %s",
+                self.consumer.name, wait, self._problem,
+            )  # fmt: skip
         self._tries += 1
         self._failed_at = time.monotonic()
-        _log.warning(
-            "%s is waiting for its source or database; next attempt in %.3g s: %s",
-            self.consumer.name, wait, self._problem,
-        )  # fmt: skip
         self._change(WorkerState.WAITING)
         await self._pause(wait)
 
@@ -181,9 +191,11 @@ class Keeper:
         in_flight, oldest = progress.in_flight()
         succeeded, failed, returned = progress.row[:3]
         backlog = getattr(progress.source, "backlog", None)
+        hold = hold_of(self.app.board, self.consumer.identity, self.consumer.failures.depends_on)
+        answers = hold.why is not None and self.state is WorkerState.STARTING  # it does not ask its source
         return ConsumerStatus(
             name=self.consumer.name,
-            state=self.state,
+            state=WorkerState.CONSUMING if answers else self.state,
             succeeded=succeeded,
             failed=failed,
             returned=returned,
@@ -195,7 +207,11 @@ class Keeper:
             problem=self._problem,
             waiting=None if backlog is None else backlog.waiting,
             waiting_for=None if backlog is None else backlog.age,
+            flights=progress.oldest(FLIGHTS),
             broken=self.broken,
+            held=hold.why,
+            paused=hold.paused,
+            down_since=hold.down_since,
         )
 
 

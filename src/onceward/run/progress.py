@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, MutableSequence, Sequence
+from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from onceward.middleware import Middleware, SourceCalls, StepCall, StepInfo
 from onceward.task.exceptions import Postponed
-from onceward.telemetry.tallies import AttemptTally
+from onceward.telemetry.tallies import Attempt, AttemptTally
 from onceward.transaction import Settlement, Transaction, Verdict
 
 ORDER = (Verdict.DONE, Verdict.FAILED, Verdict.RETURNED)
@@ -34,12 +37,14 @@ class Progress(Middleware):
         """`row` is where the counts are kept, if others read them. `tally` counts attempts that no inbox counts."""
         self.row: MutableSequence[int] = array("q", (0, 0, 0, 0)) if row is None else row
         self._tally = tally
+        self._attempts: deque[Attempt] = deque()
+        """Ended, and not counted yet: counting them one by one would cost more than a quick handler."""
         self._failed: dict[int, int] = {}
         """Failed attempts of each delivery that is not settled."""
         self.progress_at = time.monotonic()
         self.asking_since: float | None = None
-        self._fetched_at: dict[int, float] = {}
-        """When each delivery that is not settled was fetched."""
+        self._fetched_at: dict[int, tuple[float, str]] = {}
+        """When each delivery that is not settled was fetched, and its id."""
         self._lock = threading.Lock()
         self._on_answer = on_answer
         self.source: Any = None
@@ -66,48 +71,67 @@ class Progress(Middleware):
         if tally is None or step.name != "process":
             return call
 
+        note, failed, now = self._attempts.append, self._failed, time.perf_counter
+
         async def process(transaction: Transaction, *more: Any) -> Any:
-            began = time.perf_counter()
+            began = now()
             try:
                 result = await call(transaction, *more)
             except Exception as error:
                 postponed = isinstance(error, Postponed)
-                tally.count("postponed" if postponed else "failed", time.perf_counter() - began, None)
+                note(("postponed" if postponed else "failed", now() - began, None))
                 if not postponed:
-                    self._failed[id(transaction)] = self._failed.get(id(transaction), 0) + 1
+                    failed[id(transaction)] = failed.get(id(transaction), 0) + 1
                 raise
-            tally.count("done", time.perf_counter() - began, self._failed.get(id(transaction), 0))
+            note(("done", now() - began, failed.get(id(transaction), 0) if failed else 0))
             return result
 
         return process
+
+    def count_attempts(self) -> None:
+        """Count the attempts that have ended. From any thread."""
+        if self._tally is not None:
+            ended: list[Attempt] = []
+            with suppress(IndexError):
+                while True:
+                    ended.append(self._attempts.popleft())
+            self._tally.count_all(ended)
 
     def _note_fetched(self, batch: Sequence[Transaction]) -> None:
         now = time.monotonic()
         self.asking_since = None
         if batch:
             with self._lock:
-                self._fetched_at.update((id(transaction), now) for transaction in batch)
+                self._fetched_at.update((id(each), (now, each.id)) for each in batch)
             self.progress_at = now
         self.row[3] = len(self._fetched_at)
+        self.count_attempts()
         self._on_answer()
 
     def _note_settled(self, settlements: Sequence[Settlement]) -> None:
         outcome_of = getattr(self.source, "outcome_of", None)
+        counts = dict.fromkeys(ORDER, 0)
+        self.count_attempts()
         with self._lock:
             for settlement in settlements:
-                self._fetched_at.pop(id(settlement.transaction), None)
-                self._failed.pop(id(settlement.transaction), None)
+                delivery = id(settlement.transaction)
+                self._fetched_at.pop(delivery, None)
+                if self._failed:
+                    self._failed.pop(delivery, None)
                 messages = None if outcome_of is None else outcome_of(settlement.transaction)
                 if messages is None:
-                    self.row[ORDER.index(settlement.verdict)] += 1
+                    counts[settlement.verdict] += 1
                 else:
                     for at, number in enumerate(messages):
                         self.row[at] += number
+            for at, verdict in enumerate(ORDER):
+                self.row[at] += counts[verdict]
             self.row[3] = len(self._fetched_at)
         self.progress_at = time.monotonic()
 
     def call_ended(self) -> int:
         """Forget what is not settled and return how many; the row has it until the next fetch."""
+        self.count_attempts()
         self.asking_since = None
         with self._lock:
             left = len(self._fetched_at)
@@ -117,5 +141,12 @@ class Progress(Middleware):
 
     def in_flight(self) -> tuple[int, float | None]:
         """How many deliveries are in flight, and when the oldest was fetched."""
+        self.count_attempts()
         with self._lock:
-            return len(self._fetched_at), next(iter(self._fetched_at.values()), None)
+            first = next(iter(self._fetched_at.values()), None)
+            return len(self._fetched_at), None if first is None else first[0]
+
+    def oldest(self, number: int) -> list[tuple[str, float]]:
+        """The ids of the oldest deliveries in flight, and when each was fetched."""
+        with self._lock:
+            return [(id, since) for since, id in islice(self._fetched_at.values(), number)]

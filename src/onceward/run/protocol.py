@@ -82,8 +82,15 @@ class ConsumerStatus(msgspec.Struct, kw_only=True):
     """Messages that wait in the outbox, if this is its relay."""
     waiting_for: float | None = None
     """Seconds that the oldest of them has waited."""
+    flights: list[tuple[str, float]] = []
+    """The ids of the oldest in flight, and when each was fetched."""
     broken: bool = False
     """It failed and cannot go on."""
+    held: str | None = None
+    """Why it fetches nothing although its source answers: it is paused, or what it needs is down."""
+    paused: bool = False
+    down_since: float | None = None
+    """Since when what it needs is down, in seconds since 1970; None if it is up."""
 
     def standing_still_since(self) -> float | None:
         """Since when nothing has moved although it has work or waits for a fetch. None if it is idle."""
@@ -98,5 +105,7 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
     """Why it cannot run at all."""
     database: str | None = None
     """Why its database is not ready, if it is not."""
+    pools: list[tuple[str, int, int]] = []
+    """Of its connections to the database: for `threads` or `asyncio`, how many are in use, and how many it may open."""
     exit_code: int | None = None
     """In its last report: how it is about to exit."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -21,10 +21,14 @@ from onceward.run.health import Pages, parse_address, serve_health
 from onceward.run.protocol import Assignment
 from onceward.run.release import Releases
 from onceward.run.reload import PythonFiles
+from onceward.run.samples import Samples
 from onceward.run.supervisor import RunStage, Supervisor
 from onceward.telemetry.logger import OwnLogger
 
 _log = OwnLogger(logging.getLogger("onceward.run"))
+
+Site = Callable[[Pages, Samples], AbstractAsyncContextManager[str]]
+"""Serves a console inside the block, and yields its URL."""
 
 STALL_CHECK_EVERY = 5.0
 """Seconds between two checks for stalled workers."""
@@ -76,19 +80,20 @@ def _check_proven(app: Onceward, only: Sequence[str]) -> None:
         raise UnprovenConsumerError("\n".join(found))
 
 
-def run_app(app: Onceward, assignment: Assignment, *, reload: bool = False) -> int:
-    """Supervise the workers of an app until they end. Returns the exit code."""
-    return asyncio.run(_run(app, assignment, reload))
+def run_app(app: Onceward, assignment: Assignment, *, reload: bool = False, site: Site | None = None) -> int:
+    """Supervise the workers of an app until they end. Returns the exit code. `site` serves a console meanwhile."""
+    return asyncio.run(_run(app, assignment, reload, site))
 
 
-async def _run(app: Onceward, assignment: Assignment, reload: bool) -> int:
+async def _run(app: Onceward, assignment: Assignment, reload: bool, site: Site | None) -> int:
     settings = app.settings
     app.only = app.run_only = assignment.only
     size = await asyncio.to_thread(pool_size_that_fits, app)
     assignment = msgspec.structs.replace(assignment, run_only=assignment.only, pool_size=size)
     changes = PythonFiles(Path.cwd()) if reload else None
     supervisor = Supervisor(assignment, settings.processes, changes, Releases(app, assignment.only))
-    pages = Pages(supervisor, settings.stalled_after)
+    samples = Samples(app, all_consumers(app, assignment.only), settings.sample_every)
+    pages = Pages(supervisor, settings.stalled_after, samples)
     loop = asyncio.get_running_loop()
     for each in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(each, supervisor.on_signal, int(each))
@@ -96,6 +101,12 @@ async def _run(app: Onceward, assignment: Assignment, reload: bool) -> int:
         if settings.health is not None:
             url = await around.enter_async_context(serve_health(pages, *parse_address(settings.health)))
             _log.info("health at %s/livez, /readyz, /progress and /metrics", url)
+        if site is not None:
+            url = await around.enter_async_context(site(pages, samples))
+            _log.info("console at %s/", url)
+        if settings.health is not None or site is not None:
+            samples.start()
+            around.callback(samples.stop)
         watching = asyncio.ensure_future(_log_stalls(supervisor, pages))
         around.callback(watching.cancel)
         running = [each.name for each in all_consumers(app, assignment.only)]

@@ -1,4 +1,7 @@
-"""The numbers of a run, in the text format of Prometheus.
+"""The numbers of a run for Prometheus: a collector, and its page.
+
+To add a gauge, add a line to the list of the function it belongs to: `_of_workers`, `_of_deliveries`, `_of_sources`,
+`_of_database`. Leave out what is not known; never report 0 for it.
 
 Gauges and the counts of deliveries are by worker. What is known of attempts is by consumer, over all workers. No
 counter goes down when a worker is replaced.
@@ -8,10 +11,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from onceward.connectors.reports import SourceBacklog
+from onceward.deadletters.letter import Category
 from onceward.run import tally
-from onceward.run.protocol import ConsumerStatus
+from onceward.run.protocol import ConsumerStatus, WorkerState
+from onceward.run.samples import Reading, Samples
 from onceward.run.scoreboard import Score
 from onceward.run.tally import Histogram
 
@@ -21,20 +37,42 @@ if TYPE_CHECKING:
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Sample(NamedTuple):
+class Labeled(NamedTuple):
     labels: Mapping[str, str]
     value: float
-    suffix: str = ""
 
 
-def series(
-    supervisor: Supervisor, is_live: Callable[[WorkerSlot], bool], is_ready: Callable[[WorkerSlot], bool]
-) -> Iterator[str]:
-    places = list(supervisor.places)
-    yield from _of_workers(places, is_live, is_ready)
-    yield from _of_deliveries(places)
-    yield from _of_attempts(tallies(supervisor))
-    yield from _of_outbox(places)
+class Series(Collector):
+    """Collects what the workers last reported, and the last samples. Waits for nothing."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        samples: Samples | None,
+        is_live: Callable[[WorkerSlot], bool],
+        is_ready: Callable[[WorkerSlot], bool],
+    ) -> None:
+        self._supervisor = supervisor
+        self._samples = samples
+        self._is_live, self._is_ready = is_live, is_ready
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        places = list(self._supervisor.places)
+        yield from _of_workers(places, self._is_live, self._is_ready)
+        yield from _of_deliveries(places)
+        yield from _of_attempts(tallies(self._supervisor))
+        yield from _of_outbox(places)
+        if self._samples is not None:
+            yield from _of_sources(self._samples)
+            yield from _of_database(self._samples)
+
+    def page(self) -> str:
+        return generate_latest(self._registry).decode()
 
 
 def tallies(supervisor: Supervisor) -> dict[str, list[int]]:
@@ -48,19 +86,34 @@ def tallies(supervisor: Supervisor) -> dict[str, list[int]]:
 
 def _of_workers(
     places: list[WorkerSlot], is_live: Callable[[WorkerSlot], bool], is_ready: Callable[[WorkerSlot], bool]
-) -> Iterator[str]:
-    families: list[tuple[str, str, str, Callable[[WorkerSlot], float]]] = [
-        ("up", "gauge", "1 if the worker's process runs.", lambda place: place.process is not None),
-        ("live", "gauge", "1 if work in flight makes progress.", is_live),
-        ("ready", "gauge", "1 if the sources of all its consumers answer.", is_ready),
-        ("restarts_total", "counter", "Processes that were started again.", lambda place: place.restarts),
+) -> Iterator[Metric]:
+    families: list[tuple[str, str, Callable[[WorkerSlot], float]]] = [
+        ("up", "1 if the worker's process runs.", lambda place: place.process is not None),
+        ("live", "1 if work in flight makes progress.", is_live),
+        ("ready", "1 if the sources of all its consumers answer.", is_ready),
+        ("restarts_total", "Processes that were started again.", lambda place: place.restarts),
     ]
-    for short, kind, text, value in families:
-        samples = (Sample({"worker": str(place.number)}, value(place)) for place in places)
-        yield from _family(f"onceward_worker_{short}", kind, text, samples)
+    for short, text, value in families:
+        samples = (Labeled({"worker": str(place.number)}, value(place)) for place in places)
+        yield _family(f"onceward_worker_{short}", text, samples)
+    pools = [
+        (place, pool)
+        for place in places
+        if place.process is not None and place.process.status is not None
+        for pool in place.process.status.pools
+    ]
+    of_pools: list[tuple[str, str, Callable[[tuple[str, int, int]], int]]] = [
+        ("in_use", "Database connections in use.", lambda pool: pool[1]),
+        ("size", "Database connections that the pool may open.", lambda pool: pool[2]),
+    ]
+    for short, text, number in of_pools:
+        labeled = [({"worker": str(place.number), "mode": pool[0]}, pool) for place, pool in pools]
+        yield _family(
+            f"onceward_pool_{short}", text, (Labeled(labels, number(pool)) for labels, pool in labeled)
+        )
 
 
-def _of_deliveries(places: list[WorkerSlot]) -> Iterator[str]:
+def _of_deliveries(places: list[WorkerSlot]) -> Iterator[Metric]:
     now = time.monotonic()
     counters: list[tuple[str, str, Callable[[Score | ConsumerStatus], float]]] = [
         ("succeeded_total", "Deliveries that succeeded.", lambda each: each.succeeded),
@@ -69,11 +122,11 @@ def _of_deliveries(places: list[WorkerSlot]) -> Iterator[str]:
     ]
     for short, text, count in counters:
         samples = [
-            Sample(labels, sum(count(each) for each in parts))
+            Labeled(labels, sum(count(each) for each in parts))
             for place in places
             for labels, parts in _done(place)
         ]
-        yield from _family(f"onceward_consumer_{short}", "counter", text, samples)
+        yield _family(f"onceward_consumer_{short}", text, samples)
     gauges: list[tuple[str, str, Callable[[ConsumerStatus], float]]] = [
         ("in_flight", "Deliveries that are not settled.", lambda each: each.in_flight),
         (
@@ -83,43 +136,53 @@ def _of_deliveries(places: list[WorkerSlot]) -> Iterator[str]:
         ),
         ("idle_seconds", "Time since the last fetch or settlement.", lambda each: now - each.progress_at),
         ("stuck", "Attempts given up on that still run.", lambda each: each.stuck),
+        ("paused", "1 if an operator has paused it.", lambda each: each.paused),
+        (
+            "outage",
+            "1 while its source, its database or what it needs is down.",
+            lambda each: each.state is WorkerState.WAITING or each.down_since is not None,
+        ),
+        (
+            "outage_seconds",
+            "Since when what it needs is down.",
+            lambda each: 0.0 if each.down_since is None else max(time.time() - each.down_since, 0.0),
+        ),
     ]
     for short, text, value in gauges:
         samples = [
-            Sample(_labels(place, each.name), value(each)) for place in places for each in consumers(place)
+            Labeled(_labels(place, each.name), value(each)) for place in places for each in consumers(place)
         ]
-        yield from _family(f"onceward_consumer_{short}", "gauge", text, samples)
+        yield _family(f"onceward_consumer_{short}", text, samples)
 
 
-def _of_attempts(found: Mapping[str, list[int]]) -> Iterator[str]:
-    yield from _family(
+def _of_attempts(found: Mapping[str, list[int]]) -> Iterator[Metric]:
+    yield _family(
         "onceward_consumer_attempts_total",
-        "counter",
         "Attempts at messages, by how they ended.",
         (
-            Sample({"consumer": name, "outcome": outcome}, count)
+            Labeled({"consumer": name, "outcome": outcome}, count)
             for name, row in found.items()
             for outcome, count in tally.outcomes(row).items()
         ),
     )
-    yield from _family(
+    yield _family(
         "onceward_consumer_duplicates_total",
-        "counter",
         "Messages that were skipped because they had been done before.",
-        (Sample({"consumer": name}, tally.outcomes(row)["duplicate"]) for name, row in found.items()),
+        (Labeled({"consumer": name}, tally.outcomes(row)["duplicate"]) for name, row in found.items()),
     )
     histograms: list[tuple[str, str, Callable[[list[int]], Histogram]]] = [
         ("duration_seconds", "How long attempts took, with their commit.", tally.durations),
         ("retries", "Attempts before the one that did it.", tally.retries),
     ]
     for short, text, read in histograms:
-        samples = [
-            sample for name, row in found.items() for sample in _buckets({"consumer": name}, read(row))
-        ]
-        yield from _family(f"onceward_consumer_{short}", "histogram", text, samples)
+        family = HistogramMetricFamily(f"onceward_consumer_{short}", text, labels=["consumer"])
+        for name, row in found.items():
+            histogram = read(row)
+            family.add_metric([name], list(histogram.cumulative()), sum_value=histogram.sum)
+        yield family
 
 
-def _of_outbox(places: list[WorkerSlot]) -> Iterator[str]:
+def _of_outbox(places: list[WorkerSlot]) -> Iterator[Metric]:
     """All workers count the same table: the largest number is the most recent, or close to it."""
     counted = [each for place in places for each in consumers(place) if each.waiting is not None]
     gauges: list[tuple[str, str, Callable[[ConsumerStatus], float]]] = [
@@ -127,8 +190,65 @@ def _of_outbox(places: list[WorkerSlot]) -> Iterator[str]:
         ("oldest_waiting_seconds", "Age of the oldest of them.", lambda each: each.waiting_for or 0.0),
     ]
     for short, text, value in gauges:
-        samples = [Sample({}, max(map(value, counted)))] if counted else []
-        yield from _family(f"onceward_outbox_{short}", "gauge", text, samples)
+        yield _family(
+            f"onceward_outbox_{short}", text, [Labeled({}, max(map(value, counted)))] if counted else []
+        )
+
+
+def _of_sources(samples: Samples) -> Iterator[Metric]:
+    gauges: list[tuple[str, str, Callable[[SourceBacklog], float | None]]] = [
+        ("waiting", "Messages that are due and not delivered.", lambda each: each.waiting),
+        ("in_flight", "Messages that are delivered and not settled.", lambda each: each.in_flight),
+        ("delayed", "Messages that are due later.", lambda each: each.delayed),
+        ("dead_letters", "Dead letters that the source itself keeps.", lambda each: each.dead),
+        ("oldest_age_seconds", "Age of the oldest message that has not ended.", lambda each: each.oldest_age),
+    ]
+    readings = list(samples.sources.items())
+    for short, text, value in gauges:
+        known = ((name, value(reading.current)) for name, reading in readings if reading.current is not None)
+        yield _family(
+            f"onceward_source_{short}",
+            text,
+            [Labeled({"consumer": name}, number) for name, number in known if number is not None],
+        )
+    asked = [({"consumer": name}, reading) for name, reading in readings]
+    yield from _of_readings("source", "the source", asked)
+
+
+def _of_database(samples: Samples) -> Iterator[Metric]:
+    known = samples.database.current is not None
+    yield _family(
+        "onceward_dead_letters",
+        "Open dead letters.",
+        (
+            Labeled({"consumer": name, "category": category}, samples.dead(name).get(category, 0))
+            for name in samples.consumers
+            for category in Category
+            if known
+        ),
+    )
+    yield _family(
+        "onceward_consumer_parked",
+        "Events that wait for an earlier one of their aggregate.",
+        (Labeled({"consumer": name}, samples.parked(name) or 0) for name in samples.consumers if known),
+    )
+    yield from _of_readings("database", "the database", [({}, samples.database)])
+
+
+def _of_readings(
+    what: str, words: str, readings: Iterable[tuple[dict[str, str], Reading[Any]]]
+) -> Iterator[Metric]:
+    asked = [(labels, each) for labels, each in readings if each.at is not None or each.problem is not None]
+    yield _family(
+        f"onceward_{what}_up",
+        f"1 if {words} answered the last sample.",
+        (Labeled(labels, each.problem is None) for labels, each in asked),
+    )
+    yield _family(
+        f"onceward_{what}_sample_age_seconds",
+        f"Age of the numbers of {words}.",
+        (Labeled(labels, each.age) for labels, each in asked if each.age is not None),
+    )
 
 
 def consumers(place: WorkerSlot) -> list[ConsumerStatus]:
@@ -144,14 +264,6 @@ def _done(place: WorkerSlot) -> Iterator[tuple[dict[str, str], list[Score | Cons
         yield _labels(place, name), [each for each in parts if each is not None]
 
 
-def _buckets(labels: dict[str, str], histogram: Histogram) -> Iterator[Sample]:
-    total = 0
-    for limit, total in histogram.cumulative():
-        yield Sample({**labels, "le": limit}, total, "_bucket")
-    yield Sample(labels, histogram.sum, "_sum")
-    yield Sample(labels, total, "_count")
-
-
 def _labels(place: WorkerSlot, consumer: str) -> dict[str, str]:
     return {"worker": str(place.number), "consumer": consumer}
 
@@ -160,12 +272,12 @@ def _since(moment: float | None, now: float) -> float:
     return 0.0 if moment is None else max(now - moment, 0.0)
 
 
-def _family(name: str, kind: str, text: str, samples: Iterable[Sample]) -> Iterator[str]:
-    yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
-    for labels, value, suffix in samples:
-        inside = ",".join(f'{label}="{_escape(given)}"' for label, given in labels.items())
-        yield f"{name}{suffix}{f'{{{inside}}}' if inside else ''} {float(value):.15g}\n"
-
-
-def _escape(label: str) -> str:
-    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _family(name: str, text: str, samples: Iterable[Labeled]) -> Metric:
+    """A counter if its name says so, otherwise a gauge."""
+    found = list(samples)
+    labels = list(found[0].labels) if found else []
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    family = kind(name, text, labels=labels)
+    for each in found:
+        family.add_metric(list(each.labels.values()), float(each.value))
+    return family

@@ -12,9 +12,10 @@ from collections.abc import Iterator, MutableSequence, Sequence
 from typing import Final, NamedTuple
 
 from onceward.telemetry.metrics import SECONDS
-from onceward.telemetry.tallies import OUTCOMES, RETRIES
+from onceward.telemetry.tallies import OUTCOMES, RETRIES, Attempt
 
 MICROSECONDS: Final = 1e6
+PLACES: Final = {outcome: place for place, outcome in enumerate(OUTCOMES)}
 DURATIONS: Final = len(OUTCOMES)
 """Where the buckets of durations begin, one more than there are boundaries; their sum in microseconds follows."""
 ATTEMPTS: Final = DURATIONS + len(SECONDS) + 2
@@ -45,13 +46,23 @@ class SharedTally:
 
     def count(self, outcome: str, seconds: float, retries: int | None) -> None:
         """Count an attempt; `retries` if it did the work."""
+        self.count_all(((outcome, seconds, retries),))
+
+    def count_all(self, attempts: Sequence[Attempt]) -> None:
+        """`count` each of these."""
+        if not attempts:
+            return
         with self._lock:
-            self._row[OUTCOMES.index(outcome)] += 1
-            self._row[DURATIONS + bisect_left(SECONDS, seconds)] += 1
-            self._row[ATTEMPTS - 1] += round(seconds * MICROSECONDS)
-            if retries is not None:
-                self._row[ATTEMPTS + bisect_left(RETRIES, retries)] += 1
-                self._row[SIZE - 1] += retries
+            row = list(self._row)
+            for outcome, seconds, tries in attempts:
+                row[PLACES[outcome]] += 1
+                row[DURATIONS + bisect_left(SECONDS, seconds)] += 1
+                row[ATTEMPTS - 1] += round(seconds * MICROSECONDS)
+                if tries is not None:
+                    row[ATTEMPTS + bisect_left(RETRIES, tries)] += 1
+                    row[SIZE - 1] += tries
+            for at, number in enumerate(row):
+                self._row[at] = number
 
 
 def outcomes(row: Sequence[int]) -> dict[str, int]:

@@ -83,6 +83,7 @@ class Worker:
         self._services = ExitStack()
         self._loop: threading.Thread | None = None
         self._telemetry: Any = None
+        self._app: Onceward | None = None
         self._database: AnswerWatch | None = None
         self._refused: str | None = None
         self._code = ENDED
@@ -98,7 +99,7 @@ class Worker:
 
     def _run(self) -> int:
         try:
-            app = self._app()
+            app = self._load_app()
         except ConfigurationError as error:
             self._refuse(error)
             return self._code
@@ -132,9 +133,9 @@ class Worker:
         if self._telemetry is not None:
             self._telemetry.shutdown()
 
-    def _app(self) -> Onceward:
+    def _load_app(self) -> Onceward:
         self._telemetry = _start_telemetry()
-        app = load_app(self._assignment.target)
+        self._app = app = load_app(self._assignment.target)
         given = self._assignment
         app.owner, app.only, app.run_only = given.owner, given.only, given.run_only
         app.override("command line", env=given.env, concurrency=given.concurrency, pool_size=given.pool_size)
@@ -265,7 +266,10 @@ class Worker:
         if self._database is not None:
             self._database.look()
         problem = None if self._database is None else self._database.problem
-        status = WorkerStatus(consumers=consumers, refused=self._refused, database=problem, exit_code=code)
+        pools = [] if self._app is None else self._app.engines.pools()
+        status = WorkerStatus(
+            consumers=consumers, refused=self._refused, database=problem, pools=pools, exit_code=code
+        )
         with suppress(BrokenPipeError):  # `GONE` handles it
             os.write(self._reports, msgspec.json.encode(status) + b"\n")
 

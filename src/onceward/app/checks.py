@@ -1,0 +1,100 @@
+"""What can be declared in an app, and what cannot: checks of decorated functions, URLs and contracts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
+
+from onceward._functions import yields
+from onceward.connectors.patience import check_patience
+from onceward.connectors.urls import Address
+from onceward.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from onceward.app.consumer import Consumer
+    from onceward.inbox import Contract
+
+
+def address_of(url: str, name: str, *, sink: bool = False) -> Address:
+    try:
+        return Address(url, sink=sink)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name}: {error}") from None
+
+
+def name_of(function: Any) -> str:
+    named = callable(function) and hasattr(function, "__name__")
+    if not named or isinstance(function, (type, staticmethod)):  # @staticmethod goes around our decorator
+        raise ConfigurationError(
+            f"only a function (`def` or `async def`) can be decorated, not {type(function).__name__} {function!r}"
+        )
+    return str(function.__name__)
+
+
+def share_an_inbox(one: Consumer, other: Consumer) -> bool:
+    """Two sources of one function may share an inbox: an event that arrives from both is processed once."""
+    if one.contract is None or other.contract is None or one.function == other.function:
+        return False
+    return one.contract.consumer_id == other.contract.consumer_id
+
+
+def check_function(function: Any, name: str) -> None:
+    name_of(function)
+    if yields(function):
+        raise ConfigurationError(
+            f"{name} yields, so it is a producer, not a consumer; use @app.producer(sink)"
+        )
+    if not name.replace("-", "_").isidentifier():
+        raise ConfigurationError(
+            f"{name!r} is not a valid consumer name: settings and commands use it; pass one, as in name='charge'"
+        )
+
+
+def check_contract(contract: Any, name: str) -> None:
+    if contract is None or contract is UNSET:
+        return
+    from onceward.inbox import Contract
+
+    if not isinstance(contract, Contract):
+        raise ConfigurationError(
+            f"{name}: contract must be a Contract(consumer_id=…, …) or None, not {type(contract).__name__}"
+        )
+
+
+def with_model(contract: Contract | None, model: Any, name: str) -> Contract | None:
+    """Use the annotation as the contract's model, unless the contract names one."""
+    from onceward.models import is_model
+
+    if contract is None or not is_model(model):
+        return contract
+    if contract.model is not None and contract.model is not model:
+        raise ConfigurationError(
+            f"the contract of {name} converts payloads to {contract.model.__qualname__}, but the function takes "
+            f"{model.__qualname__}; leave `model` out of the contract, or annotate the function with it"
+        )
+    import msgspec
+
+    return msgspec.structs.replace(contract, model=model)
+
+
+def check_delays(consumer: Consumer) -> None:
+    """Refuse a source, or a rule, that buries a failing message sooner than the contract tolerates."""
+    rules, contract = consumer.source.rules, consumer.contract
+    if rules is None:
+        return
+    for condition, rule in consumer.failures.retries():
+        times = rule.redelivery.times or 0
+        if times >= rules.max_deliveries:
+            raise ConfigurationError(
+                f"{consumer.name} retries {condition} {times} times, but its source delivers a message at most "
+                f"{rules.max_deliveries} times; add max_deliveries={times + 1} to the URL, or lower times"
+            )
+    if contract is None or contract.tolerates is None:
+        return
+    whose = contract.consumer_id, contract.tolerates
+    remedy = "add or raise max_deliveries or redelivery_delay in its URL"
+    check_patience(*whose, rules.shortest_delays(), f"its source {consumer.source}", remedy)
+    for condition, rule in consumer.failures.retries():
+        delays = rules.shortest_delays(rule.redelivery)
+        check_patience(*whose, delays, f"its rule for {condition}", "give that more or longer delays")

@@ -1,0 +1,119 @@
+"""A consumer of an app as a task for dry runs: its services are not opened, and its source is empty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from onceward.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from onceward.deadletters import DeadLetter, DeadLetters
+    from onceward.deadletters.dry_run import Prediction
+    from onceward.transaction import Transaction
+
+PREDICTED = {
+    "succeed": "would succeed",
+    "duplicate": "is a duplicate: no second effect",
+    "superseded": "is superseded: no effect",
+    "wait": "would wait",
+    "effect": "would run an effect",
+    "breach": "would die again: contract",
+    "raise": "would die again: raises",
+}
+"""What a prediction says about a letter."""
+
+
+class Unopened:
+    """Stands for a service: a dry run runs no effects, and opens nothing."""
+
+    def __init__(self, name: str) -> None:
+        self.__name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):  # Python asks for these
+            raise AttributeError(attribute)
+        raise ConfigurationError(
+            f"the handler uses the service {self.__name} outside an effect, and a dry run opens no services; name a "
+            "function that returns the task with a fake: --task MODULE:FUNCTION"
+        )
+
+
+def task_for_dry_runs(kind: type[Any], engine: Engine, app: Any = None) -> Any:
+    """Build a task of this class on the app's inbox."""
+    from onceward.app.build import set_gate
+    from onceward.connectors import AsyncMemoryConnector, MemoryConnector
+    from onceward.inbox import Inbox
+    from onceward.task.base import AsyncTask
+
+    inbox = Inbox(engine)
+    if app is not None:
+        set_gate(inbox, app)
+    source: Any = AsyncMemoryConnector() if issubclass(kind, AsyncTask) else MemoryConnector()
+    taken = getattr(kind, "injection", None)
+    fakes = {each.name: Unopened(each.name) for each in taken.parameters.values()} if taken else {}
+    return kind({"source": source}, {"inbox": inbox, **fakes})
+
+
+def rehearse(
+    letters: DeadLetters, found: Iterable[DeadLetter], task: Any, poison_fixed: bool
+) -> dict[int, Prediction]:
+    """Predict what a redrive would do with these, by the number of the letter, in the order of a redrive."""
+    from onceward._sync import run_blocking
+    from onceward.connectors.codec import DecodeError
+    from onceward.deadletters.dry_run import PredictedOutcome, Prediction
+    from onceward.deadletters.redrive import ONLY_FIXED
+
+    ordered = sorted(found, key=lambda each: (-1 if each.sequence is None else each.sequence, each.id))
+    readable: dict[int, Transaction] = {}
+    predicted: dict[int, Prediction] = {}
+    for letter in ordered:
+        problem = f"it is poison: {ONLY_FIXED}" if letter.category == "poison" and not poison_fixed else ""
+        try:
+            transaction = run_blocking(letters.operations.draft(letter.id)).transaction()
+        except DecodeError as error:
+            problem = problem or str(error)
+        if problem:
+            predicted[letter.id] = Prediction(
+                transaction_id=letter.message_id, outcome=PredictedOutcome.BREACH, detail=problem
+            )
+        else:
+            readable[letter.id] = transaction
+    engine: Any = letters.operations.ports.engine  # type: ignore[attr-defined]
+    predictions = predict(task, list(readable.values()), engine, poison_fixed)
+    predicted |= dict(zip(readable, predictions, strict=True))
+    return {letter.id: predicted[letter.id] for letter in ordered}
+
+
+def predict(
+    task: Any, transactions: list[Transaction], engine: Engine, poison_fixed: bool
+) -> list[Prediction]:
+    """Predict in the mode of the task."""
+    from onceward.deadletters.dry_run import dry_run
+    from onceward.task.base import AsyncTask
+
+    if not isinstance(task, AsyncTask):
+        return dry_run(task, transactions, engine, poison_fixed=poison_fixed)
+    import asyncio
+
+    return asyncio.run(_predict_async(task, transactions, engine, poison_fixed))
+
+
+async def _predict_async(
+    task: Any, transactions: list[Transaction], engine: Engine, poison_fixed: bool
+) -> list[Prediction]:
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    from onceward.db.engines import connect_arguments, hide_values
+    from onceward.deadletters.dry_run import dry_run_async
+
+    driver = "sqlite+aiosqlite" if engine.dialect.name == "sqlite" else "postgresql+psycopg"
+    arguments = connect_arguments(engine.url, name="onceward")
+    url = engine.url.set(drivername=driver)
+    async_engine = hide_values(create_async_engine(url, connect_args=arguments))
+    try:
+        return await dry_run_async(task, transactions, async_engine, poison_fixed=poison_fixed)
+    finally:
+        await async_engine.dispose()

@@ -1,0 +1,1 @@
+"""Sending from an app: what decorated functions can, and over which connections."""
