@@ -20,6 +20,7 @@ from sqlalchemy.sql import Select
 
 from onceward._sync import as_coroutine, as_function
 from onceward.db import operations
+from onceward.outbox.outbox import HandlerSends
 from onceward.task.base import AsyncTask
 from onceward.verify.children import Watchdog
 from onceward.verify.watch import blockade
@@ -55,11 +56,12 @@ IN_EFFECTS = (DeliveryBoundary.EFFECT_FAILS, DeliveryBoundary.AFTER_EFFECT)
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """An exception or a kill, once, at a boundary. Writes and effects are numbered from 1."""
+    """An exception, a kill or a pause, once, at a boundary. Writes and effects are numbered from 1; a message that is
+    sent is a write."""
 
     boundary: DeliveryBoundary
     number: int = 0
-    action: Literal["raise", "kill"] = "raise"
+    action: Literal["raise", "kill", "hold"] = "raise"
 
     def __str__(self) -> str:
         return f"{self.boundary} {self.number}" if self.number else str(self.boundary)
@@ -96,6 +98,8 @@ class Probe:
 
     def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
+        self.hold: Callable[[], None] = lambda: None
+        """What a fault that holds the transaction open waits for."""
         self.begin(None)
 
     def begin(self, fault: Fault | None) -> None:
@@ -118,6 +122,10 @@ class Probe:
         """Effects whose call does not read its key, and that nothing reconciles."""
         self.scopes: list[Scope] = []
         """The user's steps of this delivery, with what they started."""
+        self.unsent: BaseException | None = None
+        """Why a message was not sent, and none after it."""
+        self.returned = False
+        """Whether the handler returned."""
 
     def reach(self, boundary: DeliveryBoundary, number: int = 0, *, inside: bool = False) -> None:
         """Raise or kill, if the fault of this delivery belongs here."""
@@ -127,6 +135,9 @@ class Probe:
         self.fault = None
         if fault.action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if fault.action == "hold":
+            self.hold()
+            return
         self.fired_inside = inside
         kind = InjectedInEffect if boundary in IN_EFFECTS else Injected
         error = kind(f"raised by the verification {fault}")
@@ -154,6 +165,7 @@ class Probe:
             finally:
                 self._watchdog.coroutine = None
             self.swallowed = self.fired_inside
+            self.returned = True
             note_temporary()
             self.reach(DeliveryBoundary.BEFORE_COMMIT)
             return self.result
@@ -193,7 +205,7 @@ class Probe:
 
     @contextmanager
     def _observing(self, session: Any, inner: Adapt, outer: Adapt) -> Iterator[None]:
-        run, effect = inner(session.run), inner(session.effect)
+        run, effect, send = inner(session.run), inner(session.effect), inner(session.send)
 
         async def observed(operation: Any, *args: Any, **more: Any) -> Any:
             number = self._before(operation, args)
@@ -221,17 +233,26 @@ class Probe:
             with during(Phase.OFF):
                 return await effect(name, outer(called), **more)
 
+        async def sending(*args: Any, **more: Any) -> Any:
+            try:
+                sent = await send(*args, **more)
+            except Exception as error:
+                self.unsent = error
+                raise
+            self.unsent = None
+            return sent
+
         async def unobserved(operation: Any, *args: Any, **more: Any) -> Any:
             with during(Phase.OFF):
                 return await run(operation, *args, **more)
 
-        session.run, session.effect = outer(observed), outer(effecting)
+        session.run, session.effect, session.send = outer(observed), outer(effecting), outer(sending)
         try:
             yield
         finally:
             # The inbox continues with the session, and so may a task that the handler did not wait for.
             session.run = outer(unobserved)
-            del session.effect
+            del session.effect, session.send
 
     def _before(self, operation: Any, args: tuple[Any, ...]) -> int:
         """The number of the write that is about to happen; 0 if the operation only reads."""
@@ -251,7 +272,7 @@ def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _writes(operation: Any, args: tuple[Any, ...]) -> bool:
-    if operation in _ALWAYS_WRITES:
+    if operation in _ALWAYS_WRITES or getattr(operation, "__func__", None) is HandlerSends.write:
         return True
     if operation not in _MAY_WRITE:
         return False

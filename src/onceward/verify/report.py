@@ -67,6 +67,7 @@ class VerificationReport(msgspec.Struct, frozen=True, kw_only=True):
     """The consumer, as `module:name`."""
     seed: int
     backend: str
+    commit: str = "each"
     isolation: str = ""
     """The isolation level on PostgreSQL."""
     seconds: float
@@ -155,6 +156,7 @@ class VerificationReport(msgspec.Struct, frozen=True, kw_only=True):
             schema_versions=self.schema_versions,
             backend=self.backend,
             isolation=self.isolation,
+            commit=self.commit,
             mechanism=self.mechanism,
             onceward=version("onceward"),
             seed=self.seed,

@@ -10,6 +10,7 @@ from sqlalchemy import Engine
 
 from onceward._functions import check_result
 from onceward.inbox import Event, Inbox
+from onceward.inbox.commits.group import commit_of
 from onceward.inbox.evidence.code_digest import code_of
 from onceward.inbox.evidence.distributions import versions_in_use
 from onceward.inbox.evidence.evidence import terms_of
@@ -51,6 +52,7 @@ def run(plan: VerificationPlan, progress: Progress = lambda name, result: None) 
         seed=plan.seed,
         backend=databases.backend,
         isolation=isolation,
+        commit=commit_of(plan.consumer, plan.contract, databases.backend),
         seconds=time.monotonic() - began,
         scenarios=tuple(results),
         code=code,

@@ -21,9 +21,11 @@ from onceward._sync import as_coroutine, run_blocking
 from onceward.app.lifespan import open_services_async
 from onceward.connectors.memory import AsyncMemoryConnector, MemoryConnector
 from onceward.inbox import AsyncInbox, Inbox
+from onceward.outbox.outbox import Place
 from onceward.task.lifecycle import text_of
+from onceward.task.mixins.policies import ConsumerPolicy
 from onceward.task.work import Outcome, OutcomeStatus
-from onceward.transaction import Transaction
+from onceward.transaction import Settlement, Transaction, Verdict
 from onceward.verify import tables
 from onceward.verify.children import Watchdog
 from onceward.verify.databases import async_engine_at, engine_at
@@ -60,6 +62,8 @@ class Delivery(msgspec.Struct, frozen=True):
     """Calls of outside services in effects."""
     keyless: tuple[str, ...] = ()
     """Effects whose call does not read its key."""
+    unsent: str = ""
+    """Why a message was not sent, although the handler returned."""
 
     @property
     def succeeded(self) -> bool:
@@ -78,6 +82,9 @@ class Stage:
         # The production gate would refuse a consumer that is not proven yet.
         self.inbox: Any = (AsyncInbox if plan.asynchronous else Inbox)(self.engine)
         self.inbox.set_gate(production=False)
+        outbox = getattr(plan.consumer, "outbox", None)
+        if outbox is not None:
+            outbox.move(Place(url.get_backend_name(), url.database))
         self._open_services = AsyncExitStack()
         with blockade.lifted():
             given, outer = self._services()
@@ -87,7 +94,7 @@ class Stage:
         for name in outer:
             given[name] = outside(name, given[name])
         self.services = {**given, "inbox": self.inbox}
-        self._url = url
+        self.url = url
 
     def __enter__(self) -> Self:
         return self
@@ -137,7 +144,7 @@ class Stage:
 
     def _block(self) -> None:
         """Make no outside calls from now on: user code runs next."""
-        blockade.install(self._url, self.plan.options.allow, self._reads)
+        blockade.install(self.url, self.plan.options.allow, self._reads)
 
     # ── deliveries ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -150,6 +157,33 @@ class Stage:
         """Deliver an event until it succeeds, as a source does, or until it fails without an injected fault."""
         deliveries: list[Delivery] = self._run(self._settle(task, event, fault))
         return deliveries
+
+    def settle_together(self, task: Any, events: Sequence[Transaction], fault: Fault | None) -> list[str]:
+        """Deliver the events in one batch, until all are done. Returns what is wrong with those that are not."""
+        found: list[str] = self._run(self._settle_together(task, events, fault))
+        return found
+
+    async def _settle_together(
+        self, task: Any, events: Sequence[Transaction], fault: Fault | None
+    ) -> list[str]:
+        consume = (
+            task.consume_transactions if self.plan.asynchronous else as_coroutine(task.consume_transactions)
+        )
+        task.connectors = {"source": (feed := EventFeed(events))}
+        task.probe_of_verification.begin(fault)
+        self.watchdog.pet(f"{len(events)} events together")
+        again = {"retry": {"max_attempts": 2}}
+        policy = ConsumerPolicy.model_validate(
+            {"loop": {"batch": {"size": len(events)}}, "steps": {"process": again, "success": again}}
+        )
+        until = time.monotonic() + self.plan.options.timeout
+        while feed.left and time.monotonic() < until:
+            with during(Phase.EARLY, processor=self.inbox.processor):
+                await consume(policy)
+            if feed.left:
+                await self._sleep(POSTPONED_FOR)
+        failed = [f"event {each.transaction.id!r} failed: {each.error}" for each in feed.failed]
+        return failed + [f"event {each.id!r} was not done in time" for each in feed.left]
 
     def settle_at_once(self, events: Sequence[Transaction], copies: int) -> list[Delivery]:
         """Deliver copies of each event at the same time, each to its own instance."""
@@ -280,8 +314,31 @@ def _delivery(event: Transaction, outcome: Outcome, probe: Probe) -> Delivery:
         _text(probe.result) if isinstance(probe.result, BaseException) else "",
         tuple(probe.calls),
         tuple(probe.keyless),
+        "" if probe.unsent is None or not probe.returned else _text(probe.unsent),
     )
 
 
 def _text(error: BaseException) -> str:
     return text_of(error)[:500]
+
+
+class EventFeed:
+    """Delivers a few events, and again what was not done. Nothing is sent to it or taken from elsewhere."""
+
+    def __init__(self, events: Sequence[Transaction]) -> None:
+        self.left = list(events)
+        self.failed: list[Settlement] = []
+
+    def fetch_transactions(self, size: int) -> list[Transaction]:
+        batch, self.left = self.left[:size], self.left[size:]
+        return batch
+
+    def settle_transactions(self, settlements: Sequence[Settlement]) -> None:
+        self.left += [each.transaction for each in settlements if each.verdict is Verdict.RETURNED]
+        self.failed += [each for each in settlements if each.verdict is Verdict.FAILED]
+
+    async def fetch_transactions_async(self, size: int) -> list[Transaction]:
+        return self.fetch_transactions(size)
+
+    async def settle_transactions_async(self, settlements: Sequence[Settlement]) -> None:
+        self.settle_transactions(settlements)

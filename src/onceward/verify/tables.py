@@ -12,6 +12,8 @@ import msgspec
 from sqlalchemy import Connection, Engine, inspect
 
 from onceward._text import quantity
+from onceward.verify import messages
+from onceward.verify.messages import MESSAGES
 
 PREFIX = "onceward_"
 OWN = (
@@ -22,6 +24,7 @@ OWN = (
     "onceward_parked",
     "onceward_horizons",
     "onceward_outbox",
+    "onceward_outbox_tally",
 )
 """Inbox tables that a run fills."""
 EFFECTS = "effects (onceward_effects)"
@@ -154,6 +157,10 @@ def read(connection: Connection, tables: Sequence[Table], exclude: Sequence[str]
         rows = connection.exec_driver_sql(f"SELECT {names} FROM {table.quoted}")
         found[table.name] = Counter(tuple(_plain(value, keys) for value in row) for row in rows)
     found[EFFECTS] = Counter(tuple(row[:3]) for row in effects)
+    fields = messages.compared(exclude)
+    found[MESSAGES] = Counter(
+        tuple(_plain(getattr(each, name), keys) for name in fields) for each in messages.read(connection)
+    )
     return found
 
 
@@ -181,6 +188,7 @@ def differences(
     """Missing and extra rows, a line for each table and kind."""
     columns = {table.name: compared_columns(table, exclude) for table in tables}
     columns[EFFECTS] = ("tracking_id", "name", "state")
+    columns[MESSAGES] = messages.compared(exclude)
     lines = []
     for name in expected | found:
         before, after = expected.get(name, NO_ROWS), found.get(name, NO_ROWS)
@@ -198,9 +206,9 @@ def differing_columns(
 ) -> list[str]:
     """Columns whose values differ between the two, as `table.column`."""
     names = []
-    for table in tables:
-        columns = compared_columns(table, exclude)
-        before, after = one.get(table.name, NO_ROWS), other.get(table.name, NO_ROWS)
+    compared = [(table.name, table.name, compared_columns(table, exclude)) for table in tables]
+    for name, shown, columns in [*compared, (MESSAGES, messages.TABLE, messages.compared(exclude))]:
+        before, after = one.get(name, NO_ROWS), other.get(name, NO_ROWS)
         if before == after:
             continue
         differs = [
@@ -209,7 +217,7 @@ def differing_columns(
             if Counter(row[index] for row in before.elements())
             != Counter(row[index] for row in after.elements())
         ]
-        names += [f"{table.name}.{columns[index]}" for index in differs]
+        names += [f"{shown}.{columns[index]}" for index in differs]
     return names
 
 

@@ -7,8 +7,21 @@ import asyncio
 import pytest
 
 from onceward._time import Moment
+from onceward.boundary.boundary import Boundary
+from onceward.boundary.model import Gap
 from onceward.boundary.store import BoundaryStore, Bounds
 from onceward.testing.boundary.suite import StoreSuite, fact, with_store
+
+
+async def walk(boundary: Boundary, name: str) -> list[Gap]:
+    """Read to the end, one fact at a time, and return the gaps that were reported."""
+    gaps: list[Gap] = []
+    while True:
+        records, gap = await boundary.fetch(name, 1)
+        gaps += [gap] if gap is not None else []
+        if not records:
+            return gaps
+        await boundary.confirm(name, records[0][0])
 
 
 class ExpiryCases(StoreSuite):
@@ -35,6 +48,50 @@ class ExpiryCases(StoreSuite):
         assert await store.expire(every, at_most=3) == 3
         assert len(await store.read(0, 10)) == 1
         assert await store.expire(every, at_most=100) == 1
+
+    @pytest.mark.req("BC-21", "BC-26", "BC-49")
+    @with_store
+    async def test_a_name_is_told_only_of_what_was_removed_after_it_was_registered(
+        self, store: BoundaryStore
+    ) -> None:
+        boundary = Boundary(store)
+        classes = ["audit", "documents", "documents", "audit", "operational", "documents", "audit", "audit"]
+        for number, stream in enumerate(classes, 1):
+            await store.append(fact(f"m{number}", stream=stream, appended_at=1000))
+        await boundary.fetch("early", 10)
+        await store.expire({"documents": 2000})  # 2, 3 and 6
+        assert await walk(boundary, "early") == [Gap(2, 3), Gap(6, 6)]
+        await boundary.fetch("late", 10)
+        await boundary.confirm("late", 1)
+        await store.expire({"operational": 2000})  # 5, beside the hole at 6
+        assert await walk(boundary, "new") == []
+        assert await walk(boundary, "late") == [Gap(5, 5)]
+        await boundary.fetch("last", 10)
+        await store.drop(4)
+        assert await walk(boundary, "last") == [Gap(1, 4)]
+        assert await walk(boundary, "newest") == []
+
+    @pytest.mark.req("BC-21", "BC-26", "BC-49")
+    def test_which_holes_a_name_has_met_is_kept_through_restarts(self) -> None:
+        async def first(store: BoundaryStore) -> None:
+            for number, stream in enumerate(["audit", "documents", "audit", "documents", "audit"], 1):
+                await store.append(fact(f"m{number}", stream=stream, appended_at=1000 + number))
+            await store.expire({"documents": 1003})
+            await Boundary(store).register("c")
+
+        async def again(store: BoundaryStore) -> None:
+            await store.expire({"documents": 2000})
+            await store.drop(1)
+            assert await walk(Boundary(store), "c") == [Gap(1, 1), Gap(4, 4)]
+            # All names have passed them; a number that is used again would hide a later hole.
+            for number in range(6, 9):
+                await store.append(fact(f"m{number}", stream="documents", appended_at=1000))
+            await store.append(fact("m9", stream="audit", appended_at=1000))
+            await store.expire({"documents": 2000})
+            assert await walk(Boundary(store), "c") == [Gap(6, 8)]
+
+        self.on_store(first)
+        self.on_store(again)
 
     @pytest.mark.req("BC-26", "BC-51")
     def test_the_trusted_time_is_kept_and_can_be_set_back(self) -> None:

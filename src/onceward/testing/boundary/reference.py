@@ -26,6 +26,7 @@ STEPS = st.lists(
         st.tuples(st.just("fetch"), NAMES, st.integers(1, 5)),
         st.tuples(st.just("confirm"), NAMES, st.integers(0, 12)),
         st.tuples(st.just("drop"), st.integers(0, 12)),
+        st.tuples(st.just("expire")),
         st.tuples(st.just("restart")),
         st.tuples(st.just("crash")),
     ),
@@ -39,6 +40,8 @@ class BoundaryModel:
     def __init__(self) -> None:
         self.log: list[tuple[str, str] | None] = []  # None: removed
         self.cursors: dict[str, int] = {}
+        self.gone_before: dict[str, set[int]] = {}
+        """Offsets that were missing already when each name was registered."""
 
     def append(self, name: str, content: str) -> tuple[int, bool] | None:
         for offset, known in enumerate(self.log, 1):
@@ -50,9 +53,12 @@ class BoundaryModel:
     def fetch(self, name: str, limit: int) -> tuple[list[int], tuple[int, int] | None]:
         here = [offset for offset, known in enumerate(self.log, 1) if known]
         position = self.cursors.setdefault(name, here[0] - 1 if here else len(self.log))
+        gone_before = self.gone_before.setdefault(name, set(range(1, len(self.log) + 1)).difference(here))
         there = [offset for offset, known in enumerate(self.log, 1) if known and offset > position]
         first = there[0] if there else len(self.log) + 1
-        return there[:limit], (position + 1, first - 1) if first > position + 1 else None
+        missed = sorted(set(range(position + 1, first)) - gone_before)
+        unbroken = [offset for number, offset in enumerate(there[:limit], first) if offset == number]
+        return unbroken, (missed[0], missed[-1]) if missed else None
 
     def confirm(self, name: str, offset: int) -> int | None:
         if offset > len(self.log):
@@ -63,6 +69,13 @@ class BoundaryModel:
     def drop(self, through: int) -> None:
         for at in range(min(through, len(self.log))):
             self.log[at] = None
+
+    def expire(self) -> None:
+        self.log = [None if known is not None and is_short_lived(known[0]) else known for known in self.log]
+
+
+def is_short_lived(message_id: str) -> bool:
+    return int(message_id) % 3 == 0
 
 
 class ModelCases(StoreSuite):
@@ -94,6 +107,9 @@ class ModelCases(StoreSuite):
                     case ("drop", through):
                         await store.drop(through)
                         model.drop(through)
+                    case ("expire",):
+                        await store.expire({"documents": 2**53})
+                        model.expire()
                     case _:
                         await self._compare(Boundary(store), model, step)
             await self._compare_whole(store, model)
@@ -129,7 +145,8 @@ class ModelCases(StoreSuite):
 
 
 async def _append(boundary: Boundary, name: str, content: str) -> tuple[int, bool] | None:
-    envelope = Envelope(message_id=name, from_zone="a", to_zone="b", produced_at_unix_ms=1)
+    labels = {"retention": "documents"} if is_short_lived(name) else {}
+    envelope = Envelope(message_id=name, from_zone="a", to_zone="b", produced_at_unix_ms=1, labels=labels)
     try:
         done = await boundary.append(
             envelope, Fact(subject="batch:B1", predicate="done", object_json=f'"{content}"')

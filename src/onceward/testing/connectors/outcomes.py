@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onceward.connectors import BurialReason
+from onceward.connectors.lease_rules import JITTER, BurialReason, RedeliveryPlan
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.testing.connectors.samples import BUSINESS_FAILURE, SYSTEM_FAILURE, numbered, payloads_of
 from onceward.testing.connectors.suite import ConnectorSuite
@@ -46,16 +46,51 @@ class Outcomes(ConnectorSuite):
             assert len(queue.fetch()) == 1
             assert self.dead_letters(queue) == []
 
-    def test_a_system_failure_comes_back_after_a_delay_that_doubles(self) -> None:
+    @pytest.mark.req("OU-05")
+    def test_what_an_outage_gives_back_counts_neither_as_delivered_nor_as_lost(self) -> None:
+        with self.queue(max_deliveries=2, redelivery_delay=1.0, lease=60.0) as (queue, clock):
+            queue.dispatch(Transaction())
+            queue.fail(*queue.fetch(), error=SYSTEM_FAILURE)
+            self.advance(clock, 1.5)
+            for _ in range(8):
+                [later] = queue.fetch()
+                queue.settle([Settlement(later, Verdict.RETURNED, delay=1.0)])
+                self.advance(clock, 1.5)
+            assert self.dead_letters(queue) == []
+            queue.fail(*queue.fetch(), error=SYSTEM_FAILURE)
+            [letter] = self.dead_letters(queue)
+            assert (letter.reason, letter.deliveries) == (BurialReason.MAX_DELIVERIES, 2)
+
+    def test_a_system_failure_comes_back_after_a_delay_that_doubles_and_has_jitter(self) -> None:
         with self.queue(redelivery_delay=10.0, max_deliveries=10, lease=600.0) as (queue, clock):
             queue.dispatch(Transaction())
             [held] = queue.fetch()
-            for delay in (10.0, 20.0, 40.0, 60.0, 60.0):
+            for delay in (10.0, 20.0, 40.0):
                 queue.fail(held, error=SYSTEM_FAILURE)
-                self.advance(clock, delay - 0.5)
+                self.advance(clock, delay * (1 - JITTER) - 0.5)
                 assert queue.fetch() == [], "it came back too early"
-                self.advance(clock, 1.0)
+                self.advance(clock, delay * JITTER + 1.0)
                 [held] = queue.fetch()
+
+    @pytest.mark.req("OU-02")
+    def test_a_failure_says_when_its_message_comes_back_and_how_often(self) -> None:
+        with self.queue(redelivery_delay=1.0, max_deliveries=10, lease=600.0) as (queue, clock):
+            queue.dispatch(Transaction())
+            later = TransactionException("too many requests", ExceptionCategory.SYSTEM)
+            later.redelivery = RedeliveryPlan(not_before=30.0)
+            queue.fail(*queue.fetch(), error=later)
+            self.advance(clock, 29.5)
+            assert queue.fetch() == [], "it came back too early"
+            self.advance(clock, 1.0)
+            scheduled = TransactionException("down", ExceptionCategory.SYSTEM)
+            scheduled.redelivery = RedeliveryPlan((5.0, 20.0), 2)
+            queue.fail(*queue.fetch(), error=scheduled)
+            self.advance(clock, 19.5)
+            assert queue.fetch() == [], "it came back too early"
+            self.advance(clock, 20.0 * JITTER + 1.0)
+            queue.fail(*queue.fetch(), error=scheduled)
+            [letter] = self.dead_letters(queue)
+            assert (letter.reason, letter.deliveries) == (BurialReason.MAX_DELIVERIES, 3)
 
     def test_a_failed_message_does_not_hold_up_those_behind_it(self) -> None:
         with self.queue(redelivery_delay=10.0) as (queue, clock):

@@ -8,7 +8,7 @@ import pytest
 
 from onceward.connectors import BurialReason
 from onceward.connectors.codec import decode
-from onceward.connectors.lease_rules import MOST_LOST
+from onceward.connectors.lease_rules import LONGEST_DELAY, MOST_LOST
 from onceward.testing.connectors.samples import SYSTEM_FAILURE, numbered, payloads_of
 from onceward.testing.connectors.suite import ConnectorSuite, needs
 from onceward.transaction import Transaction
@@ -94,7 +94,7 @@ class ConnectorPoison(ConnectorSuite):
                 self.advance(clock, 61.0)
             for _ in range(2):
                 queue.fail(*queue.fetch(), error=SYSTEM_FAILURE)
-                self.advance(clock, 61.0)
+                self.advance(clock, LONGEST_DELAY + 1.0)
             assert queue.fetch() == []
             [letter] = self.dead_letters(queue)
             assert (letter.reason, len(letter.history)) == (BurialReason.MAX_DELIVERIES, 2)

@@ -11,10 +11,12 @@ from onceward.verify.scenarios.effects import early_effects, outside_calls
 from onceward.verify.scenarios.every_type import every_type
 from onceward.verify.scenarios.exceptions import exceptions
 from onceward.verify.scenarios.forms import missing_fields, old_versions, refused_events, unknown_fields
+from onceward.verify.scenarios.groups import groups
 from onceward.verify.scenarios.interpreters import interpreters
 from onceward.verify.scenarios.kills import kills
 from onceward.verify.scenarios.lost_updates import lost_updates
 from onceward.verify.scenarios.order import order
+from onceward.verify.scenarios.sends import sends
 from onceward.verify.scenarios.state import state
 from onceward.verify.trial import Assessment, Trial
 
@@ -35,6 +37,8 @@ SCENARIOS: dict[str, Scenario] = {
     "refused": refused_events,
     "exceptions": exceptions,
     "kills": kills,
+    "sends": sends,
+    "groups": groups,
     INTERPRETERS: interpreters,
     "state": state,
     "early-effects": early_effects,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from onceward._text import quantity
 from onceward.transaction import Transaction
 from onceward.verify import tables
+from onceward.verify.messages import MESSAGES, ids_of
 from onceward.verify.report import Finding
 from onceward.verify.stage import Delivery, Stage
 from onceward.verify.trial import Assessment, Trial, deliver_all, unsettled
@@ -22,6 +23,14 @@ def clean(trial: Trial) -> Assessment:
         )
         for each in first
         if each.returned
+    ]
+    findings += [
+        Finding(
+            f"for event {each.event!r} a message was not sent, and the handler caught the error and returned, so the "
+            f"event counts as done: {each.unsent}. Let it raise"
+        )
+        for each in first
+        if each.unsent
     ]
     if not findings:
         trial.again, again = deliver_cleanly(trial, trial.plan.events)
@@ -62,10 +71,20 @@ def deliver_cleanly(trial: Trial, events: Sequence[Transaction]) -> tuple[list[D
 
 
 def _compare(trial: Trial, one: tables.Rows, other: tables.Rows) -> list[Finding]:
+    exclude = trial.plan.options.exclude
     lines = trial.differences(other, one)
     if not lines:
         return []
-    columns = tables.differing_columns(one, other, trial.tables, trial.plan.options.exclude)
+    if ids_of(one, exclude) != ids_of(other, exclude) and one[MESSAGES].total() == other[MESSAGES].total():
+        return [
+            Finding(
+                "two clean deliveries of the same events send messages with other ids, so a consumer takes a copy for "
+                "another message. Leave id out, and session.send derives one from event, consumer and name; or make "
+                "it of what the event says",
+                tuple(line for line in lines if line.startswith(MESSAGES)),
+            )
+        ]
+    columns = tables.differing_columns(one, other, trial.tables, exclude)
     advice = f"exclude={columns}" if columns else "exclude=[…]"
     return [
         Finding(

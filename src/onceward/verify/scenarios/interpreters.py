@@ -15,6 +15,7 @@ from onceward.verify import tables
 from onceward.verify.elsewhere import copy_of
 from onceward.verify.faults import DeliveryBoundary, Fault
 from onceward.verify.interpreters import HASH_SEEDS, conversation
+from onceward.verify.messages import MESSAGES, ids_of
 from onceward.verify.report import Finding
 from onceward.verify.stage import Delivery, Stage
 from onceward.verify.trial import Assessment, NotChecked, SharedDatabase, Trial, unsettled
@@ -41,9 +42,9 @@ def interpreters(trial: Trial) -> Assessment:
         if findings:
             break
     note = f"{quantity(len(HASH_SEEDS), 'interpreter')}, one of them after kill -9"
-    if trial.most("effects") and not findings:
+    if (trial.most("effects") or trial.oracle[MESSAGES]) and not findings:
         findings = _elsewhere(trial)
-        note += "; effects also of a copy on another day and host"
+        note += "; effects and messages also of a copy on another day and host"
     return Assessment(findings, note)
 
 
@@ -59,13 +60,31 @@ def _elsewhere(trial: Trial) -> list[Finding]:
         raise NotChecked(f"on another day and host the events do not succeed: {failed[0].text}")
     there, here = rows[tables.EFFECTS], trial.oracle[tables.EFFECTS]
     if there == here:
-        return _compare_calls(trial, story, deliveries) + _compare_messages(trial, story, deliveries)
+        findings = _compare_calls(trial, story, deliveries) + _compare_messages(trial, story, deliveries)
+        return findings + _compare_sends(trial, story, rows)
     lines = [f"{_effect(row)} is missing" for row in here - there]
     lines += [f"{_effect(row)} is there instead" for row in there - here]
     return [
         Finding(
             f"{story}, its effects differ, so the provider gets another call with another key. Name an effect by what "
             "it does and by the event's id and payload, not by created_at, the time, the day, the host or the process",
+            tuple(lines),
+        )
+    ]
+
+
+def _compare_sends(trial: Trial, story: str, rows: tables.Rows) -> list[Finding]:
+    """Messages of the outbox. What they say may name the day; their ids may not."""
+    here, there = (ids_of(each, trial.plan.options.exclude) for each in (trial.oracle, rows))
+    if here == there:
+        return []
+    lines = [f"message {id!r} is missing" for id in sorted(here - there)]
+    lines += [f"message {id!r} is there instead" for id in sorted(there - here)]
+    return [
+        Finding(
+            f"{story}, its messages have other ids or another number, so their consumer takes copies for other "
+            "messages. Leave id out, or make it of the event's id and payload, not of created_at, the time, the day, "
+            "the host or the process",
             tuple(lines),
         )
     ]

@@ -52,6 +52,8 @@ WATCHED = {
     "os.spawn": "started the process {1}",
     "os.fork": "forked a process",
     "os.forkpty": "forked a process",
+    "os.kill": "sent a signal to process {0}",
+    "os.killpg": "sent a signal to process group {0}",
     "os.remove": "removed the file {0}",
     "os.rename": "renamed the file {0}",
     "os.link": "linked the file {0}",
@@ -59,6 +61,9 @@ WATCHED = {
     "os.truncate": "truncated the file {0}",
     "os.mkdir": "created the directory {0}",
     "os.rmdir": "removed the directory {0}",
+    "os.chmod": "changed the mode of the file {0}",
+    "os.chown": "changed the owner of the file {0}",
+    "os.setxattr": "changed an attribute of the file {0}",
     "shutil.copyfile": "copied the file {0}",
     "shutil.rmtree": "removed the directory {0}",
     "shutil.move": "moved the file {0}",
@@ -355,6 +360,8 @@ def _describe(name: str, arguments: tuple[Any, ...]) -> str | None:
         path, _, flags = arguments
         writes = isinstance(flags, int) and flags & WRITING and path != os.devnull
         return f"opened the file {path!r:.200} for writing" if writes else None
+    if name == "os.kill" and arguments[1] == 0:
+        return None  # it asks whether a process is there
     text = WATCHED.get(name)
     return None if text is None else text.format(*(f"{each!r:.200}" for each in arguments))
 

@@ -12,6 +12,7 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
+from onceward.connectors.kept import kept
 from onceward.connectors.memory import AsyncMemoryConnector, MemoryConnector
 from onceward.connectors.urls import Address
 from onceward.errors import ConfigurationError
@@ -93,6 +94,7 @@ def install() -> None:
         return _Unsent()
 
     Address.open = open_blocked  # type: ignore[method-assign]
+    kept.keep_nothing()  # or what an effect may open, a handler would find open
 
 
 def _blocked(kind: Any, name: str, real: Any) -> Any:

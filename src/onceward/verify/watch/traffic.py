@@ -1,4 +1,4 @@
-"""Traffic that CPython does not report: over connections that are open already, and of C libraries.
+"""What CPython does not report: traffic over connections that are open already, and of C libraries; special files.
 
 A connection from an import or an earlier step is open when a handler uses it. psycopg and gRPC open theirs in C.
 """
@@ -6,6 +6,7 @@ A connection from an import or an earlier step is open when a handler uses it. p
 from __future__ import annotations
 
 import functools
+import os
 import socket
 import ssl
 import sys
@@ -34,6 +35,8 @@ def install() -> None:
     ):
         for name in names:
             setattr(kind, name, _noting_peer(getattr(kind, name)))
+    for name in ("mkfifo", "mknod"):
+        setattr(os, name, _noting("created a special file", getattr(os, name)))
     psycopg = sys.modules.get("psycopg")
     if psycopg is not None:
         base: Any = psycopg.BaseConnection  # not `connect`, of which other modules have copies

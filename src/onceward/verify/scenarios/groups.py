@@ -1,0 +1,59 @@
+"""All events in one batch, which share a commit: without a fault, with an exception and with kill -9 inside it."""
+
+from __future__ import annotations
+
+from onceward._text import quantity
+from onceward.inbox.commits.group import commit_of
+from onceward.verify.faults import DeliveryBoundary, Fault
+from onceward.verify.report import Finding
+from onceward.verify.scenarios.exceptions import MOST_FINDINGS, choose
+from onceward.verify.stage import Stage
+from onceward.verify.trial import Assessment, NotApplicable, Trial
+
+TOGETHER = "delivered together"
+
+
+def groups(trial: Trial) -> Assessment:
+    plan = trial.plan
+    if commit_of(plan.consumer, plan.contract, trial.databases.backend) == "each":
+        raise NotApplicable("its events are committed one by one")
+    if len(plan.events) < 2:
+        raise NotApplicable("there is only one event")
+    writes = sum(each.writes for each in trial.deliveries if each.succeeded)
+    places = [Fault(DeliveryBoundary.AFTER_WRITE, number) for number in range(1, writes + 1)]
+    places += [Fault(DeliveryBoundary.BEFORE_COMMIT), Fault(DeliveryBoundary.AFTER_COMMIT)]
+    findings = _deliver(trial, None)
+    killed = 0
+    for place in choose(trial, places):
+        if len(findings) >= MOST_FINDINGS:
+            break
+        findings += _deliver(trial, place)
+        found, was_killed = _kill(trial, Fault(place.boundary, place.number, "kill"))
+        findings += found
+        killed += was_killed
+    return Assessment(findings, f"{quantity(killed, 'process', 'processes')} killed inside a group")
+
+
+def _deliver(trial: Trial, fault: Fault | None) -> list[Finding]:
+    story = f"{TOGETHER}, after an exception {fault}" if fault else f"{TOGETHER}, in one group"
+    run = trial.perform(lambda stage: stage.settle_together(stage.instance(), trial.plan.events, fault))
+    return _not_done(story, run.value) + trial.compare(story, run.rows)
+
+
+def _kill(trial: Trial, fault: Fault) -> tuple[list[Finding], bool]:
+    events, database = trial.plan.events, trial.new_database()
+    story = f"{TOGETHER}, after kill -9 {fault} of the group, and all of them again"
+
+    def again(stage: Stage) -> list[str]:
+        stage.expire_leases()
+        return stage.settle_together(stage.instance(), events, None)
+
+    was_killed = trial.perform_until_killed(
+        lambda stage: stage.settle_together(stage.instance(), events, fault), database
+    )
+    run = trial.perform(again, database)
+    return _not_done(story, run.value) + trial.compare(story, run.rows), was_killed
+
+
+def _not_done(story: str, problems: list[str]) -> list[Finding]:
+    return [Finding(f"{story}, {problem}") for problem in problems]
