@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -15,6 +16,7 @@ from onceward.errors import ConfigurationError
 if TYPE_CHECKING:
     from onceward.inspection.balance import Balance
     from onceward.inspection.counts import Account
+    from onceward.inspection.outbox_balance import TargetAccount
 
 BALANCE_EXAMPLES = """
 Examples:
@@ -55,6 +57,10 @@ def balance(
     them; what cannot be determined is unknown. It only reads, and works before, during and after a run; a Redis stream
     is read as a whole.
 
+    Each target of the app's outbox has a line, too: committed = published + waiting + dead + canceled + removed after
+    the retention, and what was published is looked for at the sink. There, appended is committed, applied published
+    and pending waiting.
+
     Exit code: 0 if it holds; 1 if messages are missing, or exist that were never appended; 2 for wrong arguments, for
     something that cannot be reached, or for a --source or --database that does not exist; 3 if it is unknown whether it
     holds.
@@ -63,12 +69,18 @@ def balance(
     from onceward.inspection.counts import balance_of
 
     with refuse_mistakes(as_json, ServerUnreachable):
-        accounts = _accounts(app, source, consumer, database)
+        accounts, targets = _accounts(app, source, consumer, database)
         struck = {name: balance_of(account) for name, account in accounts.items()}
+        struck |= {name: each.balance for name, each in targets.items()}
+        if not struck:
+            raise ConfigurationError(
+                f"{app} has no consumers and has sent nothing, so there is nothing to balance"
+            )
     if as_json:
         print_json([_as_dict(name, each) for name, each in struck.items()])
     else:
-        _show(struck, {name: str(account.source) for name, account in accounts.items()}, verbose)
+        sources = {name: str(account.source) for name, account in accounts.items()}
+        _show(struck, sources | {name: each.sink for name, each in targets.items()}, verbose)
     if any(each.problems for each in struck.values()):
         raise typer.Exit(FAILED)
     raise typer.Exit(0 if all(each.holds for each in struck.values()) else UNKNOWN)
@@ -79,17 +91,19 @@ def _as_dict(name: str, struck: Balance) -> dict[str, Any]:
         "consumer": name,
         "verdict": struck.verdict,
         "holds": struck.holds,
-        **msgspec.to_builtins(struck),
+        **{key: value for key, value in msgspec.to_builtins(struck).items() if key != "words"},
     }
 
 
 def _accounts(
     app: str | None, source: str | None, consumer: str | None, database: str | None
-) -> dict[str, Account]:
-    """The accounts by the name of the consumer."""
+) -> tuple[dict[str, Account], dict[str, TargetAccount]]:
+    """The accounts by the name of the consumer, and those of the outbox."""
     if (app is None) is (source is None):
         raise ConfigurationError("name an app, as in `onceward balance shop:app`, or a --source, not both")
-    return _of_source(str(source), consumer, database) if app is None else _of_app(app, consumer, database)
+    if app is None:
+        return _of_source(str(source), consumer, database), {}
+    return _of_app(app, consumer, database)
 
 
 def _of_source(source: str, consumer: str | None, database: str | None) -> dict[str, Account]:
@@ -103,20 +117,27 @@ def _of_source(source: str, consumer: str | None, database: str | None) -> dict[
     return {consumer: Account(Address(source), consumer, database or default_database())}
 
 
-def _of_app(app: str, consumer: str | None, database: str | None) -> dict[str, Account]:
+def _of_app(
+    app: str, consumer: str | None, database: str | None
+) -> tuple[dict[str, Account], dict[str, TargetAccount]]:
+    from onceward.app.app import RELAY
     from onceward.app.build import consumer_id
     from onceward.app.lookup import load_app
     from onceward.inspection.counts import Account
+    from onceward.inspection.outbox_balance import balance_outbox
+    from onceward.outbox.targets import address
 
     loaded = load_app(app)
     loaded.check()
     names = list(loaded.consumers) if consumer is None else [consumer]
-    if unknown := [name for name in names if name not in loaded.consumers]:
+    if unknown := [name for name in names if name not in (*loaded.consumers, RELAY)]:
         raise ConfigurationError(
             f"{app} has no consumer {unknown[0]!r}; it has {', '.join(loaded.consumers) or 'none'}"
         )
-    if not names:
-        raise ConfigurationError(f"{app} has no consumers, so there is nothing to balance")
+    targets: dict[str, TargetAccount] = {}
+    if consumer in (None, RELAY):
+        address_of = partial(address, targets=loaded.outbox.targets)
+        targets = balance_outbox(database or loaded.settings.database, address_of)
     return {
         name: Account(
             each.source,
@@ -127,7 +148,7 @@ def _of_app(app: str, consumer: str | None, database: str | None) -> dict[str, A
         )
         for name, each in loaded.consumers.items()
         if name in names
-    }
+    }, targets
 
 
 NUMBERS = ("appended", "applied", "duplicate", "done", "pending", "dead", "dropped", "gone")
@@ -164,7 +185,7 @@ def _show_notes(struck: dict[str, Balance]) -> None:
     for name, each in struck.items():
         for number, note in each.notes.items():
             if number != "appended" or each.appended is not None:  # otherwise the verdict says it
-                concerned.setdefault((number, note), []).append(name)
+                concerned.setdefault((each.words.get(number, number), note), []).append(name)
     for (number, note), names in concerned.items():
         whose = f" of {', '.join(names)}" if len(struck) > 1 else ""
         print_lines(f"{number}{whose}: {note}")
@@ -196,10 +217,11 @@ def _show_verdict(struck: dict[str, Balance]) -> None:
         print_lines(f"Unknown whether it holds: {_of(names, struck)}{doubt}.", color="yellow", err=True)
     holding = [each for each in struck.values() if each.holds]
     if len(struck) > 1:
-        echo(f"It holds for {len(holding)} of {len(struck)} consumers.")
+        what = "consumers and targets" if any(each.words for each in struck.values()) else "consumers"
+        echo(f"It holds for {len(holding)} of {len(struck)} {what}.")
     elif holding:
         [only] = holding
-        nothing = "nothing was appended"
+        nothing = f"nothing was {only.words.get('appended', 'appended')}"
         echo(f"It holds: {_equation(only) if only.appended else nothing}.")
 
 
@@ -208,7 +230,9 @@ def _of(names: list[str], struck: dict[str, Balance]) -> str:
 
 
 def _equation(struck: Balance) -> str:
-    numbers = _row("", struck)
-    parts = [f"{numbers[name]:,} {name}" for name in NUMBERS[1:] if numbers[name] not in (0, "?")]
+    numbers, words = _row("", struck), struck.words
+    parts = [
+        f"{numbers[name]:,} {words.get(name, name)}" for name in NUMBERS[1:] if numbers[name] not in (0, "?")
+    ]
     appended = "?" if struck.appended is None else f"{struck.appended:,}"
-    return f"{appended} appended = {' + '.join(parts) or 0}"
+    return f"{appended} {words.get('appended', 'appended')} = {' + '.join(parts) or 0}"

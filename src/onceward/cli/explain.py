@@ -74,6 +74,7 @@ def _plain(app: Onceward, name: str, verdict: GuaranteeVerdict, verbose: bool) -
             {"strength": str(link.strength), "why": link.why, "advice": link.advice} for link in verdict.links
         ],
         "not_checked": list(verdict.not_checked),
+        "conduct": [{"topic": topic, "what": what} for topic, what in _conduct(app, name)],
         **chain,
     }
 
@@ -100,6 +101,8 @@ def _show(app: Onceward, name: str, verdict: GuaranteeVerdict, verbose: bool) ->
         table.add_row(Text(strength, STYLES[strength]), clean_text(link.why))
         if link.advice:
             table.add_row("", clean_text(f"→ {link.advice}", "cyan"))
+    for topic, what in _conduct(app, name):
+        table.add_row(Text(topic, "dim"), clean_text(what))
     console.print(table)
     if verbose:
         console.print("  middleware, outermost first:")
@@ -108,6 +111,12 @@ def _show(app: Onceward, name: str, verdict: GuaranteeVerdict, verbose: bool) ->
             layers.add_row(clean_text(layer.name), clean_text(_about(layer), "dim"))
         console.print(layers)
     console.print()
+
+
+def _conduct(app: Onceward, name: str) -> list[tuple[str, str]]:
+    from onceward.inspection.conduct import conduct_of
+
+    return conduct_of(app, app.consumers[name])
 
 
 def _chain(app: Onceward, name: str) -> list[Middleware | type[Middleware]]:

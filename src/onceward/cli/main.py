@@ -112,6 +112,7 @@ COMMANDS = {
     "demo": "Produce, consume, crash and balance a few thousand orders.",
     "new": "Create a small project: a producer, a consumer with a contract and its proof, settings, dashboards.",
     "run": "Run the consumers of an app until stopped.",
+    "console": "Serve the console of an app: what runs, what waits, what died, and what to do about it.",
     "relay": "Relay the outbox of an app until stopped.",
     "verify": "Prove that a consumer keeps its contract.",
     "config": "Show every setting and where its value came from.",
@@ -120,6 +121,8 @@ COMMANDS = {
     "trace": "Print what happened to a transaction in all its processes: spans, retries and waits.",
     "inbox": "Inbox tables: create, inspect and purge them.",
     "consumers": "Registered consumers and their contracts.",
+    "pause": "Have a consumer fetch nothing, in all processes, until it is resumed.",
+    "resume": "Let a paused consumer go on.",
     "outbox": "Messages that wait to be published: inspect, retry or remove them.",
     "dlq": "Dead letters: inspect, discard or redrive messages that failed permanently.",
     "audit": "Log of what operators did: append-only, each row sealed by the next.",
@@ -129,7 +132,13 @@ COMMANDS = {
 """Each with the first sentence of its help, so listing them loads nothing."""
 
 
-ELSEWHERE = {"demo": "onceward.demo.command", "relay": "onceward.cli.run"}
+_CONSUMERS = "onceward.cli.consumers"
+ELSEWHERE = {
+    "demo": "onceward.demo.command",
+    "relay": "onceward.cli.run",
+    "pause": _CONSUMERS,
+    "resume": _CONSUMERS,
+}
 """Commands that share a module, or are in another room."""
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -16,6 +17,7 @@ from onceward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from onceward.app import Onceward
+    from onceward.run.run import Site
 
 RUN_EXAMPLES = """
 Examples:
@@ -23,6 +25,8 @@ Examples:
 - `onceward run shop:app` to run the object `app` in shop.py
 
 - `onceward run shop:app --processes 4 --health 0.0.0.0:8080` in production, with probes and metrics
+
+- `onceward run shop:app --console 127.0.0.1:8090` with the console for a browser on this machine
 
 - `onceward run shop:app --only charge,refund` to run two of its consumers, here or on another machine
 
@@ -70,6 +74,14 @@ def run(
     health: Annotated[
         str | None, option("HOST:PORT", "Serve /livez, /readyz, /progress and /metrics.", show_default="off")
     ] = None,
+    console: Annotated[
+        str | None,
+        option("HOST:PORT", "Serve the console, and the pages of --health with it.", show_default="off"),
+    ] = None,
+    users: Annotated[
+        Path | None,
+        option("FILE", "Users of the console; see onceward console.", show_default="this machine alone"),
+    ] = None,
 ) -> None:
     """Run the consumers of an app until stopped.
 
@@ -80,7 +92,14 @@ def run(
     failed, or with --drain if a source or database was unavailable for a minute; 2 for wrong arguments, or an app that
     cannot run as configured.
     """
-    options = {"processes": processes, "env": env, "log_format": log_format, "health": health}
+    options = {
+        "processes": processes,
+        "env": env,
+        "log_format": log_format,
+        "health": health,
+        "console": console,
+        "console_users": None if users is None else str(users),
+    }
     start(target, only, drain=drain, reload=reload, concurrency=concurrency, **options)
 
 
@@ -144,7 +163,7 @@ def start(
                 concurrency=concurrency,
                 only=names,
             )
-        code = run_app(app, assignment, reload=reload)
+        code = run_app(app, assignment, reload=reload, site=_console(app))
     except ConfigurationError as error:
         if form is LogFormat.JSON:
             from onceward.telemetry.logs import start_logging
@@ -152,6 +171,37 @@ def start(
             start_logging(form, "info")
         refuse(str(error), form, logging.getLogger("onceward.run"))
     raise typer.Exit(code)
+
+
+def _console(app: Onceward) -> Site | None:
+    """Return what serves the console beside the workers, if it was asked for."""
+    if app.settings.console is None:
+        return None
+    from onceward.cli.console import access_of
+    from onceward.console.backstage import Backstage
+    from onceward.console.site import check_address, create, serve
+    from onceward.run.health import Pages, parse_address
+    from onceward.run.samples import Samples
+
+    settings = app.settings
+    host, port = parse_address(settings.console or "", "--console")
+    access = access_of(
+        None if settings.console_users is None else Path(settings.console_users), None, None, None
+    )
+    check_address(host, access)
+
+    def site(pages: Pages, samples: Samples) -> AbstractAsyncContextManager[str]:
+        backstage = Backstage(
+            app,
+            samples=samples,
+            state=pages.state,
+            redact=settings.console_redact,
+            trace_url=settings.console_trace_url,
+        )
+        made = create(app, access=access, backstage=backstage, probes=lambda path: pages.by_path[path]())
+        return serve(made, host, port)
+
+    return site
 
 
 @contextmanager

@@ -72,7 +72,8 @@ def _change(
     letters: DeadLetters, draft: Draft, body: bytes, task_path: str, cause: str, operator: str, as_json: bool
 ) -> None:
     from onceward._sync import run_blocking
-    from onceward.cli.dlq.dry_run import WORDS, build_task, predict
+    from onceward.app.rehearsal import PREDICTED, predict
+    from onceward.cli.dlq.dry_run import build_task
     from onceward.deadletters.dry_run import check_consumer
 
     letter, output = draft.letter, {"id": draft.letter.id, "edited": False, "prediction": None}
@@ -85,7 +86,7 @@ def _change(
     (prediction,) = predict(task, [draft.transaction(body)], engine, True)
     run_blocking(letters.operations.store_edit(draft, body, cause, operator, prediction))
     text = (
-        f"Letter {letter.id} is edited. With the new payload it {WORDS[prediction.outcome]}. Redrive it with "
+        f"Letter {letter.id} is edited. With the new payload it {PREDICTED[prediction.outcome]}. Redrive it with "
         f"`onceward dlq redrive --consumer {letter.consumer} --id {letter.id} --cause-category {letter.category} "
         "--root-cause … --fix-ref …`"
     )

@@ -73,11 +73,11 @@ def redrive(
     with open_letters(database, as_json) as letters:
         chosen = wanted()
         if dry_run:
-            from onceward.cli.dlq.dry_run import rehearse
+            from onceward.cli.dlq.dry_run import show_rehearsal
 
             if task is None:
                 fail("a dry run needs the consumer; add --task MODULE:NAME", as_json, MISUSED)
-            raise typer.Exit(rehearse(letters, chosen, task, limit, as_json, poison_fixed))
+            raise typer.Exit(show_rehearsal(letters, chosen, task, limit, as_json, poison_fixed))
         cause = _cause(rca, cause_category, root_cause, fix_ref, as_json)
         _check_redrive(letters, chosen, cause, rate, poison_fixed, yes, as_json)
         made = letters.redrive(

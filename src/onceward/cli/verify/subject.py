@@ -59,7 +59,7 @@ def subjects_of(path: str) -> tuple[Onceward, list[Subject]]:
 def _import(path: str) -> Any:
     from onceward._imports import import_name
     from onceward.app import Onceward
-    from onceward.app.app import Consumers
+    from onceward.app.consumer import Consumers
 
     module = path.partition(":")[0]
     try:

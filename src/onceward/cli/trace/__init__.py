@@ -10,7 +10,7 @@ from onceward._text import printable, quantity
 from onceward.cli.dlq.options import shorten
 from onceward.cli.exit import MISUSED, AsJson, argument, fail, flag, option, reason_of
 from onceward.cli.output import clean_text, echo, iso_time, print_json
-from onceward.cli.trace_tree import LIVES, Branch, Story, Wait, build_story, outcomes
+from onceward.cli.trace.tree import LIVES, Branch, Story, Wait, build_story, outcomes
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -35,6 +35,9 @@ MOST_NAMED = 5
 LONGEST_MESSAGE = 200
 LONGEST_LINE = 10_000
 """Characters per line without a terminal, so every span is one line."""
+
+KNOWN = ("exception.message", "messaging.")
+"""Attributes that the line says in other words, or not at all."""
 
 
 def trace(
@@ -214,7 +217,7 @@ def _details(span: Span) -> str:
     if has.get("duplicate"):
         details.append("duplicate")
     details += [
-        f"{name}={value}" for name, value in has.items() if "." in name and name != "exception.message"
+        f"{name}={value}" for name, value in has.items() if "." in name and not name.startswith(KNOWN)
     ]
     if span.name in LIVES:
         details += [str(has.get("task", "")), f"process {span.process}"]

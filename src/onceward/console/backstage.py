@@ -1,0 +1,215 @@
+"""What the pages show: the state of the run, samples, guarantees and balance, and the stores behind them.
+
+Everything that takes long is read in threads of its own, and pages show the last answer with its age.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.request import urlopen
+
+from onceward.app.app import Consumer, Onceward
+from onceward.app.build import consumer_id, task_class
+from onceward.app.rehearsal import task_for_dry_runs
+from onceward.console.history import Counted, History
+from onceward.console.redaction import Redaction
+from onceward.deadletters import DeadLetters
+from onceward.errors import ConfigurationError, OncewardError
+from onceward.inspection.balance import Balance
+from onceward.inspection.counts import Account, balance_of
+from onceward.inspection.guarantee_facts import facts_of
+from onceward.inspection.guarantees import GuaranteeVerdict, judge
+from onceward.outbox.queries import OutboxQueries
+from onceward.run.samples import Samples
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+STATE_EVERY = 2.0
+"""Seconds between two looks at the run."""
+CHECK_EVERY = 120.0
+"""Seconds between two balances, at least; they read all messages of a source."""
+SHARE = 50
+"""A balance is followed by a pause of so many times what it took, at least."""
+
+RunState = Mapping[str, Any]
+"""What `/progress` of a run says."""
+
+
+class ConsumerCheck(NamedTuple):
+    """What `explain` and `balance` last said about a consumer."""
+
+    at: float
+    guarantee: GuaranteeVerdict | None = None
+    balance: Balance | None = None
+    problem: str | None = None
+
+
+class Backstage:
+    """One for each console. Start it once; `stop` ends its threads."""
+
+    def __init__(
+        self,
+        app: Onceward,
+        *,
+        samples: Samples | None = None,
+        state: Callable[[], RunState] | None = None,
+        runs: Sequence[str] = (),
+        redact: Sequence[str] = (),
+        trace_url: str | None = None,
+    ) -> None:
+        self.app = app
+        self.redaction = Redaction(redact)
+        self.history = History()
+        self.checked: dict[str, ConsumerCheck] = {}
+        self.trace_url = trace_url
+        self.samples = samples or Samples(app, app.consumers.values(), app.settings.sample_every)
+        self._samples_here = samples is None
+        self._state = state
+        self._runs = tuple(runs)
+        self.states: list[RunState] = []
+        """Of the runs that answered the last time."""
+        self.silent: list[str] = []
+        """Why others did not."""
+        self._engine: Engine | None = None
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._started = False
+
+    def start(self) -> None:
+        """Begin to sample. Does nothing the second time."""
+        with self._lock:
+            if self._started:
+                return
+            self._started = True
+        if self._samples_here:
+            self.samples.start()
+        self._look_at_runs()
+        self._repeat(self._look_at_runs, STATE_EVERY, 0)
+        self._repeat(self._check, CHECK_EVERY, SHARE)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._samples_here:
+            self.samples.stop()
+        if self._engine is not None:
+            self._engine.dispose()
+
+    # ── stores ──────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def engine(self) -> Engine:
+        with self._lock:
+            if self._engine is None:
+                self._engine = self.app.create_engine()
+            return self._engine
+
+    @property
+    def has_database(self) -> bool:
+        return self.app.settings.database is not None
+
+    @property
+    def letters(self) -> DeadLetters:
+        return DeadLetters(self.engine)
+
+    @property
+    def outbox(self) -> OutboxQueries:
+        return OutboxQueries(self.engine)
+
+    def consumer_of(self, letters_of: str) -> Consumer | None:
+        """The consumer whose letters these are."""
+        return next((each for each in self.app.consumers.values() if consumer_id(each) == letters_of), None)
+
+    def task_of(self, letters_of: str) -> Any:
+        """A task for dry runs. Raises ConfigurationError if there can be none."""
+        consumer = self.consumer_of(letters_of)
+        if consumer is None:
+            raise ConfigurationError(
+                f"{self.app.name} has no consumer {letters_of!r}, so nothing here can try its letters"
+            )
+        if consumer.contract is None:
+            raise ConfigurationError(
+                f"{consumer.name} has no contract, so a dry run could not be rolled back; redrive a few letters first"
+            )
+        return task_for_dry_runs(task_class(consumer), self.engine, self.app)
+
+    # ── the runs ────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def knows_runs(self) -> bool:
+        return self._state is not None or bool(self._runs)
+
+    def status(self, consumer: str) -> list[dict[str, Any]]:
+        """What each worker says about a consumer."""
+        return [
+            {**each, "worker": worker["worker"], "pid": worker["pid"], "live": worker["live"]}
+            for state in self.states
+            for worker in state["workers"]
+            for each in worker["consumers"]
+            if each["consumer"] == consumer
+        ]
+
+    def workers(self) -> list[dict[str, Any]]:
+        return [worker for state in self.states for worker in state["workers"]]
+
+    def _look_at_runs(self) -> None:
+        states, silent = [], []
+        if self._state is not None:
+            states.append(self._state())
+        for url in self._runs:
+            try:
+                with urlopen(f"{url.rstrip('/')}/progress", timeout=2.0) as answer:
+                    found = json.load(answer)
+                    found["workers"], found["stage"]
+                    states.append(found)
+            except (OSError, ValueError, LookupError, TypeError) as error:
+                silent.append(f"{url} does not answer: {error}")
+        self.states, self.silent = states, silent
+        totals: dict[str, Counted] = {}
+        for worker in self.workers():
+            for each in worker["consumers"]:
+                before = totals.get(each["consumer"], Counted())
+                totals[each["consumer"]] = Counted(
+                    before.succeeded + each["succeeded"], before.failed + each["failed"]
+                )
+        self.history.add(totals)
+
+    # ── guarantees and balance ──────────────────────────────────────────────────────────────────────────
+
+    def check(self, name: str) -> ConsumerCheck:
+        """Ask `explain` and `balance` about a consumer now."""
+        consumer = self.app.consumers[name]
+        account = Account(
+            consumer.source,
+            consumer_id(consumer),
+            self.app.settings.database,
+            contract=consumer.contract is not None,
+            may_be_new=True,
+        )
+        try:
+            checked = ConsumerCheck(time.time(), judge(facts_of(self.app, consumer)), balance_of(account))
+        except OncewardError as error:
+            checked = ConsumerCheck(time.time(), problem=str(error))
+        self.checked[name] = checked
+        return checked
+
+    def _check(self) -> None:
+        for name in self.app.consumers:
+            if not self._stopped.is_set():
+                self.check(name)
+
+    def _repeat(self, work: Callable[[], None], every: float, share: float) -> None:
+        def loop() -> None:
+            while not self._stopped.is_set():
+                began = time.monotonic()
+                try:
+                    work()
+                except Exception as error:  # noqa: BLE001  shown on the page; the next try may succeed
+                    self.silent = [f"{type(error).__name__}: {error}"]
+                self._stopped.wait(max(every, (time.monotonic() - began) * share))
+
+        threading.Thread(target=loop, name="onceward-console", daemon=True).start()

@@ -1,0 +1,200 @@
+"""Around every request: the host it names, who sends it, a token for what changes something, and headers that let the
+browser run only what this server sent."""
+
+from __future__ import annotations
+
+import hmac
+import inspect
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+
+from onceward.console.access import Access, Role, User, is_loopback, local_user, names_loopback
+from onceward.console.users import SESSION_SECONDS
+
+SESSION, TOKEN = "onceward_session", "onceward_csrf"
+FIELD = "csrf"
+OPEN = ("/static/", "/login", "/livez", "/readyz")
+"""Paths that need no user."""
+SAFE = ("GET", "HEAD")
+LARGEST = 2 * 1024 * 1024
+"""Bytes of a form."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+FAILURES, WINDOW = 5, 60.0
+"""Wrong passwords for a name, or from an address, within so many seconds; then both have to wait."""
+
+Call = Callable[[Request], Awaitable[Response]]
+
+
+class ConsoleGuard:
+    """Call `answer` for each request. It puts the user into `request.state.user`."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._failures: dict[str, deque[float]] = {}
+
+    async def answer(self, request: Request, call: Call) -> Response:
+        response = await self._refuse(request)
+        if response is None:
+            response = await call(request)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        response.headers.setdefault("Cache-Control", "no-store")
+        token: str | None = getattr(request.state, "new_token", None)
+        if token is not None:
+            self._set_cookie(request, response, TOKEN, token, None)
+        return response
+
+    async def _refuse(self, request: Request) -> Response | None:
+        """Return why not; None to go on."""
+        path = path_of(request)
+        if self._access.is_open:
+            client = request.client.host if request.client is not None else None
+            if not is_loopback(client) or not names_loopback(request.headers.get("host", "")):
+                return PlainTextResponse(
+                    "This console knows no users, so it answers this machine alone, under localhost or 127.0.0.1.\n",
+                    403,
+                )
+        self._give_token(request)
+        request.state.user = user = await self._user(request)
+        if user is None and not path.startswith(OPEN):
+            return self._ask_to_log_in(request)
+        if request.method not in SAFE:
+            return await self._refuse_change(request)
+        return None
+
+    # ── who ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _user(self, request: Request) -> User | None:
+        access = self._access
+        if access.is_open:
+            return local_user()
+        if access.users is not None:
+            session = request.cookies.get(SESSION)
+            return None if session is None else await run_in_threadpool(access.users.user_of, session)
+        if access.authenticate is not None:
+            found = access.authenticate(request)
+            return await found if inspect.isawaitable(found) else found
+        client = request.client.host if request.client is not None else None
+        name = request.headers.get(access.header or "", "").strip()
+        if not name or not access.is_trusted_proxy(client):
+            return None
+        role = request.headers.get(access.role_header, "").strip() if access.role_header else ""
+        return User(name[:64], Role.__members__.get(role.upper(), Role.VIEWER))
+
+    def _ask_to_log_in(self, request: Request) -> Response:
+        if self._access.users is None:
+            return PlainTextResponse("You are not a user of this console.\n", 401)
+        if request.method in SAFE and "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse(f"{request.scope.get('root_path', '')}/login", 303)
+        return PlainTextResponse("Log in first.\n", 401)
+
+    async def log_in(self, request: Request, name: str, password: str) -> Response | str:
+        """Return the way in, or why not."""
+        users = self._access.users
+        if users is None:
+            return "this console has no users of its own"
+        client = request.client.host if request.client is not None else ""
+        keys = (f"name {name[:64]}", f"address {client}")
+        if wait := max(map(self._wait, keys)):
+            return f"too many wrong passwords; try again in {wait:.0f} s"
+        user = await run_in_threadpool(users.check, name, password)
+        if user is None:
+            for key in keys:
+                self._failures.setdefault(key, deque(maxlen=FAILURES)).append(time.monotonic())
+            self._forget_old()
+            return "name or password is wrong"
+        response = RedirectResponse(f"{request.scope.get('root_path', '')}/", 303)
+        session = await run_in_threadpool(users.session, user)
+        self._set_cookie(request, response, SESSION, session, int(SESSION_SECONDS))
+        return response
+
+    def log_out(self, request: Request) -> Response:
+        response = RedirectResponse(f"{request.scope.get('root_path', '')}/login", 303)
+        response.delete_cookie(SESSION, path=_cookie_path(request), httponly=True, samesite="strict")
+        return response
+
+    def _wait(self, key: str) -> float:
+        failed = self._failures.get(key)
+        if failed is None or len(failed) < FAILURES:
+            return 0.0
+        return max(failed[0] + WINDOW - time.monotonic(), 0.0)
+
+    def _forget_old(self) -> None:
+        oldest = time.monotonic() - WINDOW
+        for key in [key for key, failed in self._failures.items() if failed[-1] < oldest]:
+            del self._failures[key]
+
+    # ── what changes something ──────────────────────────────────────────────────────────────────────────
+
+    def _give_token(self, request: Request) -> None:
+        token = request.cookies.get(TOKEN, "")
+        if len(token) != 64:
+            token = request.state.new_token = secrets.token_hex(32)
+        request.state.token = token
+
+    async def _refuse_change(self, request: Request) -> Response | None:
+        """The form was made by this server for this browser, and sent by a page of this server."""
+        size = request.headers.get("content-length", "")
+        if not size.isdigit() or int(size) > LARGEST:
+            return PlainTextResponse(f"A form has a length, and at most {LARGEST:,} bytes.\n", 413)
+        host = request.headers.get("host", "")
+        origin = request.headers.get("origin")
+        foreign = origin is not None and urlsplit(origin).netloc != host
+        if foreign or request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return PlainTextResponse("This form was sent by another site.\n", 403)
+        body = (await request.body()).decode("utf-8", "replace")
+        request.state.form = form = dict(parse_qsl(body, keep_blank_values=True, max_num_fields=1000))
+        sent, known = form.get(FIELD, ""), request.cookies.get(TOKEN, "")
+        if not known or not hmac.compare_digest(sent.encode(), known.encode()):
+            return PlainTextResponse(
+                "This form is not from this console, or is too old. Go back and reload.\n", 403
+            )
+        return None
+
+    def _set_cookie(
+        self, request: Request, response: Response, name: str, value: str, seconds: int | None
+    ) -> None:
+        response.set_cookie(
+            name,
+            value,
+            max_age=seconds,
+            path=_cookie_path(request),
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+
+
+def allow(request: Request, role: Role) -> bool:
+    user: Any = getattr(request.state, "user", None)
+    return user is not None and user.role >= role
+
+
+def path_of(request: Request) -> str:
+    """The path inside the console, wherever it is mounted."""
+    root = request.scope.get("root_path", "")
+    return str(request.scope["path"]).removeprefix(root) or "/"
+
+
+def _cookie_path(request: Request) -> str:
+    return f"{request.scope.get('root_path', '')}/"

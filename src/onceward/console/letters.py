@@ -1,0 +1,349 @@
+"""Dead letters: groups, their letters, one letter; and what operators do with them.
+
+A set of letters is a filter in the form, with the time of the last death that was shown: what arrives later is not in
+it, and another operator who looks at the same page acts on the same set.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from onceward._sync import run_blocking
+from onceward.app.rehearsal import PREDICTED, predict, rehearse
+from onceward.connectors.codec import DecodeError
+from onceward.console.access import Role
+from onceward.console.guard import allow
+from onceward.console.redaction import HIDDEN
+from onceward.deadletters import Category, DeadLetter, Filter, Rca, Status
+from onceward.deadletters.dry_run import Prediction
+from onceward.deadletters.edits import Draft, is_json, parse
+from onceward.deadletters.redrive import HIGHEST_RATE, MOST, RATE
+from onceward.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from onceward.console.backstage import Backstage
+    from onceward.console.site import Console
+
+PAGE = 50
+MOST_GROUPS = 200
+TRIED = 25
+"""Letters of a set that a dry run tries."""
+FIELDS = ("consumer", "event_type", "category", "status", "group", "text")
+LONGEST_PAYLOAD = 100_000
+
+
+def filter_of(given: Mapping[str, Any]) -> Filter:
+    """Read a filter from a form or a query."""
+    fields: dict[str, Any] = {name: str(given[name]) for name in FIELDS if str(given.get(name) or "").strip()}
+    try:
+        if given.get("until"):
+            fields["until"] = float(given["until"])
+        if given.get("ids"):
+            fields["ids"] = tuple(int(each) for each in str(given["ids"]).split(","))
+    except ValueError:
+        raise ConfigurationError("a filter's until is a number, and its ids are numbers") from None
+    return Filter(**fields)
+
+
+def form_of(wanted: Filter) -> dict[str, str]:
+    """The fields of a form that select the same letters."""
+    fields = {name: str(value) for name in FIELDS if (value := getattr(wanted, name)) is not None}
+    if wanted.until is not None:
+        fields["until"] = repr(wanted.until)
+    if wanted.ids:
+        fields["ids"] = ",".join(map(str, wanted.ids))
+    return fields
+
+
+async def groups(request: Request) -> Response:
+    console: Console = request.app.state.console
+    wanted = filter_of({"status": "open", **request.query_params})
+
+    def read() -> dict[str, Any]:
+        letters = console.backstage.letters
+        found = letters.groups(wanted)
+        return {
+            "groups": found[:MOST_GROUPS],
+            "more": max(len(found) - MOST_GROUPS, 0),
+            "total": sum(each.letters for each in found),
+            "redrives": [each for each in letters.redrives(limit=5) if each["waiting"]],
+        }
+
+    return console.page(
+        request,
+        "groups.html",
+        wanted={**dict.fromkeys(FIELDS), **form_of(wanted)},
+        consumers=list(console.backstage.app.consumers),
+        ids={name: _id_of(console.backstage, name) for name in console.backstage.app.consumers},
+        categories=list(Category),
+        statuses=list(Status),
+        **await run_in_threadpool(read),
+    )
+
+
+def _id_of(backstage: Backstage, name: str) -> str:
+    from onceward.app.build import consumer_id
+
+    return consumer_id(backstage.app.consumers[name])
+
+
+async def group(request: Request) -> Response:
+    """The letters of a group, and what can be done with exactly those."""
+    console: Console = request.app.state.console
+    wanted = filter_of({"status": "open", **request.query_params})
+    after = int(request.query_params.get("after") or 0)
+
+    def read() -> dict[str, Any]:
+        letters = console.backstage.letters
+        shown, total = wanted, 0
+        found = letters.groups(wanted)
+        if found:
+            total = sum(each.letters for each in found)
+            if shown.until is None:  # the microsecond that a time of Python may be too early
+                last = max(each.last_at for each in found).timestamp() + 1e-6
+                shown = msgspec.structs.replace(wanted, until=last)
+        listed = run_blocking(letters.operations.find(shown, PAGE, after))
+        rcas = [each for each in letters.rcas(limit=50) if each["closed_at"] is None]
+        return {"shown": form_of(shown), "found": found, "total": total, "letters": listed, "rcas": rcas}
+
+    values = await run_in_threadpool(read)
+    return console.page(
+        request,
+        "group.html",
+        wanted=form_of(wanted),
+        page_size=PAGE,
+        categories=list(Category),
+        may_act=allow(request, Role.OPERATOR),
+        may_discard=allow(request, Role.ADMIN),
+        **redrive_defaults(values["total"]),
+        **values,
+    )
+
+
+def redrive_defaults(letters: int) -> dict[str, Any]:
+    return {
+        "redrive_id": uuid.uuid4().hex,
+        "rate": RATE,
+        "highest_rate": HIGHEST_RATE,
+        "most": MOST,
+        "tried": TRIED,
+        "minutes": ceil(min(letters, MOST) / HIGHEST_RATE),
+    }
+
+
+# ── one letter ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def letter(request: Request) -> Response:
+    console: Console = request.app.state.console
+    number = int(request.path_params["id"])
+    whole = allow(request, Role.ADMIN) and "whole" in request.query_params
+
+    def read() -> dict[str, Any]:
+        letters = console.backstage.letters
+        draft = run_blocking(letters.operations.draft(number))
+        if whole:
+            user = request.state.user.name
+            run_blocking(letters.operations.note(user, "show_payload", {"letter": number}))
+        behind = 0
+        if draft.letter.aggregate_id is not None:
+            same = Filter(consumer=draft.letter.consumer, aggregate_id=draft.letter.aggregate_id)
+            behind = letters.count(same) - 1
+        return {"letter": draft.letter, "behind": behind, **payload_of(console.backstage, draft, whole)}
+
+    values = await run_in_threadpool(read)
+    found: DeadLetter = values["letter"]
+    trace = console.backstage.trace_url
+    return console.page(
+        request,
+        "letter.html",
+        trace_url=trace.replace("{trace_id}", found.trace_id) if trace and found.trace_id else None,
+        shown={"consumer": found.consumer, "ids": str(found.id), "status": "open"},
+        may_act=allow(request, Role.OPERATOR),
+        may_discard=allow(request, Role.ADMIN),
+        may_see=allow(request, Role.ADMIN),
+        whole=whole,
+        categories=list(Category),
+        rcas=[],
+        **redrive_defaults(1),
+        **values,
+    )
+
+
+def payload_of(backstage: Backstage, draft: Draft, whole: bool) -> dict[str, Any]:
+    """The payload as the user may see it, and the metadata."""
+    try:
+        transaction = draft.transaction()
+    except DecodeError as error:
+        shown = draft.current[:LONGEST_PAYLOAD].decode("utf-8", "replace") if whole else HIDDEN
+        return {"payload": shown, "metadata": {}, "unreadable": str(error), "editable": False}
+    hide = backstage.redaction.of
+    payload = transaction.payload if whole else hide(transaction.payload)
+    return {
+        "payload": payload,
+        "metadata": dict(transaction.metadata) if whole else hide(dict(transaction.metadata)),
+        "unreadable": None,
+        "editable": is_json(transaction.payload) and draft.letter.status is Status.OPEN,
+    }
+
+
+async def edit(request: Request) -> Response:
+    """Try a corrected payload, and keep it if it would succeed."""
+    console: Console = request.app.state.console
+    if not allow(request, Role.OPERATOR):
+        return console.refuse(request, Role.OPERATOR)
+    number = int(request.path_params["id"])
+    backstage, user = console.backstage, request.state.user.name
+    form: Mapping[str, Any] = request.state.form if request.method == "POST" else {}
+
+    def read() -> dict[str, Any]:
+        draft = run_blocking(backstage.letters.operations.draft(number))
+        shown = payload_of(backstage, draft, allow(request, Role.ADMIN))
+        return {"letter": draft.letter, "prediction": None, "done": False, **shown}
+
+    def change() -> dict[str, Any]:
+        letters = backstage.letters
+        draft = run_blocking(letters.operations.draft(number))
+        original = draft.transaction().payload
+        edited = backstage.redaction.restore(parse(str(form.get("payload", ""))), original)
+        body = draft.with_payload(edited)
+        found: dict[str, Any] = {
+            "letter": draft.letter,
+            "payload": backstage.redaction.of(edited),
+            "done": False,
+        }
+        if not draft.changes(body):
+            return {**found, "prediction": None, "problem": "the payload is the same; nothing was changed"}
+        task = backstage.task_of(draft.letter.consumer)
+        (prediction,) = predict(task, [draft.transaction(body)], backstage.engine, True)
+        found["prediction"] = prediction
+        if form.get("do") == "save" and prediction.is_good:
+            cause = str(form.get("cause", ""))
+            run_blocking(letters.operations.store_edit(draft, body, cause, user, prediction))
+            found["done"] = True
+        return found
+
+    values = await run_in_threadpool(change if request.method == "POST" else read)
+    if values["done"]:
+        return console.go(request, f"/letters/{number}", "edited")
+    given = {"cause": str(form.get("cause", "")), "text": str(form.get("payload", "")), "problem": None}
+    return console.page(request, "edit.html", words=PREDICTED, **{**given, **values})
+
+
+# ── what operators do with a set ────────────────────────────────────────────────────────────────────────
+
+
+async def dry_run(request: Request) -> Response:
+    console: Console = request.app.state.console
+    if not allow(request, Role.OPERATOR):
+        return console.refuse(request, Role.OPERATOR)
+    form = request.state.form
+    wanted = filter_of({**form, "status": "open"})
+    fixed = bool(form.get("poison_fixed"))
+
+    def run() -> dict[int, Prediction]:
+        if wanted.consumer is None:
+            raise ConfigurationError("a dry run takes the letters of one consumer")
+        letters = console.backstage.letters
+        task = console.backstage.task_of(wanted.consumer)
+        return rehearse(letters, letters.find(wanted, limit=TRIED), task, fixed)
+
+    predicted = await run_in_threadpool(run)
+    outcomes: dict[str, int] = {}
+    for each in predicted.values():
+        outcomes[PREDICTED[each.outcome]] = outcomes.get(PREDICTED[each.outcome], 0) + 1
+    return console.page(
+        request,
+        "_dry_run.html" if request.headers.get("hx-request") else "dry_run.html",
+        predicted=predicted,
+        outcomes=outcomes,
+        words=PREDICTED,
+        hide=console.backstage.redaction.of,
+        good=all(each.is_good for each in predicted.values()),
+        tried=TRIED,
+    )
+
+
+async def redrive(request: Request) -> Response:
+    console: Console = request.app.state.console
+    if not allow(request, Role.OPERATOR):
+        return console.refuse(request, Role.OPERATOR)
+    form, user = request.state.form, request.state.user.name
+    wanted = filter_of({**form, "status": ""})
+    rca_id, rate = str(form.get("rca") or ""), str(form.get("rate") or RATE)
+    if not rate.isdigit() or (rca_id and not rca_id.isdigit()):
+        raise ConfigurationError("the pace and the number of a root cause are whole numbers")
+
+    def run() -> str:
+        category = Category(str(form.get("cause_category") or Category.BUSINESS))
+        new = Rca(category=category, root_cause=str(form.get("root_cause")), fix_ref=str(form.get("fix_ref")))
+        made = console.backstage.letters.redrive(
+            wanted,
+            rca=int(rca_id) if rca_id else new,
+            operator=user,
+            rate=int(rate),
+            redrive_id=str(form.get("redrive_id") or "") or None,
+            poison_fixed=bool(form.get("poison_fixed")),
+        )
+        return made.id
+
+    return console.go(request, f"/redrives/{await run_in_threadpool(run)}")
+
+
+async def act(request: Request) -> Response:
+    """Hold, release or discard."""
+    console: Console = request.app.state.console
+    action = request.path_params["action"]
+    role = Role.ADMIN if action == "discard" else Role.OPERATOR
+    if not allow(request, role):
+        return console.refuse(request, role)
+    form, user = request.state.form, request.state.user.name
+    wanted = filter_of({**form, "status": ""})
+    reason = str(form.get("reason", ""))
+
+    def run() -> int:
+        letters = console.backstage.letters
+        does = {"hold": letters.hold, "release": letters.release, "discard": letters.discard}[action]
+        return does(wanted, reason=reason, operator=user)
+
+    done = await run_in_threadpool(run)
+    back = f"/letters/{wanted.ids[0]}" if len(wanted.ids) == 1 else "/letters"
+    return console.go(request, back, f"{action}:{done}")
+
+
+async def redrives(request: Request) -> Response:
+    console: Console = request.app.state.console
+
+    def read() -> dict[str, Any]:
+        letters = console.backstage.letters
+        return {
+            "redrives": letters.redrives(limit=50),
+            "rcas": {each["id"]: each for each in letters.rcas(limit=100)},
+        }
+
+    return console.page(request, "redrives.html", **await run_in_threadpool(read))
+
+
+async def one_redrive(request: Request) -> Response:
+    """How far a redrive is. The database knows, so it goes on whatever becomes of this server."""
+    console: Console = request.app.state.console
+    wanted = request.path_params["id"]
+
+    def read() -> dict[str, Any]:
+        letters = console.backstage.letters
+        found = next((each for each in letters.redrives(limit=1000) if each["id"] == wanted), None)
+        if found is None:
+            raise ConfigurationError(f"there is no redrive {wanted!r}")
+        rca = next((each for each in letters.rcas(limit=1000) if each["id"] == found["rca_id"]), None)
+        return {"redrive": found, "rca": rca}
+
+    part = "_redrive.html" if request.headers.get("hx-request") else "redrive.html"
+    return console.page(request, part, **await run_in_threadpool(read))

@@ -1,0 +1,133 @@
+"""How values look: numbers with their units, times relative with the absolute on hover, lines for a chart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from onceward._text import quantity
+from onceward.console.history import Counted
+
+HERE = Path(__file__).parent
+WIDTH, HEIGHT = 120, 28
+
+
+def environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    made.filters |= {
+        "ago": ago,
+        "clock": clock,
+        "count": count,
+        "duration": duration,
+        "in_words": quantity,
+        "pretty": pretty,
+        "rate": rate,
+        "size": size,
+        "sparkline": sparkline,
+    }
+    return made
+
+
+def count(value: float | None, unit: str = "") -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:,.0f}{f' {unit}' if unit else ''}"
+
+
+def rate(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:,.1f}/s" if value < 100 else f"{value:,.0f}/s"
+
+
+def size(value: int) -> str:
+    return f"{value:,} B" if value < 1024 else f"{value / 1024:,.1f} KiB"
+
+
+def duration(seconds: float | None) -> str:
+    """The two largest units, rounded down."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 1:
+        return "under 1 s" if seconds > 0 else "0 s"
+    left, parts = int(seconds), []
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if left >= length:
+            parts.append(f"{left // length} {unit}")
+            left %= length
+        elif parts:
+            break
+        if len(parts) == 2:
+            break
+    return " ".join(parts)
+
+
+def moment(value: datetime | float | str | None) -> datetime | None:
+    if value is None or isinstance(value, datetime):
+        return value
+    if isinstance(value, str):
+        return datetime.fromisoformat(value)
+    return datetime.fromtimestamp(value, UTC)
+
+
+def ago(value: datetime | float | str | None) -> Markup:
+    found = moment(value)
+    if found is None:
+        return Markup("never")
+    seconds = (datetime.now(UTC) - found).total_seconds()
+    text = (
+        f"{duration(seconds)} ago"
+        if seconds >= 1
+        else "just now"
+        if seconds > -1
+        else f"in {duration(-seconds)}"
+    )
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(found.isoformat(), clock(found), text)
+
+
+def clock(value: datetime | float | str | None) -> str:
+    found = moment(value)
+    return "never" if found is None else found.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def pretty(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def sparkline(minutes: Sequence[Counted]) -> Markup:
+    """The last hour as bars, failures on top; an image with words for those who do not see it."""
+    if not minutes:
+        return Markup('<span class="muted">no data yet</span>')
+    highest = max((each.succeeded + each.failed for each in minutes), default=0)
+    done, failed = sum(each.succeeded for each in minutes), sum(each.failed for each in minutes)
+    words = f"{done:,} succeeded and {failed:,} failed in the last {quantity(len(minutes), 'minute')}"
+    bars = [Markup('<rect class="base" x="0" y="{}" width="{}" height="1"/>').format(HEIGHT - 1, WIDTH)]
+    step = WIDTH / 60
+    for index, each in enumerate(minutes):
+        at = WIDTH - (len(minutes) - index) * step
+        top = 0.0
+        for kind, number in (("ok", each.succeeded), ("bad", each.failed)):
+            tall = HEIGHT * number / highest if highest else 0.0
+            if tall:
+                tall = max(tall, 1.0)
+                bars.append(
+                    Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
+                        kind, at, HEIGHT - top - tall, step * 0.8, tall
+                    )
+                )
+                top += tall
+    return Markup(
+        '<svg class="spark" role="img" viewBox="0 0 {} {}" width="{}" height="{}" aria-label="{}"><title>{}</title>'
+        "{}</svg>"
+    ).format(WIDTH, HEIGHT, WIDTH, HEIGHT, words, words, escape(Markup("").join(bars)))

@@ -1,0 +1,91 @@
+"""The outbox, the audit, boundaries, and the search for a message."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from onceward.connectors.boundary.scheme import read_stats
+from onceward.connectors.reports import ServerUnreachable
+from onceward.connectors.urls import Address
+from onceward.console.access import Role
+from onceward.console.guard import allow
+from onceward.inspection.life import life_of
+from onceward.outbox.queries import STATES
+
+if TYPE_CHECKING:
+    from onceward.console.site import Console
+
+LISTED = 100
+
+
+async def outbox(request: Request) -> Response:
+    console: Console = request.app.state.console
+    state = request.query_params.get("state")
+    state = state if state in STATES else None
+
+    def read() -> dict[str, Any]:
+        queries = console.backstage.outbox
+        return {"counts": queries.counts(), "messages": queries.find(state=state, limit=LISTED)}
+
+    values = await run_in_threadpool(read)
+    may_act = allow(request, Role.OPERATOR)
+    return console.page(request, "outbox.html", states=STATES, state=state, may_act=may_act, **values)
+
+
+async def retry(request: Request) -> Response:
+    console: Console = request.app.state.console
+    if not allow(request, Role.OPERATOR):
+        return console.refuse(request, Role.OPERATOR)
+    form, user = request.state.form, request.state.user.name
+    ids = [str(form.get("id", ""))]
+    done = await run_in_threadpool(lambda: console.backstage.outbox.retry(ids, operator=user))
+    return console.go(request, "/outbox", f"retry:{len(done)}")
+
+
+async def audit(request: Request) -> Response:
+    console: Console = request.app.state.console
+
+    def read() -> dict[str, Any]:
+        letters = console.backstage.letters
+        entries = [{**each, "details": json.loads(each["details"])} for each in letters.audit(limit=LISTED)]
+        return {"entries": entries, "verdict": letters.verify_audit()}
+
+    return console.page(request, "audit.html", **await run_in_threadpool(read))
+
+
+async def boundaries(request: Request) -> Response:
+    """What the boundaries that this app uses say about their log and cursors."""
+    console: Console = request.app.state.console
+    app = console.backstage.app
+    used: dict[str, Address] = {}
+    for each in (*app.consumers.values(),):
+        used.setdefault(each.source.place, each.source) if each.source.scheme.startswith(
+            "boundary+"
+        ) else None
+    for sink in app.producers.values():
+        used.setdefault(sink.sink.place, sink.sink) if sink.sink.scheme.startswith("boundary+") else None
+
+    def read() -> list[dict[str, Any]]:
+        found = []
+        for address in used.values():
+            try:
+                found.append(
+                    {"url": str(address).partition("?")[0], "stats": read_stats(address), "problem": None}
+                )
+            except ServerUnreachable as error:
+                found.append({"url": str(address).partition("?")[0], "stats": None, "problem": str(error)})
+        return found
+
+    return console.page(request, "boundary.html", boundaries=await run_in_threadpool(read))
+
+
+async def search(request: Request) -> Response:
+    console: Console = request.app.state.console
+    wanted = request.query_params.get("id", "").strip()[:500]
+    life = await run_in_threadpool(life_of, console.backstage.app, wanted) if wanted else None
+    return console.page(request, "search.html", wanted=wanted, life=life)

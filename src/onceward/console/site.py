@@ -1,0 +1,308 @@
+"""The console as one ASGI application, and its server."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from onceward._environment import names_production
+from onceward.app.app import Onceward
+from onceward.connectors.reports import ServerUnreachable
+from onceward.console import letters, overview, records
+from onceward.console.access import Access, Role, is_loopback
+from onceward.console.backstage import Backstage
+from onceward.console.guard import ConsoleGuard, allow
+from onceward.console.look import HERE, environment
+from onceward.deadletters import EditRefusedError, RedriveRefusedError
+from onceward.errors import ConfigurationError, OncewardError
+from onceward.telemetry.redaction import redact
+
+if TYPE_CHECKING:
+    from onceward.run.health import HealthPage
+
+NOTES = {
+    "edited": "The corrected payload is stored. The next redrive delivers it.",
+    "hold": "{} now held.",
+    "release": "{} released.",
+    "discard": "{} discarded.",
+    "retry": "{} tried again now.",
+}
+"""What an action says on the page that follows it."""
+PROBES = ("/livez", "/readyz", "/progress", "/metrics")
+
+
+class Console:
+    """What the views share."""
+
+    def __init__(self, backstage: Backstage, guard: ConsoleGuard, access: Access) -> None:
+        self.backstage = backstage
+        self.guard = guard
+        self.access = access
+        self.stopping = False
+        self._templates = environment()
+
+    def render(self, request: Request, template: str, /, **values: Any) -> str:
+        root = request.scope.get("root_path", "")
+
+        def at(path: str) -> str:
+            return f"{root}{path}"
+
+        user = getattr(request.state, "user", None)
+        common = {
+            "app_name": self.backstage.app.name,
+            "at": at,
+            "csrf": request.state.token,
+            "env": self.backstage.app.settings.env,
+            "has_database": self.backstage.has_database,
+            "may_log_out": self.access.users is not None,
+            "note": _note(request.query_params.get("note", "")),
+            "path": str(request.scope["path"]).removeprefix(root),
+            "Role": Role,
+            "user": user,
+        }
+        return self._templates.get_template(template).render(**common, **values)
+
+    def page(self, request: Request, template: str, code: int = 200, /, **values: Any) -> Response:
+        return HTMLResponse(self.render(request, template, **values), code)
+
+    def go(self, request: Request, path: str, note: str = "") -> Response:
+        """Show another page, after something was done."""
+        after = f"?note={note}" if note else ""
+        return RedirectResponse(f"{request.scope.get('root_path', '')}{path}{after}", 303)
+
+    def refuse(self, request: Request, role: Role) -> Response:
+        text = f"This needs the role {role.name.lower()}; you are {request.state.user.role.name.lower()}."
+        return self.page(request, "message.html", 403, title="Not allowed", text=text)
+
+
+def _note(given: str) -> str | None:
+    """Only what an action of ours says, and a number: the address bar is anybody's."""
+    name, _, number = given.partition(":")
+    if name not in NOTES or (number and not number.isdigit()):
+        return None
+    return NOTES[name].format(
+        f"{int(number):,} {'letter is' if number == '1' else 'letters are'}" if number else ""
+    )
+
+
+def create(
+    app: Onceward,
+    *,
+    access: Access | None = None,
+    redact: Sequence[str] = (),
+    trace_url: str | None = None,
+    backstage: Backstage | None = None,
+    probes: Callable[[str], HealthPage] | None = None,
+) -> Starlette:
+    """Return the console of an app, to serve or to mount: `web.mount("/ops", onceward.console.create(app))`.
+
+    Without `access` it answers only requests from this machine, and refuses to be made in production. `redact` adds
+    names or paths of payload fields to hide. `trace_url` is a link with `{trace_id}` in it.
+    """
+    access = access or Access()
+    if access.is_open and backstage is None and names_production(app.settings.env):
+        raise ConfigurationError(
+            "a console in production needs users: onceward.console.create(app, access=Access(users=UsersFile(…))), a "
+            "proxy's header, or a callable"
+        )
+    rules = (*redact, *app.settings.console_redact)
+    stage = backstage or Backstage(app, redact=rules, trace_url=trace_url or app.settings.console_trace_url)
+    guard = ConsoleGuard(access)
+    console = Console(stage, guard, access)
+
+    async def begin(request: Request, call: Any) -> Response:
+        stage.start()
+        return await guard.answer(request, call)
+
+    site = Starlette(
+        routes=[
+            *_routes(),
+            *_probes(stage, probes),
+            Mount("/static", StaticFiles(directory=HERE / "static")),
+        ],
+        exception_handlers={
+            OncewardError: _explain,
+            SQLAlchemyError: _explain_database,
+            404: _not_found,
+            500: _explain,
+        },
+    )
+    site.add_middleware(BaseHTTPMiddleware, dispatch=begin)
+    site.state.console = console
+    return site
+
+
+def _routes() -> list[Route]:
+    get, post = ["GET"], ["POST"]
+    return [
+        Route("/", overview.overview, methods=get),
+        Route("/events", overview.events, methods=get),
+        Route("/consumers/{name}", overview.consumer, methods=get),
+        Route("/consumers/{name}/check", overview.check, methods=post),
+        Route("/letters", letters.groups, methods=get),
+        Route("/letters/group", letters.group, methods=get),
+        Route("/letters/dry-run", letters.dry_run, methods=post),
+        Route("/letters/redrive", letters.redrive, methods=post),
+        Route("/letters/{id:int}", letters.letter, methods=get),
+        Route("/letters/{id:int}/edit", letters.edit, methods=[*get, *post]),
+        *(
+            Route(f"/letters/{action}", _acting(action), methods=post)
+            for action in ("hold", "release", "discard")
+        ),
+        Route("/redrives", letters.redrives, methods=get),
+        Route("/redrives/{id}", letters.one_redrive, methods=get),
+        Route("/outbox", records.outbox, methods=get),
+        Route("/outbox/retry", records.retry, methods=post),
+        Route("/audit", records.audit, methods=get),
+        Route("/boundary", records.boundaries, methods=get),
+        Route("/search", records.search, methods=get),
+        Route("/login", _login, methods=[*get, *post]),
+        Route("/logout", _logout, methods=post),
+    ]
+
+
+def _acting(action: str) -> Any:
+    async def act(request: Request) -> Response:
+        request.path_params["action"] = action
+        return await letters.act(request)
+
+    return act
+
+
+async def _login(request: Request) -> Response:
+    console: Console = request.app.state.console
+    problem, name = None, ""
+    if request.method == "POST":
+        form = request.state.form
+        name = str(form.get("name", ""))[:64]
+        answer = await console.guard.log_in(request, name, str(form.get("password", ""))[:1000])
+        if isinstance(answer, Response):
+            return answer
+        problem = answer
+    status = 200 if problem is None else 429 if "too many" in problem else 401
+    return console.page(request, "login.html", status, problem=problem, name=name)
+
+
+async def _logout(request: Request) -> Response:
+    console: Console = request.app.state.console
+    return console.guard.log_out(request)
+
+
+def _probes(stage: Backstage, probes: Callable[[str], HealthPage] | None) -> list[Route]:
+    """The pages for machines: those of the run, or of a console without one."""
+
+    async def answer(request: Request) -> Response:
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+        if probes is not None:
+            page = probes(path)
+            return Response(page.body, page.status, media_type=page.kind)
+        problem = stage.samples.database.problem
+        if path == "/readyz" and problem is not None:
+            return JSONResponse({"ok": False, "problems": [problem]}, 503)
+        if path in ("/livez", "/readyz"):
+            return JSONResponse({"ok": True, "problems": []})
+        return JSONResponse({"ok": False, "problems": ["no run here: ask `onceward run --health`"]}, 404)
+
+    return [Route(path, answer, methods=["GET"]) for path in PROBES]
+
+
+# ── what went wrong ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _explain(request: Request, error: Exception) -> Response:
+    console: Console = request.app.state.console
+    if isinstance(error, ServerUnreachable):
+        return console.page(request, "message.html", 503, title="No answer", text=str(error))
+    if isinstance(error, (RedriveRefusedError, EditRefusedError)):
+        return console.page(request, "message.html", 409, title="Refused", text=redact(str(error)))
+    if isinstance(error, OncewardError):
+        return console.page(
+            request, "message.html", 400, title="This cannot be done", text=redact(str(error))
+        )
+    text = f"The console failed: {type(error).__name__}. Its log says more."
+    return console.page(request, "message.html", 500, title="Failed", text=text)
+
+
+async def _explain_database(request: Request, error: Exception) -> Response:
+    from onceward._text import driver_message
+
+    console: Console = request.app.state.console
+    text = f"The database does not answer: {driver_message(error)}"
+    return console.page(request, "message.html", 503, title="No answer", text=text)
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    console: Console = request.app.state.console
+    if not hasattr(request.state, "token") or not allow(request, Role.VIEWER):
+        return Response("not found\n", 404, media_type="text/plain")
+    text = "There is no such page. It may have been removed, or the address is mistyped."
+    return console.page(request, "message.html", 404, title="Not found", text=text)
+
+
+# ── its server ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_address(host: str, access: Access) -> None:
+    """Refuse to serve everybody without knowing who they are."""
+    if access.is_open and not is_loopback(host):
+        raise ConfigurationError(
+            f"the console would be open to everyone who can reach {host}: name a users file with --users FILE (add a "
+            "user with `onceward console --add-user NAME --users FILE`), a proxy with --user-header and --proxy, or "
+            "use 127.0.0.1"
+        )
+
+
+@asynccontextmanager
+async def serve(site: Starlette, host: str, port: int) -> AsyncIterator[str]:
+    """Serve inside the block; yields the URL."""
+    try:
+        import uvicorn
+    except ModuleNotFoundError as missing:
+        raise ConfigurationError("the console needs uvicorn: pip install 'onceward[console]'") from missing
+
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--console: cannot listen on {host}:{port}: {error.strerror or error}; choose another address, or port 0 "
+            "for any free port"
+        ) from error
+
+    class Server(uvicorn.Server):
+        def capture_signals(self) -> Any:
+            return nullcontext()  # the command decides what a signal means
+
+    config = uvicorn.Config(
+        site,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    server = Server(config)
+    console: Console = site.state.console
+    console.backstage.start()
+    running = asyncio.ensure_future(server.serve(sockets=[listening]))
+    try:
+        bound = listening.getsockname()[1]
+        yield f"http://[{host}]:{bound}" if ":" in host else f"http://{host}:{bound}"
+    finally:
+        console.stopping = server.should_exit = True
+        await asyncio.wait([running], timeout=5)
+        running.cancel()
+        listening.close()
+        console.backstage.stop()

@@ -1,0 +1,377 @@
+"""Who may see and do what in the console, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import text
+from starlette.applications import Starlette
+
+from onceward import Contract, Inbox, Onceward
+from onceward.connectors.codec import encode
+from onceward.console import Access, Role, User, UsersFile, create
+from onceward.console import users as hashed
+from onceward.console.guard import FAILURES
+from onceward.console.redaction import HIDDEN
+from onceward.console.site import check_address
+from onceward.deadletters import Burial, Category, DeadLetters
+from onceward.errors import ConfigurationError
+from onceward.transaction import Transaction
+from tests.support import commands
+
+PASSWORD = "correct horse battery"
+
+
+class Shop:
+    def __init__(self, directory: Path) -> None:
+        self.app = Onceward("shop", database=f"sqlite:///{directory}/shop.db")
+        self.handled: list[Any] = []
+
+        self.contract = Contract(
+            consumer_id="billing", event_types=["*"], owner_team="a", idempotency_mechanism="dedup row"
+        )
+
+        @self.app.consumer(f"sqlite:///{directory}/orders.db", contract=self.contract)
+        def charge(order: dict[str, Any], session: Any) -> None:
+            self.handled.append(order)
+
+        self.engine = self.app.create_engine()
+        self.letters = DeadLetters(self.engine)
+        self.letters.migrate()
+        Inbox(self.engine).register(self.contract)
+        self.users = UsersFile(directory / "users.txt")
+
+    def bury(self, *ids: str, error: str = "boom", **payload: Any) -> None:
+        transactions = [Transaction(id=each, payload={"id": each, **payload}) for each in ids]
+        self.letters.bury(
+            *(
+                Burial(
+                    consumer="billing",
+                    origin="here",
+                    message_id=each.id,
+                    body=encode(each),
+                    category=Category.BUSINESS,
+                    reason="failed",
+                    error=error,
+                    attempts=1,
+                    event_type="placed",
+                )
+                for each in transactions
+            )
+        )
+
+    def client(
+        self, site: Starlette | None = None, address: str = "127.0.0.1", host: str = "127.0.0.1"
+    ) -> Browser:
+        return Browser(site or create(self.app), address, host)
+
+
+class Browser:
+    """Keeps cookies, and sends the token of its forms."""
+
+    def __init__(self, site: Starlette, address: str, host: str) -> None:
+        transport = httpx.ASGITransport(site, client=(address, 5000), raise_app_exceptions=False)
+        self.http = httpx.AsyncClient(
+            transport=transport, base_url=f"http://{host}", headers={"accept": "text/html"}
+        )
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        return asyncio.run(self.http.get(path, **more))
+
+    def send(self, path: str, headers: dict[str, str] | None = None, **fields: str) -> httpx.Response:
+        """A form as it is."""
+        return asyncio.run(self.http.post(path, data=fields, headers=headers or {}))
+
+    def post(self, path: str, headers: dict[str, str] | None = None, **fields: str) -> httpx.Response:
+        """A form of a page."""
+        self.get("/login")
+        return self.send(path, headers, **{**fields, "csrf": self.http.cookies.get("onceward_csrf") or ""})
+
+    def log_in(self, name: str, password: str = PASSWORD) -> httpx.Response:
+        return self.post("/login", name=name, password=password)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    monkeypatch.setattr(hashed, "COST", 16)  # hashing slowly is its purpose, but not the test's
+    made = Shop(tmp_path)
+    yield made
+    made.engine.dispose()
+
+
+def with_users(shop: Shop) -> Browser:
+    for role in Role:
+        shop.users.add(role.name.lower(), PASSWORD, role)
+    return shop.client(create(shop.app, access=Access(users=shop.users)), "10.0.0.7", "console.example")
+
+
+# ── this machine alone ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("UI-10")
+def test_without_users_only_this_machine_gets_an_answer_and_only_under_its_own_names(shop: Shop) -> None:
+    site = create(shop.app)
+    for host in ("127.0.0.1", "localhost", "127.0.0.1:8090", "[::1]:8090", "LOCALHOST"):
+        assert shop.client(site, host=host).get("/").status_code == 200, host
+    for host in ("rebound.example", "127.0.0.1.evil.example", "localhost.evil.example:8090"):
+        refused = shop.client(site, host=host).get("/")
+        assert refused.status_code == 403, host
+        assert "this machine alone" in refused.text
+    assert shop.client(site, address="10.0.0.7").get("/").status_code == 403
+    assert shop.client(site, address="10.0.0.7").get("/metrics").status_code == 403
+
+
+@pytest.mark.req("UI-10")
+def test_another_address_needs_users(shop: Shop, tmp_path: Path) -> None:
+    for host in ("127.0.0.1", "localhost", "::1"):
+        check_address(host, Access())
+    for host in ("0.0.0.0", "10.0.0.7", "::", "console.example"):
+        with pytest.raises(ConfigurationError, match="open to everyone who can reach"):
+            check_address(host, Access())
+        check_address(host, Access(users=shop.users))
+    (tmp_path / "shop.py").write_text(
+        "from onceward import Onceward\napp = Onceward('shop')\n\n\n@app.consumer('sqlite:///orders.db')\n"
+        "def charge(order: dict) -> None: ...\n"
+    )
+    for command in (("console", "shop:app", "--listen"), ("run", "shop:app", "--console")):
+        refused = commands.onceward(*command, "0.0.0.0:0", cwd=tmp_path, env=dict(os.environ))
+        assert (refused.returncode, "open to everyone" in refused.stderr) == (2, True), refused
+    production = Onceward("shop", database="sqlite:///shop.db", env="production")
+    with pytest.raises(ConfigurationError, match="in production needs users"):
+        create(production)
+    create(production, access=Access(authenticate=lambda _: None))
+
+
+# ── users ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("UI-10")
+def test_a_user_logs_in_and_a_changed_password_ends_the_session(shop: Shop) -> None:
+    browser = with_users(shop)
+    assert browser.get("/").headers["location"] == "/login"
+    assert browser.get("/metrics", headers={"accept": "*/*"}).status_code == 401
+    assert browser.get("/livez").status_code == 200
+    assert browser.log_in("operator", "wrong wrong wrong").status_code == 401
+    assert browser.log_in("nobody").status_code == 401
+    entered = browser.log_in("operator")
+    assert (entered.status_code, entered.headers["location"]) == (303, "/")
+    cookie = entered.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert "operator" in browser.get("/").text
+    forged = browser.http.cookies["onceward_session"].replace("operator", "admin")
+    other = with_users(shop)
+    other.http.cookies["onceward_session"] = forged
+    assert other.get("/").status_code == 303
+    browser = shop.client(create(shop.app, access=Access(users=shop.users)), "10.0.0.7", "console.example")
+    browser.log_in("operator")
+    assert browser.get("/").status_code == 200
+    shop.users.add("operator", "another password", Role.OPERATOR)
+    assert browser.get("/").status_code == 303
+
+
+@pytest.mark.req("UI-10")
+def test_after_some_wrong_passwords_even_the_right_one_has_to_wait(shop: Shop) -> None:
+    browser = with_users(shop)
+    for _ in range(FAILURES):
+        assert browser.log_in("admin", "wrong wrong wrong").status_code == 401
+    refused = browser.log_in("admin")
+    assert refused.status_code == 429
+    assert "try again in" in refused.text
+
+
+@pytest.mark.req("UI-10")
+def test_passwords_are_hashed_in_a_file_that_only_its_owner_can_read(shop: Shop, tmp_path: Path) -> None:
+    shop.users.add("ann", PASSWORD, Role.ADMIN)
+    written = shop.users.path.read_text()
+    assert PASSWORD not in written
+    assert written.startswith("ann:admin:scrypt$")
+    assert stat.S_IMODE(shop.users.path.stat().st_mode) == 0o600
+    assert shop.users.check("ann", PASSWORD) == User("ann", Role.ADMIN)
+    assert shop.users.check("ann", "something else") is None
+    for name, password in (("a b", PASSWORD), ("ann:admin", PASSWORD), ("ben", "short")):
+        with pytest.raises(ConfigurationError):
+            shop.users.add(name, password, Role.VIEWER)
+    shop.users.path.write_text("broken\n")
+    with pytest.raises(ConfigurationError, match="line 1 of"):
+        shop.users.lines()
+    with pytest.raises(ConfigurationError, match="there is no users file"):
+        UsersFile(tmp_path / "none").lines()
+
+
+@pytest.mark.req("UI-10")
+def test_a_header_counts_only_from_a_listed_proxy(shop: Shop) -> None:
+    access = Access(header="x-user", role_header="x-role", proxies=["10.0.0.0/24"])
+    site = create(shop.app, access=access)
+    sent = {"x-user": "ann", "x-role": "operator"}
+    assert "ann" in shop.client(site, "10.0.0.7").get("/", headers=sent).text
+    assert shop.client(site, "10.0.1.7").get("/", headers=sent).status_code == 401
+    assert shop.client(site, "10.0.0.7").get("/").status_code == 401
+    assert (
+        "viewer" in shop.client(site, "10.0.0.7").get("/", headers={"x-user": "ann", "x-role": "root"}).text
+    )
+    for wrong in ({"header": "x-user"}, {"proxies": ["10.0.0.1"]}, {"header": "x", "proxies": ["nowhere"]}):
+        with pytest.raises(ConfigurationError):
+            Access(**wrong)
+
+
+@pytest.mark.req("UI-10", "UI-15")
+def test_a_callable_knows_the_users_of_an_application_that_mounts_it(shop: Shop) -> None:
+    async def authenticate(connection: Any) -> User | None:
+        return User("ann", Role.VIEWER) if connection.headers.get("x-session") == "good" else None
+
+    web = Starlette()
+    web.mount("/ops", create(shop.app, access=Access(authenticate=authenticate)))
+    browser = shop.client(web, "10.0.0.7", "shop.example")
+    browser.http.headers["x-session"] = "good"
+    page = browser.get("/ops/")
+    assert page.status_code == 200
+    assert 'href="/ops/letters"' in page.text
+    assert not re.findall(r'(?:href|src|action)="/(?!ops/)', page.text)
+    assert browser.get("/ops/static/console.css").status_code == 200
+    assert browser.get("/ops/letters").status_code == 200
+    browser.http.headers["x-session"] = "bad"
+    assert browser.get("/ops/").status_code == 401
+
+
+# ── forms ───────────────────────────────────────────────────────────────────────────────────────────────
+
+POSTS = (
+    "/letters/redrive", "/letters/dry-run", "/letters/hold", "/letters/release", "/letters/discard", "/letters/1/edit",
+    "/outbox/retry", "/consumers/charge/check", "/logout", "/login",
+)  # fmt: skip
+
+
+@pytest.mark.req("UI-10")
+@pytest.mark.parametrize("path", POSTS)
+def test_a_form_of_another_site_is_refused(shop: Shop, path: str) -> None:
+    shop.bury("a")
+    browser = shop.client()
+    browser.get("/")
+    fields = {"consumer": "billing", "ids": "1", "reason": "r", "root_cause": "r", "fix_ref": "f"}
+    assert browser.send(path, **fields).status_code == 403
+    assert browser.send(path, csrf="0" * 64, **fields).status_code == 403
+    assert browser.post(path, {"origin": "http://evil.example"}, **fields).status_code == 403
+    assert browser.post(path, {"sec-fetch-site": "cross-site"}, **fields).status_code == 403
+    assert browser.get(path).status_code in (200, 404, 405)
+    assert [each.status for each in shop.letters.find()] == ["open"]
+    assert shop.letters.audit() == []
+
+
+@pytest.mark.req("UI-10")
+def test_each_role_may_do_its_own_and_nothing_more(shop: Shop) -> None:
+    shop.bury("a", "b")
+    selected = {"consumer": "billing", "ids": "1", "reason": "why"}
+    cause = {"root_cause": "r", "fix_ref": "f", "cause_category": "business"}
+    needs = {
+        "/letters/dry-run": Role.OPERATOR,
+        "/letters/hold": Role.OPERATOR,
+        "/letters/release": Role.OPERATOR,
+        "/letters/discard": Role.ADMIN,
+        "/letters/redrive": Role.OPERATOR,
+    }
+    for role in Role:
+        for path, least in needs.items():
+            browser = with_users(shop)
+            browser.log_in(role.name.lower())
+            fields = {**selected, **cause, "ids": "2" if path == "/letters/redrive" else "1"}
+            answer = browser.post(path, **fields)
+            if role < least:
+                assert answer.status_code == 403, (role, path)
+                assert f"needs the role {least.name.lower()}" in answer.text
+            else:
+                assert answer.status_code in (200, 303, 409), (role, path, answer.text)
+    assert {each["operator"] for each in shop.letters.audit()} == {"operator", "admin"}
+
+
+@pytest.mark.req("UI-08")
+def test_the_same_form_twice_acts_once_and_a_set_has_nothing_that_arrived_later(shop: Shop) -> None:
+    shop.bury("a", "b")
+    browser = shop.client()
+    page = browser.get(
+        f"/letters/group?consumer=billing&group={shop.letters.groups()[0].group}&status=open"
+    ).text
+    fields = dict(
+        re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page.partition('id="redrive"')[2])
+    )
+    shop.bury("late")
+    cause = {"root_cause": "r", "fix_ref": "f", "rate": "10"}
+    answers = [browser.post("/letters/redrive", **{**fields, **cause}) for _ in range(2)]
+    assert [each.headers["location"] for each in answers] == [f"/redrives/{fields['redrive_id']}"] * 2
+    assert {each.message_id: str(each.status) for each in shop.letters.find()} == {
+        "a": "redriven", "b": "redriven", "late": "open",
+    }  # fmt: skip
+    assert len(shop.letters.redrives()) == 1
+
+
+# ── what is shown ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("UI-14")
+def test_hidden_fields_stay_hidden_and_survive_an_edit(shop: Shop, tmp_path: Path) -> None:
+    shop.bury(
+        "a", card_number="4111", customer={"email": "a@example.com", "name": "Ann"}, token="t0p", currency=""
+    )
+    for role in Role:
+        shop.users.add(role.name.lower(), PASSWORD, role)
+    site = create(shop.app, access=Access(users=shop.users), redact=["customer.email"])
+    browser = shop.client(site, "10.0.0.7", "console.example")
+    browser.log_in("operator")
+    for path in ("/letters/1", "/letters/1?whole", "/letters/1/edit"):
+        page = browser.get(path).text
+        assert "Ann" in page
+        assert not [each for each in ("4111", "a@example.com", "t0p") if each in page], path
+    edited = {
+        "id": "a", "card_number": HIDDEN, "customer": {"email": HIDDEN, "name": "Ann"}, "token": HIDDEN,
+        "currency": "EUR",
+    }  # fmt: skip
+    saved = browser.post("/letters/1/edit", payload=json.dumps(edited), cause="no currency", do="save")
+    assert saved.status_code == 303, saved.text
+    assert shop.handled[-1]["card_number"] == "4111"
+    body = shop.letters.edited_body(1) or b""
+    assert b"4111" in body
+    assert HIDDEN.encode() not in body
+    admin = shop.client(site, "10.0.0.7", "console.example")
+    admin.log_in("admin")
+    assert "4111" in admin.get("/letters/1?whole").text
+    assert [each["action"] for each in shop.letters.audit()] == ["show_payload", "edit"]
+
+
+@pytest.mark.req("UI-07")
+def test_every_answer_forbids_what_the_console_does_not_serve(shop: Shop) -> None:
+    browser = shop.client()
+    for path in ("/", "/letters", "/static/console.js", "/login", "/nowhere", "/livez"):
+        headers = browser.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+    for path in ("/", "/letters", "/audit", "/search"):
+        page = browser.get(path).text
+        assert not re.findall(r"<script(?! src)|\son\w+=|\sstyle=|<style", page), path
+
+
+@pytest.mark.req("UI-06")
+def test_errors_are_pages_that_say_what_to_do(shop: Shop) -> None:
+    browser = shop.client()
+    assert browser.get("/nowhere").status_code == 404
+    assert "there is no dead letter 99" in browser.get("/letters/99").text
+    assert "there is no consumer" in browser.get("/consumers/nobody").text
+    assert "category must be one of" in browser.get("/letters?category=none").text.replace("&#39;", "'")
+    assert browser.get("/redrives/nothing").status_code == 400
+    with shop.engine.begin() as connection:
+        connection.execute(text("DROP TABLE onceward_outbox"))
+    assert browser.get("/outbox").status_code in (400, 503)
+    refused = browser.post("/letters/redrive", consumer="billing", ids="7", root_cause="r", fix_ref="f")
+    assert refused.status_code == 409
+    assert "no letter of consumer" in refused.text
