@@ -2,6 +2,7 @@
 
     python -m tests.campaign                                                 six combinations, 3,000 orders each
     python -m tests.campaign --source redis --database postgresql --mode asyncio --kills 100
+    python -m tests.campaign --chain redis --kills 60        three services: order, charge, ship
 
 Every order goes to two consumers: one writes through its session, one calls a provider that honors keys.
 """
@@ -17,7 +18,10 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from tests.campaign.chain.campaign import attack
+from tests.campaign.chain.premises import WIRES
 from tests.campaign.field import CONSUMERS, Combination, Field, field
 from tests.campaign.orders import Order, make_orders
 from tests.campaign.tally import Tally, count, unfinished
@@ -32,9 +36,25 @@ PATIENCE = 300.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    failed = [what for what in _chosen(options) if not _campaign(what, options)]
+    if options.chain:
+        failed: list[Any] = [wire for wire in options.chain if not _attack(wire, options)]
+    else:
+        failed = [what for what in _chosen(options) if not _campaign(what, options)]
     print("\nNothing lost, nothing doubled." if not failed else f"\nFailed: {'; '.join(map(str, failed))}")
     return 1 if failed else 0
+
+
+def _attack(wire: str, options: argparse.Namespace) -> bool:
+    return attack(
+        wire,
+        orders=options.events,
+        kills=options.kills,
+        pauses=options.pauses,
+        restarts=options.restarts,
+        seconds=options.seconds,
+        processes=options.processes,
+        seed=options.seed,
+    )
 
 
 def _chosen(options: argparse.Namespace) -> list[Combination]:
@@ -123,6 +143,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m tests.campaign", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--source", choices=SOURCES)
+    parser.add_argument(
+        "--chain", choices=WIRES, action="append", help="attack order → charge → ship on this wire instead"
+    )
     parser.add_argument("--database", choices=DATABASES)
     parser.add_argument("--mode", choices=MODES)
     parser.add_argument("--events", type=int, default=3000, help="per combination, both consumers together")

@@ -84,6 +84,9 @@ class Field:
             start_new_session=True,
         )
 
+    def restart(self) -> None:
+        self.start()
+
     def workers(self) -> list[int]:
         """Of the run, without those that have ended."""
         assert self._run is not None
@@ -122,11 +125,11 @@ class Field:
             with Address(self.source.format(consumer), sink=True).open(asynchronous=False) as sink:
                 sink.dispatch_transactions(list(messages))
 
-        _persist(dispatch)
+        persist(dispatch)
 
     def waiting(self, consumer: str) -> int:
         """How many messages are in the source or in flight."""
-        return _persist(lambda: Address(self.source.format(consumer)).counts().pending or 0)
+        return persist(lambda: Address(self.source.format(consumer)).counts().pending or 0)
 
     @contextmanager
     def engine(self) -> Iterator[Engine]:
@@ -141,7 +144,7 @@ class Field:
             with self.engine() as engine, engine.connect() as connection:
                 return list(connection.execute(text(sql)))
 
-        return _persist(select)
+        return persist(select)
 
     def prepare(self) -> None:
         with self.engine() as engine:
@@ -171,7 +174,7 @@ class Field:
         self._log.close()
 
 
-def _persist(call: Callable[[], T]) -> T:
+def persist(call: Callable[[], T]) -> T:
     """Repeat a call while a server is being restarted. What still fails after that is raised."""
     until = time.monotonic() + RESTART_SECONDS
     while True:

@@ -10,16 +10,35 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
+from onceward.testing.servers import Server
 from tests.campaign import shop
-from tests.campaign.field import Field
+from tests.support.own_postgres import OwnPostgres
+
+
+class Victim(Protocol):
+    """What can be attacked."""
+
+    redis: Server | None
+    postgres: OwnPostgres | None
+
+    def workers(self) -> list[int]: ...
+
+    def has_ended(self) -> bool: ...
+
+    def kill_all(self) -> None:
+        """Kill processes at once, as when a machine dies."""
+
+    def restart(self) -> None:
+        """Start again what `kill_all` killed."""
 
 
 class Trouble:
     """A list of acts, in random order, until all are done."""
 
     def __init__(
-        self, field: Field, chance: random.Random, *, kills: int, pauses: int, restarts: int
+        self, field: Victim, chance: random.Random, *, kills: int, pauses: int, restarts: int
     ) -> None:
         self._field = field
         self._chance = chance
@@ -56,7 +75,7 @@ class Trouble:
 
     def _kill_machine(self) -> None:
         self._field.kill_all()
-        self._field.start()
+        self._field.restart()
         self.done["kills"] += 1
 
     def _pause_worker(self) -> None:

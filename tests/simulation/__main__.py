@@ -21,9 +21,12 @@ from tests.simulation.facts import FactWorld
 from tests.simulation.history import Broken
 from tests.simulation.links import LinkWorld
 from tests.simulation.loop import quiet
+from tests.simulation.relays import RelayWorld
+from tests.simulation.remote import PostgreSqlWorld, RedisWorld, ThreadWorld
 from tests.simulation.simulation import Simulation
 
-WORLDS: dict[str, type[Simulation]] = {each.__name__: each for each in (ConsumerWorld, FactWorld, LinkWorld)}
+_WORLDS = (ConsumerWorld, FactWorld, LinkWorld, PostgreSqlWorld, RedisWorld, RelayWorld, ThreadWorld)
+WORLDS: dict[str, type[Simulation]] = {each.__name__: each for each in _WORLDS}
 SHARE = 20
 """Seeds that a process takes at once."""
 LIMIT = 60.0
@@ -111,7 +114,7 @@ def find_all(first: int) -> int:
         took = time.monotonic() - began
         missed += seed < 0
         said = why.splitlines()[0] if why else "NOT FOUND"
-        print(f"{name:<22} {took:5.1f} s  {said}", flush=True)
+        print(f"{name:<29} {took:5.1f} s  {said}", flush=True)
     return 1 if missed else 0
 
 

@@ -10,15 +10,22 @@ from unittest.mock import patch
 from onceward.boundary.consumer.loop import FactLoop
 from onceward.boundary.links.link import ZoneLink
 from onceward.connectors.leases import LeasingConnector
+from onceward.connectors.redis_streams import scripts
+from onceward.connectors.redis_streams.protocol import StreamQueue
 from onceward.connectors.sqlite import statements
 from onceward.inbox.effects import Claim, Ledger
 from onceward.inbox.middleware import ContractKeeper
 from onceward.inbox.processor import EventProcessor
 from onceward.inbox.stores.sqlite import SqliteStore
+from onceward.outbox import statements as outbox
+from onceward.outbox.claims import Ending, OutboxRows
+from onceward.outbox.relay import Relay
 from onceward.transaction import Settlement, Verdict
 from tests.simulation.consumers import ConsumerWorld
 from tests.simulation.facts import FactWorld
 from tests.simulation.links import LinkWorld
+from tests.simulation.relays import RelayWorld
+from tests.simulation.remote import PostgreSqlWorld, RedisWorld, ThreadWorld
 from tests.simulation.simulation import Simulation
 
 
@@ -88,9 +95,9 @@ def commit_before_effect() -> Iterator[None]:
 def claim_not_checked() -> Iterator[None]:
     """An attempt commits though another worker has claimed the event since."""
 
-    def complete(self: Any, transaction: Any, claim: Claim, digest: bytes) -> None:
+    def complete(self: Any, transaction: Any, claim: Claim, attempt: Any) -> None:
         self.store.forget_attempts(transaction, claim.key.consumer_id, [claim.key.tracking_id])
-        self.store.admit(transaction, claim.key, digest)
+        self.store.admit(transaction, claim.key, attempt.digest)
 
     with (
         patch.object(EventProcessor, "_complete", complete),
@@ -133,6 +140,78 @@ def confirm_before_append() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def lease_of_stream_not_extended() -> Iterator[None]:
+    def extend(self: Any, transactions: Any) -> Iterator[Any]:
+        yield from ()
+
+    with patch.object(StreamQueue, "extend", extend):
+        yield
+
+
+@contextmanager
+def fence_of_stream_ignored() -> Iterator[None]:
+    """A delivery that was overtaken gives back, delays or ends its message all the same."""
+    with patch.object(scripts, "SETTLE", _changed(scripts.SETTLE, "held[id] ~= deliveries", "1 == 2")):
+        yield
+
+
+@contextmanager
+def lease_of_stream_ignored() -> Iterator[None]:
+    """Entries are claimed from consumers that have just got them."""
+    with patch.object(scripts, "CLAIM", _changed(scripts.CLAIM, "'IDLE', lease, from", "'IDLE', 0, from")):
+        yield
+
+
+@contextmanager
+def fence_of_relay_ignored() -> Iterator[None]:
+    """A relay records the outcome of messages that another has claimed since."""
+    names = ("PUBLISH", "GIVE_BACK", "FAIL", "BURY")
+    fence = "state = 'held' AND token = :token"
+    unfenced = {name: _changed(getattr(outbox, name), fence, "(1 OR token = :token)") for name in names}
+    with patch.multiple(outbox, **unfenced):
+        yield
+
+
+@contextmanager
+def late_commits_skipped() -> Iterator[None]:
+    """A relay remembers how far it has come."""
+    so_far = "seq > (SELECT coalesce(max(seq), 0) FROM onceward_outbox WHERE state = 'published')"
+    skipping = _changed(outbox.CANDIDATES, "state = 'ready'", f"state = 'ready' AND {so_far}")
+    with patch.object(outbox, "CANDIDATES", skipping):
+        yield
+
+
+@contextmanager
+def order_of_keys_ignored() -> Iterator[None]:
+    with patch.object(OutboxRows, "_blocked", lambda *_: {}):
+        yield
+
+
+@contextmanager
+def recorded_before_sent() -> Iterator[None]:
+    """A relay records messages as published, and sends them afterwards."""
+
+    def publish(self: Any, transaction: Any) -> None:
+        claim = self._claims[transaction.id]
+        self._record(transaction.id, claim, Ending(published=list(claim.rows)))
+        self._send(claim)
+
+    with patch.object(Relay, "publish", publish):
+        yield
+
+
+@contextmanager
+def claims_not_extended() -> Iterator[None]:
+    with patch.object(OutboxRows, "extend", lambda *_: []):
+        yield
+
+
+def _changed(source: str, old: str, new: str) -> str:
+    assert old in source
+    return source.replace(old, new)
+
+
 PLANTED: dict[str, tuple[Callable[[], Any], type[Simulation]]] = {
     "ack before commit": (ack_before_commit, ConsumerWorld),
     "lease not extended": (lease_not_extended, ConsumerWorld),
@@ -142,4 +221,18 @@ PLANTED: dict[str, tuple[Callable[[], Any], type[Simulation]]] = {
     "claim not checked": (claim_not_checked, ConsumerWorld),
     "confirm before apply": (confirm_before_apply, FactWorld),
     "confirm before append": (confirm_before_append, LinkWorld),
+    "postgresql: ack before commit": (ack_before_commit, PostgreSqlWorld),
+    "postgresql: lease not extended": (lease_not_extended, PostgreSqlWorld),
+    "redis: ack before commit": (ack_before_commit, RedisWorld),
+    "redis: commit before effect": (commit_before_effect, RedisWorld),
+    "redis: lease not extended": (lease_of_stream_not_extended, RedisWorld),
+    "redis: lease ignored": (lease_of_stream_ignored, RedisWorld),
+    "redis: fence ignored": (fence_of_stream_ignored, RedisWorld),
+    "threads: claim not checked": (claim_not_checked, ThreadWorld),
+    "threads: commit before effect": (commit_before_effect, ThreadWorld),
+    "relay: fence ignored": (fence_of_relay_ignored, RelayWorld),
+    "relay: late commits skipped": (late_commits_skipped, RelayWorld),
+    "relay: order ignored": (order_of_keys_ignored, RelayWorld),
+    "relay: recorded before sent": (recorded_before_sent, RelayWorld),
+    "relay: lease not extended": (claims_not_extended, RelayWorld),
 }

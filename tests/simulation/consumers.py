@@ -11,26 +11,32 @@ import asyncio
 import shutil
 import sqlite3
 from collections import Counter
+from collections.abc import Callable, Coroutine, Hashable
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
+from redis.exceptions import RedisError
 from sqlalchemy import create_engine
+from sqlalchemy.exc import OperationalError
 
 from onceward import AsyncConsumerTask, ExceptionCategory, Transaction, TransactionException
-from onceward.connectors import SqliteConnector
 from onceward.connectors.lease_rules import LeaseRules
 from onceward.inbox import AsyncInbox, Contract, Inbox
 from onceward.task.mixins.policies import ConsumerPolicy
 from tests.simulation.database import SimulatedDatabase
 from tests.simulation.loop import START, Process
-from tests.simulation.queue import SimulatedQueue
 from tests.simulation.simulation import Program, SimulatedClock, Simulation, template_folder
+from tests.simulation.sources.file import FileSource, empty_queue
+from tests.simulation.sources.source import Source
 from tests.simulation.wire import WireLost
 
 LEASE = 30.0
 RULES = LeaseRules(lease=LEASE, max_deliveries=1000)
+OUTAGES = (WireLost, RedisError, OperationalError)
+"""What a producer tries again after."""
 CREATED = datetime.fromtimestamp(START, UTC)
 
 
@@ -54,25 +60,7 @@ class Billing(AsyncConsumerTask):
         self._process = process
 
     async def process_transaction(self, transaction: Transaction, /, *session: Any, **_: Any) -> None:
-        world, process, id_ = self._world, self._process, transaction.id
-        world.history.note(process, "begins %s", id_)
-        plan: dict[str, Any] = transaction.payload
-        await asyncio.sleep(plan["before"])
-        world.visits[id_] += 1
-        if plan["fails"] == "always":
-            raise TransactionException("refused", category=ExceptionCategory.BUSINESS)
-        if plan["fails"] == "at first" and world.visits[id_] < 3:
-            raise ValueError("broken")
-        if world.mode == "effectful":
-            await session[0].effect("charge", lambda key: world.charge(process, key, id_))
-        token = int(session[0].event.lock_token or 0) if session else 0
-        world.newest[id_] = max(world.newest[id_], token)
-        if session:
-            row = {"id": id_, "token": token, "process": process.name}
-            await session[0].execute("INSERT INTO effects VALUES (:id, :token, :process)", row)
-        await asyncio.sleep(plan["after"])
-        world.history.note(process, "has handled %s", id_)
-        world.handled.add((process.name, id_))
+        await self._world.handle(self._process, transaction, session, asyncio.sleep)
 
 
 class ConsumerWorld(Simulation):
@@ -99,28 +87,35 @@ class ConsumerWorld(Simulation):
                 },
             }
         )
-        queue, database = template(self.mode)
-        shutil.copy(queue, folder / "queue.db")
-        shutil.copy(database, folder / "inbox.db")
-        self.folder = folder
+        shutil.copy(self.prepared(template, self.mode), folder / "inbox.db")
         self.database = SimulatedDatabase(folder / "inbox.db", self.wire, self._committed)
         self.view = sqlite3.connect(folder / "inbox.db", isolation_level=None)
-        self.messages = sqlite3.connect(folder / "queue.db", isolation_level=None)
         self.provider = Provider()
         self.sent: Counter[str] = Counter()
+        self.plans: dict[str, str] = {}
+        """How each message fails."""
         self.visits: Counter[str] = Counter()
         self.newest: Counter[str] = Counter()
         """The highest token of a start that reached its effect, by event."""
         self.handled: set[tuple[str, str]] = set()
-        self.holders: dict[int, tuple[int, Process]] = {}
+        self.holders: dict[Hashable, tuple[Any, Process]] = {}
+        self.ends: dict[Hashable, str] = {}
         self._seen = 0
+        self.source = self.make_source(folder)
         self.history.note("root", "mode %s, policy %s", self.mode, self.policy.loop)
+
+    def make_source(self, folder: Path) -> Source:
+        return self.file_source(folder)
+
+    def file_source(self, folder: Path) -> Source:
+        shutil.copy(self.prepared(empty_queue), folder / "queue.db")
+        return FileSource(folder / "queue.db", self.wire, self, RULES)
 
     def programs(self) -> dict[str, Program]:
         return dict.fromkeys(("anna", "ben", "carl"), self._work)
 
     async def _work(self, process: Process) -> None:
-        queue = SimulatedQueue(self.folder / "queue.db", process, self.wire, self, RULES)
+        queue = self.source.open(process)
         services = {}
         if self.contract is not None:
             services["inbox"] = AsyncInbox(self.database.engine(), clock=process.clock)
@@ -131,6 +126,31 @@ class ConsumerWorld(Simulation):
             except Exception as error:
                 self.history.note(process, "its loop ends: %s: %.200s", type(error).__name__, error)
             await asyncio.sleep(1.0)
+
+    async def handle(self, process: Process, transaction: Transaction, session: Any, sleep: Any) -> None:
+        """The handler, in asyncio or a simulated thread."""
+        id_ = transaction.id
+        self.history.note(process, "begins %s", id_)
+        plan: dict[str, Any] = transaction.payload
+        await ended(sleep(plan["before"]))
+        self.visits[id_] += 1
+        if plan["fails"] == "always":
+            raise TransactionException("refused", category=ExceptionCategory.BUSINESS)
+        if plan["fails"] == "at first" and self.visits[id_] < 3:
+            raise ValueError("broken")
+        if self.mode == "effectful":
+            await ended(session[0].effect("charge", lambda key: self.charging(process, key, id_)))
+        token = int(session[0].event.lock_token or 0) if session else 0
+        self.newest[id_] = max(self.newest[id_], token)
+        if session:
+            row = {"id": id_, "token": token, "process": process.name}
+            await ended(session[0].execute("INSERT INTO effects VALUES (:id, :token, :process)", row))
+        await ended(sleep(plan["after"]))
+        self.history.note(process, "has handled %s", id_)
+        self.handled.add((process.name, id_))
+
+    def charging(self, process: Process, key: str, what: str) -> Any:
+        return self.charge(process, key, what)
 
     async def charge(self, process: Process, key: str, what: str) -> str:
         unlucky = self.trouble and self.random.random() < self.faults.refused
@@ -146,7 +166,7 @@ class ConsumerWorld(Simulation):
 
     async def use(self) -> None:
         random = self.random
-        queue = SimulatedQueue(self.folder / "queue.db", self.root, self.wire, self, RULES)
+        queue = self.source.open(self.root)
         for number in range(random.choice((1, 2, 4))):
             plan = {
                 "before": random.choice(
@@ -156,6 +176,7 @@ class ConsumerWorld(Simulation):
                 "fails": random.choice(("never", "never", "never", "at first", "always")),
             }
             copies = random.choice((1, 1, 2))
+            self.plans[f"m{number}"] = plan["fails"]
             for _ in range(copies if self.mode != "plain" else 1):
                 made = CREATED - timedelta(days=random.choice((0, 0, 1)))
                 message = Transaction(
@@ -166,14 +187,21 @@ class ConsumerWorld(Simulation):
                     try:
                         await queue.dispatch_transactions_async([message])
                         break
-                    except WireLost:
+                    except OUTAGES:
                         await asyncio.sleep(0.5)
             await asyncio.sleep(random.choice((0.0, 0.0, 1.0, 5.0)))
 
+    def troubles(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        return [*super().troubles(), self.source.fail]
+
+    def calm_down(self) -> None:
+        super().calm_down()
+        self.source.calm_down()
+
     # ── what is seen ────────────────────────────────────────────────────────────────────────────────────
 
-    def delivered(self, process: Process, key: int, token: int) -> None:
-        self.history.note(process, "gets message %d", key)
+    def delivered(self, process: Process, key: Hashable, token: Any) -> None:
+        self.history.note(process, "gets message %s", key)
         known = self.holders.get(key)
         if known is not None and known[1].alive and self.kind:
             self.accuse(
@@ -181,15 +209,19 @@ class ConsumerWorld(Simulation):
             )
         self.holders[key] = (token, process)
 
-    def ended(self, process: Process, key: int, token: int, how: str, transaction: Any) -> None:
-        self.history.note(process, "message %d is %s", key, how)
+    def ended(self, process: Process, key: Hashable, token: Any, how: str, id_: str | None) -> None:
+        self.history.note(process, "message %s is %s", key, how)
         known = self.holders.pop(key, None)
         if known is None or known[0] != token:
             self.accuse(f"{process} ended message {key} as {how}, which is no longer its own")
+        if how in ("done", "buried"):
+            if key in self.ends and self.source.has_unique_keys:
+                self.accuse(f"message {key} ends as {how}, but it ended as {self.ends[key]}")
+            self.ends[key] = how
         if how == "done":
-            self._check_done(process, transaction.id)
+            self._check_done(process, id_)
 
-    def _check_done(self, process: Process, id_: str) -> None:
+    def _check_done(self, process: Process, id_: str | None) -> None:
         if self.mode == "plain":
             if (process.name, id_) not in self.handled:
                 self.accuse(f"{id_} was acknowledged by {process}, which has not handled it")
@@ -217,20 +249,15 @@ class ConsumerWorld(Simulation):
     # ── the end ─────────────────────────────────────────────────────────────────────────────────────────
 
     def is_over(self) -> bool:
-        return not self.messages.execute("SELECT count(*) FROM messages").fetchone()[0]
+        return not self.source.left()
 
     def check(self) -> None:
-        left = self.messages.execute("SELECT seq, deliveries, lost FROM messages").fetchall()
-        if left:
-            self.accuse(f"messages without an end (number, deliveries, lost): {left}")
-        [[appended, done, dead]] = self.messages.execute(
-            "SELECT appended, done, (SELECT count(*) FROM dead_letters) FROM tallies"
-        ).fetchall()
+        if left := self.source.left():
+            self.accuse(f"messages without an end: {left}")
+        appended, done, dead = self.source.totals()
         if appended != done + dead:
             self.accuse(f"{appended} messages were sent, {done} done and {dead} buried")
-        buried = Counter(
-            id_ for (id_,) in self.messages.execute("SELECT transaction_id FROM dead_letters").fetchall()
-        )
+        buried, lost = self.source.buried(), self.source.lost()
         effects = Counter(id_ for (id_,) in self.view.execute("SELECT id FROM effects").fetchall())
         charges = Counter(self.provider.charges.values())
         for id_ in self.sent:
@@ -238,15 +265,22 @@ class ConsumerWorld(Simulation):
                 continue
             if effects[id_] > 1 or charges[id_] > 1:
                 self.accuse(f"{id_} has {effects[id_]} effects and {charges[id_]} charges")
-            if bool(effects[id_]) == bool(buried[id_]):
+            if buried[id_] and self.plans[id_] != "always" and not self.faults.are_deadly():
+                self.accuse(f"{id_} is a dead letter, though nothing is wrong with it")
+            if bool(effects[id_]) == bool(buried[id_]) and id_ not in lost:
                 self.accuse(f"{id_} has {effects[id_]} effects and {buried[id_]} dead letters")
             if self.mode == "effectful" and effects[id_] and not charges[id_]:
                 self.accuse(f"{id_} was never charged")
 
     def close(self) -> None:
-        for name in ("view", "messages"):
+        for name in ("view", "source"):
             if name in self.__dict__:
                 self.__dict__[name].close()
+
+
+async def ended(result: Any) -> Any:
+    """What a call in asyncio or in a thread returns in the end."""
+    return await result if isawaitable(result) else result
 
 
 def contract(mode: Any) -> Contract:
@@ -262,17 +296,16 @@ def contract(mode: Any) -> Contract:
 
 
 @cache
-def template(mode: str) -> tuple[Path, Path]:
-    """An empty queue and an empty inbox to copy: making them takes longer than most runs."""
-    folder = template_folder(mode)
-    SqliteConnector(folder / "queue.db", synchronous="OFF").close()
-    engine = create_engine(f"sqlite:///{folder / 'inbox.db'}")
+def template(mode: str) -> Path:
+    """An empty inbox to copy: making it takes longer than most runs."""
+    path = template_folder(mode) / "inbox.db"
+    engine = create_engine(f"sqlite:///{path}")
     with engine.begin() as connection:
         connection.exec_driver_sql("PRAGMA journal_mode = WAL")
         connection.exec_driver_sql("CREATE TABLE effects (id TEXT, token INTEGER, process TEXT)")
-    inbox = Inbox(engine)
+    inbox = Inbox(engine, clock=lambda: START)
     inbox.migrate()
     if mode != "plain":
         inbox.register(contract(mode))
     engine.dispose()
-    return folder / "queue.db", folder / "inbox.db"
+    return path

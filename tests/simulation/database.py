@@ -13,11 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import AsyncAdaptedQueuePool, Engine, NullPool, make_url
+from sqlalchemy import AsyncAdaptedQueuePool, Engine, NullPool, QueuePool, create_engine, make_url
 from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from tests.simulation.loop import Process, here
+from tests.simulation.threads import block
 from tests.simulation.wire import Wire, WireLost
 
 PATIENCE = 5.0
@@ -139,6 +140,50 @@ class Connection:
         self._conn.isolation_level = value
 
 
+class BlockingCursor:
+    """As `sqlite3.Cursor`, in a simulated thread."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._raw = connection._conn.cursor()
+
+    def execute(self, sql: str, values: Any = ()) -> BlockingCursor:
+        block(self._connection.do(sql, lambda: self._raw.execute(sql, values)))
+        return self
+
+    def executemany(self, sql: str, values: Any) -> BlockingCursor:
+        block(self._connection.do(sql, lambda: self._raw.executemany(sql, values)))
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+
+class BlockingConnection:
+    """As `sqlite3.Connection`, in a simulated thread."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.__dict__["_connection"] = connection
+
+    def cursor(self) -> BlockingCursor:
+        return BlockingCursor(self._connection)
+
+    def execute(self, sql: str, values: Any = ()) -> BlockingCursor:
+        return self.cursor().execute(sql, values)
+
+    def commit(self) -> None:
+        block(self._connection.commit())
+
+    def close(self) -> None:
+        self._connection.stop()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection._conn, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._connection._conn, name, value)
+
+
 class SimulatedDatabase:
     """A file, the engines to it, and a listener to all commits."""
 
@@ -157,9 +202,29 @@ class SimulatedDatabase:
         engine = Engine(pool, dialect, make_url(f"sqlite+aiosqlite:///{self.path}"))
         return AsyncEngine(engine.execution_options(compiled_cache=_compiled))
 
+    def blocking_engine(self) -> Engine:
+        """The same for simulated threads."""
+        process, dialect = here(), _blocking_dialect()
+        pool = QueuePool(
+            lambda: BlockingConnection(Connection(self, process)),  # type: ignore[arg-type, return-value]
+            pool_size=50,
+            dialect=dialect,
+        )
+        engine = Engine(pool, dialect, make_url(f"sqlite:///{self.path}"))
+        return engine.execution_options(compiled_cache=_blocking_compiled)
+
 
 _compiled: dict[Any, Any] = {}
 """Statements are compiled once for all engines: they have one dialect, and there are few."""
+
+_blocking_compiled: dict[Any, Any] = {}
+
+
+@cache
+def _blocking_dialect() -> Any:
+    engine = create_engine("sqlite://", poolclass=NullPool)
+    engine.connect().close()
+    return engine.dialect
 
 
 @cache

@@ -28,7 +28,7 @@ class FactWorld(Simulation):
     services = ("server", "database")
 
     def set_up(self, folder: Path) -> None:
-        shutil.copy(template(), folder / "business.db")
+        shutil.copy(self.prepared(template), folder / "business.db")
         self.server = Server(folder / "log", self.wire)
         self.database = SimulatedDatabase(folder / "business.db", self.wire, self._committed)
         self.view = sqlite3.connect(folder / "business.db", isolation_level=None)

@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 START = 1_790_000_000.0
 """What the clocks show at the beginning: seconds since 1970."""
 
-_here: ContextVar[Process] = ContextVar("simulated_process")
+_here: ContextVar[Process | None] = ContextVar("simulated_process", default=None)
 
 
 class Process:
@@ -59,8 +59,15 @@ class Process:
 
 
 def here() -> Process:
-    """The process that is running."""
-    return _here.get()
+    """The process that is running. Code may run in a context of its own, as in a new thread."""
+    process = _here.get(None) or SimulatedLoop.running
+    assert process is not None
+    return process
+
+
+def enter(process: Process) -> None:
+    """Let what runs in this context belong to the process."""
+    _here.set(process)
 
 
 MOST_STEPS = 60_000
@@ -72,6 +79,9 @@ class Endless(Exception):
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
+    running: ClassVar[Process | None] = None
+    """Whose callback runs."""
+
     def __init__(self, random: Random) -> None:
         super().__init__()
         self._random = random
@@ -147,7 +157,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def _make_task(self, loop: Any, coroutine: Any, context: Context | None = None) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, context=context)
-        process = (context or copy_context()).get(_here)
+        process = (context or copy_context()).get(_here) or SimulatedLoop.running
         if process is not None:
             process.tasks.add(task)
             task.add_done_callback(process.tasks.discard)
@@ -156,7 +166,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def _make_ready(self, handle: asyncio.Handle) -> None:
         process = handle._context.get(_here)  # type: ignore[attr-defined]
         if process is None:
-            process = self._processes[0]
+            process = SimulatedLoop.running or self._processes[0]
         if process.alive:
             process.ready.append(handle)
 
@@ -171,7 +181,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self.steps += 1
             if self.steps > MOST_STEPS:
                 raise Endless(f"it does not come to an end in {MOST_STEPS} steps")
-            handle._run()
+            SimulatedLoop.running = process
+            try:
+                handle._run()
+            finally:
+                SimulatedLoop.running = None
 
     def _advance(self) -> None:
         """Let all that is due next be ready. What belongs to a stopped process waits until that continues."""
@@ -194,6 +208,18 @@ def _abandon(task: asyncio.Task[Any]) -> None:
             return
         except BaseException:  # it waits again while it cleans up
             continue
+
+
+@contextmanager
+def collected() -> Iterator[None]:
+    """Around one run: what is left of it is collected at its end, and never in the middle of another, where its code
+    would run."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.collect()
+        gc.enable()
 
 
 @contextmanager

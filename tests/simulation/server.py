@@ -104,7 +104,7 @@ class SimulatedPort:
         self._process = process
         self._wire = wire
 
-    async def ask(self, method: str, request: Any) -> Any:
+    async def ask(self, method: str, request: Any, grace: float = 0.0) -> Any:
         try:
             await self._wire.send(self._process, self._server.name, method)
             reply = await self._server.answer(method, request)

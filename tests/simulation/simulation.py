@@ -9,23 +9,28 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 from onceward.inbox.attempts import Everyone
 from onceward.task.deadlines import Clock
+from tests.simulation import threads
 from tests.simulation.history import Broken, History
-from tests.simulation.loop import Endless, Process, SimulatedLoop, here
+from tests.simulation.loop import Endless, Process, SimulatedLoop, collected, here
 from tests.simulation.wire import Faults, Wire
+
+T = TypeVar("T")
 
 TROUBLE = 30.0
 """Seconds of simulated time in which things go wrong."""
-PATIENCE = 4000.0
-"""Seconds after that until everything must have ended."""
 
+GROUPED = 10.0
+"""Seconds up to which handlers are decided in groups: what they call takes far longer here than a disk."""
 
 Program = Callable[[Process], Coroutine[Any, Any, None]]
 
@@ -55,6 +60,10 @@ class Simulation(ABC):
 
     services: tuple[str, ...]
     """What a process may be cut off from."""
+    patience = 4000.0
+    """Seconds after the trouble until everything must have ended."""
+    in_threads = False
+    """Whether its programs use simulated threads."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -64,6 +73,7 @@ class Simulation(ABC):
         self.root.mortal = False
         self.history = History(self.loop.time)
         self.faults = Faults.drawn(self.random)
+        self._drawn = replace(self.faults)
         self.wire = Wire(self.loop, self.random, self.faults, self.history)
         self.running: dict[str, Process] = {}
         self.trouble = True
@@ -101,7 +111,7 @@ class Simulation(ABC):
         """Run it to its end. Raises `Broken` with the history if something does not hold."""
         folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=_memory()))
         failure: BaseException | None = None
-        with self._installed():
+        with self._installed(), collected():
             try:
                 self.set_up(folder)
                 main = self.root.start(self._main())
@@ -122,6 +132,13 @@ class Simulation(ABC):
             raise Broken(self._report())
         return self.history
 
+    def prepared(self, make: Callable[..., T], *arguments: Any) -> T:
+        """What `make` returns, made now or in an earlier run: so it must not change what the seed draws."""
+        state = self.random.getstate()
+        made = make(*arguments)
+        self.random.setstate(state)
+        return made
+
     def accuse(self, problem: str) -> None:
         """Record that something does not hold, and end the run."""
         if self._judged:
@@ -134,23 +151,14 @@ class Simulation(ABC):
             programs = self.programs()
             for name in programs:
                 self._spawn(name)
-            troubles = [
-                self.root.start(self._repeatedly(every, act))
-                for every, act in (
-                    (self.faults.kills, self._kill),
-                    (self.faults.stops, self._stop),
-                    (self.faults.jumps, self._jump),
-                    (self.faults.partitions, self._cut_off),
-                )
-                if every
-            ]
+            troubles = [self.root.start(cause()) for cause in self.troubles()]
             await self.use()
             while not self.is_over() and self.loop.time() < TROUBLE:
                 await asyncio.sleep(1.0)
             for each in troubles:
                 each.cancel()
-            self._calm_down()
-            until = self.loop.time() + PATIENCE
+            self.calm_down()
+            until = self.loop.time() + self.patience
             while not self.is_over() and self.loop.time() < until:
                 await asyncio.sleep(2.0)
             self.history.note("root", "the end")
@@ -178,7 +186,8 @@ class Simulation(ABC):
             delay = self.random.choice((0.1, 1.0, 10.0))
             self.loop.call_later(delay, self._spawn, name, context=self.root.context)
 
-    def _calm_down(self) -> None:
+    def calm_down(self) -> None:
+        """Let nothing go wrong from here on."""
         self.history.note("root", "nothing goes wrong from here on")
         self.trouble = False
         faults = self.faults
@@ -187,6 +196,19 @@ class Simulation(ABC):
         for process in self.running.values():
             process.stopped = False
             process.cut_off.clear()
+
+    def troubles(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        """What goes wrong by itself, each until it is canceled."""
+        return [
+            partial(self._repeatedly, every, act)
+            for every, act in (
+                (self.faults.kills, self._kill),
+                (self.faults.stops, self._stop),
+                (self.faults.jumps, self._jump),
+                (self.faults.partitions, self._cut_off),
+            )
+            if every
+        ]
 
     # ── trouble ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -235,18 +257,30 @@ class Simulation(ABC):
             time_ns=lambda: int(here().clock() * 1e9),
             perf_counter=self.loop.time,
             time=lambda: here().clock(),
+            monotonic=self.loop.time,
         )
         with ExitStack() as patches:
             for target, value in {
                 "onceward.backoff.random": self.random,
                 "onceward.connectors.leases.secrets": SimpleNamespace(randbits=self.random.getrandbits),
+                "onceward.connectors.owners.secrets": SimpleNamespace(randbits=self.random.getrandbits),
+                "onceward.outbox.claims.random": self.random,
+                "onceward.connectors.redis_streams.protocol.time": clock,
                 "onceward.inbox.attempts.everyone": _EveryoneHere(),
                 "onceward.inbox.attempts.monotonic": self.loop.time,
+                "onceward.inbox.commits.group.time": clock,
+                "onceward.outbox.connections.time": clock,
+                "onceward.outbox.rows.time": clock.time,
+                "onceward.task.groups.together.monotonic": self.loop.time,
+                "onceward.task.groups.together.LONGEST": GROUPED,
+                "onceward.task.groups.together.QUICK": GROUPED,
                 "onceward.task.ports_asyncio.monotonic": self.loop.time,
                 "onceward.task.ports_asyncio._outliving": self.loop.outlived,
                 "onceward.boundary.stores.sqlite.time": clock,
             }.items():
                 patches.enter_context(patch(target, value))
+            if self.in_threads:
+                patches.enter_context(threads.installed(self.loop, self.random))
             yield
 
     def _report(self) -> str:
@@ -254,7 +288,7 @@ class Simulation(ABC):
         return "\n".join(
             [
                 f"{name}, seed {self.seed}: {'; '.join(self.history.problems)}",
-                f"faults: {self.faults}",
+                f"faults: {self._drawn}",
                 *self.history.lines(),
                 f"repeat it with: python -m tests.simulation --world {name} --seed {self.seed} --seeds 1",
             ]

@@ -62,6 +62,13 @@ class Faults:
         lost = self.lost_request + self.lost_reply + self.stops + self.jumps + self.partitions
         return not lost and self.delay <= 0.05
 
+    def are_deadly(self) -> bool:
+        """Whether an attempt can fail, or its process die, by no fault of its message."""
+        return bool(self.crash or self.kills or self.stops or self.refused or self.partitions or self.lost())
+
+    def lost(self) -> float:
+        return self.lost_request + self.lost_reply
+
 
 class Wire:
     def __init__(self, loop: SimulatedLoop, random: Random, faults: Faults, history: History) -> None:

@@ -1,0 +1,1 @@
+"""Models of servers that cannot run inside a simulation, each compared with the real server: see the tests."""

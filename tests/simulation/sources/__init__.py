@@ -1,0 +1,1 @@
+"""Sources of messages behind a wire, each with the real connector."""
