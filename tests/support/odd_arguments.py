@@ -105,6 +105,7 @@ USUAL: dict[str, Any] = {
 MORE = {
     "demo": ["--orders", "1"],  # refused, so nothing runs
     "run": ["--only", "nobody"],
+    "console": ["--listen", "192.0.2.1:1"],
     "boundary serve": ["--listen", "192.0.2.1:1"],  # nobody has this address
     "boundary forward": ["--once"],
     "dlq edit": ["--file", "lines"],

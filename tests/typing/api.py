@@ -466,6 +466,12 @@ async def place_later(count: int) -> AsyncIterator[int]:
 
 assert_type(charge(3), str)
 assert_type(place(3), Iterator[int])
+assert_type(charge.send(3), str)
+assert_type(charge.send(3, id="order-3"), str)
+assert_type(charge.send_many([3, 4]), Report)
+assert_type(place.send(3), Report)
+place.send("three")  # type: ignore[arg-type]
+assert_type(app.consumers["charge"].send(3), str)
 assert_type(app.produce(place, 3), Report)
 app.produce(place, "three")  # type: ignore[arg-type]
 app.produce(place, count="three")  # type: ignore[arg-type]

@@ -307,7 +307,8 @@ async def _boundary_tables(schema: Schema) -> None:
 
 
 def _telemetry() -> dict[str, Any]:
-    families = list(BoundaryMetrics().registry.collect())
+    boundary = BoundaryMetrics()
+    families = [*boundary.registry.collect(), *boundary.deprecated.collect()]
     return {
         "scope": catalogue.SCOPE,
         "metrics": {

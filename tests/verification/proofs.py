@@ -31,6 +31,7 @@ def proof(consumer: Any = consumers.Right, **changes: Any) -> Evidence:
         "schema_versions": (1,),
         "backend": backend,
         "isolation": "read committed" if backend == "postgresql" else "",
+        "commit": "group" if backend == "sqlite" else "each",
         "mechanism": "bill and dedup record in one transaction",
         "onceward": "0",
         "seed": 1,

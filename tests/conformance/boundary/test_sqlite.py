@@ -17,6 +17,7 @@ from onceward.boundary.stores import directory, sqlite
 from onceward.boundary.stores.sqlite import SqliteBoundaryStore
 from onceward.errors import ConfigurationError
 from onceward.testing.boundary import StoreConformance
+from onceward.testing.boundary.suite import fact
 from tests.support.lost_files import Change, every_harmless_change, every_wal_loss
 
 _numbers = itertools.count()
@@ -50,6 +51,38 @@ class TestSqliteStore(StoreConformance):
 
         self.on_store(body)
         self.on_store(lambda store: store.bounds())
+
+
+def test_a_writer_whose_rollback_fails_answers_and_recovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = sqlite._roll_back
+    failures: list[str] = []
+
+    def roll_back(cursor: sqlite3.Cursor) -> None:
+        if cursor.connection.in_transaction and len(failures) < 2:
+            failures.append("rollback")
+            raise sqlite3.OperationalError("disk I/O error")
+        real(cursor)
+
+    def fail(cursor: sqlite3.Cursor) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    async def main() -> None:
+        store = SqliteBoundaryStore(tmp_path)
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(store._through_writer(sqlite.Write(None, fail)), 20)
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(store.append(fact("m1")), 20)
+        assert (await asyncio.wait_for(store.append(fact("m2")), 20)).offset == 1
+        await store.close()
+        store = SqliteBoundaryStore(tmp_path)
+        assert len(await store.read(0, 10)) == 1
+        await store.close()
+
+    monkeypatch.setattr(sqlite, "_roll_back", roll_back)
+    asyncio.run(main())
+    assert len(failures) == 2
 
 
 def test_a_file_of_a_newer_onceward_is_not_touched(tmp_path: Path) -> None:

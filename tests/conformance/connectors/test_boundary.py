@@ -75,6 +75,9 @@ class OnABoundary(ConnectorConformance):
         made.bury_failures()
         return made
 
+    def make_waiting(self, **settings: Any) -> Any:
+        return self.make(None, **settings)
+
     # No `reopen`: leases are in memory, and another connector with that name gets the same facts at once.
     # For the suite, the bytes of a transaction travel here: see tests/unit/connectors/test_boundary_facts.py.
     test_every_transaction_comes_back_equal = None

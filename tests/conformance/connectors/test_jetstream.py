@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -46,8 +47,10 @@ class OnJetStream:
 
     def settings(self, connector: Any, lease: float) -> Any:
         self.time.lease = lease
-        connector._queue.wait = 0.01  # an empty fetch need not take a second here
         return connector
+
+    def make_waiting(self, **settings: Any) -> Any:
+        return self.make(time.monotonic, **settings)  # type: ignore[attr-defined]
 
     def advance(self, clock: FakeClock, seconds: float) -> None:
         clock.advance(seconds)

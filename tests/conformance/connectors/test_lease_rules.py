@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from onceward.connectors import BurialReason
-from onceward.connectors.lease_rules import Bury, LeaseRules, Redeliver
+from onceward.connectors.lease_rules import JITTER, Bury, LeaseRules, Redeliver
 from onceward.errors import ConfigurationError
 from onceward.task.exceptions import ExceptionCategory
 
@@ -33,7 +33,12 @@ FAILED, EXHAUSTED = Bury(BurialReason.FAILED), Bury(BurialReason.MAX_DELIVERIES)
 )
 def test_what_becomes_of_a_failure(on_failure: Any, category: Any, deliveries: int, decision: Any) -> None:
     rules = LeaseRules(on_failure=on_failure, max_deliveries=3)
-    assert rules.after_failure(category, deliveries) == decision
+    found = rules.after_failure(category, deliveries)
+    if isinstance(decision, Bury):
+        assert found == decision
+    else:
+        assert isinstance(found, Redeliver)
+        assert (1 - JITTER) * decision.delay <= found.delay <= decision.delay
 
 
 @pytest.mark.parametrize(
@@ -41,15 +46,49 @@ def test_what_becomes_of_a_failure(on_failure: Any, category: Any, deliveries: i
     [
         (1.0, 1, 1.0),
         (1.0, 6, 32.0),
-        (1.0, 7, 60.0),
-        (0.001, 10_000, 60.0),
-        (300.0, 1, 300.0),
-        (300.0, 2, 300.0),
+        (1.0, 10, 512.0),
+        (1.0, 11, 600.0),
+        (0.001, 10_000, 600.0),
+        (3000.0, 1, 3000.0),
+        (3000.0, 2, 3000.0),
     ],
 )
-def test_delays_double_up_to_a_minute(redelivery_delay: float, deliveries: int, delay: float) -> None:
+@pytest.mark.req("OU-06")
+def test_delays_double_up_to_ten_minutes_and_have_jitter(
+    redelivery_delay: float, deliveries: int, delay: float
+) -> None:
     rules = LeaseRules(redelivery_delay=redelivery_delay, max_deliveries=100_000)
-    assert rules.after_failure(SYSTEM, deliveries) == Redeliver(delay)
+    found = [rules.after_failure(SYSTEM, deliveries) for _ in range(50)]
+    delays = [each.delay for each in found if isinstance(each, Redeliver)]
+    assert len(set(delays)) == 50
+    assert (1 - JITTER) * delay <= min(delays) <= max(delays) <= delay
+
+
+@pytest.mark.req("OU-06")
+def test_by_default_a_message_has_an_hour_whatever_chance_makes_of_its_delays() -> None:
+    rules = LeaseRules()
+    assert sum(rules.shortest_delays()) >= 3600
+    assert all(isinstance(rules.after_failure(SYSTEM, n), Redeliver) for n in range(1, rules.max_deliveries))
+    assert rules.after_failure(SYSTEM, rules.max_deliveries) == EXHAUSTED
+
+
+@pytest.mark.parametrize(
+    ("deliveries", "lost", "exhausted"), [(4, 4, False), (5, 5, True), (16, 4, False), (17, 0, True)]
+)
+def test_a_message_may_fail_more_often_than_it_may_kill(deliveries: int, lost: int, exhausted: bool) -> None:
+    assert LeaseRules().is_exhausted(deliveries, lost) is exhausted
+
+
+@pytest.mark.req("OU-06")
+def test_the_arithmetic_of_a_policy_that_buries_too_soon_is_printed() -> None:
+    rules = LeaseRules(max_deliveries=5)
+    with pytest.raises(ConfigurationError) as refused:
+        rules.check_patience("billing", 600.0, "its source", "raise max_deliveries")
+    assert str(refused.value) == (
+        "consumer 'billing' tolerates failures for 10m, but its source buries a failing message after 0.8 + 1.6 + "
+        "3.2 + 6.4 s = 12s, in 5 deliveries; raise max_deliveries, or tolerate less"
+    )
+    LeaseRules().check_patience("billing", 3600.0, "its source", "")
 
 
 @pytest.mark.parametrize(("max_deliveries", "suspect_after"), [(1, 0), (2, 1), (3, 2), (5, 2), (100, 2)])

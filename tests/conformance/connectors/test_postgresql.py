@@ -55,8 +55,6 @@ class OnPostgres:
 
 
 class TestPostgreSqlConnector(OnPostgres, ConnectorConformance):
-    test_a_wait_for_a_queue_that_stays_empty_ends_with_its_time = None  # the fetch waits, not this
-
     def make(self, clock: Any, **settings: Any) -> Connector:
         return PostgreSqlConnector(self.schema.plain_url, self.name, **settings)
 
@@ -65,8 +63,6 @@ class TestPostgreSqlConnector(OnPostgres, ConnectorConformance):
 
 
 class TestAsyncPostgreSqlConnector(OnPostgres, ConnectorConformance):
-    test_a_wait_for_a_queue_that_stays_empty_ends_with_its_time = None  # the fetch waits, not this
-
     def make(self, clock: Any, **settings: Any) -> AsyncConnector:
         return AsyncPostgreSqlConnector(self.schema.plain_url, self.name, **settings)
 

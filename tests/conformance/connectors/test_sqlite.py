@@ -182,7 +182,7 @@ def test_a_call_that_is_cancelled_in_its_midst_has_ended_when_the_cancellation_i
 ) -> None:
     async def main() -> None:
         async with AsyncSqliteConnector(path) as queue:
-            gate = Gate(queue, "dispatch_transactions", monkeypatch)
+            gate = Gate(queue, "dispatch_bodies", monkeypatch)
             dispatch = asyncio.create_task(queue.dispatch_transactions_async([Transaction()]))
             await gate.wait()
             dispatch.cancel()
@@ -201,7 +201,7 @@ def test_closing_waits_for_calls_under_way_even_when_cancelled(
 ) -> None:
     async def main() -> None:
         queue = AsyncSqliteConnector(path)
-        gate = Gate(queue, "dispatch_transactions", monkeypatch)
+        gate = Gate(queue, "dispatch_bodies", monkeypatch)
         dispatch = asyncio.create_task(queue.dispatch_transactions_async([Transaction()]))
         await gate.wait()
         closing = asyncio.create_task(queue.close_async())

@@ -105,13 +105,13 @@ def no_digest(patch: pytest.MonkeyPatch) -> None:
 
 def mark_before_run(patch: pytest.MonkeyPatch) -> None:
     """The record is committed before the handler runs: an event that fails then is lost."""
-    in_transaction = EventProcessor._in_transaction
+    in_transaction = EventProcessor.in_transaction
 
-    async def marked(self: EventProcessor, contract: Any, key: Any, digest: bytes, *more: Any) -> Any:
+    async def marked(self: EventProcessor, attempt: Any, *more: Any) -> Any:
         try:
-            return await in_transaction(self, contract, key, digest, *more)
+            return await in_transaction(self, attempt, *more)
         except Exception:
-            self._marked = (key, digest)  # type: ignore[attr-defined]
+            self._marked = (attempt.key, attempt.digest)  # type: ignore[attr-defined]
             raise
 
     attempts = EventProcessor._attempts
@@ -123,7 +123,7 @@ def mark_before_run(patch: pytest.MonkeyPatch) -> None:
             await self.ports.transact(self.store.admit, *self._marked)  # type: ignore[attr-defined]
             raise
 
-    patch.setattr(EventProcessor, "_in_transaction", marked)
+    patch.setattr(EventProcessor, "in_transaction", marked)
     patch.setattr(EventProcessor, "_attempts", then_kept)
 
 

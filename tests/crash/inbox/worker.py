@@ -27,6 +27,7 @@ from onceward.connectors import AsyncSqliteConnector, SqliteConnector
 from onceward.connectors.postgresql import AsyncPostgreSqlConnector, PostgreSqlConnector
 from onceward.inbox import NOT_DONE, AsyncInbox, Contract, Done, Inbox
 from onceward.inbox.attempts import AttemptLedger
+from onceward.inbox.commits.group import CommitGroup
 from onceward.inbox.effects import Heartbeat, Ledger
 from onceward.inbox.processor import EventProcessor
 from onceward.inbox.stores.postgresql import PostgreSqlStore
@@ -257,7 +258,7 @@ def arm(worker: Worker) -> None:
         reached("admitted", key.tracking_id)
 
     def ended(point: str) -> Callable[..., None]:
-        return lambda self, answer, contract, key, *_: reached(point, key.tracking_id)
+        return lambda self, answer, attempt, *_: reached(point, attempt.key.tracking_id)
 
     if worker.orders.heartless:
         Heartbeat._renew = does_nothing  # type: ignore[assignment]
@@ -270,8 +271,14 @@ def arm(worker: Worker) -> None:
     after(AttemptLedger, "start", started)
     after(Ledger, "_intend", lambda self, *_: reached("intended", self._claim.key.tracking_id))
     after(Ledger, "_settle", lambda self, *_: reached("settled", self._claim.key.tracking_id))
-    after(EventProcessor, "_in_transaction", ended("before-commit"))
+    after(EventProcessor, "_handle", ended("before-commit"))
     after(EventProcessor, "_transactional", ended("committed"))
+
+    def group_committed(group: Any, *_: Any) -> None:
+        for attempt, _result in group._kept:
+            reached("committed", attempt.key.tracking_id)
+
+    after(CommitGroup, "_commit", group_committed)
     after_plain(
         EventProcessor, "_complete", lambda *about: reached("before-commit", about[3].key.tracking_id)
     )
@@ -339,6 +346,7 @@ def consume(worker: Worker) -> None:
         worker.say("stopping")
 
     signal.signal(signal.SIGTERM, leave)
+    worker.say("ready", "-")
     tell(worker, task.consume_transactions(policy_of(orders)))
 
 
@@ -370,6 +378,7 @@ async def consume_async(worker: Worker) -> None:
     source = source_of(orders)
     task = AsyncBilling(worker, connectors={"source": source}, services={"inbox": AsyncInbox(engine)})
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.stop)
+    worker.say("ready", "-")
     tell(worker, await task.consume_transactions(policy_of(orders)))
     await engine.dispose()
     await source.close_async()

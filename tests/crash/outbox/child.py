@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from typing import Any, NoReturn
 
 from onceward import Onceward
@@ -18,6 +19,10 @@ from onceward.connectors.urls import Address
 from onceward.outbox.claims import OutboxRows
 from onceward.outbox.relay import Relay
 from onceward.outbox.sinks import Sinks
+
+LEASE = 1.0
+PATIENCE = 3 * LEASE
+"""Seconds without a message until nothing is left: the claims of a killed relay end with their lease."""
 
 
 def die(*_: Any, **__: Any) -> NoReturn:
@@ -36,13 +41,13 @@ def relay(app: Onceward, point: str) -> None:
         Sinks.dispatch = die  # type: ignore[method-assign]
     elif point == "dispatched":
         OutboxRows.end = die  # type: ignore[method-assign]
-    with Relay(app.create_engine(), lambda url: Address(url, sink=True), lease=1.0) as source:
-        empty = 0
-        while empty < 3:
-            fetched = source.fetch_transactions(16)
-            for each in fetched:
+    with Relay(app.create_engine(), lambda url: Address(url, sink=True), lease=LEASE) as source:
+        last = time.monotonic()
+        while time.monotonic() < last + PATIENCE:
+            for each in source.fetch_transactions(16):
                 source.publish(each)
-            empty = 0 if fetched else empty + 1
+                last = time.monotonic()
+            source.await_transactions(0.5)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,14 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
 
+from onceward import Transaction
 from tests.campaign.__main__ import main
+from tests.campaign.chain.count import disorder, published
 from tests.campaign.field import Combination, Field, field
 from tests.campaign.orders import Order, make_orders
 from tests.campaign.tally import Tally, count, unfinished
@@ -86,3 +89,40 @@ def test_an_effect_of_a_refused_order_is_wrong_and_its_dead_letter_is_right(made
     found = count(made, refused, finished=True)
     assert f"charge {one.number}" in found.wrong
     assert f"charge {two.number}" not in [*found.wrong, *found.innocent_dead, *found.lost]
+
+
+# ── order, charge, ship ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("OB-21")
+def test_a_short_campaign_against_three_services(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = "--chain sqlite --events 60 --kills 3 --pauses 0 --restarts 0 --seconds 3 --processes 1"
+    code = main([*short.split(), "--seed", "7"])
+    said = capsys.readouterr().out
+    assert code == 0, said
+    assert "3 kills" in said
+    assert "lost 0, doubled 0, phantom 0, renamed 0, disorder 0, dead 0" in said
+
+
+def event_of(what: str, number: int, id: str, **more: Any) -> Transaction:
+    return Transaction(id=id, payload={"what": what, "customer": "c", "number": number, **more})
+
+
+@pytest.mark.req("OB-21")
+def test_the_feed_shows_copies_other_ids_and_phantoms() -> None:
+    feed = published(
+        [
+            event_of("placed", 1, "a"),
+            event_of("placed", 1, "a"),
+            event_of("placed", 2, "b"),
+            event_of("placed", 2, "c"),
+            event_of("placed", 3, "d", phantom=True),
+        ]
+    )
+    assert feed.copies == 1
+    assert feed.ids["placed", ("c", 2)] == {"b", "c"}
+    assert feed.phantoms == ["feed: placed ('c', 3)"]
+    assert disorder([("c", 1), ("c", 3), ("c", 2), ("d", 1)]) == [("c", 2)]

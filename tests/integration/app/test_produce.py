@@ -6,14 +6,18 @@ import asyncio
 import pickle
 import uuid
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from onceward import Onceward, Transaction
 from onceward.connectors.urls import Address
-from onceward.task.exceptions import LoopError, NotSentException
+from onceward.inbox import Inbox
+from onceward.outbox import Delayed, OutboxError
+from onceward.task.exceptions import InputException, LoopError, NotSentException
 from onceward.task.report import Report, StopReason
 from onceward.testing import record
 from tests.support.world import World
@@ -136,3 +140,56 @@ def test_a_setting_of_its_own_moves_a_producer_alone(world: World, monkeypatch: 
     producing(world, charge, app)("a")
     assert sent(elsewhere) == ["a"]
     assert app.consumers.charge.source.url == "memory://in-the-code"
+
+
+# ── later ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("OB-23")
+def test_a_delayed_message_is_held_by_the_outbox_and_can_be_canceled(world: World, tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path}/shop.db"
+    app = Onceward("shop", database=database)
+    engine = app.create_engine()
+    Inbox(engine).migrate()
+    url = f"memory://{tmp_path}"
+    place = producing(world, url, app)
+    held = Transaction(id="later", payload="b", metadata={"shape": "round"})
+    report = place("a", Delayed(held, delay=3600, key="k"), Delayed("c", at=datetime(2099, 1, 1, tzinfo=UTC)))
+    assert report.processed == 3
+    assert sent(url) == ["a"]
+    with engine.begin() as connection:
+        rows = connection.execute(
+            text("SELECT message_id, target, key, state FROM onceward_outbox ORDER BY seq")
+        ).all()
+        assert [tuple(row)[1:] for row in rows] == [
+            ("producer:place", "k", "delayed"),
+            ("producer:place", None, "delayed"),
+        ]
+        assert app.outbox(connection).cancel("later")
+    engine.dispose()
+
+
+@pytest.mark.req("OB-23")
+def test_a_delayed_message_without_an_outbox_is_refused_and_nothing_is_sent(
+    world: World, tmp_path: Path
+) -> None:
+    for url in (f"memory://{tmp_path}", f"sqlite:///{tmp_path}/queue.db", AWAY):
+        place = producing(world, url, Onceward("shop"))
+        with pytest.raises(InputException, match=r"the app's outbox does.*Onceward\('shop', database=…\)"):
+            place(Delayed("a", delay=5))
+    assert sent(f"memory://{tmp_path}") == []
+
+
+@pytest.mark.req("OB-23")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "needs delay=… or at=…"),
+        ({"delay": -1}, "delay must be"),
+        ({"at": datetime(2030, 1, 1)}, "a datetime with a time zone"),
+        ({"delay": 1, "at": datetime.now(UTC)}, "not both"),
+    ],
+)
+def test_a_wrong_time_is_an_error_where_it_is_written(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(OutboxError, match=message):
+        Delayed("a", **given)

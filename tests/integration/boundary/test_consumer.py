@@ -22,6 +22,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from onceward.boundary import AsyncBoundaryConsumer, BoundaryClient, envelope_for, fact_of
 from onceward.boundary.errors import Unavailable
+from onceward.boundary.model import Gap
 from onceward.boundary.strategies import OncePerId, idempotent_outcome
 from onceward.db import LockTimeoutError
 from onceward.errors import ConfigurationError
@@ -443,6 +444,29 @@ def test_a_new_name_begins_at_the_first_fact_that_is_there_and_has_missed_nothin
         assert world.admin.fetch("a third").gap is None
     assert world.effects() == [3]
     assert "missed" not in caplog.text
+
+
+@pytest.mark.req("BC-49")
+def test_a_new_name_has_not_missed_what_was_gone_in_the_middle_of_the_log(
+    world: BoundaryWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.append(1, labels={"retention": "audit"})
+    world.append(2, 3)
+    world.append(4, labels={"retention": "audit"})
+    world.append(5, labels={"retention": "documents"})
+    world.append(6, labels={"retention": "audit"})
+    world.server.ask(world.server.store.expire({"operational": 2**53}))
+    assert world.admin.fetch("another").gap is None
+    world.server.ask(world.server.store.expire({"documents": 2**53}))
+    with caplog.at_level(logging.WARNING, "onceward.boundary"):
+        world.consume(book)
+    assert world.effects() == [1, 4, 6]
+    assert "missed" not in caplog.text
+    gaps = []
+    for offset in (1, 4, 6):
+        gaps.append(world.admin.fetch("another").gap)
+        world.admin.confirm("another", offset)
+    assert gaps == [None, None, Gap(5, 5)]
 
 
 # ── pace ────────────────────────────────────────────────────────────────────────────────────────────────

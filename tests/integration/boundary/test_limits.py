@@ -71,7 +71,9 @@ def limited(server: Served, limit: str) -> float:
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=DEADLINE) as answer:
         lines = answer.read().decode().splitlines()
     return sum(
-        float(each.rpartition(" ")[2]) for each in lines if f'limited_requests_total{{limit="{limit}"' in each
+        float(each.rpartition(" ")[2])
+        for each in lines
+        if each.startswith(f'onceward_boundary_limited_requests_total{{limit="{limit}"')
     )
 
 

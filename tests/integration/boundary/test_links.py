@@ -156,7 +156,7 @@ def test_both_directions_at_once_do_not_loop(play: Play) -> None:
             assert await zone.ids("plant") == of_plant
             assert await zone.ids("hq") == of_hq
             assert len(await zone.log()) == 70
-        assert hq.metric("bsfg_link_facts_total", link="from-0", outcome="own") == 30
+        assert hq.metric("onceward_boundary_link_facts_total", link="from-0", outcome="own") == 30
         assert await plant.position(CONSUMER) == 70  # all of it confirmed, including its own
 
     play(story)
@@ -203,11 +203,11 @@ def test_a_lost_link_stops_nothing_here_and_heals_by_itself(
         way = await world.proxy(plant.url)
         await hq.pull(way.url, client=partial(AsyncBoundaryClient, way.url, timeout=0.2))
         first = await plant.say(10)
-        await until_async(lambda: hq.metric("bsfg_link_frontier_offset", link="from-0") == 10)
-        await until_async(lambda: hq.metric("bsfg_link_up", link="from-0") == 1)
+        await until_async(lambda: hq.metric("onceward_boundary_link_frontier_offset", link="from-0") == 10)
+        await until_async(lambda: hq.metric("onceward_boundary_link_up", link="from-0") == 1)
         way.cut() if kind == "cut" else way.fall_silent()
         second = await plant.say(10)
-        await until_async(lambda: hq.metric("bsfg_link_up", link="from-0") == 0)
+        await until_async(lambda: hq.metric("onceward_boundary_link_up", link="from-0") == 0)
         tries = way.connections
         async with AsyncBoundaryClient(plant.url) as there, AsyncBoundaryClient(hq.url) as here:
             for zone, client in ((plant, there), (hq, here)):
@@ -217,10 +217,10 @@ def test_a_lost_link_stops_nothing_here_and_heals_by_itself(
         await until_async(lambda: way.connections >= tries + 3)
         assert not await hq.has(second[0])
         assert await plant.position(CONSUMER) == 10
-        assert (hq.metric("bsfg_replication_lag_seconds", link="from-0") or 0) > 0
+        assert (hq.metric("onceward_boundary_replication_lag_seconds", link="from-0") or 0) > 0
         way.heal()
         await until_async(lambda: hq.has(*second))
-        await until_async(lambda: hq.metric("bsfg_link_up", link="from-0") == 1)
+        await until_async(lambda: hq.metric("onceward_boundary_link_up", link="from-0") == 1)
         assert (await hq.ids("plant"))[:20] == first + second
 
     play(story)
@@ -393,12 +393,12 @@ def test_an_artifact_missing_at_the_source_holds_the_link_until_it_is_put(play: 
         await plant.say(1, value=as_reference(ref) | {"digest": "sha256:" + digest[7:].upper()})
         after = await plant.say(1)
         await hq.pull(plant.url)
-        await until_async(lambda: hq.metric("bsfg_link_stopped", link="from-0") == 1)
+        await until_async(lambda: hq.metric("onceward_boundary_link_stopped", link="from-0") == 1)
         assert (await hq.ids(), await plant.position(CONSUMER)) == (before, 2)
         await plant.boundary.put("batch-files", "late", pieces_of(content), "a/b")
         await until_async(lambda: hq.has(*after))
         assert await hq.artifact("late") == content
-        await until_async(lambda: hq.metric("bsfg_link_stopped", link="from-0") == 0)
+        await until_async(lambda: hq.metric("onceward_boundary_link_stopped", link="from-0") == 0)
 
     play(story)
 
@@ -476,17 +476,17 @@ def test_a_conflict_stops_its_link_alone_until_an_operator_decides(
         before, after = await conflicting(plant, hq)
         await hq.pull(plant.url)
         await hq.pull(other.url)
-        await until_async(lambda: hq.metric("bsfg_link_stopped", link="from-0") == 1)
+        await until_async(lambda: hq.metric("onceward_boundary_link_stopped", link="from-0") == 1)
         assert await plant.position(CONSUMER) == 3
         assert await hq.has(*before)
-        asked = plant.metric("bsfg_fetch_requests_total") or 0
+        asked = plant.metric("onceward_boundary_fetch_requests_total") or 0
         await until_async(
-            lambda: (plant.metric("bsfg_fetch_requests_total") or 0) > asked + 5
+            lambda: (plant.metric("onceward_boundary_fetch_requests_total") or 0) > asked + 5
         )  # it looks again
         of_other = await other.say(5)
         await until_async(lambda: hq.has(*of_other))
-        assert hq.metric("bsfg_link_stopped", link="from-1") == 0
-        assert hq.metric("bsfg_link_frontier_offset", link="from-0") == 3
+        assert hq.metric("onceward_boundary_link_stopped", link="from-1") == 0
+        assert hq.metric("onceward_boundary_link_frontier_offset", link="from-0") == 3
         (ours,) = [fact for fact in await hq.log() if fact.message_id == "plant-4"]
         assert ours.fact.object == "ours"
         decided = await asyncio.to_thread(
@@ -511,7 +511,7 @@ def test_a_conflict_stops_its_link_alone_until_an_operator_decides(
         assert '"ours"' in decided.stdout
         assert "Skipped: zone:hq continues after offset 4. Reason: a test at the plant" in decided.stdout
         await until_async(lambda: hq.has(*after))
-        await until_async(lambda: hq.metric("bsfg_link_stopped", link="from-0") == 0)
+        await until_async(lambda: hq.metric("onceward_boundary_link_stopped", link="from-0") == 0)
         assert [each for each in await hq.ids("plant") if each != "plant-4"] == before + after
 
     play(story)
@@ -707,7 +707,7 @@ def test_expired_facts_are_reported_counted_and_passed(play: Play, caplog: pytes
         hq.links.start()
         await until_async(lambda: plant_position_is(plant, 13))
         await quiet(plant)
-        assert hq.metric("bsfg_link_missed_facts_total", link="from-0") == 6
+        assert hq.metric("onceward_boundary_link_missed_facts_total", link="from-0") == 6
 
     async def plant_position_is(plant: Zone, offset: int) -> bool:
         return await plant.position(CONSUMER) == offset
@@ -734,16 +734,21 @@ def test_metrics_say_how_a_link_is(play: Play) -> None:
         await hq.pull(plant.url, name="plant")
         await until_async(lambda: hq.has("plant-7"))
         await until_async(
-            lambda: hq.metric("bsfg_replication_lag_seconds", link="plant") == pytest.approx(0, abs=5)
+            lambda: (
+                hq.metric("onceward_boundary_replication_lag_seconds", link="plant")
+                == pytest.approx(0, abs=5)
+            )
         )
         found = {
-            name: hq.metric(f"bsfg_{name}", link="plant")
+            name: hq.metric(f"onceward_boundary_{name}", link="plant")
             for name in ("link_up", "link_stopped", "link_frontier_offset", "link_backlog")
         }
         assert found == {"link_up": 1, "link_stopped": 0, "link_frontier_offset": 7, "link_backlog": 0}
-        assert hq.metric("bsfg_replication_lag_high_watermark", link="plant") == pytest.approx(3600, abs=60)
-        assert hq.metric("bsfg_link_facts_total", link="plant", outcome="appended") == 7
-        assert b'bsfg_link_up{link="plant"} 1.0' in hq.boundary.metrics.text()
+        assert hq.metric("onceward_boundary_replication_lag_high_watermark", link="plant") == pytest.approx(
+            3600, abs=60
+        )
+        assert hq.metric("onceward_boundary_link_facts_total", link="plant", outcome="appended") == 7
+        assert b'onceward_boundary_link_up{link="plant"} 1.0' in hq.boundary.metrics.text()
 
     play(story)
 
@@ -754,13 +759,13 @@ def test_the_frontier_of_a_link_never_goes_back(play: Play) -> None:
         await plant.say(4)
         way = await world.proxy(plant.url)
         await hq.pull(way.url)
-        await until_async(lambda: hq.metric("bsfg_link_frontier_offset", link="from-0") == 4)
+        await until_async(lambda: hq.metric("onceward_boundary_link_frontier_offset", link="from-0") == 4)
         way.cut()
         way.target = empty.url  # a source that was restored from nothing
         said = await empty.say(2)
         way.heal()
         await until_async(lambda: hq.has(*said))
-        assert hq.metric("bsfg_link_frontier_offset", link="from-0") == 4
+        assert hq.metric("onceward_boundary_link_frontier_offset", link="from-0") == 4
 
     play(story)
 
@@ -782,14 +787,16 @@ def test_links_are_replaced_while_they_run_and_equal_ones_left_alone(play: Play)
         links = Links(hq.boundary, "hq", [of_a])
         links.start()
         await a.say(1)
-        await until_async(lambda: hq.metric("bsfg_link_facts_total", link="a", outcome="appended") == 1)
+        await until_async(
+            lambda: hq.metric("onceward_boundary_link_facts_total", link="a", outcome="appended") == 1
+        )
         await links.update([of_a, of_b])
         second = await b.say(1)
         await until_async(lambda: hq.has(*second))
         assert connected == [a.url, b.url]
         await links.update([of_b])
-        assert hq.metric("bsfg_link_up", link="a") is None
-        assert hq.metric("bsfg_link_facts_total", link="a", outcome="appended") == 1
+        assert hq.metric("onceward_boundary_link_up", link="a") is None
+        assert hq.metric("onceward_boundary_link_facts_total", link="a", outcome="appended") == 1
         late = await a.say(1)
         with pytest.raises(ConfigurationError):
             await links.update([of_b, of_b])
@@ -819,7 +826,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_runs(
             Links(hq.boundary, "hq", [settings])
         with pytest.raises(ConfigurationError, match="needs the zone"):
             Links(hq.boundary, "", [LinkSettings(name="plant", url=NOWHERE)])
-        assert hq.metric("bsfg_link_up", link="plant") is None
+        assert hq.metric("onceward_boundary_link_up", link="plant") is None
 
     play(story)
 

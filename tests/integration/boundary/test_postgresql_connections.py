@@ -12,7 +12,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from onceward._time import Moment
 from onceward.boundary.errors import QuotaExceeded, Unavailable
-from onceward.boundary.model import Appended
+from onceward.boundary.model import Appended, Gap
 from onceward.boundary.store import Bounds, ObjectQuota
 from onceward.boundary.stores.postgresql.connections import PostgreSqlConnections
 from onceward.boundary.stores.postgresql.schema import VERSION
@@ -159,6 +159,7 @@ def test_tables_of_the_second_version_are_upgraded(place: StorePlace) -> None:
     async def body() -> None:
         async with place.opened() as store:
             await store.append(fact("m1"))
+        _forget_holes(place)
         place.admin.execute("ALTER TABLE onceward_boundary_log DROP COLUMN trusted_time")
         place.admin.execute("UPDATE onceward_boundary_schema SET version = 2")
         async with place.opened() as store:
@@ -252,6 +253,7 @@ def test_tables_of_the_first_version_are_upgraded_and_its_servers_go_on(place: S
         async with place.opened() as store:
             await store.objects.put("b", "k", _piece(b"x" * 1000), "")
         # As the first version made them.
+        _forget_holes(place)
         place.admin.execute("ALTER TABLE onceward_boundary_log DROP COLUMN trusted_time")
         place.admin.execute("DROP TABLE onceward_boundary_usage")
         place.admin.execute(
@@ -266,6 +268,31 @@ def test_tables_of_the_first_version_are_upgraded_and_its_servers_go_on(place: S
     asyncio.run(main())
     assert place.ask("SELECT version FROM onceward_boundary_schema") == [(VERSION,)]
     assert place.ask("SELECT * FROM onceward_boundary_usage") == [(1, 1000)]
+
+
+@pytest.mark.req("BC-49")
+def test_tables_of_the_third_version_are_upgraded(place: StorePlace) -> None:
+    async def main() -> None:
+        async with place.opened() as store:
+            for number, stream in enumerate(["audit", "documents", "audit"], 1):
+                await store.append(fact(f"m{number}", stream=stream, appended_at=1000))
+            await store.position("old", create=True)
+        _forget_holes(place)
+        place.admin.execute("UPDATE onceward_boundary_schema SET version = 3")
+        async with place.opened() as store:
+            await store.expire({"documents": 2000})
+            await store.position("new", create=True)
+            assert await store.holes("old", Gap(2, 2)) == []
+            assert await store.holes("new", Gap(2, 2)) == [(2, 2)]
+
+    asyncio.run(main())
+
+
+def _forget_holes(place: StorePlace) -> None:
+    """Take away what the fourth version added."""
+    place.admin.execute("DROP TABLE onceward_boundary_holes")
+    place.admin.execute("ALTER TABLE onceward_boundary_log DROP COLUMN removals")
+    place.admin.execute("ALTER TABLE onceward_boundary_cursors DROP COLUMN after_removal")
 
 
 async def _piece(data: bytes) -> AsyncIterator[bytes]:

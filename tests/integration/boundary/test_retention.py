@@ -61,10 +61,11 @@ def test_facts_are_kept_for_a_week_unless_their_class_says_otherwise(tmp_path: P
         await append("documents", 7.01, "documents")
         await append("young", 6.99)
         await boundary.store.trust_time(Moment(NOW))
+        await boundary.register("c")
         assert await Retention(boundary, clock=lambda: NOW).sweep() == 3
         records, _ = await boundary.fetch("c", 10)
         assert [record[0] for record in records] == [2]
-        assert metric(boundary, "bsfg_expired_facts_total") == 3
+        assert metric(boundary, "onceward_boundary_expired_facts_total") == 3
         await boundary.confirm("c", 2)
         records, gap = await boundary.fetch("c", 10)
         assert ([record[0] for record in records], gap) == ([5], Gap(3, 4))
@@ -85,7 +86,7 @@ def test_a_slow_consumer_is_warned_of_before_its_facts_expire_and_notified_of_th
         retention = Retention(boundary, clock=lambda: now)
         await retention.sweep()
         assert caplog.messages == []
-        assert metric(boundary, "bsfg_consumer_facts_expiring", consumer="slow") == 0
+        assert metric(boundary, "onceward_boundary_consumer_facts_expiring", consumer="slow") == 0
 
         now = NOW + 1 * DAY
         await retention.sweep()
@@ -96,14 +97,14 @@ def test_a_slow_consumer_is_warned_of_before_its_facts_expire_and_notified_of_th
             1,
         )
         assert "expires in 86400 s" in warning.getMessage()
-        assert metric(boundary, "bsfg_consumer_facts_expiring", consumer="slow") == 1
+        assert metric(boundary, "onceward_boundary_consumer_facts_expiring", consumer="slow") == 1
 
         caplog.clear()
         now = NOW + 3 * DAY
         assert await retention.sweep() == 1
         (error,) = caplog.records
         assert (error.levelno, vars(error)["outcome"]) == (logging.ERROR, "expired")
-        assert metric(boundary, "bsfg_expired_unconfirmed_total", consumer="slow") == 1
+        assert metric(boundary, "onceward_boundary_expired_unconfirmed_total", consumer="slow") == 1
         records, gap = await boundary.fetch("slow", 10)
         assert ([record[0] for record in records], gap) == ([2], Gap(1, 1))
 
@@ -214,7 +215,7 @@ def test_the_oldest_are_dropped_only_when_that_was_asked_for_and_consumers_are_n
             bounds = await boundary.store.bounds()
         assert bounds.last == 400
         assert bounds.first > 200
-        assert metric(boundary, "bsfg_dropped_facts_total") == bounds.first - 1
+        assert metric(boundary, "onceward_boundary_dropped_facts_total") == bounds.first - 1
         assert "oldest facts" in caplog.text
         _, gap = await boundary.fetch("slow", 1)
         assert gap == Gap(1, bounds.first - 1)

@@ -343,6 +343,7 @@ def test_every_hole_that_expiry_left_is_reported_with_the_page_behind_it(given: 
             labels = {"retention": "audit"} if kept == "x" else {}
             envelope = envelope_for(f"m{number}", from_zone="a", to_zone="b", labels=labels)
             await boundary.append(envelope, FACT)
+        await boundary.register("c")
         await boundary.store.expire({"operational": 10**15})
         reported = []
         while True:

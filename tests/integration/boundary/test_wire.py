@@ -230,6 +230,7 @@ def test_a_malformed_request_is_refused_by_the_name_of_its_field(
     assert answer["message"].startswith(field)
     stats = json.loads(page(url, "/stats")[1])
     assert stats.pop("durability")["survives"] == "machine_crash"
+    assert 0 <= stats.pop("fill_percent") < 100
     assert stats == {"first": 1, "last": 0, "consumers": []}, "nothing was stored"
 
 
@@ -369,21 +370,24 @@ def test_metrics_count_appends_duplicates_conflicts_fetches_and_confirms(
     client.confirm("c", 2)
     client.put("b", "k", b"x")
     reported = metrics(url)
-    assert reported["bsfg_append_requests_total"] == 5
-    assert reported["bsfg_append_duplicates_total"] == 1
-    assert reported["bsfg_append_conflicts_total"] == 1
-    assert reported['bsfg_append_failures_total{reason="conflicting_duplicate"}'] == 1
-    assert reported["bsfg_fetch_requests_total"] == 1
-    assert reported["bsfg_fetched_facts_total"] == 2
-    assert reported["bsfg_confirm_requests_total"] == 1
-    assert reported["bsfg_put_object_requests_total"] == 1
-    assert reported["bsfg_append_latency_seconds_count"] == 4
-    assert reported['bsfg_rpc_latency_seconds_count{operation="fetch"}'] == 1
-    assert reported['bsfg_refused_requests_total{code="already_exists",operation="append"}'] == 1
-    assert reported["bsfg_frontier_offset"] == 3
-    assert reported['bsfg_consumer_backlog{consumer="c"}'] == 1
-    assert reported['bsfg_consumer_lag_seconds{consumer="c"}'] >= 0
-    assert 0 <= reported["bsfg_store_buffer_fill_percent"] <= 100
+    assert reported["onceward_boundary_append_requests_total"] == 5
+    assert reported["onceward_boundary_append_duplicates_total"] == 1
+    assert reported["onceward_boundary_append_conflicts_total"] == 1
+    assert reported['onceward_boundary_append_failures_total{reason="conflicting_duplicate"}'] == 1
+    assert reported["onceward_boundary_fetch_requests_total"] == 1
+    assert reported["onceward_boundary_fetched_facts_total"] == 2
+    assert reported["onceward_boundary_confirm_requests_total"] == 1
+    assert reported["onceward_boundary_put_object_requests_total"] == 1
+    assert reported["onceward_boundary_append_latency_seconds_count"] == 4
+    assert reported['onceward_boundary_rpc_latency_seconds_count{operation="fetch"}'] == 1
+    assert reported['onceward_boundary_refused_requests_total{code="already_exists",operation="append"}'] == 1
+    assert reported["onceward_boundary_frontier_offset"] == 3
+    assert reported['onceward_boundary_consumer_backlog{consumer="c"}'] == 1
+    assert reported['onceward_boundary_consumer_lag_seconds{consumer="c"}'] >= 0
+    assert 0 <= reported["onceward_boundary_store_buffer_fill_percent"] <= 100
+    old = {name: value for name, value in reported.items() if name.startswith("bsfg_")}
+    new = {name: value for name, value in reported.items() if name.startswith("onceward_boundary_")}
+    assert {name.replace("bsfg_", "onceward_boundary_", 1): value for name, value in old.items()} == new
 
 
 @pytest.mark.req("BC-25")

@@ -74,7 +74,7 @@ class Machine:
 
     @property
     def halted(self) -> bool:
-        return self.boundary.metrics.registry.get_sample_value("bsfg_expiry_halted") == 1.0
+        return self.boundary.metrics.registry.get_sample_value("onceward_boundary_expiry_halted") == 1.0
 
 
 def on_machine(place: Path, body: Callable[[Machine], Awaitable[None]], **settings: Any) -> None:
@@ -421,6 +421,9 @@ def test_a_store_without_a_trusted_time_is_upgraded(tmp_path: Path) -> None:
     asyncio.run(write())
     with closing(sqlite3.connect(tmp_path / "boundary.db")) as connection:
         connection.execute("DROP TABLE trusted")
+        connection.execute("DROP TABLE holes")
+        connection.execute("ALTER TABLE removed DROP COLUMN steps")
+        connection.execute("ALTER TABLE cursors DROP COLUMN after_step")
         connection.execute("PRAGMA user_version = 1")
     asyncio.run(read())
 

@@ -136,9 +136,15 @@ def test_config_has_the_code_where_nobody_else_says_anything(shop: str) -> None:
     ]
     assert found == [
         ("consumers.charge.source", "sqlite:///others.db", moved),
+        ("consumers.charge.policy.loop.batch.size", 100, "default"),
+        ("consumers.charge.policy.loop.concurrency.value", 8, "default"),
+        ("consumers.charge.policy.loop.mode", "continuous", "default"),
         ("consumers.mail.source", "memory://mails", "code"),
+        ("consumers.mail.policy.loop.batch.size", 100, "default"),
+        ("consumers.mail.policy.loop.concurrency.value", 8, "default"),
         ("consumers.mail.policy.loop.timeout", 9.0, "code"),
         ("consumers.mail.policy.loop.limit", 3, "onceward.toml"),
+        ("consumers.mail.policy.loop.mode", "batch", "default"),
         ("producers.place.sink", "sqlite:///others.db", moved),
         ("producers.write.sink", "memory://mails", "code"),
     ]

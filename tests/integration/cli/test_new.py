@@ -225,7 +225,8 @@ def test_the_template_is_in_the_wheel() -> None:
     assert template <= packed
 
 
-def test_the_dashboard_shows_metrics_that_there_are(project: Path) -> None:
+@pytest.mark.req("UI-02")
+def test_the_dashboard_and_the_alerts_name_metrics_that_there_are(project: Path) -> None:
     board = json.loads((project / "ops/grafana/dashboards/onceward.json").read_text())
     shown = {
         name.removesuffix("_bucket")
@@ -234,7 +235,12 @@ def test_the_dashboard_shows_metrics_that_there_are(project: Path) -> None:
         for name in re.findall(r"\b(?:onceward|bsfg)_\w+", target["expr"])
     }
     assert len(shown) > 20
-    assert shown - of_the_engine() - of_a_run(project) - of_the_boundary() == set()
+    rules = yaml.safe_load((project / "ops/alerts.yml").read_text())
+    alerts = [rule for group in rules["groups"] for rule in group["rules"]]
+    assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] for rule in alerts)
+    watched = {name for rule in alerts for name in re.findall(r"\bonceward_\w+", rule["expr"])}
+    assert len(watched) > 10
+    assert (shown | watched) - of_the_engine() - of_a_run(project) - of_the_boundary() == set()
 
 
 def of_the_engine() -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -25,6 +26,7 @@ from onceward._nats.wire import nats_loop
 from onceward.connectors import BurialReason, PayloadError
 from onceward.connectors.jetstream import AsyncJetStreamConnector, JetStreamConnector
 from onceward.connectors.jetstream.letters import JetStreamLetters
+from onceward.connectors.lease_rules import JITTER
 from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.testing.connectors.driver import ConnectorDriver
 from onceward.testing.servers import nats_server
@@ -86,22 +88,26 @@ def done(*transactions: Transaction) -> list[Settlement]:
 
 
 @pytest.mark.req("NJ-02")
-def test_an_idle_fetch_waits_and_ends_with_the_first_message(driver: ConnectorDriver, nats_url: str) -> None:
-    assert driver.fetch(5) == []  # creates the stream
-    sender = JetStreamConnector(nats_url, driver.connector._queue.stream)
-    found: list[Any] = []
-    waiting = threading.Thread(target=lambda: found.extend(_fetch_until(driver)))
-    waiting.start()
-    sender.dispatch_transactions(numbered(1))
-    waiting.join(30)
-    sender.close()
-    assert [each.id for each in found] == ["t0"]
+def test_what_a_wait_has_taken_is_given_back_if_nobody_fetches_it(stream: str, nats_url: str) -> None:
+    with JetStreamConnector(nats_url, stream, lease=600.0) as source:
+        assert source.fetch_transactions(5) == []  # creates the stream
+        source.dispatch_transactions(numbered(7))
+        assert source.await_transactions(30.0)
+    with JetStreamConnector(nats_url, stream, lease=600.0) as other:
+        found: list[Transaction] = []
+        while len(found) < 7:
+            other.await_transactions(30.0)
+            found += other.fetch_transactions(10)
+        assert sorted(each.id for each in found) == [f"t{number}" for number in range(7)]
 
 
-def _fetch_until(driver: ConnectorDriver) -> list[Transaction]:
-    while True:
-        if found := driver.fetch(5):
-            return found
+@pytest.mark.req("NJ-02")
+def test_a_smaller_fetch_leaves_the_rest_of_a_wait_for_the_next(stream: str, nats_url: str) -> None:
+    with JetStreamConnector(nats_url, stream) as source:
+        assert source.fetch_transactions(5) == []
+        source.dispatch_transactions(numbered(5))
+        assert source.await_transactions(30.0)
+        assert [len(source.fetch_transactions(3)) for _ in range(2)] == [3, 2]
 
 
 @pytest.mark.req("NJ-02")
@@ -110,7 +116,6 @@ def test_a_stop_ends_the_wait_and_takes_nothing_along(kind: str, nats_url: str, 
     began = time.monotonic()
     if kind == "threads":
         source = JetStreamConnector(nats_url, stream, lease=600.0)
-        source._queue.wait = 60.0
         task: Any = type("Idle", (ConsumerTask,), {"process_transaction": lambda *_: None})(
             {"source": source}
         )
@@ -125,7 +130,6 @@ def test_a_stop_ends_the_wait_and_takes_nothing_along(kind: str, nats_url: str, 
                     pass
 
             async with AsyncJetStreamConnector(nats_url, stream, lease=600.0) as source:
-                source._queue.wait = 60.0
                 task = Idle({"source": source})
                 asyncio.get_running_loop().call_later(0.5, task.stop)
                 await task.consume_transactions(consuming(streaming=True))
@@ -420,7 +424,12 @@ def test_the_log_says_what_happens_next(nats_url: str, stream: str, caplog: pyte
         [fetched] = connector.fetch_transactions(1)
         with caplog.at_level(logging.INFO):
             connector.settle_transactions([Settlement(fetched, Verdict.FAILED)])
-    assert "transaction t0: delivery 1 of 2 failed; it will be redelivered in 1 s" in caplog.text
+    [delay] = re.findall(
+        r"transaction t0: delivery 1 of 2 failed; it will be redelivered in (\S+) s$",
+        caplog.text,
+        re.MULTILINE,
+    )
+    assert 1 - JITTER <= float(delay) <= 1
 
 
 # ── dispatching ─────────────────────────────────────────────────────────────────────────────────────────

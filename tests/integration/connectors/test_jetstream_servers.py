@@ -13,6 +13,7 @@ import pytest
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
 
 from onceward import Transaction
+from onceward._nats.connection import NatsUnavailable
 from onceward._nats.wire import nats_loop
 from onceward.boundary.certs import Authority
 from onceward.connectors import ServerUnreachable, Survives
@@ -23,6 +24,7 @@ from onceward.task.exceptions import ExceptionCategory, TransactionException
 from onceward.testing.servers import free_port, nats_server
 from onceward.transaction import Settlement, Verdict
 from tests.support.nats_config import configured_nats
+from tests.support.nats_jwt import operated
 
 BUSINESS = TransactionException("card expired", ExceptionCategory.BUSINESS)
 
@@ -78,6 +80,47 @@ def test_tls_with_an_authority_of_ones_own(tmp_path: Path) -> None:
     with configured_nats(tmp_path, config) as server:
         url = server.url.replace("nats://", "tls://")
         assert round_trip(Address(f"{url}/ORDERS?ca={tls.ca}").open(asynchronous=False)) == ["t1"]
+
+
+@pytest.mark.req("NJ-07")
+def test_a_client_certificate_is_shown_to_a_server_that_asks_for_one(tmp_path: Path) -> None:
+    (tmp_path / "certs").mkdir()
+    authority = Authority(tmp_path / "certs", days=2)
+    tls = authority.issue("nats", "nats", ["127.0.0.1"])
+    ours = authority.issue("shop", "shop", ["127.0.0.1"])
+    files = f'cert_file: "{tls.cert}", key_file: "{tls.key}", ca_file: "{tls.ca}"'
+    with configured_nats(tmp_path, f"tls {{ {files}, verify: true }}") as server:
+        url = f"{server.url.replace('nats://', 'tls://')}/ORDERS?ca={tls.ca}"
+        whole = f"{url}&cert={ours.cert}&key={ours.key}"
+        assert round_trip(Address(whole).open(asynchronous=False)) == ["t1"]
+        with (
+            Address(url).open(asynchronous=False) as stranger,
+            pytest.raises(NatsUnavailable, match=r"cannot be reached|certificate|connection"),
+        ):
+            stranger.fetch_transactions(1)
+
+
+@pytest.mark.req("NJ-07")
+def test_a_credentials_file_is_used_and_another_users_is_refused(tmp_path: Path) -> None:
+    config, creds = operated(tmp_path)
+    (tmp_path / "other").mkdir()
+    _, others = operated(tmp_path / "other")
+    with configured_nats(tmp_path, config) as server:
+        url = f"{server.url}/ORDERS?creds="
+        assert round_trip(Address(f"{url}{creds}").open(asynchronous=False)) == ["t1"]
+        with (
+            Address(f"{url}{others}").open(asynchronous=False) as stranger,
+            pytest.raises(Exception, match="Authorization"),
+        ):
+            stranger.fetch_transactions(1)
+
+
+@pytest.mark.req("NJ-07")
+def test_a_file_that_is_not_one_of_credentials_is_refused_without_its_content(tmp_path: Path) -> None:
+    (tmp_path / "user.creds").write_text("SUSECRETSEED")
+    with pytest.raises(ConfigurationError, match="is not a credentials file of NATS") as refused:
+        Address(f"nats://127.0.0.1:1/ORDERS?creds={tmp_path}/user.creds").open(asynchronous=False)
+    assert "SUSECRETSEED" not in str(refused.value)
 
 
 @pytest.mark.req("NJ-07")

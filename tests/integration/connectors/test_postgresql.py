@@ -23,11 +23,11 @@ from onceward.connectors.postgresql import (
     creation_script,
     statements,
     store,
-    wait,
 )
 from onceward.errors import ConfigurationError
+from onceward.task import source as engine_source
 from onceward.task.exceptions import ExceptionCategory, TransactionException
-from onceward.task.mixins.policies import ConsumerLoopPolicy, ConsumerPolicy, EmptyQueuePolicy
+from onceward.task.mixins.policies import ConsumerLoopPolicy, ConsumerPolicy
 from onceward.transaction import Settlement, Transaction, Verdict
 from tests.support.deaf_pooler import deaf_pooler
 from tests.support.schema import Schema, new_schema
@@ -279,7 +279,7 @@ def consuming(world: World, url: Any) -> Iterator[list[Any]]:
     seen: list[Any] = []
     source = kind(url, "orders")
     task = world.consumer(lambda transaction: seen.append(transaction.payload), source=source)
-    loop = ConsumerLoopPolicy(streaming=True, empty_queue=EmptyQueuePolicy(backoff=0.01, backoff_cap=0.01))
+    loop = ConsumerLoopPolicy(streaming=True)
 
     def consume() -> None:
         world.run(task.consume_transactions, ConsumerPolicy(loop=loop))
@@ -299,23 +299,23 @@ def consuming(world: World, url: Any) -> Iterator[list[Any]]:
 def test_a_commit_ends_the_wait_for_messages_and_a_stop_does_too(
     world: World, monkeypatch: pytest.MonkeyPatch, schema: Schema, queue: PostgreSqlConnector, engine: Engine
 ) -> None:
-    monkeypatch.setattr(wait, "LONGEST", 300.0)  # so nothing else ends it
+    monkeypatch.setattr(engine_source, "LONGEST_WAIT", 300.0)  # so nothing else ends it
     queue.counts()
     with consuming(world, schema.plain_url) as seen:
         for number in range(3):
             until(lambda: waiters(engine) == 1)
-            time.sleep(2 * wait.SOON)
+            time.sleep(0.1)
             queue.dispatch_transactions([Transaction(payload=number)])
             until(lambda number=number: seen[-1:] == [number], 30)  # type: ignore[misc]
         until(lambda: waiters(engine) == 1)
-    assert waiters(engine) == 0
+    until(lambda: waiters(engine) == 0)  # the server notices that the connection is closed
 
 
 @pytest.mark.req("PG-05")
 def test_a_message_that_waits_for_its_time_ends_the_wait_when_it_comes(
     world: World, monkeypatch: pytest.MonkeyPatch, schema: Schema, queue: PostgreSqlConnector, engine: Engine
 ) -> None:
-    monkeypatch.setattr(wait, "LONGEST", 300.0)
+    monkeypatch.setattr(engine_source, "LONGEST_WAIT", 300.0)
     queue.counts()
     with engine.begin() as connection:
         append_in(connection, "orders", encode_all([Transaction(payload="due")]), time.time() + 1.0)
@@ -338,11 +338,3 @@ def test_behind_a_pooler_in_transaction_mode_messages_are_found_by_polling_and_t
                 queue.dispatch_transactions([Transaction(payload=number)])
                 until(lambda number=number: seen[-1:] == [number])  # type: ignore[misc]
     assert caplog.text.count("LISTEN does not work here") == 1
-
-
-@pytest.mark.req("PG-05")
-def test_without_an_engine_a_fetch_does_not_wait(
-    monkeypatch: pytest.MonkeyPatch, queue: PostgreSqlConnector
-) -> None:
-    monkeypatch.setattr(wait, "LONGEST", 300.0)
-    assert payloads(queue) == []

@@ -470,6 +470,15 @@ class UnderTheEngine(InboxSuite):
             assert total.postponed >= 2
             assert shop.ledger().keys() <= {events[-1].id, *done}
 
+    @pytest.mark.req("WK-06")
+    def test_a_parked_event_is_delivered_as_soon_as_its_predecessor_is_done(self) -> None:
+        with self.shop(contract(sequencing="strict")) as shop:
+            shop.put(*(paid(f"a{number}", aggregate_id="a", sequence=number) for number in (3, 2, 1)))
+            report = shop.consume(shop.task())  # no time passes: the clock stands still
+            assert report.succeeded == 3
+            assert report.postponed >= 2
+            assert shop.written() == ["a1", "a2", "a3"]
+
     @pytest.mark.req("CC-020")
     def test_a_gap_that_nobody_fills_ends_as_a_dead_letter(self) -> None:
         with self.shop(contract(sequencing="strict", gap_timeout=30)) as shop:

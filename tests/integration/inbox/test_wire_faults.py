@@ -51,7 +51,7 @@ class Ways(NamedTuple):
     process: Callable[[Any, Any, Any, bool], Any]
 
 
-@pytest.fixture(params=["threads", pytest.param("asyncio", marks=pytest.mark.long)])
+@pytest.fixture(params=["threads", "asyncio"])
 def ways(request: pytest.FixtureRequest, schema: Schema, line: TcpProxy) -> Iterator[Ways]:
     url = make_url(schema.url).set(**line.address).difference_update_query(["host"])
     settings = {"options": f"-csearch_path={schema.name} -csynchronous_commit=off"}

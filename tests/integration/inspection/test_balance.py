@@ -30,6 +30,7 @@ from onceward.connectors.urls import Address
 from onceward.deadletters import DeadLetters, Filter, Rca
 from onceward.inbox import Contract, InboxSession
 from onceward.task.report import Report
+from onceward.testing.servers import nats_server
 from tests.support.balance_world import copy_database
 from tests.support.boundary.server import boundary_server
 from tests.support.every_redis import every_redis
@@ -202,17 +203,23 @@ def test_a_dead_letter_is_followed_through_redrive_discarding_and_loss(shop: Sho
 def test_a_copy_that_failed_before_another_one_succeeded_is_a_duplicate(
     tmp_path: Path, database: str, redis_url: str
 ) -> None:
-    for source in (f"sqlite:///{tmp_path}/orders.db?", f"{redis_url}/{uuid.uuid4().hex}?group=g&"):
-        shop = Shop(f"{source}on_failure=dead_letter", f"{database}{len(source)}")
-        payloads = iter([{"total": "x"}, {"total": 1}])
-        fail_if_bad = shop.fail_if_bad
-        shop.fail_if_bad = lambda _, payloads=payloads, check=fail_if_bad: check(next(payloads))  # type: ignore[method-assign, misc]
-        copy = order(1)
-        shop.send(copy, copy)
-        shop.consume()
-        code, struck = shop.balanced()
-        assert code == 0
-        assert numbers(struck) == {"appended": 2, "applied": 1, "duplicate": 1, "pending": 0, "dead": 0}
+    name = uuid.uuid4().hex
+    with nats_server() as nats:
+        for source in (
+            f"sqlite:///{tmp_path}/orders.db?",
+            f"{redis_url}/{name}?group=g&",
+            f"{nats.url}/{name}?consumer=g&",
+        ):
+            shop = Shop(f"{source}on_failure=dead_letter", f"{database}{source.partition(':')[0]}")
+            payloads = iter([{"total": "x"}, {"total": 1}])
+            fail_if_bad = shop.fail_if_bad
+            shop.fail_if_bad = lambda _, payloads=payloads, check=fail_if_bad: check(next(payloads))  # type: ignore[method-assign, misc]
+            copy = order(1)
+            shop.send(copy, copy)
+            shop.consume()
+            code, struck = shop.balanced()
+            assert code == 0, struck
+            assert numbers(struck) == {"appended": 2, "applied": 1, "duplicate": 1, "pending": 0, "dead": 0}
 
 
 @pytest.mark.req("CC-121")
@@ -1020,3 +1027,12 @@ def test_a_database_of_another_program_is_no_queue(tmp_path: Path) -> None:
     result = balance("--source", f"sqlite:///{tmp_path}/other.db")
     assert result.exit_code == 2
     assert "is not a queue of onceward" in result.stderr
+
+
+def test_a_directory_is_neither_a_queue_nor_a_database(tmp_path: Path) -> None:
+    (tmp_path / "folder.db").mkdir()
+    result = balance("--source", f"sqlite:///{tmp_path}/folder.db")
+    assert (result.exit_code, "is a directory, not a queue" in result.stderr) == (2, True)
+    given = ("--database", f"sqlite:///{tmp_path}/folder.db", "--consumer", "charge")
+    result = balance("--source", f"sqlite:///{tmp_path}/queue.db", *given)
+    assert (result.exit_code, "unable to open database file" in result.stderr) == (2, True)

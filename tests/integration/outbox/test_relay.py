@@ -6,10 +6,11 @@ import random
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry import trace
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from onceward import minutes
 from onceward.backoff import Backoff
@@ -18,6 +19,7 @@ from onceward.connectors.codec import PayloadError
 from onceward.connectors.urls import Address
 from onceward.deadletters import DeadLetters, Filter, Rca
 from onceward.deadletters.source import WithDeadLetters
+from onceward.outbox.claims import OutboxRows
 from onceward.outbox.relay import Relay, RelayRules
 from onceward.transaction import Settlement, Transaction, Verdict
 from tests.support.outbox import OutboxWorld, drain, outbox, turn
@@ -369,3 +371,27 @@ def test_claims_stay_flat_with_many_delayed_messages(outbox: OutboxWorld) -> Non
     outbox.send("now")
     drain(relay)
     assert outbox.sink.payloads == ["now"]
+
+
+@pytest.mark.req("OB-07")
+def test_a_claim_reads_the_clock_once_and_the_index_up_to_there(outbox: OutboxWorld) -> None:
+    """A clock in the condition itself would be asked for every message that is delayed."""
+    if outbox.engine.dialect.name == "sqlite":
+        return
+    ran: list[tuple[str, Any]] = []
+    event.listen(
+        outbox.engine,
+        "before_cursor_execute",
+        lambda *given: ran.append((given[2], given[3])),
+    )
+    outbox.send("one", delay=minutes(60))
+    OutboxRows(outbox.engine).claim(1, without=(), promote=True, lease=30.0, owner=None)
+    promotions = [
+        (sql, values) for sql, values in ran if "SKIP LOCKED" in sql and sql.lstrip().startswith("UPDATE")
+    ]
+    assert len(promotions) == 2
+    with outbox.engine.connect() as connection:
+        connection.exec_driver_sql("SET enable_seqscan = off")
+        for sql, values in promotions:
+            plan = "\n".join(each[0] for each in connection.exec_driver_sql(f"EXPLAIN {sql}", values))
+            assert "Index Cond: (at <= $" in plan or "Index Cond: (at <= (InitPlan" in plan, plan

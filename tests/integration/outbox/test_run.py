@@ -96,7 +96,7 @@ def test_a_chain_of_consumers_survives_kills(chain: Chain) -> None:
         until(lambda: "onceward_outbox_waiting 0" in run.get("/metrics")[1])
         metrics = run.get("/metrics")[1]
         assert "onceward_outbox_oldest_waiting_seconds 0" in metrics
-        assert 'onceward_consumer_succeeded_total{worker="1",consumer="outbox-relay"}' in metrics
+        assert 'onceward_consumer_succeeded_total{consumer="outbox-relay",worker="1"}' in metrics
         run.signal(signal.SIGTERM)
         assert run.ended() == 0
     assert chain.ids("charges") == chain.ids("shipments") == list(range(ORDERS))

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from onceward.schedules.timetable import Timetable
 from onceward.testing.clock import FakeClock
@@ -121,3 +122,20 @@ def test_a_producer_that_fails_keeps_its_slot_and_holds_up_no_other(
     broken = False
     timetable(outbox, clock).publish()
     assert outbox.rows("target") == ["consumer:tick", "producer:report"]
+
+
+@pytest.mark.req("SC-02")
+def test_all_schedules_are_published_in_one_transaction(outbox: OutboxWorld, clock: FakeClock) -> None:
+    for name in ("one", "two", "three"):
+
+        def tick(slot: dict[str, str]) -> None: ...
+
+        tick.__name__ = tick.__qualname__ = name
+        outbox.app.every("1m")(outbox.app.consumer(f"memory://{name}", contract=None)(tick))
+    timetable(outbox, clock).publish()
+    clock.advance(60.0)
+    commits: list[Any] = []
+    event.listen(outbox.engine, "commit", commits.append)
+    timetable(outbox, clock).publish()
+    assert len(commits) == 1
+    assert len(outbox.rows()) == 3

@@ -84,12 +84,12 @@ def test_progress_and_metrics_tell_what_each_consumer_of_each_worker_did(site: S
         status, metrics = run.get("/metrics")
         assert status == 200
         for line in (
-            'onceward_worker_up{worker="1"} 1',
-            'onceward_worker_ready{worker="1"} 1',
-            'onceward_worker_restarts_total{worker="1"} 0',
-            'onceward_consumer_succeeded_total{worker="1",consumer="charge"} 1',
-            'onceward_consumer_failed_total{worker="1",consumer="charge"} 1',
-            'onceward_consumer_in_flight{worker="1",consumer="charge"} 1',
+            'onceward_worker_up{worker="1"} 1.0',
+            'onceward_worker_ready{worker="1"} 1.0',
+            'onceward_worker_restarts_total{worker="1"} 0.0',
+            'onceward_consumer_succeeded_total{consumer="charge",worker="1"} 1.0',
+            'onceward_consumer_failed_total{consumer="charge",worker="1"} 1.0',
+            'onceward_consumer_in_flight{consumer="charge",worker="1"} 1.0',
         ):
             assert line in metrics.splitlines()
 

@@ -146,7 +146,7 @@ def test_a_drain_that_gives_up_one_consumer_finishes_the_others(
     wait = 'while not Path("go.txt").exists():\n        time.sleep(0.01)'
     (site.directory / "shop.py").write_text(text.replace("time.sleep(0.01)", wait))
     # Enough for every worker that starts: the leases of dead ones are not released here.
-    send_poison(site, 100)
+    send_poison(site, 1000)
     site.send(*({"id": number} for number in range(30)))
 
     async def run() -> int:

@@ -35,7 +35,7 @@ class StorePlace:
 
     def empty(self) -> None:
         """As if nothing had ever been written."""
-        for table in ("facts", "cursors", "objects", "uploads", "chunks"):
+        for table in ("facts", "cursors", "holes", "objects", "uploads", "chunks"):
             self.admin.execute(f"DELETE FROM onceward_boundary_{table}")
         self.admin.execute("UPDATE onceward_boundary_log SET last = 0, bytes = 0, trusted_time = NULL")
         self.admin.execute("UPDATE onceward_boundary_usage SET objects = 0, bytes = 0")

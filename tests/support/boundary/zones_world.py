@@ -195,10 +195,10 @@ async def proxy(target: str) -> AsyncIterator[Proxy]:
 
 async def quiet(*zones: Zone) -> None:
     """Wait until every puller has asked every zone a few more times."""
-    before = [zone.metric("bsfg_fetch_requests_total") or 0 for zone in zones]
+    before = [zone.metric("onceward_boundary_fetch_requests_total") or 0 for zone in zones]
     await until_async(
         lambda: all(
-            (zone.metric("bsfg_fetch_requests_total") or 0) >= asked + MANY
+            (zone.metric("onceward_boundary_fetch_requests_total") or 0) >= asked + MANY
             for zone, asked in zip(zones, before, strict=True)
         )
     )

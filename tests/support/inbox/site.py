@@ -77,7 +77,10 @@ class InboxSite(Site):
     ) -> None:
         """Run a healthy worker until the queue is empty and the ledger holds none of the events `forgetting`: the next
         fetch removes those that are done."""
+        before = len(self.said("ready", by=name))
         process = self.start(name, queue=queue, **orders)
+        # There may be nothing to do, and before it is ready it cannot be stopped as an operator does it.
+        until(lambda: len(self.said("ready", by=name)) > before)
         until(lambda: self.is_drained(queue) and not any(map(self.attempts, forgetting)))
         stop(process)
 

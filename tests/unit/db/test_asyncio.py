@@ -157,6 +157,32 @@ def _fail(_: Any) -> None:
     raise OSError("no")
 
 
+@pytest.mark.req("QC-14")
+def test_a_session_whose_event_loop_closes_gives_its_connection_back(run: Run) -> None:
+    """Closing it cancels every task at once: also the one that ends the session, before it has begun."""
+
+    async def test(engine: AsyncEngine) -> None:
+        sessions: list[AsyncDbSession] = []
+
+        async def work() -> None:
+            async with AsyncDbSession(engine) as session:
+                sessions.append(session)
+                await session.execute(INSERT, {"id": 1})
+
+        before = asyncio.all_tasks()
+        working = asyncio.create_task(work())
+        while not (ending := asyncio.all_tasks() - before - {working}):
+            await asyncio.sleep(0)
+        for task in ending | {working}:
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        assert sessions[0].committed
+        assert await count(engine) == 1
+
+    run(test)
+
+
 def test_operations_of_several_tasks_run_one_after_another(run: Run) -> None:
     async def test(engine: AsyncEngine) -> None:
         async with AsyncDbSession(engine) as session:

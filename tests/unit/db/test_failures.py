@@ -160,3 +160,23 @@ def test_a_transaction_that_sqlite_ended_by_itself_is_neither_continued_nor_comm
             with pytest.raises(SessionError, match=r"can only be rolled back.*open a new"):
                 session.execute(INSERT, {"id": 2})
     assert orders(sqlite) == 0
+
+
+# ── an engine or event loop that ends first ─────────────────────────────────────────────────────────────
+
+
+@pytest.mark.req("QC-14")
+def test_a_session_that_outlives_the_pool_of_its_engine_closes_its_connection(database: Database) -> None:
+    """Given back to a pool that lends nothing any more, it would stay open until the garbage is collected."""
+    engine = database.engine()
+    opened: list[Any] = []
+    event.listen(database.plain(engine), "connect", lambda driver, _: opened.append(driver))
+    event.listen(database.plain(engine), "close", lambda driver, _: opened.remove(driver))
+    with database.session(engine) as session:
+        session.execute(INSERT, {"id": 1})
+        disposing = engine.dispose()
+        if database.asynchronous:
+            database.run(disposing)
+        assert len(opened) == 1
+    assert opened == []
+    assert orders(database) == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from onceward.inbox.evidence import modules
+from onceward.inbox.evidence import distributions, modules
 from onceward.inbox.evidence.code_digest import Code, code_of
 from onceward.inbox.evidence.distributions import versions_in_use
 from onceward.inbox.evidence.modules import syntax_tree
@@ -227,3 +229,25 @@ def test_each_module_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found) == 1
     assert parsed
     assert len(parsed) == len(set(parsed))
+
+
+def test_the_list_of_what_is_installed_is_read_again_only_after_an_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a fifth of a second. The working directory is on the path, and databases there come and go."""
+    readings: list[None] = []
+
+    def read() -> dict[str, list[str]]:
+        readings.append(None)
+        return {}
+
+    spec = importlib.util.spec_from_file_location("gd_here", tmp_path / "gd_here.py")
+    assert spec is not None
+    (tmp_path / "gd-0.9.dist-info").mkdir()  # so no other test has asked for the same, or does
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(distributions, "packages_distributions", read)
+    for change, expected in (("shop.db", 1), ("shop.db-wal", 1), ("gd-1.0.dist-info", 2), ("shop.db-shm", 2)):
+        (tmp_path / change).mkdir()
+        os.utime(tmp_path, (time.time(), time.time() + expected))
+        assert distributions.distributions_of("gd_here", spec) == []
+        assert len(readings) == expected, change

@@ -251,6 +251,8 @@ def test_every_rule_applies_to_some_facts_above_and_nothing_promises_exactly_onc
         Facts(**{**GOOD, "connections": 20, "max_connections": 97}),
         Facts(**{**GOOD, "connections": 120, "max_connections": 97}),
         Facts(**{**GOOD, "one_commit": True}),
+        Facts(**{**GOOD, "commit": "group"}),
+        Facts(**{**GOOD, "commit": "batch"}),
         Facts(**{**EFFECTFUL, "one_commit": True}),
         Facts(**{**GOOD, "every_type": True, "sampled": "placed"}),
         Facts(**{**GOOD, "every_type": True}),

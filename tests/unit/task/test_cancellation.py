@@ -20,6 +20,7 @@ from onceward.task.exceptions import AttemptInterrupted, ExceptionCategory, Tran
 from onceward.task.mixins.utils import run_with_timeout
 from onceward.task.ports_threads import BlockingPorts
 from onceward.task.settings import EngineSettings
+from onceward.task.slots import Slots
 from onceward.task.work import OutcomeStatus
 from onceward.testing import record
 from tests.support.wait import until
@@ -494,6 +495,34 @@ def test_a_nested_call_ends_with_the_attempt_that_makes_it(
     assert (report.failed_by_category[TIMEOUT], report.stuck) == (3, 0)
     assert sorted(produced) == [f"t{number}.0" for number in range(3) for _ in range(2)]
     assert sorted(ends) == ["AttemptInterrupted"] * 6 + ["TIMEOUT"] * 3
+
+
+@pytest.mark.req("CE-45")
+@pytest.mark.usefixtures("no_thread_is_left")
+@pytest.mark.parametrize(
+    "broken_off", [(Slots, "dismiss"), (BlockingPorts, "close")], ids=["dismiss", "close"]
+)
+@pytest.mark.parametrize("error", [AttemptInterrupted, KeyboardInterrupt])
+def test_an_interrupt_while_a_call_ends_its_threads_leaves_none(
+    broken_off: tuple[type, str], error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception from outside can arrive at any bytecode, also there."""
+    kind, name = broken_off
+    real = getattr(kind, name)
+    calls: list[str] = []
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        calls.append(name)
+        if len(calls) == 1:
+            raise error
+        real(*arguments, **options)
+
+    monkeypatch.setattr(kind, name, interrupted)
+    world = World("threads")
+    task = world.producer()
+    with contextlib.suppress(error):
+        within(20, world.produce, task, transactions(3), producing(produce=retry(1, timeout=30.0)))
+    assert calls == [name] * 2
 
 
 @pytest.mark.req("CE-45")

@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import StatusCode
+from opentelemetry.trace import SpanKind, StatusCode
 
 from onceward import Transaction
 from onceward.connectors.memory import AsyncMemoryConnector, MemoryConnector
@@ -337,3 +337,22 @@ def test_the_span_of_a_fetch_whose_batch_is_refused_shows_why(
     span = recording.span("fetch_transactions")
     assert span.status.status_code is StatusCode.ERROR
     assert attributes(span)["exception.message"] == str(raised.value)
+
+
+@pytest.mark.req("UI-05")
+def test_spans_follow_the_conventions_for_messaging(world: World, recording: Recording) -> None:
+    task = world.consumer(results(None), source=ListSource(transactions(1)))
+    task.destination = ("redis", "orders")
+    world.consume(task)
+    named = {span.name: span for span in recording.spans()}
+    life, fetch = named["start_processing"], named["fetch_transactions"]
+    assert (life.kind, fetch.kind) == (SpanKind.CONSUMER, SpanKind.CLIENT)
+    assert attributes(life) == attributes(life) | {
+        "messaging.system": "redis",
+        "messaging.destination.name": "orders",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.message.id": attributes(life)["transaction_id"],
+    }
+    assert attributes(fetch)["messaging.operation.type"] == "receive"
+    assert "messaging.system" not in attributes(named["process"])

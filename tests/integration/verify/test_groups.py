@@ -1,0 +1,84 @@
+"""`verify` delivers events in groups, as they will run, with faults and kills inside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from onceward import ConsumerTask, Transaction
+from onceward.db.backends.sqlite import Sqlite
+from onceward.inbox.commits.group import CommitGroup
+from onceward.inbox.evidence.proof import lacking
+from onceward.testing.inbox.samples import contract
+from onceward.verify import examine_consumer
+from onceward.verify.report import ScenarioStatus
+
+EVENTS = [
+    {"id": f"order-{number}", "event_type": "order.paid", "payload": {"amount": number}}
+    for number in range(3)
+]
+
+
+class Ledger(ConsumerTask):
+    contract = contract()
+
+    def process_transaction(self, transaction: Transaction, session: Any) -> None:
+        session.execute("UPDATE totals SET amount = amount + :amount", transaction.payload)
+        session.execute("INSERT INTO entries VALUES (:id)", {"id": transaction.id})
+
+
+class OneByOne(Ledger):
+    commit = "each"
+
+
+def setup(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE totals (amount INTEGER)"))
+        connection.execute(text("INSERT INTO totals VALUES (0)"))
+        connection.execute(text("CREATE TABLE entries (id TEXT)"))
+
+
+def examine(consumer: Any = Ledger) -> Any:
+    return examine_consumer(consumer, events=EVENTS, setup=setup, only=["groups"])
+
+
+@pytest.mark.req("GC-10")
+def test_a_right_consumer_passes_and_its_groups_were_killed() -> None:
+    report = examine()
+    assert report["groups"].result is ScenarioStatus.PASSED, str(report)
+    assert report["groups"].note.startswith("8 processes killed")
+
+
+@pytest.mark.req("GC-10")
+def test_it_does_not_apply_to_events_that_are_committed_one_by_one() -> None:
+    assert not examine(OneByOne)["groups"].applies
+
+
+@pytest.mark.req("GC-10")
+def test_evidence_of_one_way_to_commit_does_not_prove_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    evidence = examine(OneByOne).evidence()
+    monkeypatch.setattr(OneByOne, "commit", "group")
+    problem = lacking(OneByOne.contract, OneByOne, [evidence], "sqlite")
+    assert problem is not None
+    assert "committed one by one when it was verified" in problem
+    assert problem.endswith("in groups here")
+
+
+@pytest.mark.req("GC-10")
+@pytest.mark.parametrize("bug", ["not undone", "done before the commit"])
+def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if bug == "not undone":
+        monkeypatch.setattr(Sqlite, "undo_part", Sqlite.end_part)
+    else:
+        commit = CommitGroup._commit
+
+        async def roll_back_and_report(group: CommitGroup) -> bool:
+            if len(group._kept) > 1:
+                group._problem = ValueError("planted")
+            await commit(group)
+            return True
+
+        monkeypatch.setattr(CommitGroup, "_commit", roll_back_and_report)
+    assert examine()["groups"].result is ScenarioStatus.FAILED
