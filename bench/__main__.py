@@ -24,6 +24,7 @@ PARTS = (
     "postgresql_queue",
     "jetstream",
     "inbox",
+    "inbox_groups",
     "inbox_identity",
     "inbox_migration",
     "inbox_purge",
@@ -35,6 +36,9 @@ PARTS = (
     "wake",
     "run_idle",
     "boundary_zones",
+    "start",
+    "send",
+    "scale",
 )
 
 
