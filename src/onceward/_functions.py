@@ -127,10 +127,13 @@ def is_async(function: Callable[..., Any]) -> bool:
 def awaiting(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
     """Make an asyncio function that raises if its code has not run when it returns."""
 
+    name = name_of(function)
+
     async def call(*args: Any, **kwargs: Any) -> Any:
-        with UserCode(name_of(function)):
-            result = await check_awaitable(function(*args, **kwargs), function)
-        return check_result(result, function)
+        with UserCode(name):
+            given = function(*args, **kwargs)
+            result = await (given if type(given) is CoroutineType else check_awaitable(given, function))
+        return result if result is None else check_result(result, function)
 
     return call
 

@@ -27,10 +27,22 @@ def id_at(seconds: float) -> str:
     return _uuid7(int(seconds * 1000) & 2**48 - 1)
 
 
+_AT_ONCE = 256
+"""Random parts that are read together: asking the system takes longer than all the rest of an id."""
+_random: list[str] = []
+os.register_at_fork(after_in_child=_random.clear)  # or parent and child would make the same ids
+_VARIANT = {f"{digit:x}": "89ab"[digit % 4] for digit in range(16)}
+
+
 def _uuid7(ms: int) -> str:
-    random = int.from_bytes(os.urandom(10), "big")
-    value = ms << 80 | 0x7 << 76 | (random >> 68) << 64 | 0b10 << 62 | random & 2**62 - 1
-    return _dashed(f"{value:032x}")
+    try:
+        random = _random.pop()
+    except IndexError:
+        drawn = os.urandom(10 * _AT_ONCE).hex()
+        random = drawn[:20]
+        _random.extend(drawn[start : start + 20] for start in range(20, len(drawn), 20))
+    at = f"{ms:012x}"
+    return f"{at[:8]}-{at[8:]}-7{random[:3]}-{_VARIANT[random[3]]}{random[4:7]}-{random[7:19]}"
 
 
 def same_id(text: str) -> str:

@@ -44,9 +44,11 @@ class Raised(Exception):
 def as_coroutine(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
     """Make a blocking function awaitable."""
 
+    name = name_of(function)
+
     async def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            with UserCode(name_of(function)):
+            with UserCode(name):
                 result = function(*args, **kwargs)
         except StopIteration as error:
             raise Raised(error) from error

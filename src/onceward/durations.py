@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import timedelta
+from typing import Any
 
 from onceward.errors import ConfigurationError
 
@@ -41,3 +43,36 @@ def seconds_of(duration: Duration, name: str) -> float:
             f"or timedelta(seconds={duration!r}) if you mean seconds"
         )
     return float(seconds)
+
+
+_TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_seconds(duration: Any, name: str, *, at_most: float = math.inf) -> float:
+    """Return the seconds of "500ms", "30s", "5m", "1h", a timedelta or a number of seconds; `name` is for the error."""
+    seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    if isinstance(seconds, str) and (found := _TEXT.fullmatch(seconds)):
+        seconds = float(found[1]) * _UNITS[found[2]]
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise ConfigurationError(
+            f"{name} must be a positive duration such as '30s', '5m', a timedelta or a number of seconds, not "
+            f"{duration!r}"
+        )
+    if seconds > at_most:
+        raise ConfigurationError(
+            f"{name} is {format_seconds(seconds)}, but at most {format_seconds(at_most)} is possible"
+        )
+    return float(seconds)
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration for people: "1h 2m", "45s", "0.4s"."""
+    if seconds == math.inf:
+        return "no limit"
+    if seconds < 60:
+        return f"{seconds:.3g}s"
+    whole = int(seconds)
+    parts = [(whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "m"), (whole % 60, "s")]
+    first = next(at for at, (number, _) in enumerate(parts) if number)
+    return " ".join(f"{number}{unit}" for number, unit in parts[first : first + 2] if number)

@@ -93,7 +93,9 @@ class Zone(DemoProcess):
 
     def duplicates(self) -> int:
         """Duplicate appends, as the server counts them."""
-        found = re.search(rb"^bsfg_append_duplicates_total (\S+)$", self._page("/metrics"), re.MULTILINE)
+        found = re.search(
+            rb"^onceward_boundary_append_duplicates_total (\S+)$", self._page("/metrics"), re.MULTILINE
+        )
         return 0 if found is None else int(float(found[1]))
 
     def ids(self) -> list[str]:
