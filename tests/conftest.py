@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,6 +36,9 @@ REQUIREMENT = "requirement"
 TESTS = Path(__file__).parent
 CORNERS = {"sqlite", "postgresql", "threads", "asyncio"}
 OTHER_CORNERS = ({"sqlite", "asyncio"}, {"postgresql", "threads"})
+MODES = ("threads", "asyncio")
+OF_PROCESSES = [TESTS / "crash", TESTS / "integration" / "run", TESTS / "integration" / "outbox"]
+"""Tests that start processes, most of whose time goes into interpreters that start."""
 USUAL = "not long"
 """The tests of `make test`, as an expression of marks: `addopts` in pyproject.toml."""
 
@@ -79,7 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         config.stash[CLAIMED].update(_claims(item))
     items[:] = [item for item in items if not _is_left_out(item)]
-    for item in _other_corners(items):
+    for item in (*_other_corners(items), *_other_modes(items)):
         item.add_marker("long")
 
 
@@ -126,6 +130,20 @@ def _other_corners(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     for item, test, corner in in_corners:
         if corner in OTHER_CORNERS and len(found[test]) == 4:
             yield item
+
+
+def _other_modes(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Of tests of processes in two modes: one of the two, so about half of these tests keep each."""
+    found: defaultdict[tuple[str, ...], dict[str, pytest.Item]] = defaultdict(dict)
+    for item in items:
+        parameters = _parameters(item)
+        mode = next((each for each in MODES if each in parameters), None)
+        if mode and not item.get_closest_marker("long") and any(map(item.path.is_relative_to, OF_PROCESSES)):
+            test = (item.nodeid.partition("[")[0], *sorted(parameters - set(MODES)))
+            found[test][mode] = item
+    for test, by_mode in found.items():
+        if len(by_mode) == len(MODES):
+            yield by_mode[MODES[crc32("".join(test).encode()) % len(MODES)]]
 
 
 def _parameters(item: pytest.Item) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 
 from onceward.connectors import SqliteConnector
 from onceward.transaction import Transaction
+from tests.support.commands import onceward
 from tests.support.run.world import Run, Site
 
 SHOP = """
@@ -119,13 +119,8 @@ class ShopSite(Site):
             return list(connection.execute(text(query)).scalars())
 
     def command(self, *arguments: str) -> tuple[int, str]:
-        import subprocess
-
-        done = subprocess.run(
-            [sys.executable, "-m", "onceward", *arguments, "--database", self.database],
-            cwd=self.directory, capture_output=True, text=True, timeout=60, check=False,
-            env={**os.environ, **self.environ},
-        )  # fmt: skip
+        environment = {**os.environ, **self.environ, "PYTHONPATH": str(self.directory)}
+        done = onceward(*arguments, "--database", self.database, cwd=self.directory, env=environment)
         return done.returncode, done.stdout + done.stderr
 
 

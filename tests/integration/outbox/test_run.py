@@ -41,7 +41,9 @@ TABLES = ("charges", "shipments")
 ORDERS = 40
 
 
-@pytest.fixture(params=["sqlite-threads", "sqlite-asyncio", "postgresql-threads"])
+@pytest.fixture(
+    params=[pytest.param("sqlite-threads", marks=pytest.mark.long), "sqlite-asyncio", "postgresql-threads"]
+)
 def chain(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Chain]:
     database, mode = request.param.split("-")
     with ExitStack() as opened:

@@ -22,7 +22,7 @@ class RoundTrip(ConnectorSuite):
     def test_every_transaction_comes_back_equal(self) -> None:
         with self.queue() as (queue, _):
 
-            @settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
+            @settings(deadline=None, max_examples=15, suppress_health_check=list(HealthCheck))
             @given(st.lists(transactions(), min_size=1, max_size=10))
             def round_trip(sent: list[Transaction]) -> None:
                 queue.dispatch(*sent)
