@@ -117,7 +117,7 @@ def _is_left_out(item: pytest.Item) -> bool:
 def _other_corners(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     """Of integration tests in four corners, databases times modes: two that have each database and each mode again.
 
-    The suites in `tests/conformance` and the tests of sessions in `tests/unit/db` stay in all four.
+    The tests of sessions in `tests/unit/db` stay in all four.
     """
     found: defaultdict[tuple[str, ...], set[frozenset[str]]] = defaultdict(set)
     in_corners = []

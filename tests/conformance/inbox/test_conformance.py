@@ -346,9 +346,11 @@ class Threads(InboxSuite):
 class TestSqlite(InboxConformance, Threads, OneWriter): ...
 
 
+@pytest.mark.long  # each database and each mode is in the other two
 class TestAsyncSqlite(InboxConformance, OneWriter, OnAsyncSqlite): ...
 
 
+@pytest.mark.long
 class TestPostgreSql(InboxConformance, Threads, Server): ...
 
 
