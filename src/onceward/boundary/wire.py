@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from onceward.boundary.errors import InvalidArgument
 from onceward.boundary.model import Envelope, Fact, Gap, Page, StoredFact
 from onceward.boundary.v1 import boundary_pb as pb
 
@@ -22,6 +23,7 @@ AROUND_PAGE = 32
 
 _OFFSET, _ENVELOPE, _FACT, _APPENDED_AT = b"\x08", b"\x12", b"\x1a", b"\x20"
 _FACTS, _GAP, _LOG_BEGINS_AT = b"\x0a", b"\x12", b"\x18"
+_IN_ORDER = b"\x10\x01"
 _SMALL = [bytes((number,)) for number in range(0x80)]
 
 
@@ -41,6 +43,24 @@ def stored(record: Record) -> StoredFact:
 def stored_bytes(record: Record) -> bytes:
     offset, body, appended_at = record
     return b"".join((_OFFSET, varint(offset), body, _APPENDED_AT, varint(appended_at)))
+
+
+def append_request(envelope: Envelope, fact: Fact) -> bytes:
+    """Encode an `AppendFactRequest`. Raise `InvalidArgument` if there is no such encoding."""
+    try:
+        return bytes(
+            pb.AppendFactRequest(envelope=as_pb_envelope(envelope), fact=as_pb_fact(fact)).to_binary()
+        )
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise InvalidArgument("envelope or fact", f"cannot be encoded: {error}") from None
+
+
+def append_requests(requests: Iterable[bytes], in_order: bool = False) -> bytes:
+    """Encode an `AppendFactsRequest` of encoded `AppendFactRequest`s."""
+    parts: list[bytes] = []
+    for each in requests:
+        parts += (_FACTS, varint(len(each)), each)
+    return b"".join((*parts, _IN_ORDER) if in_order else parts)
 
 
 def page_bytes(records: Iterable[Record], gap: Gap | None, log_begins_at: int = 0) -> bytes:

@@ -64,10 +64,13 @@ class LimitCases(StoreSuite):
         known = fact("known", CONTENT, within=WITHIN)
         await store.append(known)
         large = [fact(f"m{number}", CONTENT, within=WITHIN) for number in range(60)]
-        with pytest.raises(Backpressure):
-            await store.append_all([*large, known, fact("small", within=WITHIN)])
+        found = await store.append_all([*large, known, fact("small", within=WITHIN)])
         last = (await store.bounds()).last
         assert 20 <= last <= 30
+        assert found[: last - 1] == [Appended(n) for n in range(2, last + 1)]
+        assert [type(each) for each in found[last - 1 : 60]] == [Backpressure] * (61 - last)
+        assert found[60] == Appended(1, duplicate=True), "what is there has its offset"
+        assert isinstance(found[61], Backpressure), "none is written behind one that has no room"
         outcomes = await store.append_all([*large[: last - 1], known])
         assert outcomes == [Appended(n, duplicate=True) for n in [*range(2, last + 1), 1]]
 
