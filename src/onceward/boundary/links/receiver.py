@@ -1,7 +1,7 @@
 """The receiving side of a zone: takes facts from a link or from a bundle.
 
 In process that is a `Boundary`, which appends many facts in few commits. Over RPC it is a client, which sends many in
-one call, and one call after another: concurrent ones may overtake each other, and the order of the source would be lost.
+one call, and one call after another: concurrent ones may overtake each other, and lose the order of the source.
 """
 
 from __future__ import annotations
