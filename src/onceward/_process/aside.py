@@ -74,6 +74,9 @@ def may_be_left(stop: BlockingStop | None) -> bool:
 @contextmanager
 def _watched(mail: Mail, stop: BlockingStop | None) -> Iterator[None]:
     token = current_token()
+    if token is None and stop is None:
+        yield
+        return
     with ExitStack() as watched:
         if token is not None:
             canceller = token.add(partial(mail.put, AttemptInterrupted))

@@ -15,6 +15,7 @@ from connectrpc.errors import ConnectError
 
 from onceward.boundary import Appended, BoundaryClient, BoundaryError, Envelope, Fact, envelope_for, fact_of
 from onceward.boundary.boundary import Boundary, BoundarySettings
+from onceward.boundary.client import loads
 from onceward.boundary.client.loads import LOAD_BYTES
 from onceward.boundary.errors import (
     Aborted,
@@ -296,6 +297,19 @@ def test_each_caller_waits_no_longer_than_its_own_time_limit(tmp_path: Path, mod
                 future.result()
         server.application.release.set()
         until(lambda: callers.append(*message("next")).exception() is None)
+
+
+@pytest.mark.req("BC-54")
+def test_a_call_that_hangs_does_not_hold_up_the_others(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, callers = held
+    stuck, waiting = callers.append_behind(server, message("stuck"), messages("waiting"))
+    server.hold_only = len(server.calls)  # the connection of that call is dead
+    monkeypatch.setattr(loads, "STUCK_AFTER", 0.0)
+    assert callers.append(*message("next")).result().offset == 1
+    assert waiting.result().offset == 2
+    assert not stuck.done()
+    server.release.set()
+    assert stuck.result().offset == 3
 
 
 @pytest.mark.req("BC-54")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,11 +26,14 @@ class HeldApplication(Application):
         self.calls: list[str] = []
         self.release = threading.Event()
         self.release.set()
+        self.hold_only = sys.maxsize
+        """Later calls are answered."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
             self.calls.append(scope["path"].rpartition("/")[2])
-            while not self.release.is_set():
+            number = len(self.calls)
+            while not self.release.is_set() and number <= self.hold_only:
                 await asyncio.sleep(0.002)
         await super().__call__(scope, receive, send)
 

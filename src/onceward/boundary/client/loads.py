@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
@@ -25,6 +26,9 @@ from onceward.boundary.model import MOST_APPENDED
 LOAD_BYTES = 60 * 1024
 """Of the facts that go together. A larger one goes alone. A server has room for messages of this size, however many
 large ones arrive."""
+
+STUCK_AFTER = 1.0
+"""Seconds after which a call does not hold up the next ones any more: its connection may be dead."""
 
 Outcome = Any
 """What the caller gets; an exception is raised."""
@@ -65,13 +69,22 @@ class Line(Generic[C]):
     def __init__(self) -> None:
         self.waiting: deque[C] = deque()
         self.is_busy = False
+        self._began = 0.0
+
+    def lead(self) -> bool:
+        """Return whether to make the next call; otherwise, `join`."""
+        now = time.monotonic()
+        leads = not self.is_busy or now - self._began > STUCK_AFTER
+        if leads:
+            self.is_busy, self._began = True, now
+        return leads
 
     def take(self) -> list[C]:
         """Take the next load, in order; if nobody waits, the line is not busy any more."""
         load = next_load(self.waiting, lambda caller: len(caller.encoded))
         for caller in load:
             caller.is_waiting = False
-        self.is_busy = bool(load)
+        self.is_busy, self._began = bool(load), time.monotonic()
         return load
 
     def join(self, caller: C) -> None:
@@ -107,8 +120,7 @@ class AsyncLoads:
     async def _append(self, encoded: bytes) -> Outcome:
         loop = asyncio.get_running_loop()
         line = self._lines.setdefault(loop, Line())
-        if not line.is_busy:
-            line.is_busy = True
+        if line.lead():
             try:
                 [outcome] = await self._send((encoded,))
             finally:
@@ -171,10 +183,8 @@ class BlockingLoads:
         leads = False
         try:
             with self._lock:
-                leads = not self._line.is_busy
-                if leads:
-                    self._line.is_busy = True
-                else:
+                leads = self._line.lead()
+                if not leads:
                     self._line.join(caller)
             if leads and not may_be_left(stop):
                 [outcome] = await self._send((encoded,))
