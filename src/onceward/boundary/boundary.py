@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from math import inf
 from typing import Any, cast
 
-from onceward._process.arrivals import Arrivals
+from onceward._process.bell import Bell
 from onceward._time import WatchedClock
 from onceward.boundary.canonical import content_digest
 from onceward.boundary.capacity import Fill
@@ -69,7 +68,8 @@ class Boundary:
         self.store = store
         self.settings = settings or BoundarySettings()
         self.metrics = BoundaryMetrics()
-        self.arrivals = Arrivals()
+        self._bell = Bell()
+        self._is_ending = False
         self.fill = Fill(store, self.settings, self.metrics)
         self._begins_at = 0
         self._looked_at = -inf
@@ -83,7 +83,7 @@ class Boundary:
         try:
             return await self._append(new)
         finally:
-            self.arrivals.tell()
+            self._bell.ring()
 
     async def _append(self, new: NewFact) -> Appended:
         try:
@@ -127,7 +127,7 @@ class Boundary:
                 else:
                     outcomes += await self._append_portion(portion, in_order)
         finally:
-            self.arrivals.tell()
+            self._bell.ring()
         return outcomes
 
     async def _append_portion(
@@ -211,17 +211,17 @@ class Boundary:
     async def await_facts(self, consumer_name: str, after: int, seconds: float) -> None:
         """Wait until there is a fact beyond `after` and the consumer's cursor, or that long."""
         until = time.monotonic() + min(seconds, LONGEST_WAIT)
-        arrived = self.arrivals.enter()
-        try:
-            while not self.arrivals.is_closed and (left := until - time.monotonic()) > 0:
-                arrived.clear()
+        while not self._is_ending and (left := until - time.monotonic()) > 0:
+            with self._bell.heard_async() as ear:
                 position = await self.store.position(consumer_name, create=False)
                 if position is None or (await self.store.bounds()).last > max(position, after):
                     return
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(arrived.wait(), min(left, LOOK_EVERY))
-        finally:
-            self.arrivals.leave(arrived)
+                await ear.wait(min(left, LOOK_EVERY))
+
+    def end_waits(self) -> None:
+        """End all waits for facts, also those to come: the server stops."""
+        self._is_ending = True
+        self._bell.ring()
 
     async def log_begins_at(self) -> int:
         """No fact below this offset is in the log any more. It never moves back, so an earlier answer stays true, and

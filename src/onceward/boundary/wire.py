@@ -66,9 +66,13 @@ def append_requests(requests: Iterable[bytes], in_order: bool = False) -> bytes:
 def page_bytes(records: Iterable[Record], gap: Gap | None, log_begins_at: int = 0) -> bytes:
     """Encode a `FetchFactsResponse`."""
     parts: list[bytes] = []
-    for each in records:
-        fact = stored_bytes(each)
-        parts += (_FACTS, varint(len(fact)), fact)
+    time, encoded_time = -1, b""
+    for offset, body, appended_at in records:
+        if appended_at != time:  # facts of one commit have the same
+            time, encoded_time = appended_at, _APPENDED_AT + varint(appended_at)
+        number = varint(offset)
+        size = len(_OFFSET) + len(number) + len(body) + len(encoded_time)
+        parts += (_FACTS, varint(size), _OFFSET, number, body, encoded_time)
     if gap is not None:
         encoded = pb.Gap(first_missing=gap.first_missing, last_missing=gap.last_missing).to_binary()
         parts += (_GAP, varint(len(encoded)), encoded)
@@ -132,6 +136,10 @@ def varint(number: int) -> bytes:
     """Encode a nonnegative number as protobuf does."""
     if number < 0x80:
         return _SMALL[number]
+    if number < 0x4000:
+        return bytes((number & 0x7F | 0x80, number >> 7))
+    if number < 0x200000:
+        return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
     parts = bytearray()
     while number >= 0x80:
         parts.append(number & 0x7F | 0x80)
