@@ -62,9 +62,9 @@ class Server:
     def __init__(self, directory: Path, kind: type[HeldApplication] = HeldApplication) -> None:
         self._kind = kind
         self.application: HeldApplication | None = None
-        self.serving = boundary_server(directory, application=self._made)
+        self.serving = boundary_server(directory, application=self._build)
 
-    def _made(self, boundary: Boundary) -> HeldApplication:
+    def _build(self, boundary: Boundary) -> HeldApplication:
         self.application = self._kind(boundary)
         return self.application
 

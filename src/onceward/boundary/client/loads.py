@@ -63,7 +63,7 @@ def next_load(waiting: deque[T], bytes_of: Callable[[T], int]) -> list[T]:
     return load
 
 
-class Line(Generic[C]):
+class AppendLine(Generic[C]):
     """Those who wait while a call is under way."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Line(Generic[C]):
             self.waiting.remove(caller)
 
 
-class Task(Caller):
+class WaitingTask(Caller):
     def __init__(self, encoded: bytes, done: asyncio.Future[Outcome]) -> None:
         super().__init__(encoded)
         self.done = done
@@ -108,7 +108,9 @@ class AsyncLoads:
     def __init__(self, send: Send, timeout: float | None) -> None:
         self._send = send
         self._timeout = timeout
-        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, Line[Task]] = WeakKeyDictionary()
+        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, AppendLine[WaitingTask]] = (
+            WeakKeyDictionary()
+        )
         self._sending: set[asyncio.Task[None]] = set()
 
     async def append(self, encoded: bytes) -> Outcome:
@@ -119,14 +121,14 @@ class AsyncLoads:
 
     async def _append(self, encoded: bytes) -> Outcome:
         loop = asyncio.get_running_loop()
-        line = self._lines.setdefault(loop, Line())
+        line = self._lines.setdefault(loop, AppendLine())
         if line.lead():
             try:
                 [outcome] = await self._send((encoded,))
             finally:
                 self._send_next(line, loop)
         else:
-            caller = Task(encoded, loop.create_future())
+            caller = WaitingTask(encoded, loop.create_future())
             line.join(caller)
             try:
                 async with asyncio.timeout(self._timeout):
@@ -137,14 +139,14 @@ class AsyncLoads:
             raise outcome
         return outcome
 
-    def _send_next(self, line: Line[Task], loop: asyncio.AbstractEventLoop) -> None:
+    def _send_next(self, line: AppendLine[WaitingTask], loop: asyncio.AbstractEventLoop) -> None:
         if load := line.take():
             # In a context of its own: the stop of one caller's engine does not concern the others.
             sending = loop.create_task(self._send_loads(line, load), context=Context())
             self._sending.add(sending)
             sending.add_done_callback(self._sending.discard)
 
-    async def _send_loads(self, line: Line[Task], load: list[Task]) -> None:
+    async def _send_loads(self, line: AppendLine[WaitingTask], load: list[WaitingTask]) -> None:
         try:
             while load:
                 outcomes = await self._send([caller.encoded for caller in load])
@@ -161,7 +163,7 @@ class AsyncLoads:
             raise
 
 
-class Thread(Caller):
+class WaitingThread(Caller):
     def __init__(self, encoded: bytes) -> None:
         super().__init__(encoded)
         self.mail: Mail = SimpleQueue()
@@ -173,12 +175,12 @@ class BlockingLoads:
     def __init__(self, send: Send, timeout: float | None) -> None:
         self._send = send
         self._timeout = timeout
-        self._line: Line[Thread] = Line()
+        self._line: AppendLine[WaitingThread] = AppendLine()
         self._lock = threading.Lock()
 
     async def append(self, encoded: bytes) -> Outcome:
         stop = engine_stop()
-        caller = Thread(encoded)
+        caller = WaitingThread(encoded)
         # Whether to make the next call. If a signal handler raises here, it is made once too often rather than never.
         leads = False
         try:
@@ -208,13 +210,13 @@ class BlockingLoads:
         if load:
             self._send_aside(load)
 
-    def _send_aside(self, load: list[Thread]) -> None:
+    def _send_aside(self, load: list[WaitingThread]) -> None:
         try:
             hand_over(partial(self._send_loads, load), SimpleQueue())
         except RuntimeError:  # no thread can be started: then in this one
             self._send_loads(load)
 
-    def _send_loads(self, load: list[Thread]) -> None:
+    def _send_loads(self, load: list[WaitingThread]) -> None:
         while load:
             try:
                 outcomes = run_blocking(self._send([caller.encoded for caller in load]))

@@ -12,7 +12,7 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from onceward.boundary.store import (
 )
 from onceward.boundary.stores.directory import connect, locked, prepare
 from onceward.boundary.stores.files import FileObjects
+from onceward.boundary.stores.writes import Write, wake
 from onceward.boundary.wire import AROUND_RECORD, Record
 from onceward.errors import ConfigurationError, FileLostError
 
@@ -89,23 +90,6 @@ TRUSTED_TIME = "SELECT moment FROM trusted"
 TRUST_TIME = (
     "INSERT INTO trusted (one, moment) VALUES (1, ?) ON CONFLICT DO UPDATE SET moment = excluded.moment"
 )
-
-
-class Write:
-    """A job for the writer, and the future of its caller; None if that waits for another one."""
-
-    __slots__ = ("done", "fact", "operation", "outcome")
-
-    def __init__(
-        self,
-        fact: NewFact | None,
-        operation: Callable[[sqlite3.Cursor], Any] | None = None,
-        done: asyncio.Future[Any] | None = None,
-    ) -> None:
-        self.fact = fact
-        self.operation = operation
-        self.done = done
-        self.outcome: Any = None
 
 
 class SqliteBoundaryStore:
@@ -319,7 +303,7 @@ class SqliteBoundaryStore:
             closing = more is None
             if writes:
                 self._commit(writes)
-                _wake(writes)
+                wake(writes)
 
     def _commit(self, writes: list[Write]) -> None:
         cursor = self._writing.cursor()
@@ -440,24 +424,6 @@ def readable() -> Iterator[None]:
         raise Unavailable(str(error)) from error
     except sqlite3.Error as error:
         raise Unavailable(f"the log cannot be read: {error}; try again") from error
-
-
-def _wake(writes: list[Write]) -> None:
-    """Wake the callers, with one call to their event loop."""
-    with suppress(RuntimeError):  # the loop is closed: no one is waiting
-        waiting = next(write.done for write in writes if write.done)
-        waiting.get_loop().call_soon_threadsafe(_resolve, writes)
-
-
-def _resolve(writes: list[Write]) -> None:
-    for write in writes:
-        if write.done is None or write.done.done():
-            continue
-        if isinstance(write.outcome, BoundaryError):
-            write.done.set_exception(write.outcome)
-            write.done.exception()  # marks it as seen, in case the caller was canceled
-        else:
-            write.done.set_result(write.outcome)
 
 
 def _roll_back(cursor: sqlite3.Cursor) -> None:
